@@ -6,9 +6,9 @@ In a notebook:
     results = analysis.load("results")
     results.runs.groupby("model").images_per_s.median()
 
-`results.runs`, `.steps`, `.telemetry`, `.ceilings` and `.kernels` are pandas tables, units in their column names;
-`results.problems` says what could not be read, and why. `results.summary()`, `.compare()`, `.roofline()`, `.variance()`
-and `.audit()` are the tables of the commands, `results.figures` the charts of the report.
+`results.runs`, `.steps`, `.telemetry`, `.ceilings` and `.kernels` are pandas tables with units in their column names.
+`results.problems` lists data that could not be read, with reasons. `results.summary()`, `.compare()`, `.roofline()`,
+`.variance()` and `.audit()` return the tables of the commands, `results.figures` the charts of the report.
 """
 
 from pathlib import Path
@@ -21,11 +21,11 @@ __all__ = ["load"]
 
 
 def load(*folders: str | Path, verify: bool = False) -> "Results":
-    """The runs in any number of folders: results folders, nested ones, single bundles.
+    """Load the runs in any number of folders: results folders, nested folders, single bundles.
 
-    A folder of 50 bundles and more is read in full once; after that its index (`.analysis/` in it) answers for every
-    bundle whose files keep their sizes and times. `verify` reads and checks every bundle again. Raises `UsageError` for
-    a folder that is not there and `NothingToDoError` where no bundle is.
+    A folder with 50 or more bundles is read in full once. Afterwards its index (`.analysis/` in it) is used for every
+    bundle whose files keep their sizes and times. `verify`: read and check every bundle again. Raises `UsageError` for
+    a missing folder, and `NothingToDoError` if there is no bundle.
     """
     from analysis.loading import load_folders  # noqa: PLC0415 - pandas, only for who loads something
 

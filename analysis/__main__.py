@@ -1,11 +1,11 @@
-"""`analyze`: the analysis's door, and the only place that prints an error."""
+"""Entry point of `analyze`, and the only place that prints an error."""
 
 import sys
 
 from workload.contract import door
 from workload.contract.errors import ExitCode, RooflaunchError, ToolError
 
-# What the commands need; a missing package is reported like any other missing tool.
+# Packages that the commands need; a missing one is reported like any other missing tool.
 PACKAGES = {"typer", "pandas", "numpy", "pyarrow", "scipy", "google", "altair", "jinja2", "vl_convert"}
 
 

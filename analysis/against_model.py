@@ -1,4 +1,4 @@
-"""A profile from elsewhere against the model, the batch size and the steps that somebody says it is of. Pure."""
+"""Compare an imported profile with the model, batch size and number of steps that the user named. Pure."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
     from analysis.traced_model import TracedModel
 
-# Counted FLOP that agree with another reading so well make it the likely one: padding and element-wise work add 10 %.
+# Range of the ratio in which counted FLOP fit another interpretation: padding and element-wise work add 10 %.
 FITS_FROM, FITS_TO = 0.85, 1.2
-# Of the models in the table; other data sets replace the last layer.
+# Number of classes of the models in the table; for other data sets, the last layer is replaced.
 CLASSES = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Claim:
-    """Counted FLOP of a profile, and what it is said to be; `steps` is None where nobody says.
+    """Counted FLOP of a profile, and the work that the user claims for it; `steps` is None if not given.
 
-    `is_input_known`: whether batch size and image size are those of the profile's own first input.
+    `is_input_known`: batch size and image size are those of the profile's own first input.
     """
 
     flop: float
@@ -50,9 +50,9 @@ class _Claim:
 
 
 def contradiction(spec: Spec, kernels: "pd.DataFrame", *, steps: float | None, is_partial: bool) -> str | None:
-    """Where counted FLOP and those of the named model differ by more than kernels explain, with the likely causes.
+    """A sentence if counted FLOP and those of the named model differ by more than kernels explain, with likely causes.
 
-    None where they agree, where either is unknown, and where FLOP that are too few are known to be a lower bound.
+    None if they agree, if either is unknown, or if too few FLOP are known to be a lower bound.
     """
     size, _ = model_work.image_size_of(spec)
     work = model_work.find(spec.model, size)
@@ -76,9 +76,10 @@ def contradiction(spec: Spec, kernels: "pd.DataFrame", *, steps: float | None, i
 def of_trace(
     spec: Spec, flop: float, model: "TracedModel", *, passes_per_step: int, has_backward: bool
 ) -> Iterator[str]:
-    """Where a trace's own shapes contradict the model that somebody names: operators, weights, FLOP of a step.
+    """Sentences on contradictions between a trace's shapes and the named model: operators, weights, FLOP of a step.
 
-    `flop`: without what activation checkpointing repeats. The trace's own input beats what somebody says of it.
+    `flop`: FLOP of a step, without those that activation checkpointing repeats. The trace's own input takes precedence
+    over the user's batch size.
     """
     size, _ = model_work.image_size_of(spec)
     named = next(iter(model_work.of_sizes(spec.model)), None)
@@ -107,14 +108,17 @@ def of_trace(
 
 
 def _other_model(model: "TracedModel", named: ModelWork) -> str | None:
-    """The models that the weights are of, where that is not the named one; the last layer may have other classes."""
+    """Words on the models whose number of weights the trace has, if the named one is not among them; else None.
+
+    The last layer may have another number of classes.
+    """
     parameters = model.with_classes(CLASSES)
     if not parameters or parameters in {work.parameters for work in model_work.of_sizes(named.model)}:
         return None
     owners = sorted({work.model for work in model_work.table().values() if work.parameters == parameters})
     if owners:
         return f"the trace's {model.parameters} parameters are those of {' or '.join(owners)}"
-    # Compiled code shows gradients alone, and those of frozen layers are in no trace.
+    # A trace of compiled code contains only gradients, and none of frozen layers.
     is_whole = model.weights is not None and model.weights == model.parameters
     ratio = parameters / named.parameters
     if ratio <= MODEL_RATIO_TO and (ratio >= MODEL_RATIO_FROM or not is_whole):
@@ -137,7 +141,7 @@ def _sentence(claim: _Claim, origin: str) -> str:
 
 
 def _causes(claim: _Claim) -> Iterator[str]:
-    """Readings that fit, the most special ones first."""
+    """Interpretations that fit the counted FLOP, most specific first."""
     for work in model_work.of_sizes(claim.work.model):
         ratio = claim.flop / (claim.per_image(work) * claim.batch_size * (claim.steps or 1))
         is_possible = work.image_size != claim.work.image_size and not claim.is_input_known

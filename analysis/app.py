@@ -1,7 +1,7 @@
-"""The commands of `analyze`: a module each in `analysis.commands`, with its options and what it does.
+"""Commands of `analyze`: each is a module in `analysis.commands` with its options and its function.
 
-Nothing heavy may be imported there at the top: `analyze --help` loads neither pandas nor numpy, pyarrow, altair or
-google.
+These modules must not import large packages at the top: `analyze --help` loads neither pandas nor numpy, pyarrow,
+altair or google.
 """
 
 import typer

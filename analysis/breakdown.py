@@ -1,6 +1,7 @@
-"""Kernels of profiles, summed by family or name: where the time of a step goes, and how busy the memory is. Pure.
+"""Sum the kernels of profiles by family or name: shares of a step's time, and use of memory. Pure.
 
-Times are the profiler's: kernels run one by one, at its clocks. They say which kernels matter, not how long a step is.
+Times are the profiler's: kernels run one by one, at its clocks. They show which kernels matter, but not the duration of
+a step.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,11 +11,11 @@ import pandas as pd
 
 from workload.contract import vocabulary
 
-# What can be added up over launches.
+# Columns that can be added up over launches.
 _SUMS = ("duration_s", "flop", "flop_tensor", "dram_bytes", "l2_bytes", "l1_bytes")
-# Percentages of peak: their mean over launches, weighted by time.
+# Percentages of peak, averaged over launches with time as weight.
 _WEIGHTED = ("sm_percent", "memory_percent", "dram_percent")
-# How a whole profile is called in a table of its parts.
+# Name of a whole profile in a table of its parts.
 ALL = "all"
 
 COLUMNS = (
@@ -36,7 +37,7 @@ COLUMNS = (
 
 
 def l2_bytes_are(kernels: pd.DataFrame) -> str | None:
-    """Which traffic the L2 bytes are, by the compute capability of the launches; None where neither is known."""
+    """Kind of traffic that counts as L2 bytes, by the launches' compute capability; None if unknown."""
     if kernels["l2_bytes"].isna().all() or "compute_capability" not in kernels:
         return None
     labels = {
@@ -46,10 +47,10 @@ def l2_bytes_are(kernels: pd.DataFrame) -> str | None:
 
 
 def in_steps(kernels: pd.DataFrame) -> tuple[pd.DataFrame, int | None]:
-    """The launches of training steps, and how many steps there are.
+    """The launches of training steps, and the number of steps.
 
-    A profile of ours also holds matrix products of known size, for calibration. One without our marks is taken whole,
-    and nobody knows how many steps it holds: None.
+    Our own profiles also contain matrix products of known size, for calibration, which are left out. A profile without
+    our marks is returned whole, with None as the number of steps.
     """
     texts = kernels["range"].astype("category")
     steps = [vocabulary.step_of(str(mark).partition("/")[0]) for mark in texts.cat.categories]
@@ -62,10 +63,10 @@ def in_steps(kernels: pd.DataFrame) -> tuple[pd.DataFrame, int | None]:
 
 
 def breakdown(kernels: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
-    """A row per combination of `keys`, the longest first; without keys one row for everything. Columns: `COLUMNS`.
+    """Sums by combination of `keys`, longest first; without keys, a single row. Columns: `COLUMNS`.
 
-    Sums over launches; NaN as soon as one launch lacks the counter, since a sum without it would be too low. Intensity
-    is the sum of FLOP by the sum of bytes (of DRAM, L2, L1), NaN where no byte was moved.
+    A sum is NaN if any launch lacks the counter, because it would be too low. Intensity is the sum of FLOP divided by
+    the sum of bytes (of DRAM, L2, L1), NaN if no byte was moved.
     """
     table = pd.DataFrame(
         {name: kernels[name] for name in _SUMS}
@@ -98,7 +99,7 @@ def breakdown(kernels: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
 
 
 def per_step(rows: pd.DataFrame, steps: int | None) -> pd.DataFrame:
-    """Launches, time, FLOP and bytes of one step, where their number is known; rates and ratios stay as they are."""
+    """Launches, time, FLOP and bytes divided by `steps`, if known; rates and ratios stay unchanged."""
     if not steps:
         return rows
     scaled = {name: rows[name] / steps for name in ("launches", *_SUMS)}
@@ -106,10 +107,10 @@ def per_step(rows: pd.DataFrame, steps: int | None) -> pd.DataFrame:
 
 
 def totals(kernels: pd.DataFrame) -> Mapping[str, float]:
-    """The row of a whole profile, by column."""
+    """The sums of a whole profile, by column."""
     return {str(name): value for name, value in breakdown(kernels, ()).iloc[0].items()}
 
 
 def _by(left: "pd.Series[float]", right: "pd.Series[float]") -> "pd.Series[float]":
-    """Absent instead of infinite."""
+    """Quotient, NaN instead of infinite."""
     return left / right.where(right > 0)

@@ -1,4 +1,4 @@
-"""The operators of one host thread of a trace: who called whom, own times, and what a backward pass computes again."""
+"""Call tree of the operators of one host thread in a trace: callers, own times, and recomputed forward passes."""
 
 import bisect
 from collections.abc import Sequence
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from analysis.foreign.kineto import Operator
 from analysis.operator_work import Kind, kind_of
 
-# The autograd engine calls operators from here, on a GPU in a thread of its own.
+# The function from which the autograd engine calls operators, on a GPU in a separate thread.
 _ENGINE = "autograd::engine::evaluate_function"
-# Operators that modules call and no formula of a derivative does: below the engine they belong to a forward pass that
-# activation checkpointing computes again.
+# Operators that modules call, but derivatives do not. Below the engine they belong to a forward pass that activation
+# checkpointing repeats.
 _OF_FORWARD = frozenset(
     f"aten::{name}"
     for name in (
@@ -22,10 +22,11 @@ _OF_FORWARD = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class CallTree:
-    """Operators of a thread by time, each with its caller's index, own time and outermost operation.
+    """Operators of a thread by time, each with its caller's index, own time in microseconds and outermost operation.
 
-    `owners`: the outermost caller, or itself, that has a formula or moves bytes; -1 where there is none.
-    `is_backward`: whether the autograd engine ran it. `is_again`: whether it is a forward pass that the engine runs.
+    `owners`: index of the outermost caller, or of the operator itself, that has a formula or moves bytes; -1 if none
+    has. `is_backward`: the autograd engine ran the operator. `is_again`: it belongs to a forward pass that the engine
+    repeats.
     """
 
     operators: Sequence[Operator]
@@ -67,7 +68,7 @@ class CallTree:
         )
 
     def running(self, moment: float) -> int:
-        """The innermost operator that ran then; -1 where none did."""
+        """Index of the innermost operator that ran at this moment; -1 if none did."""
         index = bisect.bisect_right(self.began, moment) - 1
         while index >= 0 and self.operators[index].ended < moment:
             index = self.parents[index]

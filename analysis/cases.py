@@ -1,4 +1,4 @@
-"""One run with its facts and its series, cut to what was measured. Pure, but for what is read when it is asked for."""
+"""A run with its facts, its series and the mask of measured steps. Pure, except for files that are read on access."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -25,15 +25,15 @@ STEP_NUMBERS = tuple(name for name in STEP_COLUMNS if name != "phase")
 EMPTY = np.empty(0)
 NO_ROWS = np.empty(0, dtype=np.intp)
 
-# A column of a run's rows by name, NaN for what is absent.
+# Columns of a run's rows by name; NaN for an absent value.
 Series = Mapping[str, Floats]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Case:
-    """A row of `runs` as `facts` (None where absent), its steps in order, and its telemetry.
+    """A run: its row of `runs` as `facts` (None for an absent value), its steps in order, and its telemetry.
 
-    `steps` are all of them; `is_measured` has their length.
+    `steps` holds all steps, warm-up included; `is_measured` is a mask of the same length.
     """
 
     facts: Mapping[str, Any]
@@ -54,28 +54,28 @@ class Case:
 
     @property
     def host(self) -> str | None:
-        """The machine that it ran on: the physical one where the cloud tells it."""
+        """The machine of the run: the physical host if the cloud reveals it, else the host name; None if unknown."""
         name = self.facts["physical_host"] or self.facts["hostname"]
         return None if name is None else str(name)
 
     @property
     def block(self) -> tuple[str, float, str] | None:
-        """The block of its job, on one host: what a second machine finished of it is another block."""
+        """Job, block number and host, None if unknown: a block on several hosts counts as several blocks."""
         job, block, host = self.facts["job_name"], self.facts["block"], self.host
         return None if job is None or block is None or host is None else (str(job), float(block), host)
 
     def measured(self, column: str) -> Floats:
-        """A column of the measured steps."""
+        """A column, limited to the measured steps."""
         return self.steps[column][self.is_measured]
 
     @cached_property
     def step_s(self) -> Floats:
-        """Of the measured steps, waits for data left out."""
+        """Seconds of each measured step, without the wait for data."""
         return self.measured("step_s")
 
     @cached_property
     def iteration_s(self) -> Floats:
-        """Of the measured steps, waits for data included where they are known."""
+        """Seconds of each measured step, with the wait for data if it is known."""
         return self.step_s + np.nan_to_num(self.measured("data_s"))
 
     @cached_property
@@ -86,7 +86,7 @@ class Case:
 
     @cached_property
     def region_s(self) -> tuple[float, float] | None:
-        """From when to when steps were measured, on the clock of `t_s` and `ended_at_s`."""
+        """Begin and end of the measured steps in seconds, on the clock of `t_s` and `ended_at_s`; None if unknown."""
         ended = self.measured("ended_at_s")
         if not ended.size or not np.isfinite(ended).all():
             return None
@@ -94,11 +94,11 @@ class Case:
 
     @cached_property
     def steadiness(self) -> SteadyState:
-        """Of the measured steps: what the audit, the variation table and the causes say is said from this."""
+        """Steady state of the measured steps; audit, variation table and causes all use this one."""
         return steady_state(self.step_s)
 
     def samples(self, column: str) -> tuple[Floats, Floats]:
-        """Times and values of a column of the telemetry inside the measured region; none where it is not known."""
+        """Times (seconds) and finite values of a telemetry column in the measured region; empty if that is unknown."""
         if self.region_s is None:
             return EMPTY, EMPTY
         at, values = self.telemetry["t_s"], self.telemetry[column]
@@ -108,7 +108,7 @@ class Case:
 
     @cached_property
     def record(self) -> Record:
-        """Run.json; with what every run has alone where the bundle has gone since it was loaded."""
+        """run.json; reduced to the facts that every run has if the bundle has gone since it was loaded."""
         with suppress(BundleError):
             if self.facts["path"]:
                 return bundle.read_record(Path(self.facts["path"]))
@@ -117,7 +117,7 @@ class Case:
 
 
 def cases(results: Results) -> list[Case]:
-    """One per run, in the order of `results.runs`."""
+    """The runs as cases, in the order of `results.runs`."""
     steps, telemetry = _Table(results.steps, STEP_NUMBERS), _Table(results.telemetry, TELEMETRY_COLUMNS)
     is_measured = (results.steps["phase"] == MEASURED).to_numpy(dtype=bool)
     return [
@@ -132,14 +132,14 @@ def cases(results: Results) -> list[Case]:
 
 
 def rows(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """Each row by column, None for what is absent."""
+    """Rows of a table as dictionaries by column; None for an absent value."""
     names = [str(name) for name in table.columns]
     return [dict(zip(names, row, strict=True)) for row in cells(table)]
 
 
 def cells(table: pd.DataFrame) -> list[list[Any]]:
-    """Values of each row in the order of the columns, None for what is absent."""
-    # One array of objects: pandas takes eight times as long to replace what is absent column by column.
+    """Rows of a table as lists in column order; None for an absent value."""
+    # One array of objects: in pandas, replacing absent values column by column takes eight times as long.
     values = table.to_numpy(dtype=object, copy=True)
     values[pd.isna(values)] = None
     found: list[list[Any]] = values.tolist()
@@ -147,17 +147,17 @@ def cells(table: pd.DataFrame) -> list[list[Any]]:
 
 
 class _Table:
-    """The number columns of a table, to be taken apart by run."""
+    """The numeric columns of a table, split by run on request."""
 
     def __init__(self, table: pd.DataFrame, names: Sequence[str]) -> None:
         self._columns = {name: np.asarray(pd.to_numeric(table[name]), dtype=np.float64) for name in names}
         self._positions = {} if table.empty else table.groupby("run_id", observed=True, sort=False).indices
 
     def positions(self, run_id: str) -> npt.NDArray[np.intp]:
-        """Of the rows of a run, in order."""
+        """Row positions of a run, in order."""
         return np.asarray(self._positions.get(run_id, NO_ROWS), dtype=np.intp)
 
     def of(self, run_id: str) -> Series:
-        """The columns of a run."""
+        """Columns of a run's rows."""
         where = self.positions(run_id)
         return {name: values[where] for name, values in self._columns.items()}

@@ -1,4 +1,4 @@
-"""Why a run was slow or uneven, with the share that each cause explains. Pure."""
+"""Find the causes of slow or uneven runs, and the share that each cause explains. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,30 +20,31 @@ from workload.contract.spec import Device
 from workload.contract.text import of_cpus, percent, plain
 from workload.contract.verdict import COMPETED_SHARE
 
-# Fewer samples of the telemetry than this make a line through anything: `share_explained` asks for as many pairs.
+# Least number of telemetry samples: fewer would correlate by chance. `share_explained` needs as many pairs.
 LEAST_SAMPLES = 8
-# 1 false cause in 100 runs, divided among the covariates that are looked at.
+# Probability of a false cause per run, divided among the covariates.
 FALSE_CAUSES = 0.01
-# Where the level of the steps changes, a covariate goes along if it changes by this much of what would explain it all.
+# If the level of the step times changes, a covariate is a cause if it explains at least this share of the change.
 LEAST_ALONG = 0.5
-# Samples on either side of a change that say where the covariate was.
+# Least number of samples on either side of a change of level.
 LEAST_SAMPLES_APART = 2
-# Less of the variation than this is not worth a line, however certain.
+# A smaller share of the variation is not reported, however certain.
 LEAST_SHARE = 0.1
-# A single sample of a second is no state of a run.
+# Least share of samples: a single sample of one second does not characterize a run.
 LEAST_HELD = 0.05
-# As much as the wall time is known to: docs/architecture.md, "Rules of measuring".
+# The precision of the wall time: docs/architecture.md, "Rules of measuring".
 LEAST_TIME_SHARE = 0.02
-# Of what is left of a run that waits for its data more than this, little can be said.
+# If a run waits for data for a larger share of its time, the remainder is too short to judge.
 MOST_WAITS = 0.9
-# A full GPU gives a bigger batch as many images/s or more; spilling into system memory takes 10 to 45 times as long.
+# On a full GPU, a bigger batch gives as many images/s or more; spilling into system memory takes 10 to 45 times as
+# long.
 SPILL_RATIO = 0.5
-# Boards whose power limit, W, holds their clock down under any steady load: facts of their data sheets, no fault.
+# Boards whose power limit (W, from the data sheet) reduces the clock under any steady load, which is no fault.
 CAPPED_BY_DESIGN = {"T4": 70, "L4": 72}
 
 
 class ShareOf(StrEnum):
-    """The whole that a cause explains a share of."""
+    """The total that a share of a cause refers to."""
 
     VARIATION = "variation of steps"
     WALL_TIME = "wall time"
@@ -53,7 +54,7 @@ class ShareOf(StrEnum):
 
 
 class Reason(StrEnum):
-    """What holds a GPU's clock down, in NVML's words made short."""
+    """Reasons why a GPU's clock is held down: NVML's terms, shortened."""
 
     POWER_CAP = "power cap"
     THERMAL = "thermal limit"
@@ -78,7 +79,7 @@ REASON_CURES: Mapping[Reason, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Covariate:
-    """A column of the telemetry that step times may follow."""
+    """A telemetry column that step times may follow."""
 
     cause: str
     column: str
@@ -123,7 +124,7 @@ COLUMNS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Cause:
-    """`share` of `share_of`, None where it is unknown; `is_fault`: cure it before comparing the run."""
+    """A cause with its `share` of `share_of`, None if unknown; `is_fault`: cure it before comparing the run."""
 
     cause: str
     share: float | None
@@ -138,10 +139,9 @@ class Cause:
 def causes(results: Results) -> pd.DataFrame:
     """A row per run and cause that was found, columns as in `COLUMNS`; `share_explained` is a fraction of `share_of`.
 
-    Of the variation of steps: squared rank correlation with the telemetry at the step's time, and its interval, at a
-    level that leaves 1 false cause in 100 runs. Of a slowdown within the run: the change of a clock over that of the
-    steps, as logarithms.
-    Of time: the part of it that would be saved.
+    Share of the variation of steps: squared rank correlation with the telemetry at the step's time, and its interval,
+    at a level that leaves 1 false cause in 100 runs. Share of a slowdown within the run: the change of a clock over
+    that of the steps, as logarithms. Share of time: the part that would be saved.
     """
     every = cases(results)
     spilled = spills(every)
@@ -164,7 +164,7 @@ def causes(results: Results) -> pd.DataFrame:
 
 
 def of_run(case: Case) -> Iterator[Cause]:
-    """Causes that show in one run alone, without others to compare it with."""
+    """Causes that are visible in one run, without others to compare it with."""
     for covariate in COVARIATES:
         yield from _followed(case, covariate)
     for reason, share in held_reasons(case).items():
@@ -174,7 +174,7 @@ def of_run(case: Case) -> Iterator[Cause]:
 
 
 def held_reasons(case: Case) -> dict[Reason, float]:
-    """The share of the samples in the measured region in which each reason held the GPU's clock down."""
+    """Share of the samples in the measured region in which each reason held the GPU's clock down, if not rare."""
     _, masks = case.samples("clock_event_reasons")
     if not masks.size:
         return {}
@@ -184,7 +184,7 @@ def held_reasons(case: Case) -> dict[Reason, float]:
 
 
 def capped_by_design(case: Case) -> int | None:
-    """The power limit, W, of a board that always meets it."""
+    """The power limit in W of a board that reaches it under any steady load; None for other boards."""
     gpu = peaks.find_gpu(case["device_name"])
     return CAPPED_BY_DESIGN.get(gpu.gpu) if gpu else None
 
@@ -217,9 +217,9 @@ def _followed(case: Case, covariate: Covariate) -> Iterator[Cause]:
 
 
 def _moved_along(case: Case, covariate: Covariate, at: Floats, values: Floats) -> Iterator[Cause]:
-    """A clock that is lower while the steps are slow. The change is certain by itself: the audit names it, too.
+    """A clock that is lower while the steps are slow. The change of level itself is certain: the audit reports it.
 
-    A correlation cannot show it: two levels that change once are worth two pairs, however many steps there are.
+    A correlation cannot show this cause: two levels with one change are worth two pairs, however many steps there are.
     """
     slow_steps = case.steadiness.slow_steps
     if slow_steps is None:
@@ -242,7 +242,7 @@ def _moved_along(case: Case, covariate: Covariate, at: Floats, values: Floats) -
 
 
 def _at_steps(case: Case, at: Floats, values: Floats) -> Floats:
-    """The telemetry in the middle of each step, between its samples in a straight line."""
+    """Telemetry at the middle of each step, linearly interpolated between samples."""
     middle = case.measured("ended_at_s") - case.step_s / 2
     return np.asarray(np.interp(middle, at, values), dtype=np.float64)
 
@@ -328,10 +328,10 @@ def competition_words(case: Case) -> str:
 
 
 def competed(case: Case) -> float | None:
-    """The share of its threads' time that a CPU run did not get, where other work must have had it.
+    """Share of its threads' time that a CPU run lost to other processes; None if it lost little, or if unknown.
 
-    Where the waits for a CPU were not measured, idle threads tell. While a step waits for its data, its threads have
-    nothing to do; data that the run decodes itself then only makes it busier.
+    If waits for a CPU were not measured, idle threads indicate competition. Threads are also idle while a step waits
+    for data, so that time is excluded; data that the run decodes itself only makes it busier.
     """
     used, threads, waits = case["cpus_used"], case["threads"], case["data_wait_fraction"] or 0.0
     if not case.on_cpu or used is None or not threads:
@@ -347,14 +347,14 @@ def competed(case: Case) -> float | None:
 
 
 def steal(case: Case) -> float | None:
-    """The share of CPU time that the hypervisor gave to others, where it matters."""
+    """Share of CPU time that the hypervisor gave to other machines; None if negligible or unknown."""
     _, percent = case.samples("cpu_steal_percent")
     share = float(percent.mean()) / 100 if percent.size else 0.0
     return share if share > LEAST_TIME_SHARE else None
 
 
 def cgroup_throttled(case: Case) -> float | None:
-    """The share of the threads' time for which a CPU quota held them back, where it matters."""
+    """Share of the threads' time for which a CPU quota held them back; None if negligible or unknown."""
     at, seconds = case.samples("cgroup_throttled_s")
     if at.size < 2 or at[-1] <= at[0]:  # noqa: PLR2004 - a difference needs two
         return None
@@ -363,7 +363,7 @@ def cgroup_throttled(case: Case) -> float | None:
 
 
 def _retries(case: Case) -> Iterator[Cause]:
-    """The caching allocator gave its cache back and asked again: memory was full, and each time the GPU waited."""
+    """Retries of the caching allocator: memory was full, so it freed its cache, and the GPU waited each time."""
     memory = case.record.memory if case["device_type"] == Device.CUDA else None
     if memory and (retries := memory.allocator_retries):
         yield Cause(
@@ -380,7 +380,7 @@ def _retries(case: Case) -> Iterator[Cause]:
 
 @dataclass(frozen=True, kw_only=True)
 class Spill:
-    """`ratio`: images/s over the best of `smaller_batch_size`, the smaller batch that did best."""
+    """A memory spill: images/s of a run, and of the fastest smaller batch. `ratio`: quotient of both."""
 
     images_per_s: float
     batch_size: int
@@ -393,7 +393,7 @@ class Spill:
 
 
 def spills(every: Sequence[Case]) -> dict[str, Spill]:
-    """By run, where a bigger batch gives less than half of the images/s of a smaller one: memory has run out."""
+    """Runs whose batch gives less than half the images/s of a smaller batch, because memory ran out; by run id."""
     series: dict[tuple[Any, ...], list[Case]] = {}
     facts = [fact for fact in (*CONFIGURATION, *PLACE) if fact != "batch_size"]
     for case in every:
@@ -403,7 +403,7 @@ def spills(every: Sequence[Case]) -> dict[str, Spill]:
 
 
 def _spills_in(same: Sequence[Case]) -> Iterator[tuple[str, Spill]]:
-    """Over the runs of one configuration by their batch sizes, the smallest first."""
+    """Spills among the runs of one configuration, in order of batch size."""
     best: Case | None = None
     for _, group in groupby(sorted(same, key=_batch_size), key=_batch_size):
         runs = list(group)

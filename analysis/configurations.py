@@ -1,4 +1,4 @@
-"""Which runs are the same measurement repeated: what the user chose, where it ran, and what must not differ. Pure."""
+"""Groups of runs that repeat the same measurement, by user's choices, place, and facts that must not differ. Pure."""
 
 import bisect
 import math
@@ -21,7 +21,7 @@ from workload.contract.vocabulary import MODEL_RATIO_TO
 if TYPE_CHECKING:
     from analysis.statistics.samples import Estimate
 
-# What the user chose.
+# Facts that the user chose.
 CONFIGURATION = (
     "model",
     "script",
@@ -37,12 +37,12 @@ CONFIGURATION = (
     "optimizer",
     "workers",
 )
-# Of somebody's own script these were counted, and differ between repeats whose batches differ in length.
+# For a user's own script, these are counted. They differ between repeats if batches differ in length.
 COUNTED = ("batch_size", "grad_accumulation")
-# Where it ran; the threads of a CPU run decide its ceilings.
+# Facts of the device; the threads of a CPU run decide its ceilings.
 DEVICE = ("place", "device_type", "device_name", "threads")
 PLACE = (*DEVICE, "machine_type")
-# Runs of one configuration in one place that differ in one of these are not the same measurement.
+# Runs of one configuration and place are different measurements if they differ in one of these facts.
 SOFTWARE = (
     "driver_version",
     "torch",
@@ -55,9 +55,9 @@ SOFTWARE = (
     "script_sha256",
     "packages_sha256",
 )
-# What names a line of a table; the rest is said in its note where lines of one name differ.
+# Facts that name a line of a table; other facts are in its note if lines of one name differ in them.
 NAMED = ("place", "device_name", "model", "batch_size", "precision")
-# What names the work of a step: larger images are more work.
+# Facts that determine the work of a step: larger images are more work.
 WORK_NAMED = (*NAMED, "image_size")
 NAMED_COLUMNS = (
     Column(name="place", heading="place", role=Role.FACT),
@@ -78,32 +78,32 @@ LABELS = {
     "commit_dirty": "uncommitted changes",
     "rooflaunch": "rooflaunch version",
 }
-# The beginning of a long identifier is enough to distinguish it.
+# Number of characters shown: the beginning of a long identifier is enough to distinguish it.
 SHOWN_CHARACTERS = {"commit": 12, "image_digest": 19}
 
 
-# The columns of the facts that a table does not name: in JSON and CSV always, for people where rows differ in them.
+# Columns of facts that name no line: always in JSON and CSV, in printed tables only if rows differ in them.
 DETAILS = tuple(
     Column(name=name, heading=LABELS.get(name, name.replace("_", " ")), role=Role.FACT, detail=True)
     for name in (*CONFIGURATION, *PLACE, *SOFTWARE)
     if name not in NAMED
 )
 
-# The same for tables whose notes say it already.
+# The same columns for tables whose notes contain these facts.
 DATA_DETAILS = tuple(replace(column, role=Role.FIGURE) for column in DETAILS)
 
 
 class NotPoolableError(RooflaunchError):
-    """Runs that are different measurements were to be summarized as one."""
+    """Runs that are different measurements cannot be summarized as one."""
 
     exit_code: ClassVar[ExitCode] = ExitCode.NOT_POOLABLE
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Group:
-    """Runs that may be pooled. `facts`: by column of `CONFIGURATION`, `PLACE` and `SOFTWARE`, None where unknown.
+    """Runs that may be pooled. `facts`: by column of `CONFIGURATION`, `PLACE` and `SOFTWARE`, None if unknown.
 
-    `apart`: how it differs from other groups with the same place, device, model, batch size and precision.
+    `apart`: words on how the group differs from others with the same place, device, model, batch size and precision.
     """
 
     facts: Mapping[str, Any]
@@ -114,29 +114,29 @@ class Group:
         return self.facts[fact]
 
     def known(self, column: str) -> list[float]:
-        """The finite values of a column, one per run that has it."""
+        """Finite values of a column, one per run that has a value."""
         values = pd.to_numeric(self.runs[column], errors="coerce")
         return [float(value) for value in values if math.isfinite(value)]
 
     def texts(self, column: str) -> list[str]:
-        """The texts of a column, one per run that has it."""
+        """Texts of a column, one per run that has a text."""
         return [str(value) for value in self.runs[column] if isinstance(value, str)]
 
     def median(self, column: str) -> float | None:
-        """Over the runs that have a finite value; None where none has."""
+        """Median over the runs that have a finite value; None if none has."""
         values = self.known(column)
         return median(values) if values else None
 
     @cached_property
     def rate(self) -> "Estimate":
-        """Images per second over runs."""
+        """Estimate of images per second over runs."""
         from analysis.statistics import over_runs  # noqa: PLC0415 - SciPy takes longer to import than to load runs
 
         return over_runs(self.known("images_per_s"))
 
     @property
     def bound(self) -> str | None:
-        """`memory`, or with how many runs say which: `compute 2, memory 1`."""
+        """The limit, such as `memory`, or `compute 2, memory 1` (number of runs) if runs disagree. None if unknown."""
         counts = Counter(self.texts("bound"))
         if len(counts) > 1:
             return ", ".join(f"{bound} {number}" for bound, number in counts.most_common())
@@ -144,11 +144,11 @@ class Group:
 
     @property
     def busy(self) -> str | None:
-        """How many of the runs were on a busy machine, in words; None where none was."""
+        """Words on how many of the runs were on a busy machine; None if none was."""
         return busy_words([text if isinstance(text, str) else None for text in self.runs["busy"]])
 
     def figures(self) -> dict[str, Any]:
-        """Figures of a configuration that every table shows: throughput with interval, step time, bound, waits."""
+        """Figures of a configuration that every table shows: throughput with interval, step time, bound, data waits."""
         return {
             "runs": len(self.runs),
             **self.rate.columns("images_per_s"),
@@ -161,7 +161,10 @@ class Group:
 
 
 def with_scripts_alike(runs: pd.DataFrame) -> pd.DataFrame:
-    """Runs of one script with the same arguments and files, each with the batch that most of them counted."""
+    """Set the counted batch of runs of one script to its most frequent value; changes `runs` in place.
+
+    Runs of one script have the same arguments, files and unit.
+    """
     scripts = runs[runs["script"].notna()]
     for _, same in scripts.groupby(["script", "script_sha256", "unit"], dropna=False):
         for name in COUNTED:
@@ -172,19 +175,19 @@ def with_scripts_alike(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def completed(runs: pd.DataFrame) -> pd.DataFrame:
-    """Those that went to their end; imported profiles too, which have no times."""
+    """Runs that completed, including imported profiles, which have no times."""
     return runs[runs["status"] == Status.COMPLETED]
 
 
 def measured(runs: pd.DataFrame) -> pd.DataFrame:
-    """Those that went to their end and timed their steps, or are of a table of rates: what may be pooled."""
+    """Completed runs that may be pooled: with timed steps, or imported from a table of rates."""
     done = completed(runs)
     of_a_table = done["imported"].eq(True) & (done["images_per_s"] > 0)
     return done[(done["step_median_s"] > 0) | of_a_table]
 
 
 def group(runs: pd.DataFrame) -> list[Group]:
-    """Runs by configuration, place and software, in order of appearance: those of a group may be pooled."""
+    """Groups of runs that may be pooled: same configuration, place, software and work, in order of appearance."""
     columns = (*CONFIGURATION, *PLACE, *SOFTWARE, "work")
     alike: dict[tuple[Any, ...], list[int]] = defaultdict(list)
     for number, values in enumerate(_tuples(runs, columns[:-1])):
@@ -202,9 +205,9 @@ def group(runs: pd.DataFrame) -> list[Group]:
 
 
 def _works(flop_per_step: Sequence[float | None]) -> list[str | None]:
-    """Names of the work of imported runs that are called alike, where their own FLOP say that it is different work.
+    """Names of the work of runs with equal facts, if their own FLOP per step show that the work differs.
 
-    None for all where the FLOP agree as well as counters, formulas and recomputation do.
+    None for all if the FLOP agree within the tolerance for counters, formulas and recomputation.
     """
     lows: list[float] = []
     for flop in sorted(flop for flop in flop_per_step if flop is not None and flop > 0):
@@ -219,7 +222,7 @@ def _works(flop_per_step: Sequence[float | None]) -> list[str | None]:
 
 
 def require_poolable(runs: pd.DataFrame, *, hint: str = "name folders that hold one configuration each") -> None:
-    """`NotPoolableError` naming the first fact in which two of the runs differ; runs that broke off do not count."""
+    """Raise `NotPoolableError` that names the first fact in which two runs differ; incomplete runs are ignored."""
     done = measured(runs)
     columns = ("device_name", *SOFTWARE, *CONFIGURATION, *PLACE)
     first: tuple[Any, ...] | None = None
@@ -241,29 +244,29 @@ def require_poolable(runs: pd.DataFrame, *, hint: str = "name folders that hold 
 
 
 def label(column: str) -> str:
-    """What a message calls a column."""
+    """The name of a column in messages."""
     return LABELS.get(column, column.replace("_", " "))
 
 
 def shown(column: str, value: Any) -> str:
-    """A fact for people: `driver 580.95.05`."""
+    """A fact as printed text: `driver 580.95.05`."""
     return f"{label(column)} {_text(value)[: SHOWN_CHARACTERS.get(column)]}"
 
 
 def needs_no_digest(facts: Mapping[str, Any]) -> bool:
-    """A run without a container has no image, so that nothing is unknown about it."""
+    """Whether a run has no image because it has no container, so that its digest is not unknown."""
     return bool(facts["runtime"] == "process" and facts["image_digest"] is None)
 
 
 def pool_words(facts: Mapping[str, Any], names: Sequence[str]) -> tuple[str, ...]:
-    """What tells a pool of runs from others, for people: `runtime process`, `driver 580.95.05`."""
+    """Facts that distinguish a pool of runs from others, as printed text: `runtime process`, `driver 580.95.05`."""
     kept = [name for name in names if name != "image_digest" or not needs_no_digest(facts)]
     return tuple(shown(name, facts[name]) for name in kept)
 
 
 def _tuples(runs: pd.DataFrame, columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-    """The rows, with None for what is absent: NaN does not equal itself."""
-    # By column: a frame of objects takes ten times as long.
+    """Rows as tuples, with None for absent values, because NaN does not equal itself."""
+    # Convert by column: a frame of objects takes ten times as long.
     lists = [
         [
             None if absent else value

@@ -1,7 +1,7 @@
-"""What images cost: price per hour by images per hour, and the cheapest way to train each model. Pure.
+"""Cost of images: price per hour over images per hour, and the cheapest way to train each model. Pure.
 
-The price is the one that the run recorded, of the VM with its GPUs alone; for a run without one, the list price of
-workload/contract/prices.toml where machine type, GPU and region are in it. A machine of one's own has no price here.
+The price is that of the VM with its GPUs alone, as recorded by the run. For a run without one, it is the list price of
+workload/contract/prices.toml, if machine type, GPU and region are listed. A machine of one's own has no price here.
 """
 
 from collections import defaultdict
@@ -21,7 +21,7 @@ SECONDS_PER_H = 3600
 MILLION = 1e6
 # ILSVRC 2012, training set: Russakovsky et al., IJCV 115 (2015), table 2.
 IMAGENET_IMAGES = 1_281_167
-# Prices within a group that differ by less are the same price, rounded.
+# Prices within a group that differ by at most this (USD/h) are the same price, rounded differently.
 SAME_PRICE = 1e-6
 
 COLUMNS = (
@@ -50,23 +50,23 @@ NAMED = ("place", "device_name", "machine_type", "model", "batch_size", "precisi
 
 @dataclass(frozen=True, kw_only=True)
 class HourlyPrice:
-    """USD per hour, and where the figure comes from: the run itself, or a list with its date."""
+    """USD per hour, and the source: the run itself, or a list with its date."""
 
     usd_per_h: float
     source: str
 
 
 def usd_per_images(*, usd_per_h: float, images_per_s: float, images: float) -> float:
-    """The cost of training on so many images at this rate."""
+    """Cost in USD of training on this number of images at this rate."""
     return usd_per_h / SECONDS_PER_H / images_per_s * images
 
 
 def costs(results: Results) -> pd.DataFrame:
     """A row per group of runs and price model (on demand, spot), the cheapest per model first, unpriced ones last.
 
-    `usd_per_million_images` follows from the median images/s over runs, its interval from that of the rate: the price
-    counts as exact. `usd_per_epoch` is one pass over ImageNet's 1,281,167 training images. `cheapest` marks the lowest
-    price per image of each model, image size and data set. `price` is `run` or the list and its date.
+    `usd_per_million_images` follows from the median images/s over runs, and its interval from that of the rate: the
+    price is taken as exact. `usd_per_epoch` is one pass over ImageNet's 1,281,167 training images. `cheapest` marks the
+    lowest price per image of each model, image size and data set. `price` is `run` or the list and its date.
     """
     rows = [row for pool in group(measured(results.runs)) for row in _rows(pool)]
     best: dict[tuple[Any, ...], float] = defaultdict(lambda: float("inf"))
@@ -90,7 +90,7 @@ def costs(results: Results) -> pd.DataFrame:
 def list_price(
     *, machine_type: str | None, device_name: str | None, region: str | None, spot: bool | None
 ) -> HourlyPrice | None:
-    """The price of prices.toml; None where it has none, or where it is unknown whether the machine was a spot one."""
+    """The price in prices.toml; None if it is not listed, or if `spot` is unknown."""
     gpu = peaks.find_gpu(device_name)
     if gpu is None or spot is None:
         return None
@@ -102,7 +102,7 @@ def list_price(
 
 
 def _rows(pool: Group) -> Iterator[dict[str, Any]]:
-    """On-demand and spot runs apart: they are as fast, and cost differently."""
+    """Rows of a group; on-demand and spot runs are separate, because they are equally fast and differ in cost."""
     spots = [value if isinstance(value, bool) else None for value in pool.runs["spot"].astype(object)]
     for spot in dict.fromkeys(spots):
         runs = pool.runs[[value is spot for value in spots]]
@@ -117,7 +117,7 @@ def _row(pool: Group, spot: bool | None) -> dict[str, Any]:
         usd = usd_per_images(usd_per_h=price.usd_per_h, images_per_s=rate.value, images=MILLION)
         epoch = usd * IMAGENET_IMAGES / MILLION
         if rate.interval and rate.interval.low > 0:
-            # The fastest is the cheapest.
+            # Ends are swapped: the highest rate gives the lowest cost.
             high, low = (
                 usd_per_images(usd_per_h=price.usd_per_h, images_per_s=end, images=MILLION)
                 for end in (rate.interval.low, rate.interval.high)
@@ -137,7 +137,7 @@ def _row(pool: Group, spot: bool | None) -> dict[str, Any]:
 
 
 def _price(pool: Group, spot: bool | None) -> tuple[HourlyPrice | None, str | None]:
-    """The price of a group of runs, and what to say about it."""
+    """The price of a group of runs, and a remark on it; None for either if there is none."""
     recorded = pool.known("usd_per_h")
     if recorded:
         spread = max(recorded) - min(recorded)

@@ -1,4 +1,4 @@
-"""Our words and what they mean, from one table for docs/glossary.md and the report. Standard library only.
+"""This project's terms and their meanings, from one table for docs/glossary.md and the report. Standard library only.
 
 python -m analysis.glossary > docs/glossary.md
 """
@@ -17,7 +17,7 @@ from `analysis/glossary.toml`.
 
 @dataclass(frozen=True, kw_only=True)
 class Word:
-    """`in_report`: the report explains it in its last section."""
+    """A term with its meaning; `in_report`: the report explains it in its last section."""
 
     word: str
     meaning: str
@@ -25,7 +25,7 @@ class Word:
 
 
 def load() -> dict[str, list[Word]]:
-    """By title of its group, in the order of the file."""
+    """Terms by title of their group, in the order of the file."""
     table = tomllib.loads(Path(__file__).with_name("glossary.toml").read_text(encoding="utf-8"))
     return {
         group["title"]: [
@@ -37,7 +37,7 @@ def load() -> dict[str, list[Word]]:
 
 
 def page() -> str:
-    """The page docs/glossary.md."""
+    """The text of docs/glossary.md."""
     parts = [INTRODUCTION]
     for title, words in load().items():
         rows = "\n".join(f"| **{word.word}** | {word.meaning} |" for word in words)

@@ -1,8 +1,8 @@
-"""Names of GPUs as people write them into labels and files, and whether two of them are of one device."""
+"""Recognize GPU names in labels and file names, and compare them with full device names."""
 
 import re
 
-# As in `rtx4080laptop`, `Tesla V100-SXM2-16GB`, `H100_SXM5`, `AMD Instinct MI300X`.
+# Matches `rtx4080laptop`, `Tesla V100-SXM2-16GB`, `H100_SXM5`, `AMD Instinct MI300X`.
 GPU = re.compile(
     r"(?<![a-z0-9])(?:(?:(?:geforce|quadro)[-_ ]*)?(rtx|gtx)[-_ ]*(\d{4})([-_ ]*ti|[-_ ]*super)?"
     r"|(p4|p40|p100|v100|t4|a10|a30|a40|a100|l4|l40|h100|h200|mi\d{2,3}[ax]?))(?![0-9])",
@@ -12,7 +12,7 @@ LAPTOP = re.compile(r"laptop|mobile", re.IGNORECASE)
 
 
 def gpus_named(text: str) -> set[str]:
-    """Short names of the GPUs in a text: `tesla v100-sxm2` names `v100`; a laptop's is another than a desktop's."""
+    """Short names of the GPUs in a text: `v100` for `tesla v100-sxm2`; laptop GPUs differ from desktop ones."""
     laptop = " laptop" if LAPTOP.search(text) else ""
     gpus = set()
     for match in GPU.finditer(text.replace("_", " ")):
@@ -23,7 +23,7 @@ def gpus_named(text: str) -> set[str]:
 
 
 def fits(label: str, device: str) -> bool:
-    """Whether a label may stand for the device of this full name, as `v100` for `Tesla V100-SXM2-16GB`."""
+    """Whether a label can mean the device with this full name, as `v100` for `Tesla V100-SXM2-16GB`."""
     named = gpus_named(label)
     return named <= gpus_named(device) if named else _folded(label) in _folded(device)
 

@@ -1,4 +1,4 @@
-"""Bundles of other people's files: what every import knows of a run, and how it becomes a sealed folder."""
+"""Write bundles of imported files: the facts known of a run, and their conversion to a sealed folder."""
 
 import re
 import shlex
@@ -15,7 +15,7 @@ from workload.contract.profile_record import ProfileResult
 from workload.contract.record import GivenByUser, Imported, Record, Spec, Timing
 from workload.contract.spec import Precision
 
-# Larger ones are a mistake: the biggest batches ever published have five digits.
+# Larger batch sizes are a mistake: the biggest ever published have five digits.
 MAX_BATCH_SIZE = 10**7
 MAX_EDGE = 10**5
 MAX_NAME = 200
@@ -23,7 +23,7 @@ MAX_NAME = 200
 
 @dataclass(frozen=True, kw_only=True)
 class Given:
-    """What the user says of the run; it beats what the file says."""
+    """Facts given by the user; they take precedence over the file's."""
 
     model: str | None = None
     batch_size: int | None = None
@@ -37,7 +37,7 @@ class Given:
     device: int | None = None
 
     def checked(self) -> "Given":
-        """This, or `UsageError` for a value that breaks its rule."""
+        """This object; `UsageError` if a value breaks its rule."""
         for name in ("model", "gpu", "driver", "torch", "dataset"):
             text = getattr(self, name)
             if text is not None and not (text.strip() and len(text) <= MAX_NAME):
@@ -59,7 +59,7 @@ class Given:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What is known of an imported run."""
+    """Known facts about an imported run."""
 
     model: str
     batch_size: int
@@ -73,14 +73,14 @@ class Facts:
 
 @dataclass(frozen=True, kw_only=True)
 class File:
-    """The file that is being imported."""
+    """The file to import."""
 
     path: Path
     content: bytes
     sha256: str
 
     def described(self, kind: str, given: Given) -> Imported:
-        """The start of run.json's `imported`."""
+        """The first fields of section `imported` in run.json."""
         return Imported(
             file=self.path.name,
             bytes=len(self.content),
@@ -92,7 +92,7 @@ class File:
 
 
 def required(path: Path, model: str | None, batch_size: int | None) -> tuple[str, int]:
-    """Both, or `UsageError` naming the options for what nobody said."""
+    """Model and batch size; `UsageError`, which names the options, if one is missing."""
     if model is not None and batch_size is not None:
         return model, batch_size
     lacking = {"the model": "--model resnet50"} if model is None else {}
@@ -104,7 +104,7 @@ def required(path: Path, model: str | None, batch_size: int | None) -> tuple[str
 
 
 def without_peaks(device_name: str | None) -> list[str]:
-    """A note on a GPU that a file names and the table of peaks does not have."""
+    """A note if the file names a GPU without known peaks."""
     if device_name is None or any(device_name in gpu.names for gpu in peaks.gpus()):
         return []
     return [f"the file names the device '{device_name}', whose peaks are not known here: it has no roof"]
@@ -122,7 +122,7 @@ def precision_of(label: str, who: str) -> str:
 def new_record(
     facts: Facts, given: Given, imported: Imported, *, started_at: datetime | None, measured: int | None
 ) -> Record:
-    """Run.json without figures; the run's own start where it is known."""
+    """The content of run.json without figures; dated from the run's own start if known."""
     spec = Spec(
         model=facts.model,
         device=facts.device_type,
@@ -161,7 +161,7 @@ def iso(moment: datetime | None) -> str | None:
 
 
 def _slug(name: str) -> str:
-    """Part of a folder's name; the record has the whole."""
+    """A name as part of a folder's name; the record has the full name."""
     return re.sub(r"[^a-zA-Z0-9_.]+", "-", name).strip("-.")[:60] or "unnamed"
 
 

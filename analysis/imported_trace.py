@@ -1,4 +1,4 @@
-"""The bundle of a trace of torch.profiler, and where the trace contradicts what somebody says of it."""
+"""Make the bundle of a trace of torch.profiler, and find contradictions between the trace and the user's options."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,14 +13,14 @@ from workload.contract.spec import Device, Profile
 
 
 def make(file: File, decoded: Decoded, given: Given, output: Path) -> Path:
-    """The folder of the bundle; `UsageError` for a trace that cannot be understood or lacks what is required."""
+    """Make the bundle and return its folder; `UsageError` if the trace cannot be understood or lacks required facts."""
     run = traced_run.read(decoded, file.content, given, file=str(file.path))
     model, batch_size = required(file.path, given.model, given.batch_size or run.model.batch_size)
     facts = Facts(
         model=model,
         batch_size=batch_size,
         precision=given.precision.lower() if given.precision else run.precision,
-        # The device's own word beats a label.
+        # The name that the device reported takes precedence over the user's.
         device_name=run.device_name or (None if _is_told_a_gpu(run, given) else given.gpu),
         device_type=run.device_type,
         place=None,
@@ -48,7 +48,7 @@ def make(file: File, decoded: Decoded, given: Given, output: Path) -> Path:
 
 
 def _contradictions(run: TracedRun, given: Given) -> Iterator[str]:
-    """Where the trace's device, precision, steps and first input are not what the import was told."""
+    """Sentences on differences between the trace and the user's options: device, precision, steps and first input."""
     found = run.model
     if run.device_name and given.gpu and not fits(given.gpu, run.device_name):
         yield f"the trace says device '{run.device_name}', the import was told '{given.gpu}'"

@@ -1,7 +1,7 @@
-"""Other people's measurements as bundles: what the file says or the user gave, and nothing else.
+"""Convert other programs' measurements into bundles with the facts in the file or given by the user, and no others.
 
-An imported bundle is a normal one, sealed, whose run.json has `imported`: the file, its sha256, which column became
-what. Every fact that nobody stated is None. The file itself lies in the bundle.
+An imported bundle is an ordinary sealed bundle. Its run.json has a section `imported`: the file, its sha256, and the
+meaning of each column. Every fact that is not stated is None. The bundle contains the file itself.
 """
 
 import hashlib
@@ -48,22 +48,22 @@ if TYPE_CHECKING:
 
     from analysis.ncu import NcuFile
 
-# Where the file lies in the bundle; a profile lies where ours do.
+# Path of the file in the bundle; an imported profile has the path of our own profiles.
 LOG_COPY = "imported/log.csv"
 KERNELS_COPY, REPORT_COPY = "ncu/kernels.csv", "ncu/profile.ncu-rep"
 REPORT_SUFFIX = ".ncu-rep"
 DEVICE_NAME = "device__attribute_display_name"
-# What ncu prints before its table, or columns of the table, quoted or not, in any order.
+# Lines that ncu prints before its table, or column names of the table, quoted or not, in any order.
 NCU_MARKS = re.compile(rb'^==[A-Z]+==|^"?ID"?[,;\t]|"Kernel Name"|(?:^|[,;\t])Kernel Name[,;\t\r\n]', re.MULTILINE)
 LOOKED_AT_BYTES = 1 << 20
 _BREAKS_OFF = "the file breaks off in its last row, which is left out"
 
 
 def import_file(path: Path, given: Given, *, output: Path) -> list[Path]:
-    """Make a bundle of each run in a file; returns their folders. Either all are made or none.
+    """Make a bundle of each run in a file, all or none; returns their folders.
 
-    Raises `UsageError` for a file that cannot be understood or lacks what is required, `NothingToDoError` for one that
-    `output` holds already.
+    Raises `UsageError` for a file that cannot be understood or lacks required facts, `NothingToDoError` for one that
+    `output` already contains.
     """
     file = _read(path)
     _refuse_again(file, output)
@@ -93,7 +93,7 @@ def _refuse_again(file: File, output: Path) -> None:
 
 
 def _imported(output: Path) -> dict[str, str]:
-    """The imported bundles in `output`: folder by the sha256 of the file."""
+    """Folders of the imported bundles in `output`, by sha256 of the imported file."""
     from analysis.index import look  # noqa: PLC0415 - pyarrow, once the file was found to be there
 
     if not output.is_dir():
@@ -104,7 +104,7 @@ def _imported(output: Path) -> dict[str, str]:
 
 
 def _trace(file: File) -> Decoded | None:
-    """The text of a file in Chrome's format of traces; None for another file."""
+    """The text of a file in Chrome's trace format; None for another format."""
     start = file.content[:LOOKED_AT_BYTES]
     if not start.startswith(GZIP) and not start.lstrip(b"\xef\xbb\xbf \r\n\t").startswith((b"{", b"[")):
         return None
@@ -136,7 +136,7 @@ def _import_log(file: File, given: Given, output: Path) -> list[Path]:
         try:
             bundles.append(_bundle_of_log(file, log, _where_silent(given, log, logs), decoded))
         except UsageError as error:
-            # One row of a table of runs stops the others as little as one file does.
+            # A bad row of a table of runs does not stop the import of the other rows.
             if not log.whole or len(logs) == 1:
                 raise
             reason = str(error).removeprefix(f"'{file.path}' ")
@@ -147,7 +147,7 @@ def _import_log(file: File, given: Given, output: Path) -> list[Path]:
 
 
 def _where_silent(given: Given, log: Log, logs: Sequence[Log]) -> Given:
-    """Of several runs in one file, an option that holds for all cannot be what the file says of each."""
+    """The user's options for one run of a file, except those for which the file gives different values to its runs."""
     labels = {"model": "model", "batch_size": "batch_size", "precision": "precision", "device_name": "gpu"}
     overruled: dict[str, Any] = {
         option: None
@@ -165,7 +165,7 @@ def _with_losses(record: Record, losses: Sequence[str]) -> Record:
 
 
 def _bundle_of_log(file: File, log: Log, given: Given, decoded: Decoded) -> tuple[Record, dict[str, bytes]]:
-    """Run.json and the files of one run of a log."""
+    """run.json and the files of one run of a log."""
     facts = _facts_of_log(file.path, log, given)
     rows = [] if log.whole else _steps(file.path, log, facts.batch_size)
     began_s = log.whole.started_at_s if log.whole else _first(log.series.get("timestamp", ()))
@@ -199,7 +199,7 @@ def _bundle_of_log(file: File, log: Log, given: Given, decoded: Decoded) -> tupl
 
 
 def _require_possible(path: Path, record: Record, steps_csv: bytes) -> None:
-    """`UsageError` for a log of which no run could be read back."""
+    """Raise `UsageError` for a log whose bundle could not be read back."""
     from analysis.possible import refusals  # noqa: PLC0415 - pyarrow, once the file was understood
     from analysis.series import LAYOUTS, parse  # noqa: PLC0415
 
@@ -223,7 +223,7 @@ def _facts_of_log(path: Path, log: Log, given: Given) -> Facts:
         raise UsageError(f"'{path}': the model's name has {len(model)} characters", hint="--model NAME")
     precision = given.precision or labels.get("precision")
     if log.whole and precision and precision.lower() not in set(Precision):
-        # No option can correct one row of a table.
+        # No option can correct a single row of a table.
         precision = None
     device_type = (labels.get("device_type") or "").partition(":")[0].lower()
     return Facts(
@@ -244,7 +244,7 @@ def _batch_size(path: Path, label: str) -> int:
 
 
 def _unknown_words(facts: Facts, log: Log) -> list[str]:
-    """Where the file has a word that names no precision."""
+    """A remark if the file's word for the precision names no known precision."""
     word = log.labels.get("precision")
     if not word or facts.precision is not None:
         return []
@@ -252,7 +252,7 @@ def _unknown_words(facts: Facts, log: Log) -> list[str]:
 
 
 def _contradictions(facts: Facts, log: Log) -> Iterator[str]:
-    """Where the user contradicts the file, or the file itself."""
+    """Sentences on contradictions between the user and the file, or within the file."""
     for field, known in asdict(facts).items():
         own = log.labels.get(field)
         if own and known is not None and field != "device_type" and not _is_same(field, own, str(known)):
@@ -293,10 +293,10 @@ class _Step:
 
 
 def _steps(path: Path, log: Log, batch_size: int) -> list[_Step]:
-    """A row per iteration; the first is kept apart: nothing says when it began, and most are slower than the rest.
+    """Rows of steps.csv. The first is marked as warm-up: its beginning is unknown, and it is usually slower.
 
-    `step_s` is what the log's timer says, or follows from the rate that it gives; `ended_at_s` counts from the first
-    time stamp. The two are independent: comparing them shows a timer that does not synchronise.
+    `step_s` is the log's timer, or follows from the rate in the log. `ended_at_s` is seconds since the first time
+    stamp. The two are independent: comparing them reveals a timer that does not synchronise.
     """
     nothing: Sequence[float | None] = (None,) * log.rows
     stamps, losses, waits, rates = (
@@ -350,14 +350,14 @@ def _steps_csv(rows: Sequence[_Step]) -> bytes:
 
 
 def _cell(value: float | str | None) -> str:
-    """Every digit but the noise of a change of unit."""
+    """Text of a cell, rounded to 12 significant digits, which removes the noise of unit conversion; empty for None."""
     if value is None:
         return ""
     return f"{value:.12g}" if isinstance(value, float) else str(value)
 
 
 def _of_whole(whole: Whole, batch_size: int) -> tuple[Timing, list[str]]:
-    """Of a run without steps. A rate alone becomes the wall time of one step: only their quotient means anything."""
+    """Timing and notes of a run without steps. A rate alone becomes the wall time of one step: only the rate counts."""
     rate = whole.images_per_s or (batch_size / whole.step_s if whole.step_s else None)
     images, wall_s = whole.images, whole.wall_s
     if not (images and wall_s):
@@ -368,7 +368,7 @@ def _of_whole(whole: Whole, batch_size: int) -> tuple[Timing, list[str]]:
 
 
 def _timing(rows: Sequence[_Step], log: Log) -> tuple[Timing, list[str]]:
-    """Of the rows after the first: from its time stamp on, the wall clock is known."""
+    """Timing and notes, from the rows after the first, because the wall clock is known from the first time stamp on."""
     measured = rows[1:]
     steps = [row.step_s for row in measured if row.step_s is not None]
     wall_s, note = (log.wall_s, None) if log.wall_s else _wall_s(rows)
@@ -431,7 +431,7 @@ def _import_profile(file: File, given: Given, output: Path) -> Path:
         model=model,
         batch_size=batch_size,
         precision=None if given.precision is None else given.precision.lower(),
-        # The device's own word beats a label.
+        # The name that the device reported takes precedence over the user's.
         device_name=device_name or given.gpu,
         device_type=Device.CUDA,
         place=None,
@@ -461,13 +461,13 @@ def _import_profile(file: File, given: Given, output: Path) -> Path:
 
 
 def _one(values: "pd.Series[str]") -> str | None:
-    """What all launches say."""
+    """The one value on which all launches agree, else None."""
     known = values.dropna().unique()
     return str(known[0]) if len(known) == 1 else None
 
 
 def _profile(found: "NcuFile", steps: int | None) -> ProfileResult:
-    """Run.json's `profile`; figures per step only where the user says how many steps the profile holds."""
+    """Section `profile` of run.json; figures per step only if the user gave the number of steps in the profile."""
     kernels = found.kernels
     uncounted = lower_bound.of_kernels(kernels)
     return ProfileResult(
@@ -489,7 +489,7 @@ def _profile(found: "NcuFile", steps: int | None) -> ProfileResult:
 
 
 def _per_step(values: "pd.Series[float]", steps: int | None) -> float | None:
-    """None as soon as one launch lacks it: a sum without it would be too low."""
+    """Sum per step; None if any launch lacks a value, because the sum would be too low."""
     if steps is None or values.empty or values.isna().any():
         return None
     total = float(values.sum()) / steps

@@ -1,11 +1,11 @@
 """Reader of a results folder.
 
-From 50 bundles on it keeps an index, `.analysis/bundles.parquet`, to read them faster again.
+From 50 bundles on, it keeps an index, `.analysis/bundles.parquet`, to read them faster the next time.
 
-One row per bundle with everything that the tables need. A row counts as long as the files that it was read from
-keep size, modification time and inode; whoever changes a file and puts all three back is found by `verify` alone. The
-index is a cache: it is replaced as a whole, by renaming, so that processes never see half of one, and rebuilt without
-a word where it is missing, damaged or of another version. A folder that cannot be written works without.
+The index has a row per bundle, with everything that the tables need. A row is valid as long as its source files keep
+size, modification time and inode; only `verify` detects a change that preserves all three. The index is a cache. It is
+replaced as a whole, by renaming, so that processes never see a part of it. It is rebuilt silently if it is missing,
+damaged or of another version. A folder that is not writable works without an index.
 """
 
 import os
@@ -30,17 +30,17 @@ from workload.contract.files import replacing
 from workload.contract.tidy import clean
 
 FOLDER, FILE = ".analysis", "bundles.parquet"
-# A change in what a row holds, or in how it is read, makes older indexes worthless: count up.
+# Increase with every change in the content of a row, or in how it is read: older indexes become invalid.
 VERSION = b"8"
 VERSION_KEY = b"rooflaunch.index"
-# The files that a row is made from.
+# Files from which a row is made.
 SOURCES = (bundle.MANIFEST, bundle.RECORD, bundle.STEPS, bundle.TELEMETRY)
-# Where a bundle has its kernels, the better source first. They are read when somebody asks for them, and verified here.
+# Files with the kernels of a bundle, better source first. They are verified here, and read on request.
 PROFILES = "ncu"
 KERNEL_FILES = (f"{PROFILES}/kernels.csv", f"{PROFILES}/profile.ncu-rep")
-# From this many bundles on an index is kept. Fewer are read in a tenth of a second, and no file appears beside them.
+# Least number of bundles for an index. Fewer are read in a tenth of a second, so that no file needs to be written.
 FEWEST = 50
-# Enough that parsing joined files pays, few enough that their text stays small in memory.
+# Bundles parsed together: enough to make joined parsing worthwhile, few enough to keep their text small in memory.
 CHUNK = 500
 
 NAME, FINGERPRINT, REMARKS, CEILINGS = "_name", "_fingerprint", "_remarks", "_ceilings"
@@ -69,7 +69,7 @@ SCHEMA = pa.schema(
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A folder that is a bundle, or was to become one. `name`: its path in the root; `fingerprint`: of its files."""
+    """Folder of a complete or incomplete bundle. `name`: path relative to the root; `fingerprint`: its files' state."""
 
     folder: str
     name: bytes
@@ -77,9 +77,9 @@ class Candidate:
 
 
 def look(root: Path, *, verify: bool = False) -> tuple[pa.Table, list[Problem]]:
-    """Every bundle in or below `root` as a row of `SCHEMA`, from the index where that still holds, by path."""
+    """Every bundle in or below `root` as a row of `SCHEMA`, sorted by path, and problems; uses the index if valid."""
     candidates, problems = find(str(root))
-    is_sealed = len(candidates) == 1 and candidates[0].name == b""  # a bundle by itself: nothing more goes into it
+    is_sealed = len(candidates) == 1 and candidates[0].name == b""  # `root` is a bundle itself: write nothing into it
     if is_sealed or len(candidates) < FEWEST:
         fresh, more = read(candidates)
         return _with_paths(fresh, root), problems + more
@@ -92,13 +92,13 @@ def look(root: Path, *, verify: bool = False) -> tuple[pa.Table, list[Problem]]:
 
 
 def _with_paths(table: pa.Table, root: Path) -> pa.Table:
-    """`path` as `root` is called now: the index may have been moved, or written under another name for it."""
+    """Set `path` from the current name of `root`: the index may have been moved, or written under another name."""
     paths = [clean(os.path.join(root, os.fsdecode(name)) if name else str(root)) for name in table[NAME].to_pylist()]  # noqa: PTH118 - 10,000 bundles: a Path costs more than the call
     return table.set_column(SCHEMA.get_field_index("path"), "path", pa.array(paths, pa.string()))
 
 
 def _updated(kept: pa.Table | None, candidates: Sequence[Candidate]) -> tuple[pa.Table, list[Problem]]:
-    """The rows of `candidates` in their order; `kept` itself where nothing has changed."""
+    """The rows of `candidates` in order, and problems; `kept` itself if nothing has changed."""
     known: dict[tuple[bytes, str], int] = {}
     if kept is not None:
         keys = zip(kept[NAME].to_pylist(), kept[FINGERPRINT].to_pylist(), strict=True)
@@ -107,7 +107,7 @@ def _updated(kept: pa.Table | None, candidates: Sequence[Candidate]) -> tuple[pa
     if kept is not None and rows == list(range(kept.num_rows)):
         return kept, []
     fresh, problems = read([each for each, row in zip(candidates, rows, strict=True) if row is None])
-    # With its type: none at all, as in a folder of incomplete bundles only, would be of type null.
+    # State the type, because an empty array, as for a folder of incomplete bundles only, would be of type null.
     still_good = pa.array([row for row in rows if row is not None], pa.int64())
     reused = SCHEMA.empty_table() if kept is None else kept.take(still_good)
     table = pa.concat_tables([reused, fresh])
@@ -118,7 +118,7 @@ def _updated(kept: pa.Table | None, candidates: Sequence[Candidate]) -> tuple[pa
 
 
 def find(root: str) -> tuple[list[Candidate], list[Problem]]:
-    """Folders with a manifest or a run.json, sorted by path, and those that hold files of something else."""
+    """Folders with a manifest or a run.json, sorted by path, and problems for folders with other files only."""
     candidates, problems, visited, strangers = [], [], set[str](), list[str]()
     waiting = [root]
     while waiting:
@@ -142,7 +142,7 @@ def find(root: str) -> tuple[list[Candidate], list[Problem]]:
 
 
 def _fingerprint(folder: str) -> str | None:
-    """Size, time and inode of each source; None where there is neither a manifest nor a run.json."""
+    """Size, time and inode of each source; None if there is neither a manifest nor a run.json."""
     parts = [_state(f"{folder}/{name}") for name in SOURCES]
     if parts[0] == parts[1] == "-":
         return None
@@ -160,7 +160,7 @@ def _state(path: str) -> str:
 
 
 def _children(folder: str, visited: set[str]) -> tuple[list[str], bool]:
-    """Sub-folders, hidden ones aside, and whether there are files; a link is followed once, so that a loop ends."""
+    """Sub-folders except hidden ones, and whether there are files; a link is followed only once, to end loops."""
     folders, has_files = [], False
     with os.scandir(folder) as entries:
         for entry in entries:
@@ -179,7 +179,7 @@ def _children(folder: str, visited: set[str]) -> tuple[list[str], bool]:
 
 
 def _foreign(strangers: Sequence[str], candidates: Sequence[Candidate], root: str) -> Iterator[Problem]:
-    """The topmost folders with files in them and no bundle below."""
+    """Problems for the topmost folders with files in them and no bundle below."""
     inhabited = {root}
     for each in candidates:
         folder = os.path.dirname(each.folder)  # noqa: PTH120 - as above
@@ -187,7 +187,7 @@ def _foreign(strangers: Sequence[str], candidates: Sequence[Candidate], root: st
             inhabited.add(folder)
             folder = os.path.dirname(folder)  # noqa: PTH120
     told: list[str] = []
-    # Parents right before their children.
+    # Sort parents directly before their children.
     for folder in sorted(strangers, key=lambda each: Path(each).parts):
         if folder in inhabited or (told and folder.startswith(f"{told[-1]}{os.sep}")):
             continue
@@ -240,7 +240,7 @@ def _read_chunk(candidates: Sequence[Candidate]) -> tuple[pa.Table, list[Problem
 
 
 def _refused(rows: Sequence[Row], steps: Series) -> list[str | None]:
-    """Why the steps of a run cannot be used, by run: then no figure of it can be trusted."""
+    """Why the steps of each run cannot be used, None if they can; otherwise no figure of the run can be trusted."""
     impossible = refusals(
         steps.lists,
         imported=[row.cells["imported"] for row in rows],
@@ -264,12 +264,12 @@ def _read_one(folder: str) -> tuple[Row, dict[str, bytes | None]]:
 
 
 def _content(folder: Path, layout: SeriesFile, listed: set[str]) -> bytes | None:
-    """A file that the manifest does not list has not been verified."""
+    """Content of a bundle's file; None if the manifest does not list the file, because it was not verified."""
     return (folder / layout.file).read_bytes() if layout.file in listed else None
 
 
 def _reason(error: Exception, folder: str) -> str:
-    """The message without the folder, which stands before it anyway."""
+    """The error's message without the folder, which is printed before it."""
     return str(error).removeprefix(f"'{folder}' ").removeprefix("is ")
 
 
@@ -277,7 +277,7 @@ def _reason(error: Exception, folder: str) -> str:
 
 
 def _load(path: Path) -> pa.Table | None:
-    """The index; None where it is not there, or not one of ours."""
+    """The index; None if it is absent or not a valid index of this version."""
     try:
         table = pq.read_table(path)
     except (OSError, pa.ArrowException, ValueError):

@@ -1,8 +1,8 @@
-"""Logs of other programs in our units: a value per row and field. Standard library only.
+"""Parse logs of other programs into one value per row and field, in this project's units. Standard library only.
 
-Which column means what, and in which unit, is in import_columns.toml; where the rows come from, in `analysis.foreign`.
-A row is an iteration, a printed one of several iterations, or a whole run: the step column, the time stamps and the
-labels decide, and where they contradict each other the file is refused.
+import_columns.toml gives the meaning and unit of each column. `analysis.foreign` reads the rows.
+A row can be one iteration, one printed iteration out of several, or a whole run. The step column, the time stamps and
+the labels decide which. A file in which these contradict each other is refused.
 """
 
 import itertools
@@ -30,31 +30,32 @@ NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,4})?", re.ASCII)
 ABSENT = frozenset({"", "nan", "n/a", "na", "none", "null", "-"})
 SERIES = ("step_s", "data_s", "images_per_s", "timestamp", "loss", "step", "images", "elapsed_s")
 LABELS = ("model", "batch_size", "precision", "device_name", "device_type", "place", "torch")
-# A row is timed by one of these.
+# Fields that time a row.
 TIMERS = ("step_s", "images_per_s", "elapsed_s")
-# Figures in which repeated measurements differ.
+# Fields whose values differ when a measurement is repeated.
 MEASURED = ("step_s", "data_s", "images_per_s", "timestamp", "loss", "elapsed_s")
 POSITIVE = ("step_s", "images_per_s", "images")
-# Unix time of 2001 to 2286 in seconds, and the same in milliseconds.
+# Range of Unix time from 2001 to 2286, in seconds and in milliseconds.
 UNIX_S, UNIX_MS = (1e9, 1e10), (1e12, 1e13)
-# Seconds, images per second or losses beyond this, or below its inverse, are no measurement.
+# Upper limit of plausible seconds, images per second and losses; its inverse is the lower limit of positive fields.
 LIMIT = 1e12
-# No iteration takes a day: a figure beyond is in another unit than its column says.
+# One day: no iteration takes longer, so a larger figure is in another unit than its column says.
 LONGEST_ITERATION_S = 86_400.0
 SHOWN = 12
-# Runs with fewer rows each, and no step column: the rows are runs. A log of so few iterations would say nothing.
+# Without a step column, rows are whole runs if each run has fewer rows than this on average. A log of so few
+# iterations would be useless.
 FEW_ROWS = 5
-# Time stamps so many times as far apart as an iteration takes are no time stamps of iterations: a timer that does not
-# wait for its GPU reads a tenth at worst, a loader that starves it waits some ten times as long as the step takes.
+# If time stamps are this many iteration times apart, they do not belong to iterations. A timer that does not wait for
+# its GPU reads a tenth of the step at worst; a slow data loader makes iterations about ten times as long as the step.
 RUNS_APART = 50.0
-# Iterations that take more than twice the time that passed did not happen one after the other.
+# If time passed / iteration time is below this, the iterations cannot have run one after the other.
 DOES_NOT_FIT = 0.5
 ALIKE = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
 class Meaning:
-    """One row of import_columns.toml."""
+    """A row of import_columns.toml: the field, unit factor and source of a column's meaning."""
 
     name: str
     field: str
@@ -65,7 +66,7 @@ class Meaning:
 
 @dataclass(frozen=True, kw_only=True)
 class Whole:
-    """What a file says of a run of which it has no steps; `started_at_s` is Unix time."""
+    """Figures that a file gives for a whole run without steps; `started_at_s` is Unix time in seconds."""
 
     images_per_s: float | None
     step_s: float | None = None
@@ -76,14 +77,16 @@ class Whole:
 
 @dataclass(frozen=True, kw_only=True)
 class Log:
-    """One run in our units: a value per row and field, None where the cell is empty; `labels` are the file's own words.
+    """A run of a log in this project's units.
 
-    `columns`: field -> the column that it came from. `ignored`: the names of the others. `cut`: rows left out because
-    the file breaks off in them. `lines`: where the rows stand in the file. `iterations`: how many each row stands for,
-    from the row before on. `wall_s`: of the rows after the first, where the file tells it otherwise than by stamps.
-    `has_zone`: whether the time stamps are moments; without a zone only their differences are known. `whole`: in place
-    of rows. `images_per_row`: by a column that counts images. `remarks`: what was left out or had to be decided, a
-    sentence each. `losses`: what is in the file twice. `contradictions`: where its columns do not agree.
+    `series`: a value per row for each field, None for an empty cell. `labels`: words of the file, unchanged. `columns`:
+    the source column of each field. `ignored`: names of the other columns. `cut`: number of rows left out because the
+    file breaks off in them. `lines`: line numbers of the rows in the file. `iterations`: per row, the number of
+    iterations since the previous row. `wall_s`: seconds from the first row to the last, if the file gives them other
+    than by time stamps. `has_zone`: False if the time stamps lack a time zone, so that only their differences are
+    known. `whole`: figures of a run without rows. `images_per_row`: from a column that counts images. `remarks`: a
+    sentence for each omission or decision. `losses`: a sentence for each part that the file holds twice.
+    `contradictions`: a sentence for each disagreement between columns.
     """
 
     kind: str
@@ -106,7 +109,7 @@ class Log:
 
 @dataclass(frozen=True, kw_only=True)
 class _Columns:
-    """A table's columns that mean something, and how its cells are read."""
+    """The known columns of a table by field, and `plain`, which normalizes the text of a number cell."""
 
     file: str
     table: ForeignTable
@@ -115,14 +118,14 @@ class _Columns:
     losses: tuple[str, ...] = ()
 
     def label(self, name: str, row: Sequence[str]) -> str:
-        """The row's own word for a fact, empty where it has none."""
+        """The text of a label in this row; empty if the label is absent."""
         text = row[self.by_field[name][1]].strip() if name in self.by_field else ""
         return "" if text.lower() in ABSENT else text
 
 
 @cache
 def meanings() -> Mapping[str, Meaning]:
-    """import_columns.toml by column name, in its order."""
+    """Rows of import_columns.toml by column name, in file order."""
     rows: Mapping[str, Mapping[str, Any]] = tomllib.loads(TABLE.read_text(encoding="utf-8"))
     return {
         name: Meaning(
@@ -137,14 +140,15 @@ def meanings() -> Mapping[str, Meaning]:
 
 
 def is_log(header: Sequence[str]) -> bool:
-    """Whether a table with these columns times its rows."""
+    """Whether a table with these columns has a column that times its rows."""
     return any(meaning.field in TIMERS for meaning, _ in _known_columns(header).values())
 
 
 def read(text: str, *, file: str, batch_size: int | None = None) -> Sequence[Log]:
-    """The runs of a log; `batch_size` where somebody says it, because rates are times only together with it.
+    """Parse a log into its runs; `file` is the name used in messages.
 
-    Raises `UsageError`, which names the row and the column of what cannot be read; `file` is for messages.
+    `batch_size`: converts rates to step times, if the user gave it. Raises `UsageError`, which names the row and the
+    column that cannot be read.
     """
     text, is_doubled = without_second_half(text)
     text, repeated = training_logs.without_repeats(text)
@@ -185,7 +189,7 @@ def _logs(text: str, file: str, batch_size: int | None) -> Sequence[Log]:
 
 
 def _runs(columns: _Columns, batch_size: int | None) -> list[Log]:
-    """The table's runs: one for each set of labels, or one for each row where rows cannot be iterations."""
+    """Split the table into runs: one per set of labels, or one per row if rows cannot be iterations."""
     groups = _groups(columns)
     if not _are_runs(columns, groups):
         logs = [_of_rows(columns, rows, keep_means=len(groups) == 1) for rows in groups]
@@ -196,7 +200,7 @@ def _runs(columns: _Columns, batch_size: int | None) -> list[Log]:
 
 
 def _is_timed(log: Log) -> bool:
-    """Whether the file says how long anything of the run took, or when."""
+    """Whether the file gives a duration, a rate or a time stamp for this run."""
     if log.whole:
         return bool(log.whole.step_s or log.whole.images_per_s)
     times = (log.series.get(name, ()) for name in (*TIMERS, "timestamp"))
@@ -204,7 +208,7 @@ def _is_timed(log: Log) -> bool:
 
 
 def _refuse_other_files(text: str, file: str) -> None:
-    """`UsageError` for a text without a table that could be a log, naming what it looks like."""
+    """Raise `UsageError` for a text without a table that could be a log; the message names the likely file format."""
     if not text.strip():
         raise UsageError(f"'{file}' is empty", hint="look whether the program could write its log")
     if tables.find_header(text, is_log) is not None:
@@ -228,7 +232,11 @@ def _no_timer(table: ForeignTable, file: str) -> UsageError:
 
 
 def _known_columns(header: Sequence[str]) -> dict[str, tuple[Meaning, int]]:
-    """Field -> what its column means and where it is; of several columns the first in the table."""
+    """Meaning and column index of each known field.
+
+    If several columns have one field, the name listed first in import_columns.toml wins; of equal names, the first
+    column.
+    """
     where = {name.strip().lower(): index for index, name in reversed(list(enumerate(header)))}
     columns: dict[str, tuple[Meaning, int]] = {}
     for name, meaning in meanings().items():
@@ -238,7 +246,7 @@ def _known_columns(header: Sequence[str]) -> dict[str, tuple[Meaning, int]]:
 
 
 def _refuse_twins(table: ForeignTable, by_field: Mapping[str, tuple[Meaning, int]], file: str) -> None:
-    """`UsageError` where two columns of one name, which is read, differ."""
+    """Raise `UsageError` if two columns with the same known name differ."""
     for meaning, first in by_field.values():
         twins = [index for index, name in enumerate(table.header) if name.strip().lower() == meaning.name]
         for twin in twins[1:]:
@@ -252,7 +260,7 @@ def _refuse_twins(table: ForeignTable, by_field: Mapping[str, tuple[Meaning, int
 
 
 def _once(table: ForeignTable, by_field: Mapping[str, tuple[Meaning, int]]) -> tuple[ForeignTable, tuple[str, ...]]:
-    """The table without rows that say again what rows before them say, and a sentence on them."""
+    """Drop rows that repeat earlier rows; returns the table and a sentence that counts the dropped rows."""
     if table.kind != "csv":
         return table, ()
     measured = [by_field[name][1] for name in MEASURED if name in by_field]
@@ -269,7 +277,7 @@ def _once(table: ForeignTable, by_field: Mapping[str, tuple[Meaning, int]]) -> t
 def _with_batch_counter(
     table: ForeignTable, by_field: dict[str, tuple[Meaning, int]]
 ) -> dict[str, tuple[Meaning, int]]:
-    """A column `batch` that counts 0, 1, 2 or 1, 2, 3 numbers the iterations; other values are batch sizes."""
+    """Read a column `batch` that counts 0, 1, 2 or 1, 2, 3 as the iteration number; other values are batch sizes."""
     meaning, index = by_field.get("batch_size", (None, 0))
     if meaning is None or meaning.name != "batch":
         return by_field
@@ -285,12 +293,12 @@ def _with_batch_counter(
 
 
 def _groups(columns: _Columns) -> list[list[tuple[int, Sequence[str]]]]:
-    """The rows of each run of the file, by their labels, in the order in which the runs begin."""
+    """Rows grouped into runs by their labels, in the order in which the runs begin."""
     names = [name for name in (*LABELS, "run") if name in columns.by_field]
     groups: dict[tuple[str, ...], list[tuple[int, Sequence[str]]]] = {}
     for line, row in columns.table.rows:
         groups.setdefault(tuple(columns.label(name, row) for name in names), []).append((line, row))
-    # Empty label cells belong to the run that the other rows name.
+    # Rows with empty label cells belong to the only run that other rows name.
     named = [key for key in groups if all(key)]
     if len(named) == 1 and all(
         all(mine in {"", its} for mine, its in zip(key, named[0], strict=True)) for key in groups
@@ -300,12 +308,12 @@ def _groups(columns: _Columns) -> list[list[tuple[int, Sequence[str]]]]:
 
 
 def _are_runs(columns: _Columns, groups: Sequence[Sequence[Any]]) -> bool:
-    """Whether each row is a run of its own: many labels, few rows for each, and nothing that numbers the rows."""
+    """Whether each row is a run of its own: several label sets, few rows for each, and no step column."""
     return len(groups) > 1 and "step" not in columns.by_field and len(columns.table.rows) < FEW_ROWS * len(groups)
 
 
 def _of_row(columns: _Columns, line: int, row: Sequence[str]) -> Log:
-    """A run of which the table has one row."""
+    """Make the log of a run that has a single row in the table."""
     values = {
         name: _value(columns, line, meaning, row[index])
         for name, (meaning, index) in columns.by_field.items()
@@ -368,7 +376,7 @@ def _empty_log(columns: _Columns) -> Log:
 
 
 def _of_rows(columns: _Columns, rows: Sequence[tuple[int, Sequence[str]]], *, keep_means: bool) -> Log:
-    """A run of which the table has a row per iteration, or per printed one."""
+    """Make the log of a run that has a row per iteration, or per printed iteration."""
     table = columns.table
     series: dict[str, Sequence[float | None]] = {
         name: [_value(columns, line, meaning, row[index]) for line, row in rows]
@@ -388,7 +396,7 @@ def _of_rows(columns: _Columns, rows: Sequence[tuple[int, Sequence[str]]], *, ke
         series["timestamp"] = [stamp_s for stamp_s, _ in stamps]
     iterations, remarks = _iterations(series.get("step"), len(rows))
     if "timestamp" not in series and _grows(series.get("elapsed_s")):
-        # Seconds since the run began are a clock of their own.
+        # Seconds since the run began serve as time stamps.
         series["timestamp"], has_zone = series["elapsed_s"], False
     elif not has_zone:
         remarks.append("time stamps without a zone: durations are known, when the run was is not")
@@ -416,13 +424,13 @@ def _of_rows(columns: _Columns, rows: Sequence[tuple[int, Sequence[str]]], *, ke
 
 
 def _grows(values: Sequence[float | None] | None) -> bool:
-    """Whether these are readings of a clock or a counter: all there, and each later than the one before."""
+    """Whether all values are known and strictly increasing, like readings of a clock or a counter."""
     known = [value for value in values or () if value is not None]
     return len(known) > 1 and len(known) == len(values or ()) and all(a < b for a, b in itertools.pairwise(known))
 
 
 def _images_per_row(images: Sequence[float | None] | None) -> float | None:
-    """Images of a row, from a column that counts them since the run began, or says them row by row."""
+    """Most frequent number of images per row; the column counts per row or since the run began. None if unknown."""
     known = [value for value in images or () if value is not None]
     if not known or len(known) != len(images or ()):
         return None
@@ -437,7 +445,7 @@ def _labels(columns: _Columns, rows: Iterable[tuple[int, Sequence[str]]]) -> dic
 
 
 def _iterations(steps: Sequence[float | None] | None, rows: int) -> tuple[list[int], list[str]]:
-    """How many iterations passed since the row before; where the step column starts again, as many as elsewhere."""
+    """Per row, the iterations since the previous row, and remarks; the usual advance if the step column restarts."""
     if steps is None or None in steps or len(set(steps)) == 1:
         return [1] * rows, []
     numbers = [step for step in steps if step is not None]
@@ -452,7 +460,7 @@ def _iterations(steps: Sequence[float | None] | None, rows: int) -> tuple[list[i
 
 
 def _judged(log: Log, file: str, batch_size: int | None) -> Log | None:
-    """The log; None where its rows can only be runs. `UsageError` where step column, times and stamps do not agree."""
+    """The log; None if its rows can only be whole runs. `UsageError` if step column, times and stamps contradict."""
     iteration_s = _iteration_s(log, batch_size)
     stamps = log.series.get("timestamp", ())
     apart = [
@@ -484,7 +492,7 @@ def _judged(log: Log, file: str, batch_size: int | None) -> Log | None:
 
 
 def _iteration_s(log: Log, batch_size: int | None) -> float | None:
-    """The median time of an iteration, by the timer or else by the rate."""
+    """Median seconds of an iteration, from the timer or else from the rate; None if neither is known."""
     times = [value for value in log.series.get("step_s", ()) if value is not None]
     if times:
         return statistics.median(times)
@@ -534,7 +542,7 @@ def _value(columns: _Columns, line: int, meaning: Meaning, cell: str) -> float |
 
 
 def _timestamp(file: str, line: int, meaning: Meaning, cell: str) -> tuple[float | None, bool]:
-    """Unix time in seconds, and whether the cell says its zone: without one, the time is taken for UTC."""
+    """Unix time in seconds, and whether the cell gives its time zone; a time without a zone is read as UTC."""
     text = cell.strip()
     if text.lower() in ABSENT:
         return None, True
@@ -546,7 +554,7 @@ def _timestamp(file: str, line: int, meaning: Meaning, cell: str) -> tuple[float
             return value / 1e3, True
         raise _refuse(file, line, meaning, text, "is no Unix time in seconds or milliseconds")
     try:
-        # `logging` writes a comma before its milliseconds, people slashes between year, month and day.
+        # Python's `logging` writes a comma before milliseconds; some logs have slashes between year, month and day.
         parsed = datetime.fromisoformat(re.sub(r"^(\d{4})/(\d\d)/(\d\d)", r"\1-\2-\3", text).replace(",", "."))
     except ValueError as error:
         raise _refuse(file, line, meaning, text, "is neither Unix time nor ISO 8601") from error

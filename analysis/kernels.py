@@ -1,4 +1,4 @@
-"""The kernels of profiles as tables: of bundles in folders, and of bare files of Nsight Compute."""
+"""Kernels of profiles as tables: from bundles in folders, and from single files of Nsight Compute."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from workload.contract.tables import Column, Role, TableFormat
 from workload.contract.tables import render as render_table
 
 KEYS = ("family", "name")
-# What data have of operators besides, a modelled interval.
+# Further columns of operators in data formats: modelled intervals.
 MODELLED = ("bytes_lower", "bytes_upper", "intensity_low", "intensity_high")
 FACTS = ("file", *WORK_NAMED, "profiles", "steps")
 TABLE = (
@@ -56,7 +56,7 @@ OPERATORS = (
     Column(name="flop_per_s", heading="attained", unit="FLOP/s", prefixed=True, optional=True),
     Column(name="note", heading="note", optional=True, role=Role.NOTE),
 )
-# Of imported traces: operators, or families of them, with their modelled work.
+# Columns for imported traces: operators, or families of operators, with their modelled work.
 ATTRIBUTED = (
     *NAMED_COLUMNS,
     Column(name="steps", heading="steps", role=Role.FACT),
@@ -74,15 +74,15 @@ ATTRIBUTED = (
     Column(name="note", heading="note", optional=True, role=Role.NOTE),
 )
 LOWER_BOUND = "FLOP are a lower bound"
-# Template arguments follow; JSON and CSV have the whole name.
+# Most characters of a name: template arguments follow, and JSON and CSV contain the whole name.
 SHOWN_CHARACTERS = 60
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Profiles:
-    """`tables`: one per profile by ncu, a row per `keys` and one for the whole; `traced`: by torch.profiler.
+    """Profiles as tables. `tables`: one per profile by ncu, with a row per value of `keys` and one for the whole.
 
-    `attributed`: of imported traces, the operators with their work by `work_keys`.
+    `traced`: profiles by torch.profiler. `attributed`: operators of imported traces with their work, by `work_keys`.
     """
 
     keys: Sequence[str]
@@ -94,11 +94,12 @@ class Profiles:
 
 
 def gather(paths: Sequence[Path], keys: Sequence[str], *, verify: bool, work_keys: Sequence[str] = ()) -> Profiles:
-    """The profiles in folders of bundles and in files; `keys`: the columns of kernels that tell rows apart.
+    """Read the profiles in folders of bundles and in files; `keys`: columns by which kernels are grouped.
 
-    `work_keys`: those of the operators of imported traces, which else are listed as torch.profiler lists them.
+    `work_keys`: columns by which operators of imported traces are grouped; if empty, they are listed as by
+    torch.profiler.
 
-    Raises `NothingToDoError` where there is none.
+    Raises `NothingToDoError` if there is no profile.
     """
     folders = [path for path in paths if not path.is_file()]
     problems = list[Problem]()
@@ -122,7 +123,7 @@ def gather(paths: Sequence[Path], keys: Sequence[str], *, verify: bool, work_key
 
 
 def render(profiles: Profiles, form: TableFormat, *, top: int | None, wide: bool) -> str:
-    """All profiles as text; `top`: the longest of each."""
+    """All profiles as text; `top`: show only this number of longest rows of each."""
     keys = profiles.keys
     records = [
         {str(name): value for name, value in row.items()}
@@ -137,7 +138,7 @@ def render(profiles: Profiles, form: TableFormat, *, top: int | None, wide: bool
 
 
 def _head(table: pd.DataFrame, top: int | None) -> pd.DataFrame:
-    """The `top` longest of each profile, and the row for all of it."""
+    """The `top` longest rows of each profile, and the row for the whole."""
     if top is None or table.empty:
         return table
     whole = table["family"] == ALL
@@ -147,7 +148,7 @@ def _head(table: pd.DataFrame, top: int | None) -> pd.DataFrame:
 
 
 def _texts(rows: pd.DataFrame, profiles: Profiles, top: int, *, wide: bool) -> Iterator[str]:
-    """A table per profiler: they do not measure the same."""
+    """Tables by profiler, because profilers measure different quantities."""
     if len(rows):
         yield render_table(*_for_people(rows, profiles.keys, wide=wide), TableFormat.TABLE, wide=wide)
     if len(works := longest(profiles.attributed, top)):
@@ -182,7 +183,7 @@ def _of_file(path: Path, keys: Sequence[str], problems: list[Problem]) -> pd.Dat
 
 
 def _device(file: NcuFile) -> str | None:
-    """What the file's own GPU says, or its compute capability: labels lie."""
+    """The name that the file's own GPU reported, or its compute capability: labels may be wrong. None if unknown."""
     capabilities = file.kernels["compute_capability"].dropna().unique()
     known = file.attributes.get(DEVICE_NAME)
     return known or (f"compute capability {capabilities[0]}" if len(capabilities) == 1 else None)
@@ -204,7 +205,7 @@ def _of_results(points: pd.DataFrame) -> list[pd.DataFrame]:
 
 
 def _sum_of(rows: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
-    """The row for all kernels, from those of its parts: what a part lacks, the whole lacks."""
+    """The row for all kernels, summed from those of the parts: a figure that a part lacks is NaN."""
     launches = rows["launches"].astype(float)
     total = breakdown(rows, ())
     facts = {name: rows[name].iloc[0] for name in names}

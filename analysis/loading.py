@@ -1,4 +1,4 @@
-"""`analysis.load`: folders of bundles as pandas tables."""
+"""Implementation of `analysis.load`: folders of bundles as pandas tables."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,13 +22,14 @@ from workload.contract.text import counted
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Results:
-    """Tables of runs; a row is one thing, an absent value NaN, None or NaT, and units are in the names.
+    """Tables of runs. A row is one thing; an absent value is NaN, None or NaT; column names contain the unit.
 
     `runs`: one row per run, columns as in `analysis.record.RUN_COLUMNS`. `steps` and `telemetry`: `run_id` and the
     columns of the bundle's files. `ceilings`: one row per measured rate, `analysis.record.CEILING_COLUMNS`. `kernels`:
-    one row per profiled launch, read when it is first asked for. `problems`: what is not in the tables, and why.
+    one row per profiled launch, read on first access. `problems`: data missing from the tables, and the reason.
 
-    `summary`, `roofline`, `variance`, `compare` and `audit` return what the commands of these names print, as frames.
+    `summary`, `roofline`, `variance`, `compare` and `audit` return the tables of the commands with these names, as
+    frames.
     """
 
     runs: pd.DataFrame
@@ -57,7 +58,7 @@ class Results:
         baseline: str | None = None,
         all_pairs: bool = False,
     ) -> pd.DataFrame:
-        """A row per pair of values of `by`, default the first fact in which runs differ: see `analysis.compare`."""
+        """A row per pair of values of `by`, by default the first fact in which runs differ: see `analysis.compare`."""
         from analysis.compare import compare  # noqa: PLC0415
 
         return compare(self, by, baseline=baseline, all_pairs=all_pairs, allow_mixed=allow_mixed)
@@ -69,7 +70,7 @@ class Results:
         return points(self)
 
     def variance(self, part: str = "between") -> pd.DataFrame:
-        """One table of `analyze variance`: `between`, `within` or `causes`."""
+        """A table of `analyze variance`: `between`, `within` or `causes`; `UsageError` for another `part`."""
         from analysis.variance import TABLES, table  # noqa: PLC0415
 
         if part not in TABLES:
@@ -77,14 +78,14 @@ class Results:
         return table(self, part)
 
     def audit(self) -> pd.DataFrame:
-        """A row per finding, errors first: `analysis.audit.Finding`; empty where nothing was found."""
+        """A row per finding, errors first: `analysis.audit.Finding`; empty if nothing was found."""
         from analysis.audit import as_frame, audit  # noqa: PLC0415
 
         return as_frame(audit(self))
 
     @cached_property
     def figures(self) -> Mapping[str, Any]:
-        """The figures of the report by name, as Altair charts; all are drawn when the first is asked for."""
+        """The report's figures as Altair charts by name; all are drawn on first access."""
         from analysis.figures.export import chart  # noqa: PLC0415 - Altair
         from analysis.report.evidence import gather  # noqa: PLC0415
 
@@ -92,16 +93,16 @@ class Results:
 
     @property
     def kernels(self) -> pd.DataFrame:
-        """`run_id` and the columns of `analysis.ncu.read`; empty where no run was profiled with ncu."""
+        """`run_id` and the columns of `analysis.ncu.read`; empty if no run was profiled with ncu."""
         return self._kernels[0]
 
     @property
     def kernel_problems(self) -> tuple[Problem, ...]:
-        """The profiles that `kernels` lacks, and why."""
+        """Profiles that are missing from `kernels`, and the reason."""
         return self._kernels[1]
 
     def kernel_files(self) -> dict[str, Path]:
-        """By `run_id`, the file that its kernels are read from: the manifest lists it, and it was verified."""
+        """The file with the kernels of each run, by `run_id`; listed in the bundle's manifest and verified."""
         listed = self.runs[self.runs["kernels_file"].notna()]
         return {
             str(run_id): Path(folder) / name
@@ -109,7 +110,7 @@ class Results:
         }
 
     def record(self, run_id: str) -> Record:
-        """Run.json of a run; `UsageError` for an unknown one, `BundleError` where it has gone since."""
+        """run.json of a run; `UsageError` for an unknown run, `BundleError` if the bundle has gone since loading."""
         paths = self.runs.loc[self.runs["run_id"] == run_id, "path"]
         if paths.empty:
             raise UsageError(f"no run is called '{run_id}'", hint="results.runs.run_id has their names")
@@ -138,7 +139,7 @@ def _read_kernels(path: Path) -> pd.DataFrame:
 
 
 def load_folders(folders: Sequence[Path], *, verify: bool = False) -> Results:
-    """See `analysis.load`."""
+    """Load the bundles in `folders`; see `analysis.load`."""
     if not folders:
         raise UsageError("no results folder was named", hint='analysis.load("results")')
     looked_at = [look(_require_folder(folder), verify=verify) for folder in folders]
@@ -182,7 +183,10 @@ def _nothing(folders: Sequence[Path], problems: Sequence[Problem]) -> NothingToD
 
 
 def _without_repeats(table: pa.Table) -> tuple[pa.Table, list[Problem]]:
-    """Each run once: a copy of a bundle is no further measurement. The same folder named twice needs no word."""
+    """Keep each run once, and report copies as problems: a copy of a bundle is no further measurement.
+
+    A folder that is named twice is no problem.
+    """
     first: dict[str, int] = {}
     rows, problems = [], []
     run_ids, paths, prints = (table[name].to_pylist() for name in ("run_id", "path", FINGERPRINT))
@@ -202,7 +206,7 @@ def _runs(table: pa.Table) -> pd.DataFrame:
 
 
 def _flat(column: pa.ChunkedArray, run_ids: Sequence[str]) -> pd.DataFrame:
-    """A list of rows per run as one table, each row with its run's id."""
+    """Concatenate the lists of rows of all runs into one table with a column `run_id`."""
     lengths = pc.list_value_length(column).fill_null(0).to_numpy()
     structs = pc.list_flatten(column)
     frame: pd.DataFrame = pa.Table.from_struct_array(structs).to_pandas()

@@ -1,7 +1,7 @@
-"""Where counted FLOP are fewer than the step's, so that rate and intensity are no more than a lower bound. Pure.
+"""Detect counted FLOP that are incomplete, so that rate and intensity are only lower bounds. Pure.
 
-One rule for the table, the figures, the report and the audit: a lower bound is marked, has no verdict and no share of a
-roof, and is compared with nothing.
+Table, figures, report and audit follow one rule: a lower bound is marked, has no verdict and no share of a roof, and is
+compared with nothing.
 """
 
 from typing import TYPE_CHECKING
@@ -20,7 +20,7 @@ NO_BACKWARD = "no kernels of a backward pass, so a part of a step"
 
 
 def of_kernels(kernels: "pd.DataFrame") -> str | None:
-    """Which operations of a profile's launches nothing counts, where some were counted; None where all were."""
+    """Operations that were not counted in a profile whose other operations were; None if all were counted."""
     is_counted = kernels["flop"].notna()
     if (is_counted & kernels["hides_tensor_flop"]).any():
         return TENSOR
@@ -30,10 +30,10 @@ def of_kernels(kernels: "pd.DataFrame") -> str | None:
 def reasons(
     *, uncounted: str | None, is_partial: bool, has_backward: bool | None, counted: float | None, model: float | None
 ) -> tuple[str, ...]:
-    """Why FLOP that were counted are not all of the step's; none where they are.
+    """Reasons why counted FLOP are incomplete; empty if they are complete.
 
-    `uncounted`: which operations have no counter. `has_backward`: None where nobody knows. `counted`, `model`: FLOP of
-    as many steps, by counters and by formula.
+    `uncounted`: operations without a counter. `has_backward`: None if unknown. `counted`, `model`: FLOP of the same
+    number of steps, by counters and by formula.
     """
     known = []
     if uncounted:
@@ -48,12 +48,12 @@ def reasons(
 
 
 def counted_over_model(counted_flop: float | None, model_flop: float | None) -> float | None:
-    """Executed FLOP by those of the model's formulas."""
+    """Counted FLOP divided by those of the model's formulas; None if either is unknown."""
     return counted_flop / model_flop if counted_flop is not None and model_flop else None
 
 
 def model_warning(ratio: float | None) -> str | None:
-    """What to say where a counter and the formulas disagree by more than kernels explain."""
+    """A warning if counters and formulas disagree by more than kernels explain; else None."""
     if ratio is None or MODEL_RATIO_FROM <= ratio <= MODEL_RATIO_TO:
         return None
     cause = (

@@ -1,4 +1,4 @@
-"""Between runs on a host, between hosts, between zones: what a whole matrix says of the machines of a place. Pure."""
+"""Variation between runs on a host, between hosts and between zones, from all runs of a place. Pure."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -44,17 +44,17 @@ COLUMNS = (
 
 
 def machines(results: Results) -> pd.DataFrame:
-    """A row per place and software, over all of its configurations, columns as in `COLUMNS`; of runs on known hosts.
+    """A row per place and software, over all configurations, columns as in `COLUMNS`; only runs on known hosts.
 
-    `cov_*` are standard deviations of the logarithm of images/s, so fractions; `first_ratio` is the throughput of the
-    first run of a block over that of later ones, `place_ratio` the factor from each later place to the next.
+    `cov_*`: standard deviation of the logarithm of images/s, so a fraction. `first_ratio`: throughput of the first run
+    of a block over that of later ones. `place_ratio`: factor from each later position in the block to the next.
     """
     wanted = set(measured(results.runs)["run_id"])
     groups: dict[tuple[Any, ...], list[Case]] = defaultdict(list)
     for case in cases(results):
         if case.run_id in wanted and case["images_per_s"] is not None and case.host is not None:
             groups[tuple(case[fact] for fact in (*PLACE, *SOFTWARE))].append(case)
-    # Of one run nothing can be split.
+    # A single run has no variation to split.
     lines = [_line(runs) for runs in groups.values() if len(runs) > 1]
     return pd.DataFrame(lines, columns=[column.name for column in COLUMNS])
 
@@ -80,7 +80,7 @@ def _line(runs: Sequence[Case]) -> dict[str, Any]:
             for what, reason in (
                 ("between runs", split.between_runs.reason),
                 ("between hosts", split.between_hosts.reason),
-                # Machines that are nobody's cloud have no zone, and runs without blocks no order.
+                # Machines outside a cloud have no zone, and runs without blocks have no order.
                 ("between zones", split.between_zones.reason if any(run.zone for run in placed) else None),
                 ("order", order.reason if any(run.block for run in placed) else None),
             )
@@ -91,7 +91,7 @@ def _line(runs: Sequence[Case]) -> dict[str, Any]:
 
 
 def _placed(runs: Sequence[Case]) -> Iterator[PlacedRun]:
-    """Runs of one configuration share the noise of their steps."""
+    """Runs with host, zone, position and noise; runs of one configuration share the noise of their steps."""
     configurations: dict[tuple[Any, ...], list[Case]] = defaultdict(list)
     for case in runs:
         configurations[tuple(case[fact] for fact in CONFIGURATION)].append(case)
@@ -113,6 +113,6 @@ def _placed(runs: Sequence[Case]) -> Iterator[PlacedRun]:
 
 
 def _shared(runs: Sequence[Case], fact: str) -> Any:
-    """The one value of all runs; None where they differ."""
+    """The value that all runs share; None if they differ."""
     first = runs[0][fact]
     return first if all(case[fact] == first for case in runs) else None

@@ -1,4 +1,4 @@
-"""What a training step of a known model is, where a run from elsewhere brings no count: model_work.csv, by formula.
+"""Work of a training step of a known model, by formula, for imported runs without a count: model_work.csv.
 
 `python docs/model_work.py` writes the table with the trainer's own counts, and a test compares them. Standard library
 only.
@@ -14,9 +14,9 @@ from workload.contract.record import ComplexityRecord, Spec
 from workload.contract.spec import CIFAR10, CIFAR10_IMAGE_SIZE, IMAGENET_IMAGE_SIZE, Precision
 
 _TABLE = Path(__file__).with_name("model_work.csv")
-# Where a model has no 224 x 224: Inception's auxiliary head needs 299.
+# Image sizes of models that do not use 224 x 224: Inception's auxiliary head needs 299.
 NATIVE_IMAGE_SIZES = {"inception_v3": 299}
-# Other libraries' names of the same networks, without what people vary.
+# Other libraries' names of the same networks, in lower case and without punctuation.
 _ALIASES = {
     "resnet50v15": "resnet50",
     "vitbasepatch16224": "vit_b_16",
@@ -30,13 +30,13 @@ _ALIASES = {
     "mobilenetv3small100": "mobilenet_v3_small",
     "wideresnet502": "wide_resnet50_2",
 }
-# What GradScaler adds: one pass over all gradients, 4 bytes of each parameter read and written.
+# Bytes that GradScaler adds: one pass over all gradients, 4 bytes of each parameter read and written.
 _SCALER_BYTES_PER_PARAMETER = 8
 
 
 @dataclass(frozen=True, kw_only=True)
 class ByteModel:
-    """Bytes of a step: `per_step` for weights and optimizer, `per_image` for what each image adds."""
+    """Linear model of the bytes of a step: `per_step` for weights and optimizer, `per_image` for each image."""
 
     per_step: int
     per_image: int
@@ -47,7 +47,7 @@ class ByteModel:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelWork:
-    """A row of the table: 1000 classes, SGD with momentum, train mode; `*_bytes` are the fewest and the most."""
+    """A row of the table: 1000 classes, SGD with momentum, train mode; `*_bytes`: lower and upper bound."""
 
     model: str
     image_size: int
@@ -58,7 +58,7 @@ class ModelWork:
     bf16_bytes: tuple[ByteModel, ByteModel]
 
     def bytes_per_step(self, batch_size: int, precision: str | None) -> tuple[int, int]:
-        """The fewest and the most bytes of a step; without a precision, from the fewest to the most of any."""
+        """Lower and upper bound of the bytes of a step; without a precision, the widest bounds of all precisions."""
         low, high = self.bf16_bytes[0].of(batch_size), self.fp32_bytes[1].of(batch_size)
         match precision:
             case Precision.FP32 | Precision.TF32:
@@ -72,7 +72,7 @@ class ModelWork:
 
 @functools.cache
 def table() -> Mapping[tuple[str, int], ModelWork]:
-    """By model and image size."""
+    """The rows of model_work.csv by model and image size."""
     with _TABLE.open(encoding="utf-8", newline="") as file:
         works = [_work(row) for row in csv.DictReader(file)]
     return {(work.model, work.image_size): work for work in works}
@@ -100,7 +100,7 @@ def _work(row: Mapping[str, str]) -> ModelWork:
 
 
 def known_name(name: str) -> str | None:
-    """The table's name of a model, as `ResNet-50` or `ViT-B/16` are written elsewhere; None for an unknown one."""
+    """The table's name for a model that may be written as `ResNet-50` or `ViT-B/16`; None if unknown."""
     plain = _without_marks(name)
     return _names().get(plain) or _ALIASES.get(plain)
 
@@ -115,19 +115,22 @@ def _without_marks(name: str) -> str:
 
 
 def find(model: str, image_size: float | None) -> ModelWork | None:
-    """The work of a model on images of this edge; None for a model or a size that is not in the table."""
+    """The work of a model on images with this edge in pixels; None if the table lacks the model or the size."""
     name = known_name(model)
     return table().get((name, int(image_size))) if name and image_size and image_size == int(image_size) else None
 
 
 def of_sizes(model: str) -> tuple[ModelWork, ...]:
-    """The work of a model at every image size of the table."""
+    """The work of a model at every image size of the table; empty if the model is unknown."""
     name = known_name(model)
     return tuple(work for work in table().values() if work.model == name)
 
 
 def image_size_of(spec: Spec) -> tuple[int | None, bool]:
-    """The edge of a run's images, and whether somebody said it: else that of its data set, or the model's usual one."""
+    """Edge of a run's images in pixels, and whether it was stated; else the model's usual size, None if unknown.
+
+    The size also counts as stated if it follows from the data set.
+    """
     if spec.image_size:
         return int(spec.image_size), True
     if spec.dataset and spec.dataset.casefold().replace("-", "") == CIFAR10:
@@ -138,14 +141,14 @@ def image_size_of(spec: Spec) -> tuple[int | None, bool]:
 
 @dataclass(frozen=True, kw_only=True)
 class KnownWork:
-    """The work of a run of a known model. `assumption`: what nobody said and it rests on; None where all was said."""
+    """The work of a run of a known model. `assumption`: an unstated fact on which it rests, None if all were stated."""
 
     complexity: ComplexityRecord
     assumption: str | None
 
 
 def of_spec(spec: Spec) -> KnownWork | None:
-    """The work of a step by the model's name, batch size and image size; None for what the table does not have."""
+    """The work of a step, from model name, batch size and image size; None if the table lacks them."""
     image_size, is_stated = image_size_of(spec)
     work = find(spec.model, image_size)
     if work is None:

@@ -1,8 +1,8 @@
-"""What one call of an operator computes and moves, by its name and the shapes of its inputs. Standard library only.
+"""FLOP and bytes of one call of an operator, from its name and the shapes of its inputs. Standard library only.
 
-The formulas are those of the trainer (`workload.contract.formulas`); which operators we know at all stands in
-operator_kinds.csv, which `python docs/operator_kinds.py` writes from the trainer's tables. What is in neither has no
-work here: its time is unattributed, and never spread over others.
+The formulas are those of the trainer (`workload.contract.formulas`). operator_kinds.csv lists the known operators;
+`python docs/operator_kinds.py` writes it from the trainer's tables. An operator in neither has no work here: its time
+is unattributed, and never spread over other operators.
 """
 
 import csv
@@ -24,15 +24,15 @@ _ATEN = "aten::"
 BITS = {"double": 64, "c10::complex<float>": 64, "long int": 64, "long": 64, "float": 32, "int": 32, "short": 16,
         "c10::Half": 16, "c10::BFloat16": 16, "signed char": 8, "unsigned char": 8, "bool": 8,
         "c10::Float8_e4m3fn": 8, "c10::Float8_e5m2": 8, "c10::complex<double>": 128}  # fmt: skip
-# A list of tensors says its shapes and not its type: the narrowest and the widest that weights and gradients have.
+# A traced list of tensors has shapes but no type: assume the narrowest and widest type of weights and gradients.
 _OF_A_LIST = "TensorList"
 _NARROW_BITS, _WIDE_BITS = 16, 32
-# Ceilings are named so; fp16 is that of `amp`, whoever scales the loss.
+# Precision names of ceilings; fp16 has the ceiling of `amp`, with or without loss scaling.
 PRECISIONS = {"float": "fp32", "c10::Half": "amp", "c10::BFloat16": "bf16", "double": "fp64"}
 
 
 class Kind(StrEnum):
-    """Of operator_kinds.csv; `nothing`: views and allocations, `composite`: only calls others."""
+    """Kinds of operators in operator_kinds.csv; `nothing`: views and allocations, `composite`: only calls others."""
 
     PRODUCT = "product"
     BYTES = "bytes"
@@ -41,7 +41,7 @@ class Kind(StrEnum):
 
 
 class Lack(StrEnum):
-    """Why the work of a call is not known."""
+    """Reason why the work of a call is unknown."""
 
     NO_FORMULA = "no formula"
     NO_SHAPES = "no shapes"
@@ -49,9 +49,9 @@ class Lack(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Tensors:
-    """Equal tensors that a call reads or writes: `elements` of each, `count` in one list, `bits` of an element.
+    """Equal tensors that a call reads or writes: `elements` of each, `count` in one list, bits per element.
 
-    `is_new`: what it gives back, in memory of its own.
+    `bits_low` and `bits_high` differ if the type is unknown. `is_new`: an output in memory of its own.
     """
 
     elements: int
@@ -63,9 +63,10 @@ class Tensors:
 
 @dataclass(frozen=True, kw_only=True)
 class CallWork:
-    """Of one call. `kind`: of its FLOP, as `complexity.flop_by_op` names it.
+    """Work of one call: FLOP, and the tensors that it moves.
 
-    `is_assumed`, `is_of_many`: where `ASSUMED` or `OF_MANY` holds.
+    `kind`: kind of the FLOP, named as in `complexity.flop_by_op`. `is_assumed`, `is_of_many`: the remark `ASSUMED` or
+    `OF_MANY` applies.
     """
 
     flop: int = 0
@@ -77,7 +78,7 @@ class CallWork:
 
     @property
     def bytes_high(self) -> int:
-        """Every input read from memory and every output written to it."""
+        """Upper bound of the bytes moved: every input is read from memory, every output written to memory."""
         return sum(tensor.elements * tensor.count * tensor.bits_high // 8 for tensor in self.tensors)
 
 
@@ -90,9 +91,10 @@ ASSUMED = "the trace has no values of arguments: each backward pass of a convolu
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """What other calls of a trace say about one.
+    """Facts about one call that follow from the other calls of a trace.
 
-    `outputs`: of convolutions, by the shapes of images and weights. `gradients`: elements of all gradients of a step.
+    `outputs`: output shapes of convolutions, by the shapes of images and weights. `gradients`: number of elements in
+    all gradients of a step.
     """
 
     outputs: Mapping[tuple[Shape, Shape], Shape] = field(default_factory=dict)
@@ -100,7 +102,7 @@ class Context:
 
     @classmethod
     def of(cls, calls: Iterable[Call], steps: int) -> "Context":
-        """Of all calls in these steps: the gradient of a convolution has the shape of its output."""
+        """Collect the context from all calls in the steps; the gradient of a convolution has its output's shape."""
         outputs: dict[tuple[Shape, Shape], set[Shape]] = {}
         gradients = 0
         for call in calls:
@@ -117,16 +119,16 @@ class Context:
 
 _WEIGHT_OF_BACKWARD = 2
 _ACCUMULATE = "torch::autograd::AccumulateGrad"
-# Parameters, gradients and two moments; of a fused optimizer then come its counters of steps, which are scalars.
+# Parameters, gradients and two moments. A fused optimizer's lists of step counters, which are scalars, follow.
 _MOST_LISTS_OF_PARAMETERS = 4
 _COUNTS_STEPS = ("_foreach_add_", "1")
 _OVER_LISTS = re.compile(r"_foreach_|_fused_(adam|sgd|adagrad)|_amp_foreach_")
 
 
 def kind_of(name: str) -> Kind | None:
-    """What an operator does; None for one that is not known, or not PyTorch's own."""
+    """The kind of an operator; None if it is unknown or not PyTorch's own."""
     plain = name.removeprefix(_ATEN)
-    # A few of PyTorch's own come without their namespace, as `detach`.
+    # A few of PyTorch's own operators, like `detach`, are traced without their namespace.
     return _kinds().get(plain) or _kinds().get(plain.removesuffix("_"))
 
 
@@ -142,7 +144,7 @@ def _kinds() -> Mapping[str, Kind]:
 
 
 def work_of(call: Call, context: Context) -> CallWork | Lack:
-    """The work of a call of a product or of an operator that moves bytes."""
+    """The work of a product or of an operator that moves bytes; otherwise the reason why the work is unknown."""
     name, kind = call.name.removeprefix(_ATEN), kind_of(call.name)
     if kind not in {Kind.PRODUCT, Kind.BYTES}:
         return Lack.NO_FORMULA
@@ -163,7 +165,7 @@ def _work_of_product(name: str, call: Call, inputs: "Sequence[_Tensor]", context
     try:
         product = formula(_Arguments(call=call, context=context))
     except (LookupError, TypeError, ValueError, ZeroDivisionError):
-        # Shapes of another version, or none: no FLOP are better than wrong ones.
+        # The shapes are missing or follow another version's signature: no FLOP are better than wrong ones.
         return Lack.NO_SHAPES
     factor = next((kind for kind in call.types if kind in PRECISIONS), "")
     outputs = [_Tensor(dims=shape, type=factor) for shape in product.outputs]
@@ -177,10 +179,10 @@ def _work_of_product(name: str, call: Call, inputs: "Sequence[_Tensor]", context
 
 
 def _over_parameters(name: str, call: Call, elements: int) -> CallWork:
-    """Of an optimizer whose lists are too long for the trace. How little it moves, nobody knows."""
+    """Work of an optimizer whose lists of tensors are too long for the trace; its lower bound of bytes is 0."""
     lists = [position for position, kind in enumerate(call.types) if kind == _OF_A_LIST][:_MOST_LISTS_OF_PARAMETERS]
     written = set(_written(name)) & set(lists) if _written(name) else {-1}
-    # Adding 1 to each of a list is an optimizer's count of steps.
+    # Adding 1 to each element of a list is an optimizer counting its steps.
     is_counter = (name, *call.values[1:2]) == _COUNTS_STEPS
     one = Tensors(elements=0 if is_counter else elements, bits_low=0, bits_high=_WIDE_BITS)
     return CallWork(tensors=(one,) * (len(lists) + len(written)), is_of_many=True)
@@ -199,7 +201,7 @@ class _Tensor:
 
     @property
     def elements(self) -> int:
-        """In memory: an expanded dimension has a stride of 0 and is there once."""
+        """Number of elements in memory; an expanded dimension has stride 0 and is stored once."""
         if len(self.strides) != len(self.dims):
             return prod(self.dims)
         return prod(size for size, stride in zip(self.dims, self.strides, strict=True) if stride)
@@ -212,7 +214,7 @@ class _Tensor:
 
 
 def _inputs(call: Call) -> Iterator[_Tensor]:
-    """The tensors among the arguments, those of a list by their sizes."""
+    """Tensors among the arguments; equal shapes within a list of tensors are one entry with a count."""
     for position, (dims, kind) in enumerate(zip(call.dims, call.types, strict=False)):
         if any(isinstance(size, tuple) for size in dims):
             for shape, count in Counter(dims).items():
@@ -223,13 +225,13 @@ def _inputs(call: Call) -> Iterator[_Tensor]:
 
 
 def _needs_no_tensor(call: Call) -> bool:
-    """Of factories, as `aten::zeros`: their sizes are values, and no list of tensors was left out."""
+    """Whether no list of tensors was left out, as for factories like `aten::zeros`, whose sizes are values."""
     return _OF_A_LIST not in call.types
 
 
-# Of these only as many rows of the first tensor are read as come out.
+# Operators that read only as many rows of the first tensor as they return.
 _GATHERING = {"embedding", "index", "index_select", "gather", "take", "_embedding_bag"}
-# What they give is small beside what they read, or as large as an input that is named last.
+# Operators whose output is small compared with their inputs, or as large as an input that is named last.
 _REDUCING = re.compile(
     r"(sum|mean|var|std|var_mean|std_mean|amax|amin|aminmax|max|min|argmax|argmin|prod|all|any|count_nonzero|logsumexp"
     r"|nll_loss.*forward|.*_loss|dot|_local_scalar_dense|item|equal|linalg_vector_norm|norm|bincount|isfinite)$"
@@ -239,7 +241,7 @@ _BOOLEAN = re.compile(r"(eq|ne|lt|le|gt|ge|logical_.*|isnan|isinf)$")
 
 
 def _outputs(name: str, inputs: Sequence[_Tensor]) -> list[_Tensor]:
-    """New tensors of an operator without products; the trace does not say them."""
+    """New tensors of an operator without products, inferred from its inputs: the trace does not record outputs."""
     if not inputs or _written(name) or _REDUCING.match(name):
         return []
     if name in _GATHERING:
@@ -269,17 +271,17 @@ def _broadcast(shapes: Sequence[Shape]) -> Shape:
 
 
 def _written(name: str) -> tuple[int, ...]:
-    """The positions of the arguments that an operator changes."""
+    """Positions of the arguments that an operator changes."""
     row = _rows().get(name)
     return tuple(map(int, row["writes"].split())) if row else ()
 
 
 def _moved(name: str, inputs: Sequence[_Tensor], outputs: Sequence[_Tensor]) -> tuple[Tensors, ...]:
-    """What is read, what is changed and what is new."""
+    """Tensors that a call reads, changes and creates."""
     written, overwrites = _written(name), bool((_rows().get(name) or {}).get("overwrites"))
     read = [tensor for tensor in inputs if not (overwrites and tensor.position in written)]
     if name in _GATHERING and outputs:
-        # As much as comes out.
+        # Gathering reads as many elements as it returns.
         read = [*read[1:], *outputs]
     changed = [tensor for tensor in inputs if tensor.position in written]
     return tuple(
@@ -301,19 +303,19 @@ class _Product:
 
 @dataclass(frozen=True, kw_only=True)
 class _Arguments:
-    """Shapes and values by position; `LookupError` for what the trace does not have."""
+    """Shapes and values of a call by position; raises `LookupError` for an argument that the trace lacks."""
 
     call: Call
     context: Context
 
     def shape(self, position: int) -> Shape:
-        """Of a tensor, which has a type; an absent one has none."""
+        """Shape of a tensor argument; `LookupError` if the argument has no tensor type."""
         if self.call.types[position] not in BITS:
             raise LookupError(position)
         return tuple(self.call.dims[position])
 
     def shapes(self, position: int) -> Sequence[Shape]:
-        """Of a list of tensors."""
+        """Shapes of the tensors in a list argument; `LookupError` if there are none."""
         listed = self.call.dims[position]
         if not all(isinstance(shape, tuple) for shape in listed) or not listed:
             raise LookupError(position)
@@ -324,11 +326,11 @@ class _Arguments:
         return bool(self.call.values)
 
     def numbers(self, position: int) -> tuple[int, ...]:
-        """`[2, 2]` or `2`."""
+        """Integers in a value such as `[2, 2]` or `2`."""
         return tuple(int(number) for number in re.findall(r"-?\d+", self.call.values[position]))
 
     def flags(self, position: int) -> tuple[bool, ...]:
-        """`[True, False]` or `True`; 1 and 0 in some versions."""
+        """Booleans in a value such as `[True, False]` or `True`; some versions write 1 and 0."""
         known = re.findall(r"True|False|\b[01]\b", self.call.values[position], re.IGNORECASE)
         if not known:
             raise LookupError(position)
@@ -352,7 +354,7 @@ def _convolution(arguments: _Arguments) -> _Product:
 
 
 def _is_transposed(output: Shape, weight: Shape) -> bool:
-    """Where nothing says so: the weights of a transposed convolution begin with the channels of its input."""
+    """Guess from shapes if a convolution is transposed: its weights then begin with the channels of the input."""
     return output[1] != weight[0]
 
 
@@ -368,7 +370,7 @@ def _convolution_backward(arguments: _Arguments) -> _Product:
 
 
 def _matmul(first: int) -> Callable[[_Arguments], _Product]:
-    """`first`: the position of the left factor; what stands before it is added."""
+    """Work of a matrix product; `first`: position of the left factor, after a term that is added."""
 
     def product(arguments: _Arguments) -> _Product:
         left, right = arguments.shape(first), arguments.shape(first + 1)
@@ -379,7 +381,7 @@ def _matmul(first: int) -> Callable[[_Arguments], _Product]:
 
 
 def _vector(first: int) -> Callable[[_Arguments], _Product]:
-    """The right factor is a vector."""
+    """Work of a product whose right factor is a vector; `first`: position of the left factor."""
 
     def product(arguments: _Arguments) -> _Product:
         left = arguments.shape(first)
@@ -408,7 +410,10 @@ def _add_summed_bmm(arguments: _Arguments) -> _Product:
 
 
 def _attention(first: int, times: int) -> Callable[[_Arguments], _Product]:
-    """`first`: the position of the query; backward is twice the work, and gives a gradient of each factor."""
+    """Work of attention; `first`: position of the query, 1 in backward operators; `times`: 2 for backward, else 1.
+
+    The outputs of a backward operator are the gradients of query, key and value.
+    """
 
     def product(arguments: _Arguments) -> _Product:
         query, key, value = (arguments.shape(first + position) for position in (0, 1, 2))
@@ -438,7 +443,7 @@ def _cudnn_rnn(times: int) -> Callable[[_Arguments], _Product]:
 
 
 def _cell(times: int) -> Callable[[_Arguments], _Product]:
-    """The element-wise part of a fused cell: its products arrive by themselves."""
+    """Work of the element-wise part of a fused recurrent cell: no FLOP, because its products are separate calls."""
     return lambda arguments: _Product(kind=_RECURRENT[times], flop=0, outputs=[arguments.shape(0)])
 
 
@@ -450,7 +455,7 @@ _FUSED = (
     "cudnn_attention",
     "fused_attention_overrideable",
 )
-# By the operator's name without namespace, and without the _ of its in-place form; as `workload.flop.FORMULAS`.
+# Keys: the operator's name without namespace and without the _ of its in-place form, as in `workload.flop.FORMULAS`.
 FORMULAS: Mapping[str, Callable[[_Arguments], _Product]] = {
     "convolution": _convolution,
     "_convolution": _convolution,

@@ -1,6 +1,6 @@
-"""Profiles by torch.profiler: where a step's time goes, by operator on a CPU and by kernel on a GPU.
+"""Profiles by torch.profiler: shares of a step's time, by operator on a CPU and by kernel on a GPU.
 
-Times are an operator's own, without those that it calls. The profiler slows down small operators most.
+The time of an operator excludes the operators that it calls. The profiler slows down small operators most.
 """
 
 import csv
@@ -20,10 +20,10 @@ from workload.contract.record import Record
 from workload.contract.text import percent
 
 FILE = "torch/kernels.csv"
-# Of an imported trace: each operator with its work, see `analysis.traced_run`.
+# Table of an imported trace: each operator with its work, see `analysis.traced_run`.
 WORK_FILE = "torch/operators.csv"
 KIND = "torch"
-# Those after them take less than the profiler's own disturbance; JSON and CSV have all.
+# Further operators take less time than the profiler's own disturbance; JSON and CSV list all.
 SHOWN = 15
 COLUMNS = (
     *WORK_NAMED,
@@ -56,8 +56,8 @@ WORK_COLUMNS = (
     "note",
     *(fact for fact in (*CONFIGURATION, *PLACE, *SOFTWARE) if fact not in WORK_NAMED),
 )
-# The operators that do the arithmetic of each kind of `complexity.flop_by_op`; `aten::conv2d` and the like only call
-# them. Names as in PyTorch's native_functions.yaml (2.9).
+# Operators that do the arithmetic of each kind of `complexity.flop_by_op`; operators such as `aten::conv2d` only call
+# these. Names are those of PyTorch's native_functions.yaml (2.9).
 WORKERS: Mapping[str, tuple[str, ...]] = {
     "convolution": (
         "aten::mkldnn_convolution",
@@ -73,11 +73,11 @@ WORKERS: Mapping[str, tuple[str, ...]] = {
 
 
 def operators(results: Results, *, with_attributed: bool = True) -> tuple[pd.DataFrame, list[Problem]]:
-    """A row per group of runs that may be pooled and operator, the longest first, then `all`; and files left unread.
+    """Time per operator: a row per group of poolable runs and operator, longest first, then `all`; and unread files.
 
-    `launches`, `duration_s` (own time) and `flop` are those of one step. FLOP are the formulas', where one operator
-    does all of a kind's arithmetic; NaN for the others. On a GPU the names are those of kernels. Imported traces are
-    left out where their rows `with_attributed` work are shown instead.
+    `launches`, `duration_s` (own time) and `flop` are per step. FLOP are those of the formulas, if one operator does
+    all the arithmetic of a kind; NaN for other operators. On a GPU the names are those of kernels. With
+    `with_attributed` False, imported traces are left out, because `attributed` shows them.
     """
     problems: list[Problem] = []
     rows: list[dict[str, Any]] = []
@@ -92,10 +92,11 @@ def operators(results: Results, *, with_attributed: bool = True) -> tuple[pd.Dat
 
 
 def attributed(results: Results, keys: Sequence[str]) -> tuple[pd.DataFrame, list[Problem]]:
-    """What operators of imported traces did: a row per group of runs and `keys` (family, name), then `all`.
+    """Work of operators in imported traces: a row per group of runs and `keys`, then `all`; and unread files.
 
-    `duration_s` is the operator's own time on a CPU, on a GPU that of the kernels that it launched; `flop`, `bytes_*`
-    are those of one step, modelled, and None where an operator of the row has none. `note` says what it lacks.
+    `keys`: family, name, or both. `duration_s` is the operator's own time on a CPU, on a GPU the time of the kernels
+    that it launched. `flop` and `bytes_*` are modelled, per step, and None if an operator of the row has none. `note`
+    says what the row lacks.
     """
     problems: list[Problem] = []
     rows: list[dict[str, Any]] = []
@@ -119,7 +120,7 @@ def attributed(results: Results, keys: Sequence[str]) -> tuple[pd.DataFrame, lis
 
 
 def _read_work(path: Path) -> pd.DataFrame:
-    """The table of an imported trace; `ValueError` for a file that is something else."""
+    """The table of an imported trace; `ValueError` for any other file."""
     table = pd.read_csv(path, dtype={"name": str, "family": str, "lack": str}, keep_default_na=False, na_values=[""])
     for name in ("calls", "total_s", "flop", "bytes_lower", "bytes_upper"):
         table[name] = pd.to_numeric(table[name])
@@ -129,7 +130,7 @@ def _read_work(path: Path) -> pd.DataFrame:
 
 
 def _summed(pool: Group, table: pd.DataFrame, keys: Sequence[str], steps: float) -> list[dict[str, Any]]:
-    """The rows by `keys`, the longest first, then the whole."""
+    """Rows by `keys`, longest first, then a row for the whole."""
     total_s = float(table["total_s"].sum())
     parts = [
         dict(zip(keys, values if isinstance(values, tuple) else (values,), strict=True))
@@ -142,7 +143,7 @@ def _summed(pool: Group, table: pd.DataFrame, keys: Sequence[str], steps: float)
 
 
 def _at_least(rows: pd.DataFrame, steps: float) -> float | None:
-    """The fewest bytes of several operators: those of one, as the others may use the same tensors."""
+    """Lower bound of the bytes of several operators: that of a single one, as the others may use the same tensors."""
     known = rows[rows["bytes_lower"].notna()]
     return float(known.groupby("name")["bytes_lower"].sum().max()) / steps if len(known) else None
 
@@ -162,7 +163,7 @@ def _work_row(
         "duration_s": seconds / steps,
         "share_of_time": seconds / total_s if total_s else None,
         "flop": flop,
-        # Of the operators whose FLOP are known, over the time of the others too, it would be too low.
+        # Known FLOP over the time of all operators would be too low a rate.
         "flop_per_s": flop * steps / seconds if flop and seconds and not missing_s else None,
         "bytes_lower": low,
         "bytes_upper": high,
@@ -173,11 +174,11 @@ def _work_row(
 
 
 def longest(table: pd.DataFrame, top: int) -> pd.DataFrame:
-    """The `top` longest rows of each profile of `operators` or `attributed`, and the row for all of it."""
+    """The `top` longest rows of each profile of `operators` or `attributed`, and its row for the whole."""
     if table.empty:
         return table
     whole = table["name"] == ALL
-    # The notes of `attributed` are those of single rows.
+    # In `attributed`, notes belong to single rows and do not identify a profile.
     of_profile = ("profiles", "steps") if "family" in table else ("note",)
     parts = table[~whole].groupby([*WORK_NAMED, *of_profile], dropna=False, sort=False).head(top)
     return table.loc[sorted([*parts.index, *table.index[whole]])]
@@ -229,7 +230,7 @@ def _row(name: str, calls: float, self_s: float, share: float, flop: Mapping[str
 
 
 def read(path: Path) -> list[tuple[str, float, float]]:
-    """Name, calls and own seconds of each row of a profile's table; `BundleError` for a file that is something else."""
+    """Name, calls and own seconds of each row of a profile's table; `BundleError` for any other file."""
     with path.open(newline="", encoding="utf-8", errors="replace") as text:
         rows = []
         for row in csv.DictReader(text):
@@ -263,6 +264,6 @@ def _flop_by_kind(record: Record) -> dict[str, float]:
 
 
 def _flop_by_operator(flop: Mapping[str, float], names: Sequence[str] | Mapping[str, float]) -> dict[str, float]:
-    """FLOP by operator, for the kinds whose arithmetic one operator does: of several, the shares are unknown."""
+    """FLOP by operator, for kinds whose arithmetic a single operator does: shares of several would be unknown."""
     present = {kind: [name for name in workers if name in names] for kind, workers in WORKERS.items()}
     return {present[kind][0]: value for kind, value in flop.items() if len(present.get(kind, ())) == 1}

@@ -1,7 +1,7 @@
-"""What no steps.csv can hold: a bundle with such a row is refused, because every figure of it is then in doubt.
+"""Rules for the rows of steps.csv: a bundle with an impossible row is refused, because all of its figures are in doubt.
 
-Checked for all runs of an index at once, because there may be ten thousand. Imported logs are what somebody else's
-program wrote: they may lack cells and their clock may have been set back, ours may not.
+All runs of an index are checked at once, because there may be ten thousand. Imported logs were written by other
+programs: they may lack cells, and their clock may have been set back. Our own files must be complete.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,11 +17,11 @@ from workload.contract.fields import LONGEST_S, SHORTEST_S
 
 PHASES = ("warmup", "measured")
 SECONDS = ("ended_at_s", "step_s", "data_s", "forward_s", "backward_s", "optimizer_s")
-# CUDA tells the time between two events in milliseconds as a 32-bit float: 12 microseconds of 100 s.
+# CUDA gives the time between two events in milliseconds as a 32-bit float: 12 microseconds precision at 100 s.
 CLOCK_DIGITS = 2.4e-7
-# steps.csv has seven decimals; several rounded figures are added.
+# steps.csv has seven decimals; this allows for sums of several rounded figures.
 ROUNDING_S = 1e-6
-# Times of parts and time stamps come from the same clock; 1 % is room for what rounds differently.
+# Times of parts and time stamps come from the same clock; 1 % allows for different rounding.
 ROOM = 1.01
 MAX_IMAGES = 2.0**53
 
@@ -31,7 +31,7 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Rows:
-    """The rows of several steps.csv below each other; `run` numbers the file of each, `imported` says whose it is."""
+    """Rows of several steps.csv, concatenated; `run`: number of each row's file, `imported`: whether it is imported."""
 
     table: pa.Table
     run: npt.NDArray[np.intp]
@@ -39,34 +39,34 @@ class Rows:
 
     @cached_property
     def numbers(self) -> dict[str, Floats]:
-        """Columns by name; NaN where a cell is empty or no number."""
+        """Numeric columns by name; NaN for an empty cell or text."""
         names = [name for name in self.table.column_names if name != "phase"]
         return {name: self.table[name].to_numpy().astype(np.float64, copy=False) for name in names}
 
     @cached_property
     def phase(self) -> npt.NDArray[np.intp]:
-        """Place in `PHASES`; -1 for any other word and for none."""
+        """Index in `PHASES` per row; -1 for any other word and for an empty cell."""
         places = pc.index_in(self.table["phase"], value_set=pa.array(PHASES)).fill_null(-1)
         return np.asarray(places.to_numpy(), dtype=np.intp)
 
     @cached_property
     def follows(self) -> Mask:
-        """Whether the row before is of the same file."""
+        """Whether the previous row is of the same file."""
         return np.append(False, self.run[1:] == self.run[:-1]) if self.run.size else np.empty(0, dtype=bool)
 
     def since(self, column: str) -> Floats:
-        """What a column grew by since the row before; NaN in the first row of a file."""
+        """Increase of a column since the previous row; NaN in the first row of a file."""
         return np.where(self.follows, np.diff(self.numbers[column], prepend=np.nan), np.nan)
 
     def outside(self, column: str, low: float, high: float) -> Mask:
-        """Where a number lies outside `low` to `high`, or is absent in a run of ours."""
+        """Mask of rows in which a number is outside `low` to `high`, or is absent in a run of ours."""
         values = self.numbers[column]
         return ~((values >= low) & (values <= high)) & ~(np.isnan(values) & self.imported)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowRule:
-    """`breaks` says which rows break it; `shown`: the column whose cell is quoted."""
+    """A rule for rows of steps.csv; `breaks` returns a mask of rows that break it, `shown` is the column to quote."""
 
     shown: str
     rule: str
@@ -84,13 +84,13 @@ def _whole_steps(rows: Rows) -> Mask:
 
 
 def _no_time_stamp(rows: Rows) -> Mask:
-    """Ours count from the start of the run; a log's from its first row, and its clock may have been set back."""
+    """Time stamps out of range: ours start at 0, a log's clock may have been set back."""
     of_a_log, of_ours = rows.outside("ended_at_s", -LONGEST_S, LONGEST_S), rows.outside("ended_at_s", 0, LONGEST_S)
     return np.where(rows.imported, of_a_log, of_ours)
 
 
 def _clock_stands(rows: Rows) -> Mask:
-    """Reversed or repeated time stamps of ours; a step may be too short for a clock with few digits."""
+    """Reversed or repeated time stamps in runs of ours; a step below the clock's precision may repeat a stamp."""
     took, ended = rows.numbers["step_s"], rows.numbers["ended_at_s"]
     advanced = rows.since("ended_at_s")
     repeated = (advanced == 0) & (took > CLOCK_DIGITS * ended + ROUNDING_S)
@@ -99,7 +99,7 @@ def _clock_stands(rows: Rows) -> Mask:
 
 
 def _longer_than_there_was(rows: Rows) -> Mask:
-    """A step and its wait for data that take more time than passed since the step before ended."""
+    """Rows whose step and wait for data take longer than the time since the previous step ended."""
     took = rows.numbers["step_s"] + rows.numbers["data_s"]
     room = ROOM * rows.since("ended_at_s") + CLOCK_DIGITS * rows.numbers["ended_at_s"] + ROUNDING_S
     return (took > room) & ~rows.imported
@@ -131,7 +131,10 @@ RULES = (
 
 
 def refusals(lists: pa.ListArray, *, imported: Sequence[bool], measured_s: Sequence[float | None]) -> list[str | None]:
-    """By run, the first rule that its rows break, with the row and its cell; None where all is possible."""
+    """The first rule that the rows of each run break, with row number and cell; None if no rule is broken.
+
+    `measured_s`: wall time of each run's measured steps in seconds; the waits for data must fit into it.
+    """
     lengths = np.diff(lists.offsets.to_numpy())
     run = np.repeat(np.arange(len(lengths)), lengths)
     rows = Rows(

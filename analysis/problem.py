@@ -1,11 +1,11 @@
-"""What is not in the tables."""
+"""Record of data that is missing from the tables."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """A folder or a file that is not in the tables, or not all of it, and why."""
+    """A folder or file that is missing from the tables, in full or in part, and the reason."""
 
     path: str
     reason: str

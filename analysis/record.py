@@ -1,7 +1,6 @@
-"""From run.json to a row of `runs`. Pure.
+"""Convert run.json to a row of `runs`. Pure.
 
-A field that is a column says so where it is declared, in `workload.contract.record`; what follows from several fields
-is derived here.
+`workload.contract.record` declares which fields are columns; columns that follow from several fields are derived here.
 """
 
 import json
@@ -28,11 +27,11 @@ DERIVED: Mapping[str, Kind] = {
     "ceiling_conditions": Kind.TEXT,
     "region": Kind.TEXT,
     "peak_memory_bytes": Kind.NUMBER,
-    # FLOP of a step that an imported trace or profile shows itself, whatever its model is called.
+    # FLOP of a step according to an imported trace or profile itself, independent of the model's name.
     "shown_flop_per_step": Kind.NUMBER,
-    # What FLOP and bytes by formula rest on that nobody said, as the size of the images.
+    # Unstated assumption behind FLOP and bytes by formula, such as the size of the images.
     "work_assumption": Kind.TEXT,
-    # What is known of the reason where no roof limits a step.
+    # Known reasons if no roof limits a step.
     "limit_known": Kind.TEXT,
 }
 # Column of `runs` -> its type.
@@ -41,14 +40,14 @@ RUN_COLUMNS: Mapping[str, Kind] = {
     **DERIVED,
     "notes": Kind.TEXTS,
 }
-# The sections that hold columns, and each column with its section and its name there.
+# Each column with its section, its name in the section and its type; and the sections that hold columns.
 CELLS = tuple((str(leaf.column), leaf.names[:-1], leaf.names[-1], leaf.kind) for leaf in contract.COLUMNS)
 SECTIONS = tuple(dict.fromkeys(names for _, names, _, _ in CELLS))
-# What every run of ours that came to its end has measured.
+# Columns that every completed run of ours has measured.
 EXPECTED = {"measured_s", "images", "step_median_s"}
 
-# One row per rate that a run measured: `quantity` is flop_per_s by precision, or bytes_per_s of copy and triad.
-# `roof_per_s` is what runs are held against: the sustained rate where a burst went before it, else the median.
+# A row per rate that a run measured: `quantity` is flop_per_s by precision, or bytes_per_s of copy and triad.
+# `roof_per_s` is the rate to compare runs with: the sustained rate if it followed a burst, else the median.
 CEILING_COLUMNS: Mapping[str, Kind] = {
     "quantity": Kind.TEXT,
     "name": Kind.TEXT,
@@ -67,7 +66,7 @@ CEILING_COLUMNS: Mapping[str, Kind] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One run: its cells by column, its ceilings, and what run.json says in a way that cannot be read."""
+    """A run: its cells by column, its ceilings, and remarks on unreadable parts of run.json."""
 
     cells: Mapping[str, Any]
     ceilings: list[dict[str, Any]]
@@ -75,10 +74,10 @@ class Row:
 
 
 def row_of(document: Mapping[str, Any]) -> Row:
-    """The row of the content of one run.json; `BundleError` where `record.read` refuses it."""
+    """The row for the content of one run.json; `BundleError` if `record.read` refuses it."""
     reading = contract.read(document)
     run, remarks = reading.record, list(reading.remarks)
-    # A run from elsewhere brings no count of its model, and the formulas know the model by its name.
+    # An imported run has no count of its model's work; the formulas find the model by its name.
     by_name = model_work.of_spec(run.spec) if run.imported is not None and run.complexity is None else None
     if by_name is not None:
         run = replace(run, complexity=by_name.complexity)
@@ -99,9 +98,9 @@ def row_of(document: Mapping[str, Any]) -> Row:
 
 
 def _verdict(run: Record) -> Verdict | None:
-    """What limits the run, by the rule of today; older versions had another one, and none of imports."""
+    """The limit of the run by the current rule; older versions had another rule, and none for imports."""
     found, stored = verdict.from_record(run), run.bound
-    # Before waits for a CPU were recorded, only the stored sentence tells that others had it.
+    # Older runs lack waits for a CPU: only the stored sentence tells that other processes used it.
     busy = stored.busy if stored else None
     return replace(found, busy=found.busy or busy) if found else stored
 
@@ -125,7 +124,7 @@ def _cell(section: Any, name: str, kind: Kind) -> Any:
 
 
 def _derived(run: Record) -> dict[str, Any]:
-    """What run.json does not hold as one field."""
+    """Columns that follow from several fields of run.json."""
     compute = run.ceilings.compute(run.spec.precision) if run.ceilings else None
     copy = run.ceilings.copy() if run.ceilings else None
     zone, accumulation = run.environment.cloud and run.environment.cloud.zone, run.spec.grad_accumulation
@@ -136,7 +135,7 @@ def _derived(run: Record) -> dict[str, Any]:
         "ceiling_flop_per_s": _float(compute.roof_per_s) if compute else None,
         "ceiling_bytes_per_s": _float(copy.roof_per_s) if copy else None,
         "ceiling_conditions": _json(compute.conditions) if compute else None,
-        # Compute Engine: a zone is its region and a letter.
+        # In Compute Engine, a zone's name is its region and a letter.
         "region": zone.rpartition("-")[0] or None if zone else None,
         "peak_memory_bytes": _float(_peak_memory_bytes(run)),
         "limit_known": "; ".join(verdict.known_of(run)) or None,
@@ -144,12 +143,12 @@ def _derived(run: Record) -> dict[str, Any]:
 
 
 def _throughput(images: float | None, wall_s: float | None) -> float | None:
-    """Images over wall time, never a mean of rates."""
+    """Images over wall time, never a mean of rates; None if unknown."""
     return images / wall_s if images and wall_s and wall_s > 0 else None
 
 
 def _peak_memory_bytes(run: Record) -> float | None:
-    """CUDA: the most that torch had allocated. CPU: the process's largest resident set. Otherwise nobody knows."""
+    """CUDA: most bytes that torch had allocated. CPU: largest resident set of the process. None for other devices."""
     match run.environment.device.type:
         case "cuda":
             return run.memory.peak_allocated_bytes if run.memory else None
@@ -183,7 +182,7 @@ def _rate(rate: MeasuredRate) -> dict[str, Any]:
 
 
 def _float(value: float | None) -> float | None:
-    """JSON's integers are endless, Arrow's are not."""
+    """A number as float: JSON's integers are unbounded, Arrow's are not."""
     return None if value is None else float(value)
 
 

@@ -1,4 +1,4 @@
-"""A roof, the work of a step below it, and its intensity. Pure."""
+"""Roofs, the work of a step, and its arithmetic intensity. Pure."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from workload.contract.verdict import RoofKind
 
 @dataclass(frozen=True, kw_only=True)
 class Roof:
-    """The most that a device does: right of the ridge `flop_per_s`, left of it `bytes_per_s` times intensity."""
+    """The upper limit of a device: `flop_per_s` right of the ridge, `bytes_per_s` times intensity left of it."""
 
     kind: RoofKind
     flop_per_s: float
@@ -19,23 +19,23 @@ class Roof:
 
     @property
     def ridge(self) -> float:
-        """FLOP/byte from which on arithmetic is the limit."""
+        """Intensity in FLOP/byte above which arithmetic is the limit."""
         return self.flop_per_s / self.bytes_per_s
 
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """A step: its FLOP, and from how many to how many bytes it moves; None for what is unknown."""
+    """FLOP of a step, and lower and upper bound of the bytes that it moves; None if unknown."""
 
     flop: float | None
     bytes_low: float | None
     bytes_high: float | None
 
     def moved(self, step_s: float | None, roof: Roof | None) -> float | None:
-        """The bytes to place the step by: the upper end, but no more than the memory can move in its time.
+        """Bytes from which the intensity is computed: the upper bound, limited to what memory can move in `step_s`.
 
-        Eager PyTorch writes each operation's result to memory, so the upper end is the better guess; what lies beyond
-        the measured bandwidth must have stayed in caches.
+        Eager PyTorch writes each operation's result to memory, so the upper bound is the better estimate. Bytes beyond
+        the measured bandwidth must have stayed in caches. None if unknown.
         """
         if self.bytes_low is None or self.bytes_high is None:
             return None
@@ -45,5 +45,5 @@ class Work:
 
 
 def intensity(flop: float | None, moved_bytes: float | None) -> float | None:
-    """FLOP per byte: of a step the sum of FLOP by the sum of bytes, never a mean over kernels."""
+    """FLOP per byte of a step: the sum of FLOP over the sum of bytes, never a mean over kernels. None if unknown."""
     return flop / moved_bytes if flop is not None and moved_bytes else None

@@ -1,8 +1,8 @@
-"""Rooflines: what a device can do, where training steps and kernels stand below it, and what limits them. Pure.
+"""Rooflines: roofs of devices, training steps and kernels below the roofs, and the limit of each step. Pure.
 
 Williams, Waterman, Patterson, "Roofline: an insightful visual performance model", CACM 52 (2009): a step of intensity I
 (FLOP per byte of DRAM) reaches at most min(FLOP/s of the device, I x bytes/s of its memory). The time of a step always
-comes from the run without a profiler, whose counters give FLOP and bytes alone.
+comes from the run without a profiler; the profiled run's counters give only FLOP and bytes.
 """
 
 import math
@@ -40,7 +40,7 @@ from workload.contract.verdict import (
     decide,
 )
 
-# A figure above a roof by rounding alone does not count as above.
+# Tolerance for rounding: a figure counts as above a roof beyond this factor.
 ABOVE = 1 + 1e-9
 
 
@@ -49,15 +49,15 @@ if TYPE_CHECKING:
 
 
 class WorkSource(StrEnum):
-    """Where FLOP and bytes of a step come from."""
+    """Source of the FLOP and bytes of a step."""
 
     COUNTERS = "counters"
     MODELLED = "modelled"
-    # Counters over the profiler's own time, where nobody timed the step without it.
+    # Counters divided by the profiler's own time, if the step was not timed without the profiler.
     PROFILER = "under the profiler"
 
 
-# The rest of what tells groups of runs apart: in data a column each.
+# Further facts that distinguish groups of runs; each is a column in data output.
 UNNAMED = tuple(name for name in (*CONFIGURATION, *PLACE, *SOFTWARE) if name not in WORK_NAMED)
 
 
@@ -111,7 +111,7 @@ class PointRow:
 
 
 def names_of(row: "type[DataclassInstance]") -> tuple[str, ...]:
-    """The columns of a table of such rows."""
+    """Column names of a table with these rows."""
     return tuple(field.name for field in fields(row))
 
 
@@ -122,10 +122,11 @@ POINT_COLUMNS = names_of(PointRow)
 
 
 def roofs(results: Results) -> pd.DataFrame:
-    """What each device reached and what its vendor claims, a row per place, device, precision and kind.
+    """Measured ceilings and vendors' peaks, a row per place, device, precision and kind.
 
-    `flop_per_s` and `bytes_per_s`: medians over the `measurements`, copy for the bytes; runs that used the ceilings of
-    an earlier one have not measured. Vendors' figures from peaks.toml: a device without a known peak has no such row.
+    `flop_per_s` and `bytes_per_s` are medians over the `measurements`; `bytes_per_s` is the copy rate. A run that
+    reused the ceilings of an earlier run adds no measurement. Vendors' figures are from peaks.toml; a device without a
+    known peak has no such row.
     """
     rows = list[RoofRow]()
     for values, runs in completed(results.runs).groupby(list(DEVICE), dropna=False, sort=False):
@@ -169,14 +170,14 @@ def _roofs(results: Results, keys: Mapping[str, Any], runs: pd.DataFrame) -> Ite
 
 
 def _burst_note(bursts: pd.Series) -> str | None:
-    """Of the measurements in which the device slowed down under load."""
+    """Note on the burst rate, if measurements slowed down under load; else None."""
     known = bursts.dropna()
     return f"what it sustains; {si(float(known.median()), 'FLOP/s')} in a burst" if len(known) else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Device:
-    """The device of a place, and what its own memory says against the table."""
+    """The device of a place; `warning`: its own memory facts contradict the table of peaks."""
 
     name: str | None
     memory_bytes: float | None
@@ -188,9 +189,10 @@ class _Device:
 
 
 def _refuted(runs: pd.DataFrame) -> dict[float, float]:
-    """Ceilings of CPUs that a run has exceeded, by how much: they were measured while other work had the CPUs.
+    """Ceilings of CPUs that a run has exceeded, with the largest factor.
 
-    Bundles of today measure again. A GPU's kernels may execute fewer FLOP than were modelled, so its ceilings stay.
+    Other work used the CPUs while such a ceiling was measured. Bundles of today measure again. Ceilings of GPUs stay,
+    because a GPU's kernels may execute fewer FLOP than modelled.
     """
     cpu = runs[(runs["device_type"] == "cpu") & (runs["ceiling_flop_per_s"] > 0) & (runs["step_median_s"] > 0)]
     shares = cpu["train_flop_per_step"] / cpu["step_median_s"] / cpu["ceiling_flop_per_s"]
@@ -202,11 +204,11 @@ def _refuted(runs: pd.DataFrame) -> dict[float, float]:
 
 
 def _device(results: Results, keys: Mapping[str, Any], runs: pd.DataFrame) -> _Device:
-    """From the first run's own record: two devices of one name in one place would be two places."""
+    """The device, from the record of the first run: two devices of one name in one place would be two places."""
     name = keys["device_name"]
     device = DeviceFacts()
     if name is not None and keys["device_type"] == "cuda":
-        # The bundle may have moved since it was loaded: its device's name has to do then.
+        # If the bundle has moved since it was loaded, only the device's name is known.
         with suppress(BundleError):
             device = results.record(str(runs["run_id"].iloc[0])).environment.device
     gpu = peaks.find_gpu(name, memory_bytes=device.memory_total_bytes)
@@ -226,14 +228,14 @@ def _range_note(peak: Peak) -> str | None:
 
 
 def points(results: Results) -> pd.DataFrame:
-    """Where training steps stand: a row per group of runs that may be pooled, and source of FLOP and bytes.
+    """Training steps in the roofline plane: a row per group of runs that may be pooled, and source of FLOP and bytes.
 
-    `flop_per_s`: FLOP of a step by the median over runs of their median unprofiled step time, with its 95 % interval
-    over runs; NaN where no step was timed. Modelled bytes are an interval, and so is the intensity: `intensity_low`
-    and `intensity_high`, between them the point; counted bytes are one figure. A profile that nobody timed otherwise is
-    a point over its own time. FLOP that are a lower bound have neither a bound nor a share of a roof. `roof` says which
-    roof `roof_flop_per_s` is of: the measured one, or the vendor's where none was measured. `fraction_of_peak` is of
-    the vendor's FLOP/s.
+    `flop_per_s`: FLOP of a step divided by the median over runs of their median unprofiled step time, with its 95 %
+    interval over runs; NaN if no step was timed. Modelled bytes are an interval, and so is the intensity:
+    `intensity_low` and `intensity_high`, with the point between them; counted bytes are one figure. A profile without
+    another timing is a point over its own time. FLOP that are a lower bound have neither a bound nor a share of a roof.
+    `roof` says which roof `roof_flop_per_s` is of: the measured one, or the vendor's if none was measured.
+    `fraction_of_peak` is of the vendor's FLOP/s.
     """
     return frame([{**pool.facts, **vars(row)} for pool, row in point_rows(results)], (*POINT_COLUMNS, *UNNAMED))
 
@@ -252,10 +254,12 @@ def point_rows(results: Results) -> Iterator[tuple[Group, PointRow]]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Measurement:
-    """FLOP and bytes of a step from one source, and its time by run; of a whole profile where nobody says its steps.
+    """FLOP and bytes of a step from one source, and the step's seconds per run.
 
-    `lower_bounds`: why the FLOP are not all. `is_traced`: only torch.profiler timed it. `kernels_alone`: the time is
-    that of kernels, and gaps between them are unknown. `launches`, `uncounted_launches`: of a profile's kernels.
+    `lower_bounds`: reasons why the FLOP are incomplete. `is_whole_profile`: the number of steps in the profile is
+    unknown, so FLOP, bytes and time are those of the whole profile. `is_traced`: only torch.profiler timed the step.
+    `kernels_alone`: the time is that of kernels, and the gaps between them are unknown. `launches`,
+    `uncounted_launches`: number of the profile's kernel launches, and of those without counted FLOP.
     """
 
     source: WorkSource
@@ -278,7 +282,7 @@ def _measurements(results: Results, pool: Group) -> Iterator[_Measurement]:
         yield profile
         return
     for source, columns in WORK.items():
-        # Without a time, formulas say no more of an import than the name of its model.
+        # For an import without a time, formulas add nothing to the name of its model.
         is_told = source is WorkSource.COUNTERS or steps_s or not pool["imported"]
         if is_told and any(pool.known(column) for column in columns):
             bounds = _lower_bounds(pool) if source is WorkSource.COUNTERS else ()
@@ -294,7 +298,7 @@ def _measurements(results: Results, pool: Group) -> Iterator[_Measurement]:
 
 
 def _step_times(pool: Group) -> list[float]:
-    """Seconds of a step by run: the median step, or images over wall time where a table of rates has no steps."""
+    """Seconds of a step by run: the median step, or from images over wall time if a table of rates has no steps."""
     steps = [step_s for step_s in pool.known("step_median_s") if step_s > 0]
     if steps or not pool["imported"]:
         return steps
@@ -302,7 +306,10 @@ def _step_times(pool: Group) -> list[float]:
 
 
 def _lower_bounds(pool: Group, has_backward: bool | None = None, counted: float | None = None) -> tuple[str, ...]:
-    """Of a group's counters; `has_backward` and `counted` where the kernels themselves tell them."""
+    """Reasons why a group's counted FLOP are incomplete.
+
+    `has_backward` and `counted` (FLOP of a step): facts from the kernels themselves, if known.
+    """
     flagged, backward = (pool.runs[name].astype(object) for name in ("flop_is_lower_bound", "backward_kernels"))
     return reasons(
         uncounted=next(iter(pool.texts("lower_bound_reason")), TENSOR)
@@ -316,7 +323,7 @@ def _lower_bounds(pool: Group, has_backward: bool | None = None, counted: float 
 
 
 def _profile(results: Results, pool: Group) -> _Measurement | None:
-    """The kernels of a profile as one point, over their own time; None where they cannot be read or have no time."""
+    """The kernels of a profile as one measurement over their own time; None if no kernels can be read."""
     launches = results.kernels.groupby("run_id", sort=False).indices
     profiled = [run_id for run_id in pool.runs["run_id"] if run_id in launches]
     if not profiled:
@@ -338,7 +345,7 @@ def _profile(results: Results, pool: Group) -> _Measurement | None:
     )
 
 
-# Columns of `runs` by source: FLOP, the fewest and the most bytes of a step.
+# Columns of `runs` by source: FLOP of a step, and the lower and upper bound of its bytes.
 WORK = {
     WorkSource.COUNTERS: ("counted_flop_per_step", "counted_dram_bytes_per_step", "counted_dram_bytes_per_step"),
     WorkSource.MODELLED: ("train_flop_per_step", "bytes_lower_per_step", "bytes_upper_per_step"),
@@ -346,13 +353,16 @@ WORK = {
 
 
 def work_of(pool: Group, source: WorkSource) -> Work:
-    """FLOP and bytes of a step: medians over the runs that have them."""
+    """FLOP and bytes of a step: medians over the runs that have these figures."""
     flop, low, high = (pool.median(column) for column in WORK[source])
     return Work(flop=flop, bytes_low=low, bytes_high=high)
 
 
 def roof_of(pool: Group, peak: Peak | None, refuted: Collection[float] = ()) -> Roof | None:
-    """The measured roof of a group, or the vendor's where FLOP/s or bytes/s were not measured, or were `refuted`."""
+    """The measured roof of a group, else the vendor's; None if both are unknown.
+
+    `refuted`: measured FLOP/s to ignore.
+    """
     flop_per_s = _median([value for value in pool.known("ceiling_flop_per_s") if value not in refuted])
     bytes_per_s = pool.median("ceiling_bytes_per_s")
     if flop_per_s and bytes_per_s:
@@ -366,7 +376,7 @@ def _point(pool: Group, measurement: _Measurement, device: _Device, refuted: Map
     roof, is_whole = roof_of(pool, peak, refuted), not measurement.lower_bounds
     step_s = _median(steps_s)
     estimate = over_runs([] if work.flop is None else [work.flop / taken_s for taken_s in steps_s])
-    # Of the median time, as in run.json: not the median of rates, which differs from it for an even number of runs.
+    # Divide by the median time, as run.json does: for an even number of runs, the median of rates differs.
     rate = work.flop / step_s if work.flop is not None and step_s else None
     placed = intensity(work.flop, work.moved(step_s, roof))
     # The intensity and the share of a roof of a lower bound are unknown.
@@ -407,7 +417,7 @@ def _point(pool: Group, measurement: _Measurement, device: _Device, refuted: Map
 
 
 def _verdict(pool: Group, measurement: _Measurement, roof: Roof | None, step_s: float | None) -> Verdict:
-    """Limit of a group of runs: the rule for a single run, applied to the medians."""
+    """The limit of a group of runs: the rule for a single run, applied to the medians."""
     work, is_whole = measurement.work, not measurement.lower_bounds
     has_bytes = not measurement.is_traced or traced_times.without_bytes(pool) <= MOST_UNATTRIBUTED
     figures = Figures(
@@ -469,13 +479,13 @@ def _counter_notes(pool: Group, measurement: _Measurement, row: PointRow) -> Ite
 
 
 def _other_verdicts(pool: Group, bound: str | None) -> str | None:
-    """Where runs of a group say something else than their medians."""
+    """Note on runs of a group whose own verdict differs from that of the medians; None if all agree."""
     verdicts = pool.texts("bound")
     others = [text for text in verdicts if bound is not None and text != bound]
     return f"{len(others)} of {len(verdicts)} runs say {others[0]}" if others else None
 
 
-# What can be wrong where a point lies above a roof.
+# Possible errors if a point lies above a roof.
 _ABOVE_A_ROOF = {
     WorkSource.PROFILER: "the roof, the precision's label or the bytes (cold cache) are wrong",
     WorkSource.COUNTERS: "the roof, the precision's label or the bytes (cold cache) are wrong",
@@ -507,12 +517,12 @@ def _roof_notes(row: PointRow, roof: Roof | None, peak: Peak | None, *, was_meas
 
 
 def kernel_points(results: Results, *, keys: Sequence[str] = ("family",)) -> pd.DataFrame:
-    """Where the kernels of profiled runs stand: a row per group of runs and value of `keys`, the longest first.
+    """Kernels of profiled runs in the roofline plane: a row per group of runs and value of `keys`, longest first.
 
-    `launches` and `duration_s` are those of one step where the profile tells how many `steps` it holds, otherwise of
-    the whole profile. Intensities are FLOP per byte of DRAM, L2 and L1, NaN where the bytes were not counted, and
-    `l2_bytes_are` says which traffic counts as that of L2. The time
-    is the profiler's, so `flop_per_s` compares kernels; it is not the rate of the step.
+    `launches` and `duration_s` (seconds) are per step if the number of `steps` in the profile is known, otherwise of
+    the whole profile. Intensities are FLOP per byte of DRAM, L2 and L1, NaN if the bytes were not counted.
+    `l2_bytes_are` says which traffic counts as L2 bytes. The time is the profiler's, so `flop_per_s` compares kernels
+    with each other; it is not the rate of the step.
     """
     launches = results.kernels.groupby("run_id", sort=False).indices
     profiled = [pool for pool in group(completed(results.runs)) if not launches.keys().isdisjoint(pool.runs["run_id"])]
@@ -522,7 +532,7 @@ def kernel_points(results: Results, *, keys: Sequence[str] = ("family",)) -> pd.
 
 
 def _kernel_rows(results: Results, pool: Group, launches: Mapping[Any, Any], keys: Sequence[str]) -> pd.DataFrame:
-    """`launches`: by run, the positions of its rows in `results.kernels`."""
+    """Rows of one group. `launches`: for each run id, the positions of its rows in `results.kernels`."""
     parts, steps = [], list[int | None]()
     for run_id in pool.runs["run_id"]:
         if run_id in launches:
@@ -539,7 +549,7 @@ def _kernel_rows(results: Results, pool: Group, launches: Mapping[Any, Any], key
 
 
 def _steps_said(results: Results, run_id: str) -> int | None:
-    """How many steps a foreign profile holds, where the user said so when importing it."""
+    """Number of steps that the user gave for an imported profile; None if unknown."""
     with suppress(BundleError):
         return int(results.record(run_id).profile.steps_profiled or 0) or None
     return None
@@ -549,7 +559,7 @@ def _steps_said(results: Results, run_id: str) -> int | None:
 
 
 def frame(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> pd.DataFrame:
-    """A table in which an absent number is NaN: a column without any text holds numbers."""
+    """A table in which an absent number is NaN; a column without any text becomes numeric."""
     table = pd.DataFrame(list(rows), columns=list(columns))
     for name in columns:
         is_empty = table[name].isna().all()

@@ -1,4 +1,4 @@
-"""steps.csv and telemetry.csv as Arrow tables: every column typed, an empty cell absent."""
+"""Parse steps.csv and telemetry.csv into typed Arrow tables; an empty cell is absent."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,32 +9,32 @@ from pyarrow import csv
 from workload.contract.bundle import STEP_COLUMNS, STEPS, TELEMETRY, TELEMETRY_COLUMNS
 from workload.contract.text import counted
 
-# A bit mask, which the file has in hexadecimal.
+# A bit mask, written in hexadecimal.
 MASK = "clock_event_reasons"
 
 
 @dataclass(frozen=True, kw_only=True)
 class SeriesFile:
-    """A file of a bundle, and the types in which its columns are read; in the tables all but these are floats."""
+    """A file of a bundle, and the types in which its columns are parsed; masks become floats in the tables."""
 
     file: str
     types: Mapping[str, pa.DataType]
-    # Telemetry has the columns that the machine has sensors for.
+    # False for telemetry, which has only columns for the machine's sensors.
     needs_every_column: bool = False
 
     @property
     def header(self) -> bytes:
-        """The first line as this version writes it."""
+        """The first line as written by this version."""
         return ",".join(self.types).encode() + b"\n"
 
     @property
     def struct(self) -> pa.DataType:
-        """One row, as the index keeps it."""
+        """Type of a row in the index."""
         return pa.struct([(name, kept_type(kind)) for name, kind in self.types.items()])
 
 
 def kept_type(read_as: pa.DataType) -> pa.DataType:
-    """A mask is kept as a number like the rest: it fits, and an absent one is NaN."""
+    """The type in which a column is kept: a mask becomes a float, which is wide enough, with NaN for absent."""
     return pa.float64() if read_as == pa.uint64() else read_as
 
 
@@ -53,20 +53,20 @@ LAYOUTS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """The rows of several files in one list array, a list per file, and per file what could not be read of it."""
+    """The rows of several files in one list array, a list per file, and remarks on unreadable parts per file."""
 
     lists: pa.ListArray
     remarks: Sequence[Sequence[str]]
 
 
 def parse(layout: SeriesFile, contents: Sequence[bytes | None]) -> Series:
-    """The rows of one file per bundle; None where a bundle has none."""
+    """Parse one file per bundle; None for a bundle without the file."""
     joined = _parse_joined(layout, contents)
     return joined if joined is not None else _parse_each(layout, contents)
 
 
 def _parse_joined(layout: SeriesFile, contents: Sequence[bytes | None]) -> Series | None:
-    """All files as one, which takes a fraction of the time; None where one of them is not as we write them."""
+    """Parse all files as one, which is much faster; None if a file differs from the format of this version."""
     bodies = []
     for content in contents:
         whole = _whole_lines(content)
@@ -123,12 +123,12 @@ def _first_line(error: Exception) -> str:
 
 
 def _whole_lines(content: bytes | None) -> bytes | None:
-    """Without a last line that a killed run left half written; None where there is no line at all."""
+    """Content without an incomplete last line, as left by a killed run; None if there is no complete line."""
     return None if content is None else content[: content.rfind(b"\n") + 1] or None
 
 
 def _read(layout: SeriesFile, data: bytes, *, on_ragged: Callable[[int], None] | None = None) -> pa.Table:
-    """Raises ArrowException for a cell of another type, and without `on_ragged` for a row of another length."""
+    """Parse CSV. `ArrowException` for a cell of another type and, without `on_ragged`, for a row of another length."""
 
     def skip(row: csv.InvalidRow) -> str:
         if on_ragged:
@@ -137,7 +137,7 @@ def _read(layout: SeriesFile, data: bytes, *, on_ragged: Callable[[int], None] |
 
     table = csv.read_csv(
         pa.BufferReader(data),
-        # Threads cost more than they save at this size, and rows have numbers only without them.
+        # Threads do not pay at this size, and pyarrow numbers rows only without threads.
         read_options=csv.ReadOptions(use_threads=False, block_size=max(1 << 20, len(data))),
         parse_options=csv.ParseOptions(quote_char=False, invalid_row_handler=skip if on_ragged else None),
         convert_options=csv.ConvertOptions(

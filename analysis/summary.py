@@ -1,4 +1,4 @@
-"""`analyze summary`: what each configuration reached in each place, a line each. Pure."""
+"""Table of `analyze summary`: throughput of each configuration in each place. Pure."""
 
 from collections import Counter, defaultdict
 from dataclasses import replace
@@ -30,8 +30,8 @@ COLUMNS = (
 def summarize(runs: pd.DataFrame) -> pd.DataFrame:
     """A line per configuration and place, columns as in `COLUMNS`; the best throughput per model first.
 
-    `images_per_s`, `step_s`, `flop_per_s` and `data_wait_fraction` are medians over completed runs; `step_s` of each
-    run's median step. `runs` counts the completed ones; those that broke off are in `note`.
+    `images_per_s`, `step_s`, `flop_per_s` and `data_wait_fraction` are medians over completed runs; `step_s` is the
+    median of each run's median step. `runs` counts the completed runs; `note` counts the others by status.
     """
     lines = [_line(every) for every in group(runs)]
     best: dict[str, float] = defaultdict(float)

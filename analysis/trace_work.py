@@ -1,8 +1,8 @@
-"""A trace of torch.profiler as figures of a step: time, FLOP and bytes by operator, and what is unattributed. Pure.
+"""Time, FLOP and bytes per operator from a trace of torch.profiler, and the unattributed time. Pure.
 
-On a CPU the time of an operator is its own, without those that it calls. On a GPU it is that of the kernels which it
-launched. What counts as one operation is what PyTorch dispatches, as in `workload.flop`: of nested operators the
-outermost that has a formula or moves bytes.
+On a CPU, the time of an operator excludes the operators that it calls. On a GPU, it is the time of the kernels that the
+operator launched. An operation is what PyTorch dispatches, as in `workload.flop`: of nested operators, the outermost
+one that has a formula or moves bytes.
 """
 
 import bisect
@@ -22,7 +22,7 @@ from workload.contract.text import counted, percent
 from workload.contract.text import seconds as duration
 from workload.contract.vocabulary import names_tensor_cores
 
-# A first or last step with fewer operators than this share of the others' median was not recorded as a whole.
+# A first or last step with fewer operators than this share of the others' median was recorded incompletely.
 WHOLE_STEP = 0.9
 _COMMUNICATION = re.compile(r"nccl|rccl|c10d::|gloo:|mpi:|^record_param_comms$|symm_mem::", re.IGNORECASE)
 _OF_AUTOGRAD = re.compile(
@@ -33,7 +33,7 @@ _TF32 = re.compile(r"tf32|s1688|tensorop_s\d+gemm|16816.*tf32", re.IGNORECASE)
 
 
 class Group(StrEnum):
-    """Families that only operators have; the others are those of kernels."""
+    """Operator families that have no kernel family of the same name."""
 
     EMBEDDING = "embedding"
     COMMUNICATION = "communication"
@@ -42,7 +42,7 @@ class Group(StrEnum):
     UNATTRIBUTED = "unattributed"
 
 
-# Of operators that move bytes, by the beginning of their name; the first that matches.
+# Families of operators that move bytes, by the beginning of the name; the first match wins.
 _FAMILIES: Sequence[tuple[re.Pattern[str], str]] = tuple(
     (re.compile(pattern), family)
     for pattern, family in (
@@ -69,9 +69,9 @@ _OF_PRODUCTS: Sequence[tuple[re.Pattern[str], str]] = tuple(
 
 @dataclass(kw_only=True)
 class Row:
-    """An operator over all steps; FLOP and bytes are None where its work is not known.
+    """Totals of an operator over all steps; FLOP and bytes are None if its work is unknown.
 
-    `name` is that of the `operator`, with what it lacks where other calls of it lack nothing.
+    `name` is `operator`, with `lack` added if other calls of the same operator lack nothing.
     """
 
     operator: str
@@ -87,9 +87,10 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Steps:
-    """Which part of a trace is how many steps; `windows` is None for all of it. `remarks` say what was decided.
+    """Number of steps in a trace and their time windows; `windows` is None if the whole trace belongs to the steps.
 
-    `contradiction`: where the number of steps is not the one that the import was told.
+    `remarks` explain how the steps were found. `contradiction`: set if the number differs from the one given to the
+    import.
     """
 
     number: int
@@ -98,7 +99,7 @@ class Steps:
     contradiction: str | None = None
 
     def at(self, moment: float) -> int | None:
-        """The index of the step that something which began then on the host is part of; None outside of all."""
+        """Index of the step in which a moment on the host's clock lies; None if it lies in no step."""
         if self.windows is None:
             return 0
         index = bisect.bisect_right(self.windows, moment, key=lambda one: one.began) - 1
@@ -107,8 +108,9 @@ class Steps:
 
 @dataclass(frozen=True, kw_only=True)
 class Attribution:
-    """All over all `steps`. `listed`: calls and seconds by kernel, on a CPU by operator, as torch lists them.
+    """Totals over all `steps`.
 
+    `listed`: calls and seconds by kernel name (on a CPU by operator name), as torch lists them.
     `recomputed_flop`: the part of the FLOP that activation checkpointing adds in the backward pass.
     """
 
@@ -129,34 +131,37 @@ class Attribution:
 
     @property
     def total_s(self) -> float:
-        """Of all operators or kernels, those that ran at the same time each in full."""
+        """Seconds summed over all operators or kernels; time that overlaps counts more than once."""
         return sum(row.seconds for row in self.rows)
 
     @property
     def uncounted_share(self) -> float:
-        """Of the time: what may compute, and nobody can say how much. The others without shapes only move bytes."""
+        """Share of the time spent in operators that may compute, but whose FLOP are unknown.
+
+        Operators without shapes that only move bytes are excluded.
+        """
         rows = [row for row in self.rows if row.lack]
         uncounted = [row for row in rows if row.lack != Lack.NO_SHAPES or kind_of(row.operator) is Kind.PRODUCT]
         return sum(row.seconds for row in uncounted) / (self.total_s or 1.0)
 
     @property
     def unattributed(self) -> dict[str, float]:
-        """Operators without a known work, by their share of the time, the longest first."""
+        """Operators of unknown work with their share of the time, longest first."""
         total_s = self.total_s or 1.0
         rows = [row for row in self.rows if row.lack and row.seconds]
         return {row.name: row.seconds / total_s for row in sorted(rows, key=lambda row: -row.seconds)}
 
 
 def steps_of(trace: Trace, given: int | None) -> Steps | None:
-    """The steps that the profiler marked, or as many as somebody says, or one per step of the only optimizer.
+    """The steps that the profiler marked, else the `given` number, else one step per call of the only optimizer.
 
-    None where nobody tells how many there are.
+    None if the number of steps is unknown.
     """
     if trace.steps:
         return _marked(trace, given)
     names = Counter(window.name for window in trace.optimizer_steps)
     name, number = next(iter(names.items())) if len(names) == 1 else ("", 0)
-    # Two optimizers of one class, as a GAN has, step twice as often as somebody says.
+    # Two optimizers of one class, as in a GAN, step a multiple of the given number of times.
     if given and (not number or number % given == 0):
         return Steps(number=given, windows=None, remarks=(f"no step is marked: {given} as --profile-steps says",))
     if not number:
@@ -192,7 +197,7 @@ def _marked(trace: Trace, given: int | None) -> Steps:
 
 
 def attribute(trace: Trace, steps: Steps, *, device: str | None) -> Attribution:
-    """Time, FLOP and bytes of these steps; on the GPU of this number, or on the CPU."""
+    """Attribute time, FLOP and bytes of these steps; `device` is the number of the GPU, None for the CPU."""
     threads = {thread: CallTree.of(operators) for thread, operators in trace.operators.items()}
     works = _Works(trace, steps)
     ledger = _Ledger(works=works)
@@ -221,7 +226,7 @@ def attribute(trace: Trace, steps: Steps, *, device: str | None) -> Attribution:
 
 
 def _durations(trace: Trace, steps: Steps) -> list[float]:
-    """Of each step on the host's clock, under the profiler; of an unmarked trace the mean."""
+    """Seconds of each step on the host's clock, under the profiler; the mean for each if no step is marked."""
     if steps.windows is not None:
         return [(one.ended - one.began) / US_PER_S for one in steps.windows]
     spans = [(one.began, one.ended) for operators in trace.operators.values() for one in operators]
@@ -231,7 +236,7 @@ def _durations(trace: Trace, steps: Steps) -> list[float]:
 
 
 class _Works:
-    """The work of calls, once for each that is different."""
+    """The work of calls, computed once for each distinct call."""
 
     def __init__(self, trace: Trace, steps: Steps) -> None:
         self._has_shapes = trace.has_shapes
@@ -239,7 +244,7 @@ class _Works:
             one.call for operators in trace.operators.values() for one in operators if steps.at(one.began) is not None
         )
         self._context = Context.of(calls, steps.number)
-        # By identity: the reader makes equal calls one object.
+        # Keyed by `id()`: the reader turns equal calls into one object.
         self._known: dict[int, CallWork | Lack] = {}
 
     def of(self, operator: Operator) -> CallWork | Lack:
@@ -251,10 +256,10 @@ class _Works:
 
 @dataclass(kw_only=True)
 class _Sizes:
-    """Bits of tensors by elements and width, for the fewest bytes: every tensor once.
+    """Lower bound of the bytes moved: bits of distinct tensors by step, number of elements and width.
 
-    A trace does not say which tensors are the same. What an operator gives back is new each time; of what it is given
-    in a step only as many of one size are surely different as one call has at once. Keys begin with the step.
+    A trace does not identify tensors. Outputs are new tensors each time. For the inputs of one size in a step, only as
+    many are surely distinct as a single call has at once.
     """
 
     new: Counter[tuple[int, int, int]] = field(default_factory=Counter)
@@ -270,13 +275,13 @@ class _Sizes:
 
     @property
     def bytes_low(self) -> int:
-        """Over all steps."""
+        """Lower bound of the bytes moved over all steps."""
         return sum(max(self.new[key], self.at_once.get(key, 0)) for key in self.new.keys() | self.at_once.keys()) // 8
 
 
 @dataclass(kw_only=True)
 class _Ledger:
-    """Rows and sums as they grow."""
+    """Rows and sums, accumulated call by call."""
 
     works: _Works
     rows: dict[tuple[str, str | None], Row] = field(default_factory=dict)
@@ -287,23 +292,23 @@ class _Ledger:
     tf32_s: float = 0.0
     fp32_s: float = 0.0
     recomputed_flop: int = 0
-    # Seconds of kernels that were launched before the trace began: numbers of launches grow.
+    # Seconds of each kernel launched before the trace began, known by a launch number below the first one traced.
     earlier: list[float] = field(default_factory=list)
     is_assumed: bool = False
     is_of_many: bool = False
     sizes_of_rows: dict[int, _Sizes] = field(default_factory=dict)
 
     def list_by_name(self, name: str, seconds: float, *, calls: int = 1) -> None:
-        """Count a kernel or operator by its own name."""
+        """Add calls and seconds to the totals of a kernel or operator name."""
         calls_before, seconds_before = self.listed.get(name, (0, 0.0))
         self.listed[name] = (calls_before + calls, seconds_before + seconds)
 
     def row(self, name: str, family: str, lack: str | None = None) -> Row:
-        """The row of this name; what lacks its work stands in one of its own."""
+        """The row with this name and `lack`, created if absent."""
         return self.rows.setdefault((name, lack), Row(operator=name, name=name, family=family, lack=lack))
 
     def call(self, operator: Operator, step: int, *, is_again: bool) -> Row:
-        """Count a call of an operator with its work, and give its row; `is_again`: checkpointing repeats it."""
+        """Count a call with its work and return its row; `is_again`: activation checkpointing repeats the call."""
         row, work = self.row_of(operator), self.works.of(operator)
         row.calls += 1
         if isinstance(work, Lack):
@@ -321,12 +326,12 @@ class _Ledger:
         return row
 
     def row_of(self, operator: Operator) -> Row:
-        """The row that a call of this operator is counted in."""
+        """The row in which a call of this operator is counted."""
         name, work = operator.call.name, self.works.of(operator)
         return self.row(name, family_of(name), str(work) if isinstance(work, Lack) else None)
 
     def ordered(self) -> list[Row]:
-        """The rows, longest first; a name that stands twice says why."""
+        """The rows, longest first; `lack` is appended to names that occur more than once."""
         times = Counter(name for name, _ in self.rows)
         for (name, lack), row in self.rows.items():
             sizes = self.sizes_of_rows.get(id(row))
@@ -335,7 +340,7 @@ class _Ledger:
         return sorted(self.rows.values(), key=lambda row: (-row.seconds, row.name))
 
     def by_precision(self) -> dict[str, int]:
-        """FLOP by precision; of fp32 on a GPU the names of the kernels tell whether tensor cores rounded to TF32."""
+        """FLOP by precision; fp32 becomes tf32 if most of its time is in kernels named for tensor cores."""
         is_tf32 = self.tf32_s > self.fp32_s
         return {
             "tf32" if name == "fp32" and is_tf32 else name: flop
@@ -361,7 +366,7 @@ class _Ledger:
 
 
 def family_of(name: str) -> str:
-    """What an operator is for, by its name; its kernels may be of another library's."""
+    """The family of an operator, from its name; its kernels may belong to other families."""
     plain = name.removeprefix("aten::")
     if kind_of(name) is Kind.PRODUCT:
         return str(next(family for pattern, family in _OF_PRODUCTS if pattern.search(plain)))
@@ -369,7 +374,7 @@ def family_of(name: str) -> str:
 
 
 def _by_own_time(threads: Mapping[Thread, CallTree], steps: Steps, ledger: _Ledger) -> float:
-    """Of a CPU. Returns the seconds in which any operator ran."""
+    """Fill the ledger with the operators of a CPU. Returns the seconds in which any operator ran."""
     spans = []
     for thread in threads.values():
         counted_calls: set[int] = set()
@@ -379,7 +384,7 @@ def _by_own_time(threads: Mapping[Thread, CallTree], steps: Steps, ledger: _Ledg
                 continue
             seconds = thread.own[index] / US_PER_S
             parent = thread.parents[index]
-            # As torch's own table: an operator that only calls itself, for another overload, is one call.
+            # Like torch's own table: an operator that calls another overload of itself counts as one call.
             is_again = parent >= 0 and thread.operators[parent].call.name == operator.call.name
             ledger.list_by_name(operator.call.name, seconds, calls=0 if is_again else 1)
             if parent < 0:
@@ -398,7 +403,7 @@ def _by_own_time(threads: Mapping[Thread, CallTree], steps: Steps, ledger: _Ledg
 
 
 def _without_owner(ledger: _Ledger, name: str) -> Row:
-    """Views, allocations, what only calls others and autograd do no work; an unknown operator may."""
+    """The row of an operator without an owner: known ones and autograd do no work, unknown operators may."""
     if _COMMUNICATION.search(name):
         return ledger.row(name, Group.COMMUNICATION)
     if kind_of(name) is not None or _OF_AUTOGRAD.match(name):
@@ -407,7 +412,7 @@ def _without_owner(ledger: _Ledger, name: str) -> Row:
 
 
 def _by_kernels(trace: Trace, threads: Mapping[Thread, CallTree], steps: Steps, device: str, ledger: _Ledger) -> float:
-    """Of a GPU. Returns the seconds in which any kernel, copy or fill ran: streams overlap."""
+    """Fill the ledger with a GPU's kernels. Returns the seconds in which any device activity ran; streams overlap."""
     by_id = {
         operator.id: (thread, index)
         for thread in threads.values()
@@ -440,9 +445,12 @@ def _launch(
     threads: Mapping[Thread, CallTree],
     by_id: Mapping[int | str, tuple[CallTree, int]],
 ) -> tuple[tuple[CallTree, int] | None, float]:
-    """The innermost operator that launched a kernel, and when; the kernel's own time where the trace does not say."""
+    """The innermost operator that launched a kernel, and the time of the launch in microseconds.
+
+    The operator is None if unknown. Without a recorded launch, the time is the operator's beginning, else the kernel's.
+    """
     launch = None if event.launch is None else trace.launches.get(event.launch)
-    # Until 2023 a kernel's External id was the number of its launch, and no operator's.
+    # Until 2023 a kernel's External id was the number of its launch, not that of an operator.
     number = event.operator_id if event.operator_id != event.launch else None
     where = None if number is None else by_id.get(number)
     if launch is None:
@@ -475,7 +483,7 @@ def _row_of_kernel(
     owner = thread.owners[index]
     if owner < 0:
         name = thread.operators[index].call.name
-        # Triton's kernels say more than the region of compiled code around them.
+        # The name of a Triton kernel is more specific than that of the compiled region around it.
         name = event.name if event.name.startswith("triton") else name
         is_copy = not event.is_kernel
         row = ledger.row(name, Family.COPY if is_copy else Group.UNATTRIBUTED, None if is_copy else Lack.NO_FORMULA)
@@ -494,7 +502,7 @@ def _row_of_kernel(
 
 
 def _union_s(spans: list[tuple[float, float]]) -> float:
-    """Seconds that at least one of these spans covers."""
+    """Seconds covered by at least one of these spans, given in microseconds."""
     total = 0.0
     covered = float("-inf")
     for began, ended in sorted(spans):

@@ -1,4 +1,4 @@
-"""The model that ran in a trace, by the trace's own shapes: first input, weights, forward passes. Pure."""
+"""Recognize the model in a trace from the shapes in it: first input, weights, forward passes. Pure."""
 
 import math
 from collections import Counter
@@ -17,7 +17,7 @@ _CONVOLUTIONS = frozenset(
     )
 )  # fmt: skip
 _EMBEDDING, _LINEAR, _ACCUMULATE = "aten::embedding", "aten::linear", "torch::autograd::AccumulateGrad"
-# By operator, the positions of its weights.
+# Argument positions of the weights, by operator.
 _WEIGHTS = {
     **dict.fromkeys(_CONVOLUTIONS, (1, 2)),
     _LINEAR: (1, 2),
@@ -26,20 +26,21 @@ _WEIGHTS = {
     "aten::layer_norm": (2, 3),
     "aten::group_norm": (2, 3),
 }
-# Images have one to four channels; what has more comes from another network.
+# Images have one to four channels; an input with more channels is the output of another network.
 _MOST_CHANNELS = 4
 _RANK_OF_IMAGES, _RANK_OF_INDICES, _RANK_OF_MATRIX = 4, 2, 2
-# A batch, a channel and an axis: less is one example without a batch.
+# Batch, channel and at least one axis; an input with fewer dimensions is one example without a batch.
 _LEAST_RANK = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class TracedModel:
-    """The model by the shapes of its operators; None for what they do not tell.
+    """Facts about the model, from the shapes of its operators; None if unknown.
 
-    `first`: the first input in words. `batch_size`, `image_size`: of that input. `passes`: how often the operator that
-    takes it ran forward in all steps. `trained`: parameters that got a gradient. `weights`: parameters of the modules
-    of one forward pass. `classes`, `head_parameters`: of the last linear layer.
+    `first`: the first input in words. `batch_size`, `image_size`: those of the first input. `passes`: number of forward
+    runs of the operator that takes this input, in all steps. `trained`: number of parameters with a gradient.
+    `weights`: number of parameters of the modules in one forward pass. `classes`, `parameters_per_class`: of the last
+    linear layer.
     """
 
     first: str | None = None
@@ -56,7 +57,7 @@ class TracedModel:
 
     @property
     def parameters(self) -> int | None:
-        """All of the model's: modules show those without a gradient too, compiled code shows gradients alone."""
+        """Number of all parameters: modules include those without a gradient, compiled code contains only gradients."""
         return max((known for known in (self.trained, self.weights) if known), default=None)
 
     def with_classes(self, classes: int) -> int | None:
@@ -72,7 +73,8 @@ def of_threads(threads: Iterable[CallTree], is_in_steps: Callable[[float], bool]
     forward = sorted(_forward(trees, is_in_steps), key=lambda one: one.began)
     convolutions = [one for one in forward if one.call.name in _CONVOLUTIONS and _is_batched(one)]
     embeddings = [one for one in forward if one.call.name == _EMBEDDING and _has_indices(one)]
-    # Positions are embedded too, once for the whole batch: tokens are the larger of the two.
+    # Positions are embedded too, but once for the whole batch, so that the larger embedding input is that of the
+    # tokens.
     first_embedding = max(embeddings, key=lambda one: math.prod(one.call.dims[1]), default=None)
     first = min((*convolutions[:1], *filter(None, [first_embedding])), key=lambda one: one.began, default=None)
     passes = sum(one.call.dims[:2] == first.call.dims[:2] for one in forward) if first else 0
@@ -107,7 +109,7 @@ def _with_input(known: TracedModel, first: Operator) -> TracedModel:
 
 
 def _forward(trees: Sequence[CallTree], is_in_steps: Callable[[float], bool]) -> Iterator[Operator]:
-    """Operators with weights that a forward pass called, those inside each other once."""
+    """Operators with weights that forward passes called; of nested operators only the outermost."""
     for tree in trees:
         for index, operator in enumerate(tree.operators):
             if operator.call.name not in _WEIGHTS or tree.is_backward[index] or not is_in_steps(operator.began):
@@ -132,7 +134,10 @@ def _has_indices(operator: Operator) -> bool:
 def _trained(
     trees: Sequence[CallTree], is_in_steps: Callable[[float], bool], steps: int, first: Operator | None
 ) -> int | None:
-    """Elements of all gradients of one backward pass: the first layer's own gradient counts the passes."""
+    """Number of parameters with gradients: elements of all gradients divided by the number of backward passes.
+
+    The number of passes is that of the first layer's gradients. None if the division leaves a remainder.
+    """
     shapes = Counter(
         operator.call.dims[0]
         for tree in trees
@@ -146,7 +151,7 @@ def _trained(
 
 
 def _weights(forward: Sequence[Operator], passes: int) -> int | None:
-    """Elements of the weights that modules use in one forward pass."""
+    """Number of elements of the weights that modules use in one forward pass; None if unknown."""
     total = 0
     for operator in forward:
         dims, types = operator.call.dims, operator.call.types
@@ -157,7 +162,7 @@ def _weights(forward: Sequence[Operator], passes: int) -> int | None:
 
 
 def _head(forward: Sequence[Operator]) -> tuple[int | None, int]:
-    """Classes of the last linear layer, and what each class adds to the parameters, auxiliary heads included."""
+    """Number of classes of the last linear layer, and parameters per class, auxiliary heads included."""
     layers = {
         one.call.dims[1:3] for one in forward if one.call.name == _LINEAR and len(one.call.dims) > _RANK_OF_MATRIX
     }

@@ -1,4 +1,4 @@
-"""A trace of torch.profiler as parts of a bundle: what it says of the device, the profile, the work and the tables."""
+"""Convert a trace of torch.profiler into parts of a bundle: device, profile, work and tables."""
 
 import csv
 import gzip
@@ -20,7 +20,7 @@ from workload.contract.record import ComplexityRecord
 from workload.contract.spec import Device, Precision, Profile
 from workload.contract.text import counted, duration, percent, seconds, si
 
-# Where the trainer's own profile lies, and beside its table one with the work of each operator.
+# Paths of the trainer's own profile and table, and of a table with the work of each operator.
 TRACE_COPY, LISTED, OPERATORS = "torch/trace.json.gz", "torch/kernels.csv", "torch/operators.csv"
 LISTED_COLUMNS = ("name", "calls", "total_s", "mean_s", "share")
 OPERATOR_COLUMNS = ("name", "family", "calls", "total_s", "flop", "bytes_lower", "bytes_upper", "lack")
@@ -30,16 +30,16 @@ METHOD = (
     "far as a trace tells tensors apart, upper = each operator from and to memory"
 )
 TOP = 5
-# Named one by one; the others are together in the share.
+# Most unattributed operators that are listed by name; further ones count only in the total share.
 MOST_UNATTRIBUTED = 20
 SHOWN_UNATTRIBUTED = 3
-# Template arguments follow; the table has the whole name.
+# Most characters of a kernel's name: template arguments follow, and the table has the whole name.
 SHOWN_CHARACTERS = 60
 
 
 @dataclass(frozen=True, kw_only=True)
 class TracedRun:
-    """What a trace becomes in a bundle; `files` by name."""
+    """Parts of a bundle made from a trace; `files`: contents by name."""
 
     profile: ProfileResult
     complexity: ComplexityRecord | None
@@ -57,17 +57,17 @@ class TracedRun:
 
     @property
     def shares_passes(self) -> bool:
-        """Whether the steps can share the forward passes evenly."""
+        """Whether the forward passes can be divided evenly among the steps."""
         return self.model.passes % int(self.profile.steps or 1) == 0
 
     @property
     def passes_per_step(self) -> int:
-        """Forward passes of a step: several where gradients are accumulated."""
+        """Forward passes of a step, at least 1; more if gradients are accumulated."""
         return max(1, self.model.passes // int(self.profile.steps or 1))
 
 
 def read(decoded: Decoded, content: bytes, given: Given, *, file: str) -> TracedRun:
-    """The run in a file; `UsageError` for one that nobody can understand, or that somebody has to choose from."""
+    """The run in a trace; `UsageError` if the trace cannot be understood, or if the user must choose a part of it."""
     trace = kineto.read(decoded.text, file=file)
     device = _device(trace, given.device, file)
     steps = steps_of(trace, given.profile_steps)
@@ -103,7 +103,7 @@ def read(decoded: Decoded, content: bytes, given: Given, *, file: str) -> Traced
 
 
 def _require_possible(found: Attribution, device_name: str, file: str) -> None:
-    """`UsageError` for shapes and times that cannot both be true."""
+    """Raise `UsageError` if shapes and times contradict each other."""
     longest_s = max(found.step_s)
     if longest_s > LONGEST_ITERATION_S:
         raise UsageError(
@@ -111,7 +111,7 @@ def _require_possible(found: Attribution, device_name: str, file: str) -> None:
         )
     limits = Limits.of(device_name)
     for row in found.rows:
-        # The caches of a GPU move no more bytes than it does FLOP, see `analysis.ncu.impossible`.
+        # A GPU's caches move fewer bytes per second than its FLOP/s, see `analysis.ncu.impossible`.
         for what, unit, done in (("FLOP", "FLOP/s", row.flop), ("bytes", "B/s", row.bytes_high)):
             if done and row.seconds and done / row.seconds > limits.flop_per_s:
                 rate, took = si(done / row.seconds, unit), seconds(row.seconds)
@@ -123,7 +123,7 @@ def _require_possible(found: Attribution, device_name: str, file: str) -> None:
 
 
 def _device(trace: Trace, wanted: int | None, file: str) -> str | None:
-    """The GPU whose kernels are taken, as the trace numbers it; None for a trace of a CPU alone."""
+    """Number of the GPU whose kernels are read, as text; None for a trace of a CPU. `UsageError` if ambiguous."""
     if len(trace.processes) > 1:
         raise UsageError(
             f"'{file}' holds {len(trace.processes)} processes, and a run is of one",
@@ -153,7 +153,7 @@ def _device(trace: Trace, wanted: int | None, file: str) -> str | None:
 
 
 def _of_machine(trace: Trace, device: str | None) -> Iterable[str]:
-    """What the trace says of the machine beside the device."""
+    """Notes on other ranks and on a GPU without kernels."""
     ranks = trace.facts.get("distributedInfo")
     world_size = ranks.get("world_size") if isinstance(ranks, dict) else None
     if isinstance(ranks, dict) and isinstance(world_size, int) and world_size > 1:
@@ -175,7 +175,7 @@ def _profile(found: Attribution, *, is_cut: bool, losses: Sequence[str]) -> Prof
         rows="kernels" if found.is_on_gpu else "operators",
         calls_per_step=calls / steps,
         step_s=list(found.step_s),
-        # Where the host ran ahead of the GPU, its marks are no measure of the step.
+        # If the host ran ahead of the GPU, its marks do not measure the step.
         wall_s_per_step=None if _is_ahead(found) else _wall_s(found),
         busy_s_per_step=found.busy_s / steps,
         time_s_per_step=total_s / steps,
@@ -193,7 +193,7 @@ def _profile(found: Attribution, *, is_cut: bool, losses: Sequence[str]) -> Prof
 
 
 def _uneven(found: Attribution, told: int | None) -> str | None:
-    """Where as many steps as somebody says cannot share the forward passes of the trace."""
+    """A contradiction if the number of steps given by the user does not divide the forward passes; else None."""
     passes = found.model.passes
     if found.steps.windows is not None or not told or not passes or passes % found.steps.number == 0:
         return None
@@ -201,12 +201,12 @@ def _uneven(found: Attribution, told: int | None) -> str | None:
 
 
 def _wall_s(found: Attribution) -> float:
-    """Seconds of a step on the host's clock."""
+    """Mean seconds of a step on the host's clock."""
     return sum(found.step_s) / len(found.step_s)
 
 
 def _is_ahead(found: Attribution) -> bool:
-    """Whether the kernels of a step ran longer than the host's mark of it lasts."""
+    """Whether the kernels of a step ran longer than the host's mark of the step."""
     return found.is_on_gpu and found.busy_s / found.steps.number > _wall_s(found)
 
 
@@ -226,14 +226,14 @@ def _complexity(found: Attribution) -> ComplexityRecord:
 
 
 def _precision(found: Attribution) -> Precision | None:
-    """That of most FLOP, where it is one that ceilings are measured in."""
+    """The precision of most FLOP; None if no ceilings are measured in it."""
     by_precision = found.flop_by_precision
     name = max(by_precision, key=lambda name: by_precision[name], default=None)
     return Precision(name) if name in set(Precision) and by_precision[name or ""] else None
 
 
 def _said_of(found: Attribution) -> Iterable[str]:
-    """What the reader of the bundle has to know."""
+    """Notes for the reader of the bundle."""
     if _is_ahead(found):
         busy_s = found.busy_s / found.steps.number
         yield (
@@ -266,7 +266,7 @@ def _listed_csv(found: Attribution) -> bytes:
 
 
 def _operators_csv(found: Attribution) -> bytes:
-    """All of it over all steps; an empty cell is not known."""
+    """The table of operators, summed over all steps; an empty cell is unknown."""
     return _csv(
         OPERATOR_COLUMNS,
         (

@@ -1,4 +1,4 @@
-"""Imported traces on a roofline: the time of a step that only torch.profiler took, and what work is missing."""
+"""Step times of imported traces, which only torch.profiler measured, and notes on missing work."""
 
 from collections.abc import Iterator
 
@@ -7,14 +7,14 @@ from workload.contract.spec import Device
 from workload.contract.text import percent, si
 from workload.contract.verdict import MOST_UNATTRIBUTED, Bound, traced_step_s
 
-# How a note on such a time begins.
+# Beginning of a note on such a time.
 TRACED_TIME = "time under torch.profiler"
-# Gaps of a few per cent between kernels are usual.
+# Busy share above which gaps are not reported: gaps of a few per cent between kernels are usual.
 WHOLLY_BUSY = 0.95
 
 
 def times(pool: Group) -> list[float]:
-    """Seconds of a step by run, of traces from elsewhere: wall time, or where unknown that of kernels or operators."""
+    """Seconds of a step by run, for imported traces: wall time, or if unknown the time of kernels or operators."""
     if not pool["imported"]:
         return []
     columns = (pool.runs[name].astype(float) for name in ("traced_wall_s", "traced_busy_s"))
@@ -23,25 +23,25 @@ def times(pool: Group) -> list[float]:
 
 
 def has_no_gaps(pool: Group) -> bool:
-    """Whether the times of a trace are those of its kernels alone, so that gaps between them are unknown."""
+    """Whether the times of a trace are those of its kernels alone, so that gaps between kernels are unknown."""
     return not any(wall_s > 0 for wall_s in pool.known("traced_wall_s"))
 
 
 def lower_bounds(pool: Group) -> tuple[str, ...]:
-    """Why the FLOP of a trace are not all: its operators without a formula may compute too."""
+    """Why a trace's FLOP are incomplete, if they are: operators without a formula may compute too."""
     share = pool.median("uncounted_share") or 0.0
     return (f"{percent(share)} of the time is unattributed",) if share > MOST_UNATTRIBUTED else ()
 
 
 def without_bytes(pool: Group) -> float:
-    """The share of a trace's time in operators whose bytes are unknown."""
+    """Share of a trace's time in operators whose bytes are unknown."""
     return (pool.median("unattributed_share") or 0.0) - (pool.median("uncounted_share") or 0.0)
 
 
 def notes(pool: Group, flop: float | None, bound: str | None) -> Iterator[str]:
-    """Notes on a time that only the profiler took; `flop`: of a step, where all of them are known.
+    """Notes on a time that only the profiler measured; `flop`: FLOP of a step, None if incomplete.
 
-    The reason of `bound` tells for how much of the step kernels run, where that matters to it.
+    The busy share of the step is left out if the reason of `bound` already contains it.
     """
     on_gpu = pool["device_type"] != Device.CPU
     running = "kernels" if on_gpu else "operators"

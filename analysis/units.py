@@ -1,6 +1,6 @@
-"""What throughput counts: images, or of somebody's own script what it was seen to work on. Pure.
+"""The unit of throughput: images, or the unit that was detected for a user's own script. Pure.
 
-Columns keep their names, as `images_per_s`; headings, titles and sentences say what was counted.
+Column names like `images_per_s` are fixed; headings, titles and sentences name the unit.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ import pandas as pd
 from workload.contract.tables import Column, Role
 
 IMAGES = "images"
-# Where runs count different things: each row says which.
+# Unit of a table whose runs count different things: each row names its own.
 SEVERAL = "units"
 COUNTED = Column(name="unit", heading="units", role=Role.FACT)
 
@@ -24,21 +24,22 @@ T = TypeVar("T")
 
 
 def of(row: Mapping[Any, Any]) -> str:
-    """What a run counts."""
+    """The unit of a run; `images` if none is recorded."""
     unit = row.get("unit")
     return unit if isinstance(unit, str) else IMAGES
 
 
 def common(units: Iterable[Any]) -> str:
-    """What all of them count, or that they differ."""
+    """The unit that all runs share, or `SEVERAL` if units differ."""
     names = {of({"unit": unit}) for unit in units}
     return names.pop() if len(names) == 1 else SEVERAL if names else IMAGES
 
 
 def worded(text: str, unit: str, *, has_own_units: bool = True) -> str:
-    """A text about images as one about what was counted.
+    """Rewrite a text about images for another unit.
 
-    Where runs count different things, figures in images per second stay so, if texts have units of their own.
+    If runs count different things (`SEVERAL`), figures in images/s are kept if `has_own_units`: the text has its own
+    units.
     """
     if unit == IMAGES:
         return text
@@ -58,7 +59,7 @@ def _like(letter: str, word: str) -> str:
 
 
 def columns(known: Sequence[Column], table: pd.DataFrame) -> Sequence[Column]:
-    """Of a table for people: with the unit in their headings, and as one of them where rows differ in it."""
+    """Columns of a printed table, with the unit in the headings; a column of units is added if rows differ in it."""
     unit = common(table["unit"])
     shown = [replace(column, heading=worded(column.heading, unit)) for column in known]
     if unit != SEVERAL:
@@ -69,12 +70,12 @@ def columns(known: Sequence[Column], table: pd.DataFrame) -> Sequence[Column]:
 
 
 def filled(table: pd.DataFrame) -> pd.DataFrame:
-    """Every row with its unit, where one counts something else than images."""
+    """The table with the unit of every row filled in, if one counts anything other than images."""
     return table if common(table["unit"]) == IMAGES else table.assign(unit=table["unit"].fillna(IMAGES))
 
 
 def worded_content(content: T, unit: str, *, has_own_units: bool = True) -> T:
-    """The texts of a page or of findings, figures too; commands stay as they are typed."""
+    """Rewrite the texts of a page or of findings, figures included, for another unit; commands stay unchanged."""
     return content if unit == IMAGES else _worded(content, partial(worded, unit=unit, has_own_units=has_own_units))
 
 

@@ -1,1 +1,1 @@
-"""The commands of `analyze`: a module each, with its options; what it needs is imported when it runs."""
+"""Commands of `analyze`, a module each, with their options; dependencies are imported when a command runs."""

@@ -25,7 +25,7 @@ Examples:
   analyze compare results --by place --baseline local-cpu
   analyze compare results --by zone --allow-mixed driver_version
 """
-# More run ids than these say less than their number.
+# Most run ids that are shown; a number replaces further ones.
 SHOWN_RUNS = 2
 
 
@@ -82,7 +82,7 @@ def compare(
 def _notes(
     pairing: "Pairing", folders: Sequence[Path], *, chosen: bool, allow_mixed: Sequence[str], baseline: str | None
 ) -> Iterator[str]:
-    """What the figures do not say: what was chosen, and which runs are not in them."""
+    """Notes beside the table: choices that were made, and runs that are missing from the figures."""
     from analysis.compare import positions
     from analysis.configurations import label
 

@@ -1,4 +1,4 @@
-"""`analyze fetch`: bundles from a bucket or a folder, with a bar, a table, and an exit code."""
+"""`analyze fetch`: copy bundles from a bucket or a folder, with a progress bar, a table and an exit code."""
 
 import json
 import shlex
@@ -30,12 +30,12 @@ Examples:
 BAR_WIDTH = 30
 LINE_EVERY_S = 10.0
 # A bundle of four files takes five requests, each 2 ms of this machine's time and some 40 ms of waiting: 2,000 bundles
-# took 64 s with 8 at a time, and take 16 s so.
+# took 64 s with 8 at a time, and take 16 s with 32.
 JOBS = 32
 
 
 class FetchFormat(StrEnum):
-    """How the result is printed on stdout."""
+    """Format of the result on stdout."""
 
     TABLE = "table"
     JSON = "json"
@@ -57,7 +57,7 @@ def run_fetch(
     output_format: Annotated[FetchFormat, typer.Option("--format", help="what stdout gets")] = FetchFormat.TABLE,
 ) -> int:
     """Bring bundles home from Cloud Storage or a folder: only what is new, every file compared with its manifest."""
-    # Not for `analyze --help`: these make no sense without a store.
+    # Imported here, because `analyze --help` needs no store.
     from workload.storage import fetch as fetching
     from workload.storage.source import parse_source
     from workload.storage.store import open_store
@@ -90,7 +90,7 @@ def run_fetch(
 
 
 def render(report: "FetchReport") -> str:
-    """A line for each run and name except those that were here already, and the sums."""
+    """A line for each run and refused name, except runs that were already present, and the totals."""
     from workload.storage.fetch import FetchState
 
     shown = [each for each in report.outcomes if each.state is not FetchState.SKIPPED or each.reason]
@@ -98,7 +98,7 @@ def render(report: "FetchReport") -> str:
         (each.state.value, each.run_id, f"{each.files} files, {size(each.bytes)}" if each.files else "", each.reason)
         for each in shown
     ]
-    # Quoted as Python quotes: a name may hold what a terminal obeys.
+    # Quoted as in Python, because a name may contain control sequences for a terminal.
     rows += [("refused", ascii(each.name), "", each.reason) for each in report.refused]
     widths = [max((len(row[column]) for row in rows), default=0) for column in range(3)]
     lines = [
@@ -116,7 +116,7 @@ def render(report: "FetchReport") -> str:
 
 
 class Bar:
-    """Progress on stderr: a bar on a terminal, a line every ten seconds elsewhere."""
+    """Progress on stderr: a bar on a terminal, otherwise a line every ten seconds."""
 
     def __init__(self, *, stream: TextIO = sys.stderr, now: Callable[[], float] = time.monotonic) -> None:
         self._stream = stream
@@ -125,7 +125,7 @@ class Bar:
         self._last = ""
 
     def update(self, done: int, total: int, count: int) -> None:
-        """Show `done` runs of `total` and the bytes so far."""
+        """Show `done` of `total` runs, and `count`, the bytes so far."""
         elapsed_s = self._now() - self._started_s
         rate = f", {size(int(count / elapsed_s))}/s" if count and elapsed_s > 0 else ""
         text = f"{done}/{total} runs, {size(count)}{rate}" if total else "looking for runs"
@@ -139,7 +139,7 @@ class Bar:
             self._write(f"fetch {text}\n")
 
     def finish(self) -> None:
-        """Take the bar away: the table says the rest."""
+        """Erase the bar before the table is printed."""
         if self._stream.isatty():
             self._write("\r\033[K")
 
@@ -150,7 +150,7 @@ class Bar:
 
 @contextmanager
 def _stoppable() -> Iterator[None]:
-    """Raise `InterruptedRunError` on a signal; what has come whole stays, the rest continues."""
+    """Raise `InterruptedRunError` on a signal; complete bundles stay, and the same command fetches the rest."""
 
     def stop(number: int, _: object) -> NoReturn:
         raise InterruptedRunError(CAUSES[number], hint="the same command continues where it stopped")

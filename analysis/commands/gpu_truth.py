@@ -1,4 +1,4 @@
-"""`analyze gpu-truth`: what the evidence of one GPU says about this project's claims."""
+"""`analyze gpu-truth`: check this project's claims against the evidence of one GPU."""
 
 from collections import Counter
 from pathlib import Path
@@ -39,7 +39,7 @@ def gpu_truth(
     wide: WideOption = False,
 ) -> int:
     """What one GPU says of this project's claims on GPUs: claim, expected, found, verdict."""
-    # Disproved claims are a result, and no error.
+    # Disproved claims are a result, not an error.
     from analysis.truth.claims import judge
     from analysis.truth.evidence import read
     from analysis.truth.judging import ClaimVerdict
@@ -57,7 +57,7 @@ def gpu_truth(
 
 
 def _whole(why: str | None) -> list[str] | None:
-    """As one note, also with a semicolon in it."""
+    """The note as a list of one, because a text with semicolons would be split into several notes."""
     return None if why is None else [why]
 
 

@@ -87,7 +87,7 @@ def import_files(
                 raise
             refused.append((file, error))
             print(error.report(), file=sys.stderr, flush=True)
-    # Files that are there already are named, and an error only if all are.
+    # Files that were imported before are listed; only if all were is this an error.
     if len(present) == len(files):
         raise present[0]
     for known in present:
@@ -100,7 +100,7 @@ def import_files(
 
 
 def _import(file: Path, given: "Given", output: Path) -> None:
-    """Import one file, and print its bundles and what they say of it."""
+    """Import one file, and print its bundles and their notes."""
     from analysis.importing import import_file
 
     folders = import_file(file, given, output=output)
@@ -111,7 +111,7 @@ def _import(file: Path, given: "Given", output: Path) -> None:
 
 
 def _notes(folders: Sequence[Path]) -> list[str]:
-    """What the bundles of one file say of what was left out or decided, a sentence each."""
+    """Sentences in the bundles of one file on omissions and decisions, with the number of runs."""
     from workload.contract import bundle
 
     notes: dict[str, int] = {}

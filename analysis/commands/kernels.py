@@ -20,7 +20,7 @@ Examples:
 
 
 class By(StrEnum):
-    """What a row sums up: a kind of kernels, the kernels of one name, or what an operator of a trace launched."""
+    """Aggregation of a row: a kind of kernels, kernels of one name, or the work of an operator in a trace."""
 
     FAMILY = "family"
     KERNEL = "kernel"
@@ -46,7 +46,7 @@ def kernels(
     from analysis.kernels import gather, render
 
     keys = ("family",) if by is By.FAMILY else ("family", "name")
-    # Of an imported trace the kernels are one list, and the operators that launched them another.
+    # An imported trace has one table of kernels, and another of the operators that launched them.
     work_keys = {By.FAMILY: ("family",), By.KERNEL: (), By.OPERATOR: ("family", "name")}[by]
     profiles = gather(paths, keys, verify=verify, work_keys=work_keys)
     print(render(profiles, output_format, top=top, wide=wide))

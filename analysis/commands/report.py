@@ -1,4 +1,4 @@
-"""`analyze report`, and `analyze example`: the report over bundles of our own, which come with the package."""
+"""`analyze report`, and `analyze example`: the report on bundles that come with the package."""
 
 import os
 import sys
@@ -61,7 +61,7 @@ def example(
     from importlib import resources
 
     with resources.as_file(resources.files("analysis") / "example") as bundles, tempfile.TemporaryDirectory() as folder:
-        # A copy: the index of a results folder is written into it, and a package is not ours to write to.
+        # A copy, because loading writes an index into the results folder, and the package may be read-only.
         copy = Path(folder) / "example"
         try:
             shutil.copytree(bundles, copy)
@@ -76,7 +76,7 @@ def example(
 
 
 def _report(folders: Sequence[Path], *, output: Path, figures: Path | None, markdown: Path | None, verify: bool) -> int:
-    """Write the page, and where asked its figures and its Markdown; print what was written."""
+    """Write the page and, on request, its figures and its Markdown; print the paths of the files."""
     from analysis.figures import export
     from analysis.report import html
     from analysis.report import markdown as markdown_page
@@ -94,7 +94,7 @@ def _report(folders: Sequence[Path], *, output: Path, figures: Path | None, mark
         export.save(drawn, figures)
         print(printable(str(figures)))
     if markdown is not None:
-        # Where the figures are, as the Markdown file sees it.
+        # Path of the figures relative to the Markdown file.
         where = Path(os.path.relpath(figures, markdown.parent)).as_posix() if figures else None
         _write(markdown, markdown_page.render(composed, figures=where), option="--markdown")
         print(printable(str(markdown)))
@@ -108,7 +108,7 @@ def _progress(stage: str) -> None:
 
 
 def _write(path: Path, text: str, *, option: str) -> None:
-    """Replaced as a whole: a reader never sees half a page. Half of a surrogate pair, which JSON can name, is a `?`."""
+    """Replace the file in one step, so that a reader never sees half a page; unpaired surrogates become `?`."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path, shared=True, durable=False) as file:

@@ -96,7 +96,7 @@ def roofline(
         tables = {"roofs": (roofs, ROOFS), "steps": (steps, POINTS), "shifts": (shifts(loaded), SHIFTS)}
         print(_titled({title: table for title, table in tables.items() if len(table[0])}, wide=wide))
     else:
-        # Every figure of a point.
+        # Data formats contain every figure of a point.
         names = (*roofline.POINT_COLUMNS, *roofline.UNNAMED)
         print(render(points, [Column(name=name, heading=name) for name in names], output_format))
     sys.stdout.flush()
@@ -107,7 +107,7 @@ def roofline(
 
 
 def _marked(points: "pd.DataFrame") -> "pd.Series[str]":
-    """What limits each step; of a lower bound, which has no verdict, that it is one."""
+    """The limit of each step; a step with a lower bound, which has no verdict, is marked as such."""
     return points["bound"].where(~points["flop_is_lower_bound"] | points["bound"].notna(), "(lower bound)")
 
 
@@ -118,7 +118,7 @@ def _titled(tables: Mapping[str, tuple["pd.DataFrame", tuple[Column, ...]]], *, 
 
 
 def _roofs_of_what_ran(results: "Results") -> "pd.DataFrame":
-    """Those of the precisions that were run, since a machine measures them all; without the address of a source."""
+    """Roofs of the precisions that were run, because a machine measures all; without the addresses of sources."""
     from analysis import roofline
 
     roofs = roofline.roofs(results)
@@ -137,7 +137,7 @@ def _why_no_point(results: "Results") -> str:
 
 
 def _runs_without_point(results: "Results") -> Iterator[str]:
-    """Completed runs without FLOP and bytes, or of an import without any time: how many, and what they lack."""
+    """Notes on completed runs without FLOP and bytes, or imported without a time, and their number."""
     from analysis.configurations import completed
     from analysis.roofline import WORK
 
@@ -154,7 +154,7 @@ def _runs_without_point(results: "Results") -> Iterator[str]:
 
 
 def _broken_off(results: "Results") -> list[Problem]:
-    """Runs that did not complete, by status."""
+    """Runs that did not complete, as problems with their status."""
     from analysis.configurations import completed
 
     broken = results.runs[~results.runs["run_id"].isin(completed(results.runs)["run_id"])]

@@ -1,4 +1,4 @@
-"""What the commands on results have in common: their options, how they load, and how they tell what is not there."""
+"""Common parts of the commands on results: options, loading, and printing of problems."""
 
 import sys
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ VerifyOption = Annotated[
     bool, typer.Option("--verify", help="check every file again, also those that look unchanged", show_default=False)
 ]
 
-# More than fit on a screen hide the table above them.
+# Most problems that are printed: more would hide the table above them.
 SHOWN_PROBLEMS = 20
 
 
@@ -33,7 +33,7 @@ def load(folders: Sequence[Path], *, verify: bool) -> "Results":
 
 
 def tell(problems: Sequence[Problem]) -> None:
-    """What is not in the table, on stderr, below it."""
+    """Print problems on stderr, below the table."""
     sys.stdout.flush()
     for problem in problems[:SHOWN_PROBLEMS]:
         print(f"problem    {printable(str(problem))}", file=sys.stderr)

@@ -5,7 +5,7 @@ from workload.contract.errors import ExitCode
 from workload.contract.program import WideOption
 from workload.contract.tables import TableFormat, render
 
-# \b keeps the lines as they are.
+# \b preserves the line breaks.
 EXAMPLES = """\b
 Examples:
   analyze summary results

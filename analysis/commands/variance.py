@@ -25,7 +25,7 @@ Examples:
 
 
 class VariancePart(StrEnum):
-    """One of `analysis.variance.TABLES`, whose names the command line needs before pandas."""
+    """Names of `analysis.variance.TABLES`, repeated because the command line needs them before pandas is imported."""
 
     BETWEEN = "between"
     WITHIN = "within"

@@ -1,4 +1,4 @@
-"""Figures as files: PNG and SVG, by vl-convert, without a browser."""
+"""Save figures as PNG and SVG files by vl-convert, without a browser."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -11,32 +11,32 @@ from analysis.figures import style
 from analysis.figures.figure import Figure
 from workload.contract.errors import UsageError
 
-# Dots per logical pixel: 640 become 1280, sharp on paper at 16 cm.
+# Dots per logical pixel: a width of 640 becomes 1280, which is sharp on paper at 16 cm.
 SCALE = 2.0
 TITLE_CHARACTERS = 78
-# Pixels of a legend's entry: its symbol and margin, and each character; the script of the page counts the same.
+# Pixels of a legend's entry: symbol with margin, and each character; the page's script uses the same numbers.
 ENTRY, CHARACTER, MOST_COLUMNS = 40, 7, 4
 
 
 def specification(figure: Figure) -> dict[str, Any]:
-    """The chart as Vega-Lite, without a title or a theme."""
-    # As in `registry.figures`.
+    """The chart as Vega-Lite, without title and theme."""
+    # Skip validation, as in `registry.figures`.
     with alt.utils.schemapi.debug_mode(False):
         specification_json: dict[str, Any] = figure.chart.to_dict(validate=False)
     specification_json.pop("config", None)
-    # How wide an entry of a legend is, for whoever decides how many stand side by side.
+    # Width of a legend's entry, from which the number of legend columns is computed.
     return {**specification_json, "usermeta": {"legendCharacters": legend_characters(specification_json)}}
 
 
 def legend_characters(specification: Any) -> int:
-    """Of the longest line in any legend; 0 without one."""
+    """Length of the longest line in any legend; 0 without a legend."""
     if isinstance(specification, list):
         return max(map(legend_characters, specification), default=0)
     if not isinstance(specification, dict):
         return 0
     longest = max((legend_characters(part) for part in specification.values()), default=0)
     scale = specification.get("scale")
-    # An empty `legend` is the default one; None means no legend, and axes have no such field.
+    # An empty `legend` is the default legend; None means no legend, and axes have no such field.
     if not isinstance(scale, dict) or specification.get("legend") is None:
         return longest
     names = [name for name in scale.get("domain", []) if isinstance(name, str)]
@@ -45,7 +45,7 @@ def legend_characters(specification: Any) -> int:
 
 
 def titled(figure: Figure, theme: Mapping[str, Any] = style.PAPER) -> dict[str, Any]:
-    """The chart as a file of its own: with its title, in the colours of `theme`."""
+    """The chart as Vega-Lite for a separate file: with its title, in the colours of `theme`."""
     drawn = specification(figure)
     entry = ENTRY + CHARACTER * drawn["usermeta"]["legendCharacters"]
     columns = max(1, min(MOST_COLUMNS, style.WIDTH // entry))
@@ -58,9 +58,9 @@ def titled(figure: Figure, theme: Mapping[str, Any] = style.PAPER) -> dict[str, 
 
 
 def chart(figure: Figure) -> Any:
-    """The Altair chart with its title and theme, as a file of its own needs them."""
+    """The Altair chart with title and theme, for use outside the report."""
     look = titled(figure)
-    # How Vega lays legends out is in no schema of Vega-Lite's, by which Altair checks what it shows.
+    # Vega's legend layout is missing from Vega-Lite's schema, against which Altair validates charts that it shows.
     legend = {name: value for name, value in look["config"]["legend"].items() if name != "layout"}
     with alt.utils.schemapi.debug_mode(False):
         drawn = figure.chart.properties(title=alt.TitleParams(**look["title"]), padding=look["padding"])
@@ -69,7 +69,7 @@ def chart(figure: Figure) -> Any:
 
 
 def _lines(text: str) -> list[str]:
-    """A title over as many lines as it needs."""
+    """A title, wrapped into lines."""
     lines = [""]
     for word in text.split(" "):
         if lines[-1] and len(lines[-1]) + len(word) >= TITLE_CHARACTERS:
@@ -79,7 +79,7 @@ def _lines(text: str) -> list[str]:
 
 
 def save(figures: Iterable[Figure], folder: Path) -> list[Path]:
-    """Write NAME.png, NAME.svg and NAME-dark.svg of each; `UsageError` where `folder` cannot be written."""
+    """Write NAME.png, NAME.svg and NAME-dark.svg of each figure; `UsageError` if `folder` cannot be written."""
     import vl_convert  # noqa: PLC0415 - 40 MB, only for who saves pictures
 
     written = []

@@ -1,4 +1,4 @@
-"""One figure: its name, words for those who see it and those who do not, and the chart."""
+"""A figure of the report: its name, its texts and its chart."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """`name` is a file's, without its ending; `text` says in words what the chart shows, with its figures."""
+    """A chart with its texts; `name`: file name without ending, `text`: the chart's figures in words."""
 
     name: str
     title: str

@@ -1,4 +1,4 @@
-"""What figures and tables call things: names from somebody's files, made safe to show and to save under."""
+"""Names in figures and tables: text from users' files, made safe to show and to use in file names."""
 
 import re
 import unicodedata
@@ -8,14 +8,14 @@ from typing import Any
 
 from workload.contract.text import counted, printable
 
-# Longer names hide the figure; their tails tell apart what somebody named by pattern.
+# Longer names hide the figure; both ends are kept, because names that follow a pattern often differ at the end.
 SHOWN_CHARACTERS = 48
-# Of a file's name; file systems allow 255 bytes.
+# Most characters of a file name; file systems allow 255 bytes.
 FILE_CHARACTERS = 100
 
 
 def shown(name: Any) -> str:
-    """One short line without characters that move, hide or reorder text."""
+    """A name as one short line without characters that move, hide or reorder text."""
     text = printable(str(name)).strip()
     if len(text) <= SHOWN_CHARACTERS:
         return text
@@ -24,18 +24,18 @@ def shown(name: Any) -> str:
 
 
 def file_stem(name: str) -> str:
-    """`name` as part of a file's name anywhere: letters, digits, `.`, `_` and `-`."""
+    """`name` with only the characters that every file system allows: letters, digits, `.`, `_` and `-`."""
     plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
     return re.sub(r"[^A-Za-z0-9._-]+", "-", plain).strip("-.")[:FILE_CHARACTERS].strip("-.") or "unnamed"
 
 
 def distinct(names: Iterable[str]) -> dict[str, str]:
-    """By name, a file stem of its own: the second of two that come out the same gets a number."""
+    """A unique file stem for each name; a number is appended if two names give the same stem."""
     stem_of: dict[str, str] = {}
     taken: set[str] = set()
     for name in dict.fromkeys(names):
         stem, number = file_stem(name), 1
-        # Some file systems do not tell case apart.
+        # Some file systems ignore case.
         while (candidate := stem if number == 1 else f"{stem}-{number}").lower() in taken:
             number += 1
         taken.add(candidate.lower())
@@ -44,24 +44,24 @@ def distinct(names: Iterable[str]) -> dict[str, str]:
 
 
 def environments(facts: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A name per entry (`place`, `device_name`, `threads`): the place, and what tells places of one name apart."""
+    """A name per entry (`place`, `device_name`, `threads`): the place, with device and threads if these differ."""
     return _named(facts, "place", ("device_name", "threads"), {"threads": lambda value: counted(int(value), "thread")})
 
 
 def devices(facts: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A name per entry (`device_name`, `threads`): the device, and its threads where those differ."""
+    """A name per entry (`device_name`, `threads`): the device, with its threads if they differ."""
     return _named(facts, "device_name", ("threads",), {"threads": lambda value: counted(int(value), "thread")})
 
 
 def tasks(facts: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A name per entry (`model`, `image_size`, `dataset`): the model, and what makes its images another task."""
+    """A name per entry (`model`, `image_size`, `dataset`): the model, with image size or dataset if they differ."""
     return _named(facts, "model", ("image_size", "dataset"), {"image_size": "{:g} px".format})
 
 
 def known_values(
     facts: Sequence[Mapping[str, Any]], first: str, more: Sequence[str]
 ) -> Mapping[Any, dict[str, set[Any]]]:
-    """By value of `first`, what is known of each column of `more`: not knowing is no difference."""
+    """Known values of each column in `more`, by value of `first`; an unknown value is no difference."""
     held: dict[Any, dict[str, set[Any]]] = defaultdict(lambda: defaultdict(set))
     for run in facts:
         for column in more:
@@ -85,7 +85,7 @@ def _named(
 
 
 def unlike(names: Iterable[Any]) -> dict[Any, str]:
-    """By name, how it is shown: the second of two long ones that would read the same gets a number."""
+    """A unique label for each name; a number is appended if two long names are shortened to the same label."""
     label_of: dict[Any, str] = {}
     for name in dict.fromkeys(names):
         text, number = shown(name), 1

@@ -1,4 +1,4 @@
-"""Of many environments what a figure can show: each device by one of its machines, and the fastest devices. Pure."""
+"""Reduce many environments to those that a figure can show: one machine per device, and the fastest devices. Pure."""
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -11,18 +11,19 @@ from analysis.figures import labels
 from analysis.figures.material import Material, by_speed
 from workload.contract.text import counted
 
-# As many as there are colours and symbols: a legend with more says two things with one sign.
+# The number of colours and symbols: with more environments, two would share a sign in the legend.
 MOST_ENVIRONMENTS = 8
 
-# An environment and a task, which stand for their device.
+# An environment and a task, whose rows represent their device.
 Pair = tuple[str, str]
 
 
 def legible(material: Material) -> tuple[Material, str]:
-    """At most `MOST_ENVIRONMENTS` of the environments, and a sentence that says what is left out, for captions.
+    """Material with at most `MOST_ENVIRONMENTS` environments, and a sentence for captions on the ones left out.
 
-    Machines of one device are one environment, called after the device: for each model the machine with the most
-    configurations, of these the one whose throughput lies in the middle. Every point is still one that was measured.
+    Machines with one device are merged into one environment named after the device. For each model, a single machine
+    represents the device: of those with the most configurations, the one with the middle throughput. Every point is
+    still a measured one. The sentence is empty if nothing is left out.
     """
     number_of = len(material.environments)
     if number_of <= MOST_ENVIRONMENTS:
@@ -43,7 +44,7 @@ def legible(material: Material) -> tuple[Material, str]:
 
 
 def _devices(material: Material) -> dict[str, str]:
-    """By environment, what its device is called, with the number of its machines."""
+    """Name of each environment's device, with the number of its machines."""
     rows = material.every.drop_duplicates("env")
     facts = rows[["device_name", "threads"]].astype(object)
     facts = facts.where(facts.notna(), None)
@@ -61,7 +62,7 @@ def _of_one_device(material: Material, device_of: Mapping[str, str]) -> dict[Pai
 
 
 def _by_device(material: Material, device_of: Mapping[str, str]) -> dict[Pair, str]:
-    """For each device and task the pair that stands for it."""
+    """For each device and task, the environment and task that represent it, mapped to the device's name."""
     rows: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for table in (material.measured, material.points, material.kernel_points):
         rates = table["images_per_s"] if table is material.measured else [0.0] * len(table)
@@ -89,9 +90,9 @@ def _reduced(material: Material, kept: Mapping[Pair, str]) -> Material:
     roofs = material.roofs
     if len(roofs):
         roofs = roofs[roofs["env"].isin(list(device_of))]
-        # One machine's roofs for each precision and kind, where several stand for a device.
+        # If several machines represent a device, keep one machine's roofs for each precision and kind.
         roofs = roofs.assign(env=roofs["env"].map(device_of)).drop_duplicates(["env", "precision", "kind"])
-    # Lines are rows of `measured`, which have new numbers now.
+    # Lines are row numbers of `measured`, which have changed.
     line_of = {run_id: line for line, run_ids in enumerate(measured["run_ids"]) for run_id in run_ids}
     return replace(
         material,
@@ -109,7 +110,7 @@ def _reduced(material: Material, kept: Mapping[Pair, str]) -> Material:
 
 
 def _renamed(table: pd.DataFrame, kept: Mapping[Pair, str]) -> pd.DataFrame:
-    """The rows of pairs that are kept, under the name of their device."""
+    """Rows of the kept pairs, with the device's name as environment."""
     if table.empty:
         return table
     names = [kept.get(pair) for pair in zip(table["env"], table["task"], strict=True)]

@@ -1,4 +1,4 @@
-"""What figures are drawn from: one row per configuration and environment, and names that every figure shares. Pure."""
+"""Tables from which figures are drawn: one row per configuration and environment, with names for all figures. Pure."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -15,9 +15,9 @@ from analysis.loading import Results
 from analysis.statistics import over_runs
 from workload.contract.bundle import Status
 
-# Ten million times what all computers of the world do in a second, in FLOP or bytes.
+# Upper limit of plausible figures: ten million times what all computers of the world do per second, in FLOP or bytes.
 LARGEST = 1e30
-# Part of the task's name, not of the variant's.
+# Columns that are part of the task's name, and not of the variant's.
 TASK = ("model", "image_size", "dataset")
 MEASURED_COLUMNS = (
     "env",
@@ -55,11 +55,11 @@ MEDIANS = ("train_flop_per_image", "train_flop_per_step", "usd_per_h", "peak_mem
 
 @dataclass(frozen=True, kw_only=True)
 class Material:
-    """The tables, with `env`, `task` (model and what else makes the images another task) and `variant` in each.
+    """Tables for figures, each with `env`, `task` (model, and facts that make its images another task) and `variant`.
 
-    `every`: all runs. `measured`: one row per group of poolable runs, `MEASURED_COLUMNS`. `runs`: the runs in it, with
-    their row's number as `line`. `failed`: configurations of which no run came to its end. The rest as in
-    `analysis.roofline` and `analysis.costs`. `environments` and `tasks`: every name, in the order of the figures.
+    `every`: all runs. `measured`: one row per group of poolable runs, `MEASURED_COLUMNS`. `runs`: the runs in
+    `measured`, with their row number as `line`. `failed`: configurations of which no run completed. Other tables as in
+    `analysis.roofline` and `analysis.costs`. `environments` and `tasks`: all names, in the order of the figures.
     """
 
     every: pd.DataFrame
@@ -84,7 +84,7 @@ class Material:
 
 
 def named(runs: pd.DataFrame) -> pd.DataFrame:
-    """`runs` with `env`, `task` and `variant`."""
+    """The runs with `env`, `task` and `variant` added."""
     columns = list(dict.fromkeys(("place", "device_name", "threads", "imported", *CONFIGURATION)))
     facts = [dict(zip(columns, row, strict=True)) for row in _tuples(runs, columns)]
     environments = [
@@ -105,7 +105,7 @@ def make(
     kernel_points: Table | None = None,
     costs: Table | None = None,
 ) -> Material:
-    """From results and the functions that make the other tables of them."""
+    """Make the material from results, and from functions that make the other tables from results."""
     every = named(results.runs)
     groups = group(measured(every))
     lines = [_line(pool) for pool in groups]
@@ -136,12 +136,11 @@ def _split(
 ) -> pd.DataFrame:
     """`table` with `names` as columns, looked up by its columns `keys`.
 
-    Where `keys` do not say all that the names stand for, runs of one key and different names are tabled one after the
-    other.
+    If runs of one key have different names, the table is made once for each set of names.
     """
     parts = []
     for rows in _rounds(every, keys, names) if table else ():
-        # The same results where they are whole: what they have read from profiles is kept.
+        # Reuse the same results if all runs are chosen: they cache the profiles that were read.
         chosen = results if len(rows) == len(every) else replace(results, runs=results.runs.iloc[rows])
         part = table(chosen) if table else every
         if len(part):
@@ -153,14 +152,14 @@ def _split(
 
 
 def _plausible(table: pd.DataFrame) -> pd.DataFrame:
-    """Without figures that no machine has and no axis can hold: a bundle may claim 1e300 images/s."""
+    """Replace impossible figures by NaN, because no axis can show them: a bundle may claim 1e300 images/s."""
     numbers = table.select_dtypes("float")
     size = numbers.abs()
     return table.assign(**numbers.where((size == 0) | ((size > 1 / LARGEST) & (size < LARGEST))))
 
 
 def _rounds(every: pd.DataFrame, keys: Sequence[str], names: Sequence[str]) -> list[list[int]]:
-    """Row numbers of `every` in as few parts as it takes for each key to have one set of names in a part."""
+    """Row numbers of `every` in as few parts as possible, so that each key has one set of names in a part."""
     seen: dict[tuple[Any, ...], dict[tuple[Any, ...], int]] = defaultdict(dict)
     rounds: dict[int, list[int]] = defaultdict(list)
     for number, (key, name) in enumerate(zip(_tuples(every, keys), _tuples(every, names), strict=True)):
@@ -174,14 +173,14 @@ def _tuples(table: pd.DataFrame, columns: Sequence[str]) -> list[tuple[Any, ...]
 
 
 def by_speed(every: pd.DataFrame, table: pd.DataFrame, column: str) -> list[str]:
-    """The fastest first; those without a time last, by name."""
-    # Not NaN: it sorts nowhere, so that the order would be that of a set.
+    """Names in a column, fastest first; names without a time come last, sorted by name."""
+    # 0 instead of NaN, which has no order: the result would depend on the order of a set.
     best = table.groupby(column)["images_per_s"].max().fillna(0.0) if len(table) else pd.Series(dtype=float)
     return sorted(set(every[column]), key=lambda name: (-float(best.get(name, 0.0)), name))
 
 
 def _variants(facts: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Precision, and what else of the configuration differs between runs of one model."""
+    """Precision of each run, and other facts of the configuration that differ between runs of its model."""
     columns = [name for name in CONFIGURATION if name not in (*TASK, "batch_size", "precision")]
     held = labels.known_values(facts, "model", columns)
     return [
@@ -204,7 +203,7 @@ def _line(pool: Group) -> dict[str, Any]:
         **pool.figures(),
         "flop_per_s": flops.value,
         **{name: pool.median(name) for name in MEDIANS},
-        # Of a run that has a bound, where one has.
+        # From a run that has a bound, if any has.
         "bound_why": next(iter(pool.runs.sort_values("bound", na_position="last")["bound_why"].dropna()), None),
         "run_ids": list(pool.runs["run_id"]),
     }
@@ -215,7 +214,7 @@ def _ratio(left: pd.Series, right: pd.Series) -> list[float]:
 
 
 def _series(groups: Sequence[Group], lines: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Task and variant, and the software where it alone tells two lines apart."""
+    """Task and variant of each line, with the software if only that distinguishes two lines."""
     names = [(line["env"], line["task"], line["variant"], line["batch_size"]) for line in lines]
     number = Counter(names)
     return [
@@ -230,7 +229,7 @@ def _software(pool: Group) -> list[str]:
 
 
 def _failed(every: pd.DataFrame) -> pd.DataFrame:
-    """One row per configuration and environment of which no run came to its end, with how it ended."""
+    """Configurations and environments without any completed run, a row each, with how the runs ended."""
     keys = ["env", "task", "variant", "model", "batch_size", "precision"]
     broken = every[~every["status"].isin([Status.COMPLETED, Status.RUNNING])]
     done = set(completed(every)[keys].itertuples(index=False, name=None))

@@ -1,4 +1,4 @@
-"""Every figure by name: what it is drawn from, when it is left out, and the words beside it. Pure."""
+"""Builders of all figures by name: their data, the conditions for leaving them out, titles and captions. Pure."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -21,28 +21,28 @@ from workload.contract.text import percent, si, signed_percent
 Builder: TypeAlias = Callable[[Material], Iterator[Figure]]
 T = TypeVar("T")
 
-# Figures of a kind; of more environments or models the tables tell.
+# Most figures of a kind; the tables show further environments or models.
 MOST_OF_A_KIND = 24
-# Fewer values are read faster in a table.
+# Least number of values for a figure; a table is easier to read for fewer.
 LEAST_DOTS, LEAST_ON_A_CURVE = 4, 3
 INTERVALS = "Bars are 95 % intervals over runs, where there are at least two."
 ARROWS = "An arrowhead: the interval goes on beyond the frame."
 COUNTERS = "counters"
-# Of so many environments lines between two batch sizes are drawn; of more, batch_size_scaling has them side by side.
+# Up to this many environments, two batch sizes make a curve; with more, batch_size_scaling compares them instead.
 FEW_ENVIRONMENTS = 3
-# One point of an environment stands in the figure of all environments.
+# An environment with fewer points gets no roofline of its own: the combined roofline shows its only point.
 MOST_IN_COMBINED = 2
 
 
 def figures(material: Material) -> list[Figure]:
-    """Those that have data, in the order of the report."""
-    # Altair checks every part against the schema as it is made: the tests let it; 40 figures would take 10 s longer.
+    """All figures that have data, in the order of the report."""
+    # Altair validates every part against its schema, which takes 10 s for 40 figures. Only the tests validate.
     with alt.utils.schemapi.debug_mode(False):
         return [drawn for build in REGISTRY.values() for drawn in built(build, material)]
 
 
 def built(build: Builder, material: Material) -> Iterator[Figure]:
-    """The figures of one builder, each of at most `legible.MOST_ENVIRONMENTS` environments: its caption says so."""
+    """Figures of one builder, limited to `legible.MOST_ENVIRONMENTS` environments; captions mention the rest."""
     shown, left_out = legible(material)
     for drawn in build(shown):
         yield replace(drawn, caption=f"{left_out}{drawn.caption}")
@@ -94,7 +94,7 @@ def _variance(material: Material) -> Iterator[Figure]:
 
 
 def _spans(rows: pd.DataFrame) -> str:
-    """What the lines through the points are, where there are any."""
+    """Caption text on the lines through the points, which span the steps of each run."""
     known = rows[["slow", "fast"]].notna().all(axis=1)
     if not known.any():
         return "; no run says how its steps vary"
@@ -102,11 +102,15 @@ def _spans(rows: pd.DataFrame) -> str:
 
 
 def fixed_configuration(material: Material) -> pd.DataFrame | None:
-    """Runs of the configuration with two runs or more in the most environments, then with the most runs."""
+    """Runs of the configuration that is repeated in the most environments; ties go to the one with the most runs.
+
+    A repeated configuration has at least two runs in an environment. None if there is none.
+    """
     runs = material.runs[material.runs["images_per_s"].notna()]
     best: tuple[tuple[int, int], pd.DataFrame] | None = None
     for _, repeats in runs.groupby(["task", "batch_size", "variant"], sort=True):
-        # Lines of one configuration and environment that must not be pooled: the one with the most runs.
+        # One configuration and environment can have several lines that must not be pooled: keep the one with the most
+        # runs.
         lines = repeats.groupby(["env", "line"]).size().reset_index(name="runs")
         lines = lines.sort_values("runs", ascending=False, kind="stable").drop_duplicates("env")
         lines = lines[lines["runs"] > 1]
@@ -120,7 +124,7 @@ def _roofline_env(material: Material) -> Iterator[Figure]:
     stems = labels.distinct(material.environments)
     points = drawable(material.points)
     tables = {env: table for env in material.environments if len(table := _of(points, env))}
-    # The figure of all environments shows the only point of one.
+    # The combined roofline already shows an environment with a single point.
     several = {env: table for env, table in tables.items() if len(table) >= MOST_IN_COMBINED or len(tables) == 1}
     shown, more = _first(list(several.items()), "environments")
     for env, table in shown:
@@ -143,7 +147,7 @@ def _roofline_combined(material: Material) -> Iterator[Figure]:
     points = drawable(material.points)
     if points.empty or points["env"].nunique() < 2:  # noqa: PLR2004
         return
-    # A lower bound stands only where there is nothing else: it has no rank.
+    # Lower bounds cannot be ranked: they come last, and are drawn only if there is no other point.
     ranked = points.sort_values(["flop_is_lower_bound", "flop_per_s"], ascending=[True, False], kind="stable")
     points = points.loc[ranked.groupby(["env", "task", "source"], sort=False).head(1).index.sort_values()]
     roofs = _one_roof_each(usable_roofs(material.roofs, points), points)
@@ -198,7 +202,7 @@ def _throughput_comparison(material: Material) -> Iterator[Figure]:
 def _scaling(material: Material) -> Iterator[Figure]:
     known = material.measured[material.measured["images_per_s"].notna()]
     table = throughput.relative_to_smallest(known)
-    # Of one environment throughput_env shows the same.
+    # For a single environment, throughput_env shows the same.
     if table.empty or table["env"].nunique() < 2:  # noqa: PLR2004
         return
     top = table.sort_values("relative").iloc[-1]
@@ -243,7 +247,7 @@ def _listed_roofs(table: pd.DataFrame) -> str:
 
 
 def efficiencies(material: Material) -> pd.DataFrame:
-    """The fastest line of each model and environment with `of` and `fraction`, a row per kind of roof."""
+    """The fastest line of each model and environment, a row per kind of roof, with `of` and `fraction` of that roof."""
     best = throughput.best(material.measured)
     best = best[best["flop_per_s"].notna()]
     if best.empty or material.roofs.empty:
@@ -255,7 +259,7 @@ def efficiencies(material: Material) -> pd.DataFrame:
     return table.assign(
         of=table["kind"].map(shares.EFFICIENCY),
         fraction=factor,
-        # FLOP per image are fixed: the interval is that of the throughput.
+        # FLOP per image are constant, so the relative interval is that of the throughput.
         fraction_low=factor * table["images_per_s_low"] / table["images_per_s"],
         fraction_high=factor * table["images_per_s_high"] / table["images_per_s"],
     ).reset_index(drop=True)
@@ -328,7 +332,7 @@ def _cost(material: Material) -> Iterator[Figure]:
 
 
 def cheapest(costs: pd.DataFrame) -> pd.DataFrame:
-    """The cheapest line of each model and environment."""
+    """The line with the lowest cost per image of each model and environment."""
     if costs.empty:
         return costs
     known = costs[costs["usd_per_million_images"].notna()]
@@ -375,7 +379,7 @@ REGISTRY: dict[str, Builder] = {
 
 
 def drawable(points: pd.DataFrame) -> pd.DataFrame:
-    """One point per configuration, with both coordinates: counted by the GPU where it was, else modelled."""
+    """Points with both coordinates, one per configuration: from GPU counters if available, else modelled."""
     if points.empty:
         return points
     known = points[(points["intensity_flop_per_byte"] > 0) & (points["flop_per_s"] > 0)]
@@ -386,7 +390,7 @@ def drawable(points: pd.DataFrame) -> pd.DataFrame:
 
 
 def usable_roofs(roofs: pd.DataFrame, points: pd.DataFrame) -> pd.DataFrame:
-    """Roofs with a rate, of the precisions that the points have."""
+    """Roofs with a rate whose precision occurs among the points."""
     if roofs.empty or points.empty:
         return roofs.iloc[:0]
     usable = roofs[(roofs["flop_per_s"] > 0) & roofs["precision"].isin(list(points["precision"].dropna()))]
@@ -394,7 +398,7 @@ def usable_roofs(roofs: pd.DataFrame, points: pd.DataFrame) -> pd.DataFrame:
 
 
 def _one_roof_each(roofs: pd.DataFrame, points: pd.DataFrame) -> pd.DataFrame:
-    """Per environment the measured roof, else the peak, of the precision that most of its points have."""
+    """A roof per environment for the most frequent precision of its points: measured if available, else the peak."""
     if roofs.empty:
         return roofs
     rows = []
@@ -409,7 +413,7 @@ def _one_roof_each(roofs: pd.DataFrame, points: pd.DataFrame) -> pd.DataFrame:
 
 
 def _one_configuration(points: pd.DataFrame) -> pd.DataFrame:
-    """Of several profiled configurations the one with the largest batch."""
+    """Points of the profiled configuration with the largest batch."""
     largest = points["batch_size"].max()
     of_largest = points[points["batch_size"] == largest] if pd.notna(largest) else points
     same: pd.DataFrame = of_largest[of_largest["variant"] == of_largest["variant"].iloc[0]].drop_duplicates("family")
@@ -417,7 +421,7 @@ def _one_configuration(points: pd.DataFrame) -> pd.DataFrame:
 
 
 def _has_batches(table: pd.DataFrame, *series: str, least: int = 2) -> bool:
-    """Whether any series has so many batch sizes: one dot is no figure."""
+    """Whether any series has at least `least` batch sizes."""
     if table.empty:
         return False
     sizes = table.drop_duplicates([*series, "batch_size"]).groupby(list(series), dropna=False).size()
@@ -432,19 +436,19 @@ def _of(table: pd.DataFrame, env: str) -> pd.DataFrame:
 
 
 def _first(items: Sequence[T], what: str) -> tuple[Sequence[T], str]:
-    """As many items as are drawn, and the beginning of their captions where that is not all."""
+    """The first `MOST_OF_A_KIND` items, and a sentence for their captions (empty if no item is left out)."""
     left_out = f"The first {MOST_OF_A_KIND} of {len(items)} {what}. " if len(items) > MOST_OF_A_KIND else ""
     return items[:MOST_OF_A_KIND], left_out
 
 
 def _shared(table: pd.DataFrame, *fields: str) -> str:
-    """What all rows share of these fields, for the beginning of a caption: the legend names only what varies."""
+    """Values of these fields that all rows share, to begin a caption; the legend names only values that vary."""
     names = [labels.shown(table[field].iloc[0]) for field in fields if len(set(table[field])) == 1]
     return f"{', '.join(names)}. " if names else ""
 
 
 def _intervals(table: pd.DataFrame, field: str) -> str:
-    """What the bars are, and where they end."""
+    """Caption text on the interval bars, and on arrowheads if bars are cut off."""
     if not style.has_bars(table, field):
         is_single = "runs" in table and bool((table["runs"] <= 1).all())
         return "One run each: no intervals." if is_single else "No intervals."
@@ -456,7 +460,7 @@ def _devices(table: pd.DataFrame) -> str:
 
 
 def _with_devices(env: str, table: pd.DataFrame) -> str:
-    """The environment's name, with the device where the name does not contain it: pictures are also shown alone."""
+    """The environment's name, with devices that it does not mention: pictures are also shown outside the report."""
     devices = dict.fromkeys(labels.shown(name) for name in table["device_name"].dropna())
     return ", ".join([env, *(name for name in devices if name not in env)])
 

@@ -1,4 +1,4 @@
-"""Rooflines: attained FLOP/s against FLOP per byte, below what the device does and what its vendor claims."""
+"""Draw rooflines: attained FLOP/s against FLOP per byte, below measured roofs and vendors' peaks."""
 
 import math
 from collections.abc import Mapping
@@ -36,18 +36,18 @@ TITLES = {
     "runs": "runs",
     "note": "note",
 }
-# Lines of text as high as this, in pixels, do not touch.
+# Height of a line of text in pixels, at which two lines do not touch.
 LABEL_HEIGHT = 15
 ROOF_DASHES = {"measured": [1, 0], "peak": [7, 4]}
-# Batch sizes beside their points: the height of a text and of one digit's width, the distance from the point; and the
-# width of the frame on a phone, where texts are nearest to each other.
+# Layout of batch sizes beside their points, in pixels: text height, width of a digit, distance from the point, and the
+# width of the frame on a phone, where texts are closest to each other.
 TEXT_HEIGHT, DIGIT_WIDTH, FROM_POINT, NARROW = 11, 6, 7, 300
 LEVELS = {"intensity_flop_per_byte": "DRAM", "l2_intensity": "L2", "l1_intensity": "L1"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plane:
-    """The part of the plane that a chart shows: FLOP/byte across, FLOP/s up."""
+    """Axis limits of a chart: FLOP/byte across, FLOP/s up; `height` in pixels."""
 
     left: float
     right: float
@@ -66,21 +66,21 @@ class Plane:
         return alt.Y("flop_per_s:Q", scale=scale, axis=axis, title=f"Attained [{unit}]")
 
     def pixels(self, flop_per_s: float) -> float:
-        """From the top edge."""
+        """Distance of a rate from the top edge, in pixels."""
         return self.height * math.log(self.top / flop_per_s) / math.log(self.top / self.bottom)
 
     def place(self, point: Mapping[Any, Any]) -> tuple[float, float]:
-        """Pixels from the left and the top edge, in a frame as narrow as a phone's."""
+        """Pixels from the left and the top edge, in a frame of a phone's width."""
         across = math.log(point["intensity_flop_per_byte"] / self.left) / math.log(self.right / self.left)
         return NARROW * across, self.pixels(point["flop_per_s"])
 
     def rate(self, pixels: float) -> float:
-        """The inverse of `pixels`."""
+        """FLOP/s at a distance from the top edge in pixels; the inverse of `pixels`."""
         return float(self.top * (self.bottom / self.top) ** (pixels / self.height))
 
 
 def frame_of(points: pd.DataFrame, roofs: pd.DataFrame, *, height: int = style.HEIGHT) -> Plane:
-    """Around every point with its interval, and every roof with its ridge."""
+    """Axis limits that contain every point with its interval, and every roof with its ridge point."""
     across = _known(points, "intensity_flop_per_byte", "intensity_low", "intensity_high")
     up = [style.bottom(points, "flop_per_s"), style.reach(points, "flop_per_s")]
     ridges = (roofs["flop_per_s"] / roofs["bytes_per_s"]).dropna().tolist() if len(roofs) else []
@@ -107,7 +107,7 @@ def _known(table: pd.DataFrame, *columns: str) -> list[float]:
 
 
 def steps(material: Material, points: pd.DataFrame, roofs: pd.DataFrame) -> Drawing:
-    """Training steps of one environment below its roofs: counters filled, the model's interval of bytes as a line."""
+    """Chart of one environment's training steps below its roofs; the interval of modelled bytes is a line."""
     frame = frame_of(points, roofs)
     parameters, opacity = style.picked(points, "task", "variant")
     colour = style.colour("task", points["task"], material.task_colours, "Model", style.RINGS)
@@ -143,9 +143,9 @@ def _batch_texts(points: pd.DataFrame, frame: Plane, opacity: Any) -> list[alt.C
 
 
 def batch_labels(points: pd.DataFrame, frame: Plane) -> pd.DataFrame:
-    """The batch size of each point, where beside the point there is room for it: right, left, above or below.
+    """Label each point with its batch size, if there is room to its right, left, above or below.
 
-    The largest and smallest batch first; what finds no room is in the tooltip and the table.
+    Largest and smallest batches are placed first. Batch sizes without room are in the tooltip and the table.
     """
     known = points[points["batch_size"].notna()]
     rows = known.sort_values("batch_size", ascending=False).to_dict("records")
@@ -179,7 +179,7 @@ def _overlap(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
 
 
 def combined(material: Material, points: pd.DataFrame, roofs: pd.DataFrame) -> Drawing:
-    """Training steps of every environment, and each one's measured roofs (peaks where none was measured)."""
+    """Chart of training steps and roofs of all environments; a roof is measured, or the vendor's peak."""
     frame = frame_of(points, roofs, height=430)
     parameters, opacity = style.picked(points, "env", "task")
     colour = style.colour(
@@ -206,7 +206,7 @@ def combined(material: Material, points: pd.DataFrame, roofs: pd.DataFrame) -> D
 
 
 def kernels(points: pd.DataFrame, roofs: pd.DataFrame, families: Mapping[str, str]) -> Drawing:
-    """Kernel families of one profiled configuration: area by time, a shape per level of memory."""
+    """Chart of kernel families of one profiled configuration: area by share of time, a shape per level of memory."""
     table = _levels(points)
     frame = frame_of(table, roofs)
     parameters, opacity = style.picked(table, "family")
@@ -233,7 +233,7 @@ def kernels(points: pd.DataFrame, roofs: pd.DataFrame, families: Mapping[str, st
 
 
 def _levels(points: pd.DataFrame) -> pd.DataFrame:
-    """A row per kernel family and level of memory whose bytes were counted."""
+    """Rows per kernel family and memory level, for levels whose bytes were counted."""
     kept = [name for name in points.columns if name not in LEVELS]
     rows = [
         points[kept].assign(intensity_flop_per_byte=points[column], level=level)
@@ -245,9 +245,9 @@ def _levels(points: pd.DataFrame) -> pd.DataFrame:
 
 
 def against_batch(material: Material, points: pd.DataFrame) -> Drawing:
-    """Intensity of one model against batch size: counters filled, the model's interval as a line."""
+    """Chart of arithmetic intensity of one model against batch size; the interval of modelled bytes is a line."""
     environments = [name for name in material.environments if name in set(points["env"])]
-    # Side by side, or equal ones would hide each other.
+    # Shift environments sideways, because equal points would hide each other.
     shift = style.dodged(environments)
     table = _drawn(points).assign(at=points["batch_size"] * points["env"].map(shift))
     parameters, opacity = style.picked(points, "env", "variant")
@@ -274,13 +274,13 @@ def against_batch(material: Material, points: pd.DataFrame) -> Drawing:
 
 
 def _drawn(points: pd.DataFrame) -> pd.DataFrame:
-    """What a point's row needs; the rest would only make the page larger."""
+    """Only the columns that a chart needs: other columns would make the page larger."""
     kept = ["env", "task", "variant", "batch_size", "flop_is_lower_bound", *TITLES]
     return points[[name for name in dict.fromkeys(kept) if name in points]]
 
 
 def _spans(base: alt.Chart, points: pd.DataFrame, frame: Plane) -> list[alt.Chart]:
-    """The interval of modelled bytes across, dashed; the interval over runs up, solid."""
+    """Layers of intervals: of modelled bytes horizontally (dashed), over runs vertically (solid)."""
     layers = []
     if (points["source"] == "modelled").any():
         layers.append(
@@ -292,12 +292,12 @@ def _spans(base: alt.Chart, points: pd.DataFrame, frame: Plane) -> list[alt.Char
 
 
 def _points(base: alt.Chart, points: pd.DataFrame, shape: alt.Shape) -> list[alt.Chart]:
-    """Filled where counters saw FLOP and bytes, pale over the profiler's own time, hollow where a model says them."""
+    """Layers of points: filled for GPU counters, pale for rates over the profiler's time, hollow for modelled bytes."""
     tips = style.tooltips(points, TITLES)
     layers = []
     sources = set(points["source"])
     if "modelled" in sources:
-        # A hollow mark catches the pointer on its rim alone; a transparent fill makes the rest of it count.
+        # A transparent fill makes the whole mark react to the pointer; a hollow mark reacts on its rim alone.
         hollow = base.transform_filter("datum.source == 'modelled'").mark_point(
             size=70, strokeWidth=1.8, fill="transparent"
         )
@@ -314,7 +314,7 @@ def _points(base: alt.Chart, points: pd.DataFrame, shape: alt.Shape) -> list[alt
 
 
 def _at_least(base: alt.Chart, points: pd.DataFrame) -> list[alt.Chart]:
-    """The mark of points whose FLOP are a lower bound."""
+    """Layer of `≥` signs at points whose FLOP are a lower bound; empty list if there are none."""
     if "flop_is_lower_bound" not in points or not points["flop_is_lower_bound"].any():
         return []
     mark = base.transform_filter("datum.flop_is_lower_bound").mark_text(text="≥", dx=-12, fontSize=15)
@@ -322,7 +322,7 @@ def _at_least(base: alt.Chart, points: pd.DataFrame) -> list[alt.Chart]:
 
 
 def _kinds(roofs: pd.DataFrame, *, named: bool = False) -> alt.StrokeDash:
-    """Solid or dashed; roofs that are `named` beside their lines need no legend."""
+    """Dash pattern by kind of roof; `named` roofs have a label at their line, and need no legend."""
     held = [kind for kind in ROOF_DASHES if kind in set(roofs["kind"])]
     scale = alt.Scale(domain=held, range=[ROOF_DASHES[kind] for kind in held])
     options = {"symbolType": "stroke", "symbolStrokeColor": "gray", "symbolSize": 500}
@@ -344,7 +344,7 @@ def _roof_layers(roofs: pd.DataFrame, frame: Plane) -> list[alt.Chart]:
 
 
 def _lines(roofs: pd.DataFrame, frame: Plane) -> pd.DataFrame:
-    """Corners of each roof within the frame."""
+    """End points and ridge point of each roof within the frame, a row each."""
     rows = []
     for name, roof in enumerate(roofs.to_dict("records")):
         rate, bandwidth = roof["flop_per_s"], roof["bytes_per_s"]
@@ -372,7 +372,7 @@ def _lines(roofs: pd.DataFrame, frame: Plane) -> pd.DataFrame:
 
 
 def _labels(roofs: pd.DataFrame, frame: Plane) -> pd.DataFrame:
-    """A text per roof at the right edge: above its line, or where that touches the one above, below it."""
+    """A label per roof at the right edge: above its line, or below if it would overlap the label of the roof above."""
     rows = []
     lowest = 0.0
     for roof in roofs.sort_values("flop_per_s", ascending=False).to_dict("records"):

@@ -1,4 +1,4 @@
-"""How much: of the device's rate, of the time, of the money, and how far runs of one configuration lie apart."""
+"""Charts of shares: of the device's rate, of time and of cost, and the spread between runs of one configuration."""
 
 from collections.abc import Mapping
 from itertools import product
@@ -14,30 +14,30 @@ from analysis.figures.throughput import TITLES, dots
 from analysis.ncu.families import Family
 from workload.contract.tables import number
 
-# Eleven families: the eight colours that readers can distinguish, then greys for families that are rare.
+# Eleven families: eight colours that readers can distinguish, then greys for rare families.
 FAMILY_COLOURS: Mapping[str, str] = {
     **dict(zip(map(str, Family), (*style.COLOURS, "#9b9b9b", "#757575", "#b0a08c"), strict=False)),
 }
-# Rows of single runs; more are too thin to see.
+# Most rows of single runs; more would be too thin to see.
 MOST_RUNS = 40
-# Pixels of a run's row: up to so many, and beyond.
+# Pixels of a run's row: FEW_ROWS for up to MANY runs, MANY_ROWS for more.
 MANY, FEW_ROWS, MANY_ROWS = 12, 14, 8
-# Half of the axis of runs that hardly differ: a smaller one would make much of nothing.
+# Least half-length of the axis: a shorter one would exaggerate differences between almost equal runs.
 LEAST_SPREAD = 0.001
-# Beside a point.
+# Placement of a value's text beside its point.
 VALUE: Mapping[str, Any] = {"align": "left", "dx": 9, "fontSize": 11}
 EFFICIENCY = {"measured": "of the measured ceiling", "peak": "of the vendor's peak"}
 
 
 def efficiency(material: Material, table: pd.DataFrame) -> Drawing:
-    """Attained FLOP/s by the device's: a row per model, environment and `of` (`EFFICIENCY`), with intervals."""
+    """Chart of attained FLOP/s over the device's, a row per model, environment and `of` (`EFFICIENCY`)."""
     parameters, opacity = style.picked(table, "env", "of")
     environments = [name for name in material.environments if name in set(table["env"])]
     tasks = [name for name in material.tasks if name in set(table["task"])]
     order = {(env, of): place for place, (env, of) in enumerate(product(environments, EFFICIENCY.values()))}
     places = pd.Series([order[pair] for pair in zip(table["env"], table["of"], strict=True)], index=table.index)
     rows = style.with_bars(table, "fraction").assign(
-        # A row each: the two intervals would lie on each other.
+        # Separate rows, because the two intervals would overlap.
         row=style.rows_of_each(table["task"], places),
         text=table["fraction"].map(lambda fraction: f"{number(100 * fraction, 2)} %"),
     )
@@ -63,14 +63,14 @@ def efficiency(material: Material, table: pd.DataFrame) -> Drawing:
 
 
 def cost(material: Material, table: pd.DataFrame) -> Drawing:
-    """US dollars per million images, with the interval of the throughput behind it."""
+    """Chart of US dollars per million images; the interval is that of the throughput."""
     titles = {**TITLES, "usd_per_million_images": "USD per million images", "usd_per_h": "USD/h"}
     title = "Cost [USD per million images]"
     return dots(material, table, field="usd_per_million_images", title=title, titles=titles)
 
 
 def breakdown(table: pd.DataFrame) -> Drawing:
-    """Each configuration's time by kernel family; `configuration` names the rows."""
+    """Chart of each configuration's time by kernel family; column `configuration` names the bars."""
     parameters, opacity = style.picked(table, "family")
     order = [str(family) for family in Family if str(family) in set(table["family"])]
     rank = {name: place for place, name in enumerate(order)}
@@ -102,9 +102,10 @@ def breakdown(table: pd.DataFrame) -> Drawing:
 
 
 def variance_rows(runs: pd.DataFrame) -> pd.DataFrame:
-    """Runs of one configuration with `relative` (throughput by the environment's median) and their steps' range.
+    """Runs of one configuration with `relative`: throughput over the environment's median, minus 1.
 
-    `slow` and `fast`: the throughput of a step that only 5 % are slower or faster than, by the same median.
+    `slow` and `fast`: the throughput at the 95th and the 5th percentile of the run's step times, relative to the same
+    median.
     """
     parts = []
     for _, repeats in runs.groupby("env", sort=False):
@@ -130,7 +131,7 @@ def variance_rows(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def variance(material: Material, rows: pd.DataFrame) -> Drawing:
-    """`variance_rows`: each run against the median of its environment, and where 90 % of its steps lie."""
+    """Chart of `variance_rows`: each run relative to its environment's median, and the range of 90 % of its steps."""
     parameters, opacity = style.picked(rows, "env")
     environments = [name for name in material.environments if name in set(rows["env"])]
     most = int(rows.groupby("env").size().max())

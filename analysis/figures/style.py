@@ -1,4 +1,4 @@
-"""How every figure looks: colours, shapes, axes, and what a click on a legend does."""
+"""Style of all figures: colours, shapes, axes, and the effect of a click on a legend."""
 
 import json
 import math
@@ -11,39 +11,39 @@ import pandas as pd
 
 from workload.contract.text import printable, seconds, si
 
-# Anything that Altair draws; its methods are not typed well enough to say more.
+# Any Altair chart; Altair's methods are not typed well enough for a narrower type.
 Drawing: TypeAlias = Any
 
-# Okabe and Ito, "Color Universal Design" (2008), with luminance moved to 0.13..0.30: each stands out 3:1 from white
-# and from the page's dark ground, as WCAG 2.2 (1.4.11) asks of graphics. No figure tells things apart by colour alone.
+# Okabe and Ito, "Color Universal Design" (2008), with luminance moved to 0.13..0.30: contrast of 3:1 with white and
+# with the page's dark ground, as WCAG 2.2 (1.4.11) requires of graphics. No figure relies on colour alone.
 COLOURS = ("#0077bb", "#d1550b", "#00936b", "#b8579a", "#a67c00", "#7a6fd0", "#8a6a55", "#5b8a9a")
 SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right", "triangle-left")
 DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3])
 WIDTH, HEIGHT = 640, 380
-# Of a row of points, and the least of a band of rows.
+# Pixels of a row of points, and least pixels of a band of rows.
 ROW_HEIGHT, LEAST_BAND = 17, 34
-# Not drawn away: where a filtered curve lies stays visible.
+# Opacity of filtered curves, which stay visible.
 FADED = 0.08
-# Digits that a reader could tell apart in a figure or a tooltip; more only make the page larger.
+# Digits that a reader can distinguish in a figure or a tooltip; more digits only make the page larger.
 DIGITS = 5
-# Of a text in a tooltip.
+# Most characters of a text in a tooltip.
 TEXT_CHARACTERS = 300
 FONT = "Liberation Sans, Arial, Helvetica, sans-serif"
-# Two decades of ticks at 1, 10, 100 still frame the points; fewer need 2 and 5.
+# Least decades for ticks at 1, 10, 100 alone; a shorter axis also needs 2 and 5.
 DECADES_WITHOUT_BETWEEN = 2.5
-# Largest over smallest value from which a linear axis would hide the smallest.
+# Ratio of the largest to the smallest value above which a linear axis would hide the smallest.
 LOG_FROM = 30.0
-# By what factor an interval may widen the frame: that of two runs can be a hundred times as long as the figures, and
-# whole it would press them against zero. A longer one ends in an arrowhead.
+# Most by which an interval may enlarge the frame, as a factor: an interval over two runs can be a hundred times as long
+# as the figures, and would press them against zero. A longer one ends in an arrowhead.
 MOST_OF_A_BAR = 3.0
 ARROW_SIZE = 55
-# A line of a name beside an axis or in a legend, in characters: two stand side by side on a phone.
+# Characters per line of a name beside an axis or in a legend: two fit side by side on a phone.
 AXIS_CHARACTERS, LEGEND_CHARACTERS = 20, 40
 # Prefixes of an axis' unit.
 PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
-# Beyond these, figures are read more easily with an exponent.
+# Beyond these decimals or this size, an exponent is easier to read.
 MOST_DECIMALS, MOST_PLAIN = 6, 1e7
-# Neighbours at one place of an axis: so far apart, and all of them within so much.
+# Points at one place of an axis: factor between neighbours, and between the first and the last.
 DODGE, MOST_DODGE = 1.05, 1.4
 # Columns that a tooltip shows with their unit, `227 GFLOP/s`.
 UNITS = dict.fromkeys(("flop_per_s", "flop_per_s_low", "flop_per_s_high"), "FLOP/s")
@@ -52,9 +52,9 @@ TEXT = "_text"
 
 
 def config(ink: str, halo: str, *, ground: str | None = None) -> dict[str, Any]:
-    """A Vega-Lite config that draws text, axes and neutral marks in `ink`; no `ground` is transparent.
+    """A Vega-Lite config that draws text, axes and neutral marks in `ink`; transparent if `ground` is None.
 
-    `halo`: the colour behind the figure, which keeps lines away from text that stands on them.
+    `halo`: the colour behind the figure, which separates text from lines below it.
     """
     text = {"labelColor": ink, "titleColor": ink, "labelFontSize": 12, "titleFontSize": 13, "titleFontWeight": "normal"}
     return {
@@ -69,7 +69,7 @@ def config(ink: str, halo: str, *, ground: str | None = None) -> dict[str, Any]:
             "tickOpacity": 0.5,
             "gridColor": ink,
             "gridOpacity": 0.12,
-            # Names are broken into lines (`named_axis`), never cut.
+            # Names are wrapped into lines (`named_axis`), never cut.
             "labelLimit": 0,
         },
         "legend": {
@@ -78,11 +78,11 @@ def config(ink: str, halo: str, *, ground: str | None = None) -> dict[str, Any]:
             "columns": 4,
             "labelLimit": 0,
             "symbolStrokeWidth": 2,
-            # Of legends of shapes, which have no colour of their own.
+            # Colour of legends of shapes, which have no colour of their own.
             "symbolBaseFillColor": ink,
             "symbolBaseStrokeColor": ink,
             "rowPadding": 4,
-            # One below the other: side by side they would widen the figure.
+            # Stack legends: side by side they would widen the figure.
             "layout": {"bottom": {"direction": "vertical", "anchor": "start", "margin": 10}},
         },
         "header": {**text, "labelFontSize": 13},
@@ -95,14 +95,14 @@ def config(ink: str, halo: str, *, ground: str | None = None) -> dict[str, Any]:
     }
 
 
-# The page's text colour, whatever it is now: light, dark, or on paper.
+# `currentColor` is the page's text colour, which depends on the theme: light, dark, or print.
 PAGE = config("currentColor", "var(--ground)")
 PAPER = config("#1b1f24", "#ffffff", ground="#ffffff")
 DARK = config("#e4e8ec", "#14181d", ground="#14181d")
 
 
 def chart(frame: pd.DataFrame) -> alt.Chart:
-    """A chart of `frame`'s rows, the numbers rounded and what is absent as null; rates and times also as text."""
+    """A chart of a table's rows, with rounded numbers and null for absent values; rates and times also as text."""
     texts = {f"{name}{TEXT}": frame[name].map(_with_unit(name)) for name in (*UNITS, *SECONDS) if name in frame}
     return alt.Chart(data(records(frame.assign(**texts))))
 
@@ -117,12 +117,15 @@ def _with_unit(column: str) -> Callable[[Any], str | None]:
 
 
 def data(rows: Sequence[Mapping[str, Any]]) -> alt.Data:
-    """Rows as they are: Altair would check and copy a table's, and copies lists, unlike tuples, at every call."""
+    """Rows as chart data, unchanged.
+
+    Altair would validate and copy a table. It also copies lists, but not tuples, at every call.
+    """
     return alt.Data(values=tuple(rows))  # type: ignore[no-untyped-call]
 
 
 def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """Rows as JSON has them."""
+    """Rows as JSON-compatible dictionaries."""
     columns = [str(name) for name in frame.columns]
     table = frame.astype(object).where(frame.notna(), None)
     return [
@@ -136,26 +139,26 @@ def _plain(value: Any) -> Any:
         value = value.item()
     if isinstance(value, float):
         return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None
-    # Vega puts texts into the picture's labels, where control characters are no XML.
+    # Vega puts texts into SVG labels, and control characters are not valid XML.
     return printable(value)[:TEXT_CHARACTERS] if isinstance(value, str) else value
 
 
 def colours(names: Iterable[str]) -> dict[str, str]:
-    """A colour per name, in the order of the names; from the ninth on they repeat."""
+    """A colour per name, in order; colours repeat from the ninth name on."""
     return {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(names)}
 
 
 FILLED: Mapping[str, Any] = {}
-# Rings in the legend, for charts whose points are.
+# Rings in the legend, for charts whose points are rings.
 RINGS: Mapping[str, Any] = {"symbolFillColor": "transparent"}
-# The dashes of lines would tear the rims of the symbols.
+# Without a rim, because the lines' dashes would break the rims of the symbols.
 WITHOUT_RIM: Mapping[str, Any] = {"symbolStrokeWidth": 0}
 
 
 def colour(
     field: str, held: Iterable[str], palette: Mapping[str, str], title: str, legend: Mapping[str, Any] = FILLED
 ) -> alt.Color:
-    """`field` in the colours of `palette`; a legend where the chart holds more than one of them."""
+    """Encode `field` in the colours of `palette`; with a legend if the chart holds more than one value."""
     shown = _in_order(held, palette)
     scale = alt.Scale(domain=shown, range=[palette[name] for name in shown])
     return alt.Color(f"{field}:N", scale=scale, legend=legend_of(shown, **legend), title=title)
@@ -164,7 +167,7 @@ def colour(
 def shape(
     field: str, held: Iterable[str], order: Sequence[str], title: str, legend: Mapping[str, Any] = FILLED
 ) -> alt.Shape:
-    """`field` as the shape of points."""
+    """Encode `field` as the shape of points."""
     shapes = {name: SHAPES[number % len(SHAPES)] for number, name in enumerate(order)}
     shown = _in_order(held, shapes)
     scale = alt.Scale(domain=shown, range=[shapes[name] for name in shown])
@@ -172,7 +175,7 @@ def shape(
 
 
 def dash(field: str, held: Iterable[str], order: Sequence[str], title: str) -> alt.StrokeDash:
-    """`field` as the dashes of lines; with the same title, one legend shows them and the shapes of the points."""
+    """Encode `field` as the dashes of lines; with the same title as the points' shapes, both share one legend."""
     dashes = {name: DASHES[number % len(DASHES)] for number, name in enumerate(order)}
     shown = _in_order(held, dashes)
     scale = alt.Scale(domain=shown, range=[dashes[name] for name in shown])
@@ -180,12 +183,12 @@ def dash(field: str, held: Iterable[str], order: Sequence[str], title: str) -> a
 
 
 def legend_of(names: Sequence[str], **options: Any) -> alt.Legend | None:
-    """None where all points share one value: captions name it. Long names get more lines."""
+    """A legend with long names wrapped; None if all points share one value, because captions name it."""
     return alt.Legend(**_broken(names, LEGEND_CHARACTERS), **options) if len(names) > 1 else None
 
 
 def named_axis(names: Iterable[str], **options: Any) -> alt.Axis:
-    """An axis of names, the long ones over several lines: cut, two of them could read the same."""
+    """An axis of names, with long names wrapped: if names were cut, two of them could look alike."""
     return alt.Axis(**_broken(list(names), AXIS_CHARACTERS), **options)
 
 
@@ -205,9 +208,9 @@ def _in_order(held: Iterable[str], order: Mapping[str, Any]) -> list[str]:
 
 
 def picked(table: pd.DataFrame, *fields: str) -> tuple[list[alt.Parameter], Any]:
-    """A click on a legend entry fades all that is not it: the parameters, and the opacity that obeys them.
+    """Parameters that let a click on a legend entry fade all others, and the opacity that depends on them.
 
-    Only of the `fields` in which the rows of `table` differ: the others have no legend.
+    Only `fields` in which the rows of `table` differ are used, because other fields have no legend.
     """
     parameters = [
         alt.selection_point(name=f"pick_{field}", fields=[field], bind="legend")
@@ -223,18 +226,18 @@ def picked(table: pd.DataFrame, *fields: str) -> tuple[list[alt.Parameter], Any]
 
 
 def rows_height(tasks: int, in_each: int, *, row: int = ROW_HEIGHT) -> int:
-    """Pixels for `tasks` bands of `in_each` rows, with a third of a band between them."""
+    """Pixels for `tasks` bands of `in_each` rows, with a third of a band between bands."""
     return round(tasks * max(in_each * row, LEAST_BAND) * 1.35)
 
 
 def rows_of_each(bands: pd.Series, order: pd.Series) -> pd.Series:
-    """The row of each point within its band, counted from 0 in `order`: a band keeps no room for absent ones."""
+    """Row of each point within its band, counted from 0 in `order`; a band has no rows for absent points."""
     rank: pd.Series = order.groupby(bands.to_numpy()).rank(method="first")
     return rank.astype(int) - 1
 
 
 def rows_scale(rows: pd.Series) -> alt.Scale:
-    """Of the offsets of `rows_of_each`."""
+    """Scale for the offsets of `rows_of_each`."""
     return alt.Scale(domain=list(range(int(rows.max()) + 1)))
 
 
@@ -242,7 +245,7 @@ def rows_scale(rows: pd.Series) -> alt.Scale:
 
 
 def batch_axis(batches: Iterable[float], field: str = "batch_size") -> alt.X:
-    """Batch sizes on a scale of powers of two, a tick at each that was run; the values are in column `field`."""
+    """Axis of batch sizes on a scale of powers of two, with a tick at each size; `field`: column of the values."""
     values = sorted({float(batch) for batch in batches})
     scale = alt.Scale(type="log", base=2, domain=[values[0] / 1.2, values[-1] * 1.2], nice=False)
     axis = alt.Axis(values=values, format="d", labelOverlap="greedy", grid=False)
@@ -250,11 +253,11 @@ def batch_axis(batches: Iterable[float], field: str = "batch_size") -> alt.X:
 
 
 def linear_axis(low: float, high: float, *, count: int = 6, percent: str | None = None) -> tuple[alt.Scale, alt.Axis]:
-    """A linear scale from `low` to `high`, about `count` ticks at round numbers, no two of them with the same text.
+    """A linear scale from `low` to `high` and an axis with about `count` ticks at round numbers, with distinct texts.
 
-    `percent`: the values are shares of 1 and shown as `12 %`; with "+" as differences, `+12 %`.
+    `percent`: show values, which are shares of 1, as `12 %`; with "+" as differences, `+12 %`.
     """
-    # All zero: an axis needs a length.
+    # An axis needs a length, even if all values are equal.
     high = high if high > low else low + 1
     step = _step((high - low) / count)
     first, last = math.ceil(low / step - 1e-6), math.floor(high / step + 1e-6)
@@ -268,15 +271,16 @@ def linear_axis(low: float, high: float, *, count: int = 6, percent: str | None 
 
 
 def _step(least: float) -> float:
-    """The next 1, 2, 2.5 or 5 times a power of ten that is not smaller."""
+    """The smallest 1, 2, 2.5 or 5 times a power of ten that is not below `least`."""
     decade = 10.0 ** math.floor(math.log10(least) - 1e-9)
     return min(factor * decade for factor in (1.0, 2.0, 2.5, 5.0, 10.0) if factor * decade >= least * (1 - 1e-9))
 
 
 def log_axis(low: float, high: float, *, unit: str | None = None) -> tuple[alt.Scale, alt.Axis, str]:
-    """A logarithmic scale around low..high, ticks at powers of ten, and at 2 and 5 where those alone are too few.
+    """A logarithmic scale around `low` to `high`, and its axis, with ticks at powers of ten, and at 2 and 5 if few.
 
-    With a `unit` the ticks count in its prefix that suits the middle: the third value is `GFLOP/s`, for the title.
+    With a `unit`, ticks have the prefix that suits the middle of the axis; the third value is then, for example,
+    `GFLOP/s`, for the title.
     """
     low, high = rounded_down(low), rounded_up(high)
     scale = alt.Scale(type="log", domain=[low, high], nice=False, clamp=False)
@@ -291,11 +295,11 @@ def log_axis(low: float, high: float, *, unit: str | None = None) -> tuple[alt.S
 
 
 def number_format(values: Sequence[float]) -> str:
-    """The d3 format that shows each of these ticks in full: 0.2 and not 200m, 800 and not 0.8k."""
+    """The d3 format that shows each of these ticks in full: 0.2 instead of 200m, 800 instead of 0.8k."""
     sizes = [abs(value) for value in values if value]
     if not sizes:
         return "~f"
-    # As many decimals as the ticks differ in.
+    # Use as many decimals as the ticks differ in.
     decimals = max(len(f"{value:.12f}".rstrip("0").partition(".")[2]) for value in sizes)
     if max(sizes) >= MOST_PLAIN or decimals > MOST_DECIMALS:
         return ".3~e"
@@ -303,7 +307,7 @@ def number_format(values: Sequence[float]) -> str:
 
 
 def ticks(low: float, high: float) -> list[float]:
-    """1, 10, 100 between `low` and `high`; 1, 2, 5, 10 where that is less than two and a half decades."""
+    """Ticks 1, 10, 100 between `low` and `high`; 1, 2, 5, 10 if the range is less than two and a half decades."""
     steps = (1.0,) if math.log10(high / low) >= DECADES_WITHOUT_BETWEEN else (1.0, 2.0, 5.0)
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     every = [float(f"{step}e{decade}") for decade in decades for step in steps]
@@ -311,13 +315,13 @@ def ticks(low: float, high: float) -> list[float]:
 
 
 def rounded_down(value: float) -> float:
-    """The next 1, 2 or 5 times a power of ten that is not larger."""
+    """The largest 1, 2 or 5 times a power of ten that is not above `value`."""
     decade = 10.0 ** math.floor(math.log10(value) + 1e-9)
     return max(step * decade for step in (1.0, 2.0, 5.0) if step * decade <= value * (1 + 1e-9))
 
 
 def rounded_up(value: float) -> float:
-    """The next 1, 2 or 5 times a power of ten that is not smaller."""
+    """The smallest 1, 2 or 5 times a power of ten that is not below `value`."""
     decade = 10.0 ** math.floor(math.log10(value) - 1e-9)
     return min(step * decade for step in (1.0, 2.0, 5.0, 10.0) if step * decade >= value * (1 - 1e-9))
 
@@ -329,7 +333,7 @@ def is_wide(values: pd.Series) -> bool:
 
 
 def dodged(names: Sequence[str]) -> dict[str, float]:
-    """A factor per name, around 1: intervals at one place of a logarithmic axis would hide each other."""
+    """A factor around 1 for each name, which separates intervals at one place of a logarithmic axis."""
     step = min(DODGE, MOST_DODGE ** (1 / max(1, len(names) - 1)))
     return {name: step ** (place - (len(names) - 1) / 2) for place, name in enumerate(names)}
 
@@ -344,7 +348,7 @@ def reach(table: pd.DataFrame, field: str) -> float:
 
 
 def bottom(table: pd.DataFrame, field: str) -> float:
-    """The lowest end of a bar, but at least the smallest value by `MOST_OF_A_BAR`."""
+    """The lowest end of a bar, but at least the smallest value divided by `MOST_OF_A_BAR`."""
     values = table[field][table[field] > 0]
     least = float(values.min())
     return float(max(min([least, *_ends(table, f"{field}_low")]), least / MOST_OF_A_BAR))
@@ -356,7 +360,7 @@ def _ends(table: pd.DataFrame, column: str) -> list[float]:
 
 
 def with_bars(table: pd.DataFrame, field: str) -> pd.DataFrame:
-    """`table` with the ends of its bars: `bar_low`, `bar_high`, and `cut_low`, `cut_high` where one goes on further."""
+    """The table with the ends of its bars: `bar_low`, `bar_high`, and `cut_low`, `cut_high` if a bar is cut off."""
     if not has_bars(table, field):
         return table
     least, most = bottom(table, field), reach(table, field)
@@ -381,7 +385,7 @@ def is_cut(table: pd.DataFrame, field: str) -> bool:
 
 
 def bars(base: alt.Chart, table: pd.DataFrame, channel: str, place: alt.X | alt.Y) -> list[alt.Chart]:
-    """The bars of `with_bars` along `channel` (x or y), whose scale and axis `place` has, and their arrowheads."""
+    """Layers of the bars of `with_bars` along `channel` (x or y), with arrowheads; `place`: scale, axis and title."""
     if "bar_low" not in table:
         return []
     kind = alt.X if channel == "x" else alt.Y
@@ -400,12 +404,12 @@ def bars(base: alt.Chart, table: pd.DataFrame, channel: str, place: alt.X | alt.
 
 
 def text_on(base: alt.Chart, **options: Any) -> list[alt.Chart]:
-    """Text that nothing strikes through: itself, and below it the same in the colour of the ground, wider."""
+    """Two layers of the same text, a wider one below in the background colour, so that no line crosses the text."""
     return [base.mark_text(style=look, **options) for look in ("halo", "ink-text")]
 
 
 def tooltips(frame: pd.DataFrame, titles: Mapping[str, str]) -> list[alt.Tooltip]:
-    """Of the columns that hold anything: title, and numbers with four digits, or with their unit (`UNITS`)."""
+    """Tooltips for the columns with any value: title, and numbers with four digits, or with their unit (`UNITS`)."""
     shown_fields = []
     for column, title in titles.items():
         if column not in frame or frame[column].notna().sum() == 0:

@@ -1,4 +1,4 @@
-"""Images per second: against batch size, between environments, between models."""
+"""Charts of images per second: against batch size, between environments, between models."""
 
 import warnings
 from collections.abc import Sequence
@@ -29,18 +29,18 @@ TITLES = {
     "bound": "limited by",
     "busy": "busy",
 }
-# Diagonals of equal FLOP/s, a decade apart; more would be a hatching.
+# Most diagonals of equal FLOP/s, a decade apart; more would look like hatching.
 MOST_DIAGONALS = 8
 
 
 def against_batch(material: Material, table: pd.DataFrame, failed: pd.DataFrame) -> Drawing:
-    """Throughput of `table` (rows of `measured`) against batch size; crosses where no run came to its end."""
+    """Chart of throughput (rows of `measured`) against batch size; crosses mark sizes without any completed run."""
     drawn = pd.concat([table, failed.assign(images_per_s=None)]) if len(failed) else table
     parameters, opacity = style.picked(drawn, "task", "variant")
     colour = style.colour("task", drawn["task"], material.task_colours, "Model")
     dash = style.dash("variant", drawn["variant"], material.variants, "Precision")
     x, y = style.batch_axis(drawn["batch_size"], "at"), _rate(table)
-    # Side by side, or the intervals of one batch size would hide each other.
+    # Shift series sideways, because the intervals of one batch size would hide each other.
     has_bars = style.has_bars(table, "images_per_s")
     shift = style.dodged(list(dict.fromkeys(table["series"]))) if has_bars else dict.fromkeys(table["series"], 1.0)
     rows = style.with_bars(table, "images_per_s").drop(columns=["run_ids"])
@@ -81,7 +81,10 @@ def _rate(table: pd.DataFrame) -> alt.Y:
 
 
 def relative_to_smallest(table: pd.DataFrame) -> pd.DataFrame:
-    """`measured` with `relative`: throughput by that of the smallest batch of its series; of one batch none."""
+    """`measured` with `relative`: throughput over that of the smallest batch of its series.
+
+    Series with a single batch size are left out.
+    """
     rows = []
     for _, line in table.groupby(["env", "series"], sort=False):
         ordered = line.sort_values("batch_size")
@@ -91,7 +94,7 @@ def relative_to_smallest(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def scaling(material: Material, table: pd.DataFrame) -> Drawing:
-    """Throughput relative to the smallest batch (`relative_to_smallest`), a panel per environment."""
+    """Chart of throughput relative to the smallest batch (`relative_to_smallest`), a panel per environment."""
     parameters, opacity = style.picked(table, "task", "variant")
     environments = [name for name in material.environments if name in set(table["env"])]
     panels = []
@@ -124,7 +127,7 @@ def scaling(material: Material, table: pd.DataFrame) -> Drawing:
     if columns == 1:
         return panels[0].add_params(*parameters)
     with warnings.catch_warnings():
-        # Altair says that one legend now rules all panels, which is what is wanted.
+        # Altair warns that one legend now controls all panels, which is intended.
         warnings.filterwarnings("ignore", message="Automatically deduplicated selection parameter")
         return (
             alt.concat(*panels, columns=columns).add_params(*parameters).resolve_scale(color="shared", shape="shared")
@@ -138,17 +141,17 @@ def best(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def comparison(material: Material, table: pd.DataFrame) -> Drawing:
-    """`best`: each model's best throughput per environment, with intervals."""
+    """Chart of `best`: each model's best throughput per environment, with intervals."""
     return dots(material, table, field="images_per_s", title="Best throughput [images/s]", titles=TITLES)
 
 
 def dots(material: Material, table: pd.DataFrame, *, field: str, title: str, titles: dict[str, str]) -> Drawing:
-    """A point per model and environment with its interval (`<field>_low`, `<field>_high`), and its value beside it."""
+    """Chart with a point per model and environment, its interval (`<field>_low`, `<field>_high`) and its value."""
     parameters, opacity = style.picked(table, "env")
     environments = _held(material.environments, table["env"])
     tasks = _held(material.tasks, table["task"])
     wide = style.is_wide(table[field])
-    # Room for the text beside the last point.
+    # Leave room for the text beside the last point.
     top = style.reach(table, field) * (2.0 if wide else 1.15)
     if wide:
         scale, axis, _ = style.log_axis(style.bottom(table, field) / 1.2, top)
@@ -191,7 +194,7 @@ def dots(material: Material, table: pd.DataFrame, *, field: str, title: str, tit
 
 
 def models(material: Material, table: pd.DataFrame) -> Drawing:
-    """`best` against the model's training FLOP per image; on a dotted diagonal the device does equal FLOP/s."""
+    """Chart of `best` against the model's training FLOP per image; dotted diagonals have equal FLOP/s."""
     known = table[table["train_flop_per_image"].notna()]
     parameters, opacity = style.picked(known, "task", "env")
     low_x, high_x = known["train_flop_per_image"].min() / 1.5, known["train_flop_per_image"].max() * 1.5
@@ -203,7 +206,7 @@ def models(material: Material, table: pd.DataFrame) -> Drawing:
     y = alt.Y("images_per_s:Q", scale=y_scale, axis=y_axis, title="Best throughput [images/s]")
     shift = style.dodged(_held(material.environments, known["env"]))
     rows = style.with_bars(known.drop(columns=["run_ids"]), "images_per_s")
-    # Side by side: a model has the same work everywhere.
+    # Shift environments sideways, because a model has the same work in all of them.
     rows = rows.assign(at=rows[work] * rows["env"].map(shift))
     x = alt.X("at:Q", scale=x_scale, axis=x_axis, title=f"Training work [{unit}]")
     base = style.chart(rows).encode(
@@ -232,7 +235,7 @@ def models(material: Material, table: pd.DataFrame) -> Drawing:
 
 
 def _diagonals(across: Sequence[float], up: Sequence[float]) -> pd.DataFrame:
-    """Ends of the lines of 1, 10, 100, … GFLOP/s through the frame, a label at the left end of each."""
+    """End points of the lines of 1, 10, 100, … GFLOP/s through the frame; the left end carries the label."""
     left, right = across
     bottom, top = up
     rates = [rate for rate in style.ticks(left * bottom, right * top * 10) if left * bottom < rate < right * top]

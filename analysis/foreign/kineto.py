@@ -1,7 +1,7 @@
-"""A trace of torch.profiler, as `export_chrome_trace` and TensorBoard's handler write it. Standard library only.
+"""Read a trace of torch.profiler, as written by `export_chrome_trace` and TensorBoard's handler. Standard library only.
 
-Events are decoded one after the other, and only what the analysis needs is kept: traces of hundreds of megabytes are
-common, and many of them break off. Names of categories and fields are those of libkineto since 2020
+Events are decoded one after the other, and only those that the analysis needs are kept: traces of hundreds of megabytes
+are common, and many break off. Names of categories and fields are those of libkineto since 2020
 (https://github.com/pytorch/kineto, libkineto/src/output_json.cpp).
 """
 
@@ -21,21 +21,21 @@ EXPORT_AGAIN = "export it again: profiler.export_chrome_trace('trace.json')"
 RECORD_SHAPES = "torch.profiler.profile(record_shapes=True) records shapes, and with them FLOP and bytes are known"
 _OPERATORS = frozenset({"cpu_op", "operator"})
 _RUNTIME = frozenset({"cuda_runtime", "cuda_driver", "runtime", "hip_runtime", "privateuse1_runtime", "xpu_runtime"})
-# What a device does; those of 2020 began with a capital and had no prefix.
+# Categories of device activity, in lower case; those of 2020 began with a capital and had no prefix.
 _ON_DEVICE = frozenset({"kernel", "concurrent_kernel", "gpu_memcpy", "memcpy", "gpu_memset", "memset"})
 _ANNOTATION = "user_annotation"
-# Of torch itself, which called them operators before it had annotations.
+# Annotations of torch itself, which older versions recorded as operators.
 _ANNOTATED = re.compile(r"ProfilerStep|Optimizer\.|enumerate\(DataLoader|DataParallel\.|DistributedDataParallel\.")
 _STEP = re.compile(r"ProfilerStep#?(\d+)")
 _OPTIMIZER_STEP = re.compile(r"Optimizer\.step#")
 # Calls of the runtime that start a kernel, and operators that only a GPU has.
 _LAUNCH = re.compile(r"LaunchKernel|GraphLaunch")
 _OF_GPUS = re.compile(
-    # Recurrent layers ask on a CPU too whether cuDNN would take their inputs.
+    # Exclude a check that recurrent layers also make on a CPU: whether cuDNN accepts their inputs.
     r"aten::_?(cudnn(?!_is_acceptable)|miopen|mps|efficient_attention|flash_attention)_(?!for_cpu)|cudaLaunch"
 )
 _SPACE = re.compile(r"[\s,]*")
-# What only torch.profiler writes, and who else writes Chrome's format, by what stands at the beginning of the file.
+# Marks at the beginning of the file that only torch.profiler writes, and marks of other programs with Chrome's format.
 _OURS = re.compile(r'"schemaVersion"|"baseTimeNanoseconds"|"cat": ?"(?:cpu_op|Operator|kernel|Kernel)"|ProfilerStep#')
 _OTHERS = (
     (re.compile(r'"cat": ?"[^"]*(?:devtools\.timeline|\bblink|\bv8\b|toplevel)'), "a trace of the Chrome browser"),
@@ -45,13 +45,13 @@ _OTHERS = (
 
 Event = TypeVar("Event")
 Thread = tuple[str, str]
-# Of an argument: one tensor's sizes, or those of each tensor of a list.
+# Sizes of one argument: of one tensor, or of each tensor in a list.
 Dims = tuple[Any, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """An operator with its inputs: `dims`, `types` and `values` are empty where the trace did not record them."""
+    """An operator with its inputs; `dims`, `types` and `values` are empty if the trace did not record them."""
 
     name: str
     dims: tuple[Dims, ...] = ()
@@ -62,7 +62,7 @@ class Call:
 
 @dataclass(slots=True, kw_only=True)
 class Operator:
-    """One execution on a thread of the host; times in microseconds of the trace's clock."""
+    """A single execution of an operator on a host thread; times in microseconds of the trace's clock."""
 
     call: Call
     began: float
@@ -72,7 +72,7 @@ class Operator:
 
 @dataclass(slots=True, kw_only=True)
 class OnDevice:
-    """A kernel, copy or fill; `launch` names the call of the host's runtime that asked for it."""
+    """A kernel, copy or fill on a device, times in microseconds; `launch`: correlation number of the runtime call."""
 
     name: str
     is_kernel: bool
@@ -85,7 +85,7 @@ class OnDevice:
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """A step as the profiler marked it, on the host's clock."""
+    """A step as marked by the profiler, on the host's clock in microseconds."""
 
     name: str
     process: str
@@ -95,11 +95,11 @@ class Window:
 
 @dataclass(kw_only=True)
 class Trace:
-    """What a file holds; `losses` say what it lacks or has twice."""
+    """Contents of a trace file; `losses`: sentences on missing and duplicate events."""
 
     operators: dict[Thread, list[Operator]] = field(default_factory=dict)
     device: list[OnDevice] = field(default_factory=list)
-    # By correlation: which thread asked for it, and when.
+    # Thread and time (microseconds) of the runtime call, by correlation number.
     launches: dict[int | str, tuple[Thread, float]] = field(default_factory=dict)
     steps: list[Window] = field(default_factory=list)
     optimizer_steps: list[Window] = field(default_factory=list)
@@ -110,7 +110,7 @@ class Trace:
 
     @property
     def has_shapes(self) -> bool:
-        """Whether any operator says what its inputs were: sizes with types, which the profilers of 2020 lacked."""
+        """Whether any operator has input sizes with types; the profilers of 2020 recorded no types."""
         return any(
             any(operator.call.dims) and any(operator.call.types)
             for operators in self.operators.values()
@@ -119,34 +119,34 @@ class Trace:
 
     @property
     def devices(self) -> Mapping[str, int]:
-        """How many kernels each GPU ran."""
+        """Number of kernels that each GPU ran."""
         return Counter(event.device for event in self.device if event.is_kernel)
 
     @property
     def processes(self) -> frozenset[str]:
-        """Those with operators or steps; workers of loaders leave no events."""
+        """Processes with operators or steps; data loader workers leave no events."""
         return frozenset([*(process for process, _ in self.operators), *(step.process for step in self.steps)])
 
     def device_properties(self, device: str) -> Mapping[str, Any]:
-        """Name, memory and capability of a GPU, as CUDA says them."""
+        """Name, memory and compute capability of a GPU, as reported by CUDA; empty if unknown."""
         known = self.facts.get("deviceProperties")
         known = known if isinstance(known, list) else []
         return next((one for one in known if isinstance(one, dict) and str(one.get("id")) == device), {})
 
 
 def is_trace(text: str) -> bool:
-    """Whether this is the beginning of a file in Chrome's format of traces, of whichever program."""
+    """Whether this is the beginning of a file in Chrome's trace format, written by any program."""
     start = text[:LOOKED_AT_CHARACTERS].lstrip()
     return start.startswith(("{", "[")) and (
         f'"{EVENTS}"' in start
-        # Its facts about the machine may be long, and stand first.
+        # Facts about the machine come first and may be long.
         or re.match(r"\{\s*\"schemaVersion\"", start) is not None
         or re.search(r'\A\[\s*\{[^{}]*"ph"\s*:', start) is not None
     )
 
 
 def read(text: str, *, file: str) -> Trace:
-    """The trace in a text; `UsageError` for one that is damaged, empty or of another program."""
+    """Parse a trace; `UsageError` if the text is damaged, empty or written by another program."""
     start = text[:LOOKED_AT_CHARACTERS]
     what = None if _OURS.search(start) else next((what for pattern, what in _OTHERS if pattern.search(start)), None)
     if what:
@@ -186,7 +186,7 @@ def _nothing_in(file: str, events: "_Events", builder: "_Builder") -> UsageError
 
 
 class _Events:
-    """The events of a text one after the other, and what else the file says: `facts`."""
+    """Iterates over the events of a text; `facts` collects the other entries of the file."""
 
     def __init__(self, *, text: str, file: str) -> None:
         self.facts: dict[str, Any] = {}
@@ -216,7 +216,7 @@ class _Events:
             self._give_up(error)
 
     def _array(self, at: int) -> Generator[dict[str, Any], None, int]:
-        """The elements from `at` on; returns where the array has ended."""
+        """Yield the elements of an array from position `at`; returns the position after its end."""
         text, decode, skip = self._text, self._decoder.raw_decode, _SPACE.match
         while True:
             match = skip(text, at)
@@ -233,7 +233,7 @@ class _Events:
         return match.end() if match else at
 
     def _give_up(self, error: Exception) -> None:
-        """A file that ends too early is read as far as it goes; another one is damaged, and no part can be trusted."""
+        """Mark a file that ends too early as cut; `UsageError` for other errors, because no part can be trusted."""
         if not self._text.rstrip().endswith(("}", "]")) or self._is_at_end(error):
             self.is_cut = True
             return
@@ -247,7 +247,7 @@ class _Events:
 
 
 class _Builder:
-    """Makes operators, launches, kernels and steps of events."""
+    """Converts events into operators, launches, kernels and steps."""
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
@@ -257,7 +257,7 @@ class _Builder:
         self._names: dict[str, str] = {}
 
     def add(self, event: Mapping[str, Any]) -> None:
-        """Take over one event, or leave it out."""
+        """Add one event to the trace, or ignore it."""
         if event.get("ph") != "X":
             return
         label = event.get("cat")
@@ -280,7 +280,7 @@ class _Builder:
             self.broken += 1
             return
         if name not in self._names:
-            # Half of a pair of surrogates cannot be written again.
+            # An unpaired surrogate cannot be encoded.
             self._names[name] = name.encode(errors="replace").decode()
         take(
             self._names[name],
@@ -333,7 +333,7 @@ class _Builder:
 
 
 def _number(value: Any) -> float | None:
-    """Of an event's time, which some writers quote."""
+    """A time as a finite number, which some writers quote; None for anything else."""
     try:
         number = float(value)
     except (TypeError, ValueError):
@@ -342,7 +342,7 @@ def _number(value: Any) -> float | None:
 
 
 def _key(value: Any) -> int | str | None:
-    """A number that ties events to each other; some writers quote it."""
+    """A number that connects events, which some writers quote; None for anything else."""
     return value if isinstance(value, int | str) else None
 
 
@@ -351,7 +351,7 @@ def _id(arguments: Mapping[str, Any]) -> int | str | None:
 
 
 def _shapes(value: Any) -> tuple[Dims, ...]:
-    """The sizes of each argument, as tuples so that equal calls are one; nothing for what has none."""
+    """Sizes of each argument as tuples, so that equal calls compare equal; empty for arguments without sizes."""
     return tuple(_shape(argument) for argument in value) if isinstance(value, list) else ()
 
 
@@ -373,7 +373,7 @@ def _texts(value: Any) -> tuple[str, ...]:
 
 
 def _without_doubles(trace: Trace) -> int:
-    """Sort the operators of each thread, outer ones first, and drop what is in the trace twice."""
+    """Sort the operators of each thread, outer ones first, and drop duplicate events; returns how many were dropped."""
     dropped = 0
     for thread, operators in trace.operators.items():
         operators.sort(key=lambda operator: (operator.began, -operator.ended))
@@ -391,7 +391,7 @@ def _without_doubles(trace: Trace) -> int:
 
 
 def _unique(events: Sequence[Event], key: Callable[[Event], tuple[Any, ...]]) -> list[Event]:
-    """The events, sorted by their beginning, without those that say the same as one before."""
+    """Events without duplicates; `events` must be sorted by their beginning."""
     kept, seen, began = list[Event](), set[tuple[Any, ...]](), None
     for event in events:
         identity = key(event)

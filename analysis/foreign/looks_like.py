@@ -1,4 +1,4 @@
-"""What a file that cannot be read seems to be, and what would be readable."""
+"""Recognize files that cannot be read, and suggest a readable format."""
 
 import re
 
@@ -6,7 +6,7 @@ READABLE = (
     "readable are CSV logs with a row per iteration or per run, logs of pytorch/examples, timm, dllogger and MLPerf,"
     " traces of torch.profiler, and what ncu (text, --csv, .ncu-rep) and nsys stats --report cuda_gpu_trace write"
 )
-# First bytes of a file, or a pattern in its text; the first that fits is said.
+# First bytes of a file, or (below) a pattern in its text; the first match wins.
 _MAGIC = (
     (b"PK\x03\x04", "a ZIP archive or a spreadsheet", "save the sheet as CSV, or unpack the archive"),
     (
@@ -48,7 +48,7 @@ _TEXTS = (
 
 
 def looks_like(raw: bytes, text: str, suffix: str = "") -> tuple[str, str] | None:
-    """What the file seems to be, and what to do about it; None where nothing is recognised."""
+    """Likely kind of a file and a hint on what to do; None if nothing is recognized."""
     if suffix in _SUFFIXES:
         return _SUFFIXES[suffix]
     for magic, what, hint in _MAGIC:

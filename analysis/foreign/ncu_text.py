@@ -1,7 +1,7 @@
-"""Nsight Compute's output for people (no `--csv`) as the CSV that it would have written. Standard library only.
+"""Convert Nsight Compute's printed output (no `--csv`) to the CSV that it would have written. Standard library only.
 
-A line names the launch, tables below it have a metric per line in three columns; the dashes above them say how wide
-each column is. Nsight Compute 2020 to 2025 differ in what the launch's line says and in whether columns have names.
+A line names the launch. Tables below it have a metric per line in three columns, whose widths follow from a line of
+dashes above them. Nsight Compute 2020 to 2025 differ in the launch's line and in whether columns have names.
 """
 
 import csv
@@ -23,7 +23,7 @@ _PROCESS = re.compile(r"^\[(\d+)\] \S.*@\S+\s*$")
 _RULER = re.compile(r"^(\s*)(-{3,}) (-{3,}) (-{3,})\s*$")
 _MARK = "(!)"
 _OF_TIME = re.compile(r"Duration|Elapsed Cycles|time_duration|cycles_elapsed")
-# Words of a metric's line.
+# Number of words in a metric's line.
 _WITHOUT_UNIT, _WITH_UNIT = 2, 3
 _MESSAGE = "=="
 HEADER = (
@@ -41,12 +41,12 @@ HEADER = (
 
 
 def is_ncu_text(text: str) -> bool:
-    """Whether there is a launch with a table below it."""
+    """Whether the text has a launch with a table below it."""
     return ", Context " in text and next(_rows(text), None) is not None
 
 
 def as_csv(text: str) -> str:
-    """The long table: a row per launch and metric, after ncu's own messages. Launches that come again are left out."""
+    """The long table: a row per launch and metric, after ncu's own messages. Repeated launches are left out."""
     out = io.StringIO()
     for line in text.splitlines():
         if line.startswith(_MESSAGE):
@@ -69,7 +69,7 @@ def _figures(rows: Sequence[tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
 
 
 def _times(rows: Sequence[tuple[str, ...]]) -> str:
-    """The figures that differ from launch to launch of one kernel: its duration and cycles."""
+    """Figures that differ between launches of one kernel: duration and cycles, as one text."""
     return " ".join(row[-1] for row in rows if _OF_TIME.search(row[-3]))
 
 
@@ -105,7 +105,7 @@ def _rows(text: str) -> Iterator[tuple[str, ...]]:
 
 
 def _cells(line: str, columns: tuple[int, int, int]) -> tuple[str, str, str] | None:
-    """Name, unit and value: by the columns' widths, or by words where a cell is wider than its column."""
+    """Name, unit and value of a metric's line, split by column widths, or by words if a cell exceeds its column."""
     start, unit, value = columns
     if line[:start].strip() == "" and line[unit : unit + 1] in {" ", ""} and line[value : value + 1] in {" ", ""}:
         cells = (line[start:unit].strip(), line[unit:value].strip(), line[value:].strip())
@@ -115,7 +115,7 @@ def _cells(line: str, columns: tuple[int, int, int]) -> tuple[str, str, str] | N
             return None
         cells = (words[0], words[1] if len(words) == _WITH_UNIT else "", words[-1])
     name, unit_text, number = cells
-    # ncu marks what it could not measure.
+    # ncu marks metrics that it could not measure.
     if unit_text == _MARK:
         unit_text = ""
     return (name, unit_text, number.replace(_MARK, "").strip()) if name and number else None

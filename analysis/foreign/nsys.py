@@ -1,4 +1,4 @@
-"""A trace of Nsight Systems (`nsys stats --report cuda_gpu_trace --format csv`) as a table of kernels: time only."""
+"""Read a trace of Nsight Systems (`nsys stats --report cuda_gpu_trace --format csv`) as a table of kernel times."""
 
 import csv
 import io
@@ -11,7 +11,7 @@ from analysis.foreign.tables import DELIMITERS, split_line
 
 _START, _DURATION = re.compile(r"Start ?\(\w+\)"), re.compile(r"Duration ?\((\w+)\)")
 _HEADER = re.compile(r"^.*Duration ?\(\w+\).*$", re.MULTILINE)
-# What nsys calls a unit, as ncu spells it; `--timeunit` chooses one.
+# Units of nsys in ncu's spelling; `--timeunit` chooses one.
 _UNITS = {
     "ns": "ns", "nsec": "ns", "us": "us", "usec": "us", "μs": "us", "ms": "ms", "msec": "ms", "s": "s", "sec": "s",
 }  # fmt: skip
@@ -32,7 +32,7 @@ HEADER = (
 
 @dataclass(frozen=True, kw_only=True)
 class _Header:
-    """`start`: where the text has the first row; `place`: of the columns that are read."""
+    """Header of a trace; `start`: text position of the first row, `place`: index of each column that is read."""
 
     start: int
     delimiter: str
@@ -43,7 +43,7 @@ class _Header:
 
 
 def is_gpu_trace(text: str) -> bool:
-    """Whether there is the header of a trace with the names of its kernels."""
+    """Whether the text has the header of a trace with kernel names."""
     return _header(text) is not None
 
 
@@ -64,7 +64,7 @@ def _header(text: str) -> _Header | None:
 
 
 def as_csv(text: str) -> str:
-    """The wide table: a row per kernel, and warnings that say how many copies and rows were left out."""
+    """The wide table: a row per kernel, after warnings on the number of copies and rows that were left out."""
     header = _header(text)
     assert header is not None
     kernels = list[tuple[str, ...]]()
@@ -79,7 +79,7 @@ def as_csv(text: str) -> str:
         elif row[header.place[_NAME]].startswith(_COPY):
             copies += 1
         elif tuple(row) in seen:
-            # A kernel on a stream of a device begins once.
+            # An identical row is a duplicate: a kernel starts only once.
             again += 1
         else:
             seen.add(tuple(row))

@@ -1,18 +1,18 @@
-"""Repetitions in a file: a text that was written again behind itself, and rows that come again further down. Pure."""
+"""Detect repetitions in a file: a text that was appended to itself, and rows that are repeated further down. Pure."""
 
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Sequence
 
-# Measured digits of different rows that agree by no chance: ten times of three digits.
+# Number of measured digits whose agreement is no coincidence: ten times with three digits.
 _SURE_DIGITS = 30
-# Distances between equal rows that are tried, the most frequent first.
+# Number of distances between equal rows that are tried, most frequent first.
 _MOST_LAGS = 5
-# A row that comes more often says little about the distance.
+# Rows that occur more often say little about the distance.
 _RARE = 4
 
 
 def without_second_half(text: str) -> tuple[str, bool]:
-    """The text without a second half that says line for line what the first says, and whether there was one."""
+    """The text without its second half if both halves are equal line by line, and whether they were."""
     lines = text.splitlines(keepends=True)
     half, odd = divmod(len(lines), 2)
     if odd or half < 2 or [line.rstrip() for line in lines[:half]] != [line.rstrip() for line in lines[half:]]:  # noqa: PLR2004
@@ -21,9 +21,9 @@ def without_second_half(text: str) -> tuple[str, bool]:
 
 
 def again(rows: Sequence[Hashable], measured: Sequence[str]) -> list[int]:
-    """The rows that say, one after the other, what rows before them say, where that is no coincidence.
+    """Indices of rows that repeat a sequence of earlier rows, if that is no coincidence.
 
-    `measured`: the figures of each row that differ from run to run. Rows whose figures are all alike prove nothing.
+    `measured`: the figures of each row that differ between runs. Rows with all figures alike prove nothing.
     """
     places: dict[Hashable, list[int]] = defaultdict(list)
     for index, row in enumerate(rows):

@@ -1,4 +1,4 @@
-"""A table of text cells, whatever separates them and whichever decimal mark its numbers have. Standard library only."""
+"""Parse a table of text cells with any delimiter and any decimal mark. Standard library only."""
 
 import csv
 import io
@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from workload.contract.errors import UsageError
 
 DELIMITERS = (",", ";", "\t", "|")
-# More lines of a program's output before its table are a log with a table in it.
+# With more lines of output before the table, a file is a log that contains a table.
 MOST_LINES_BEFORE = 200
-# What pandas calls the column of its row numbers: nothing, in a file that it wrote.
+# Pandas' names for the column of row numbers; the name is empty in a file that pandas wrote.
 PANDAS_INDEX = frozenset({"", "unnamed: 0"})
 _COMMA_NUMBER = re.compile(r"[+-]?\d+,\d+(?:[eE][+-]?\d+)?", re.ASCII)
 _THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d*)?", re.ASCII)
@@ -20,10 +20,10 @@ _DOT_NUMBER = re.compile(r"[+-]?\d*\.\d+(?:[eE][+-]?\d+)?", re.ASCII)
 
 @dataclass(frozen=True, kw_only=True)
 class ForeignTable:
-    """Cells under a header, each row with its line in the file.
+    """Cells under a header, each row with its line number in the file.
 
-    `cut`: rows left out because the file breaks off in them. `wall_s`, `iterations`: where the log's own running means
-    tell how long the rows after the first took together, and how many iterations each row stands for.
+    `cut`: rows left out because the file breaks off in them. `wall_s`, `iterations`: if the log has running means, the
+    seconds of all rows after the first together, and the number of iterations that each row represents.
     """
 
     kind: str
@@ -37,7 +37,7 @@ class ForeignTable:
 
 
 def split_line(text: str, delimiter: str = ",") -> list[str]:
-    """The cells of one line; none where it cannot be split."""
+    """Cells of one line; empty if the line cannot be split."""
     try:
         return next(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter), [])
     except csv.Error:
@@ -45,7 +45,7 @@ def split_line(text: str, delimiter: str = ",") -> list[str]:
 
 
 def find_header(text: str, is_header: Callable[[Sequence[str]], bool]) -> tuple[int, str] | None:
-    """The first line that `is_header` accepts, counted from 0, and what separates its cells."""
+    """Line number, from 0, of the first line that `is_header` accepts, and its delimiter; None if there is none."""
     for number, line in enumerate(io.StringIO(text, newline=None)):
         if number > MOST_LINES_BEFORE:
             return None
@@ -56,9 +56,9 @@ def find_header(text: str, is_header: Callable[[Sequence[str]], bool]) -> tuple[
 
 
 def read(text: str, *, file: str, is_header: Callable[[Sequence[str]], bool]) -> ForeignTable:
-    """The table of a CSV file; without a line that `is_header` accepts, the first line is its header.
+    """Parse a CSV file; if `is_header` accepts no line, the first line is the header.
 
-    Raises `UsageError` naming the line that does not fit.
+    Raises `UsageError`, which names the first line that does not fit.
     """
     if "\0" in text:
         raise UsageError(f"'{file}' is no text: it holds a zero byte", hint="import a CSV file")
@@ -90,9 +90,9 @@ def read(text: str, *, file: str, is_header: Callable[[Sequence[str]], bool]) ->
 
 
 def plain_numbers(cells: Iterable[str], *, file: str) -> Callable[[str], str]:
-    """How to write the numbers of a file with a dot and without thousands marks, decided by all of its `cells`.
+    """A function that rewrites a file's numbers with a decimal point and without thousands marks, from all its `cells`.
 
-    Raises `UsageError` where the comma can be either mark.
+    Raises `UsageError` if commas can be decimal marks as well as thousands marks.
     """
     with_comma = {cell.strip() for cell in cells if "," in cell}
     if not with_comma:

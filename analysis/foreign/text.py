@@ -1,18 +1,18 @@
-"""The text of a file: unpacked where it is gzip, in UTF-8 whatever it was written in. Standard library only."""
+"""Read the text of a file: unpack gzip, convert to UTF-8. Standard library only."""
 
 import codecs
 import zlib
 from dataclasses import dataclass
 
-# In place of an encoding: what holds zero bytes is no text.
+# Used in place of an encoding: content with zero bytes is no text.
 BINARY = "binary"
 GZIP = b"\x1f\x8b"
-# Where a UTF-16 text without a byte order mark shows itself: every second byte of its ASCII is 0.
+# Bytes and share of zeros that reveal UTF-16 without a byte order mark: every second byte of ASCII is 0.
 LOOKED_AT_BYTES = 4096
 UTF16_ZEROS = 0.3
-# Tab; below it are control characters that no text has.
+# Tab; characters below it are control characters, which no text has.
 FIRST_OF_TEXT = 9
-# Logs and profiles of 2 GB exist; a small file that unpacks to more was made to fill a memory.
+# Logs and profiles of 2 GB exist; a file that unpacks to more than this is probably a decompression bomb.
 MOST_BYTES = 4 << 30
 _GZIP_WINDOW = 16 + zlib.MAX_WBITS
 _BYTE_ORDER_MARKS = {
@@ -20,14 +20,14 @@ _BYTE_ORDER_MARKS = {
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
 }
-# What Windows wrote before UTF-8: it has a character for nearly every byte, so it comes last.
+# Windows' encoding before UTF-8; tried last, because it has a character for nearly every byte.
 _LAST_RESORT = "cp1252"
 _AS_WINDOWS = "the file was read as Windows-1252"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Decoded:
-    """The content as UTF-8 without a byte order mark; `remarks` say what could not be taken over unchanged."""
+    """Content as UTF-8 without a byte order mark; `remarks`: parts that could not be converted unchanged."""
 
     content: bytes
     encoding: str
@@ -35,7 +35,7 @@ class Decoded:
 
     @property
     def losses(self) -> tuple[str, ...]:
-        """The remarks that say that something is missing: another code page is a reading, not a loss."""
+        """Remarks on missing content; a different code page is no loss."""
         return tuple(remark for remark in self.remarks if not remark.endswith(_AS_WINDOWS))
 
     @property
@@ -45,12 +45,12 @@ class Decoded:
 
 
 def needs_decoding(head: bytes) -> bool:
-    """Whether a file that starts like this is anything but plain UTF-8 text without a byte order mark."""
+    """Whether a file with this beginning is anything but plain UTF-8 text without a byte order mark."""
     return head.startswith((GZIP, *_BYTE_ORDER_MARKS)) or _utf16(head) is not None
 
 
 def decode(content: bytes) -> Decoded:
-    """`content` unpacked and as UTF-8; never fails, because what is no text is recognised by who reads it."""
+    """Unpack and convert to UTF-8; never raises, because callers recognize content that is no text."""
     remarks: list[str] = []
     if content.startswith(GZIP):
         content, remark = _unpacked(content)
@@ -74,7 +74,7 @@ def decode(content: bytes) -> Decoded:
 
 
 def _utf16(head: bytes) -> str | None:
-    """UTF-16 without its mark, by the zeros between its ASCII characters."""
+    """UTF-16 variant of a text without a byte order mark, recognized by the zeros in its ASCII; None for others."""
     for name, characters, zeros in (("utf-16-le", head[::2], head[1::2]), ("utf-16-be", head[1::2], head[::2])):
         is_mostly_ascii = zeros.count(0) > UTF16_ZEROS * max(len(zeros), 1)
         if is_mostly_ascii and min(characters, default=0) >= FIRST_OF_TEXT:
@@ -83,7 +83,7 @@ def _utf16(head: bytes) -> str | None:
 
 
 def _unpacked(content: bytes) -> tuple[bytes, str | None]:
-    """All members of a gzip file one after the other, and a remark where it breaks off."""
+    """All members of a gzip file, concatenated, and a remark if the file breaks off, is damaged or too large."""
     parts: list[bytes] = []
     left, total = content, 0
     while left.startswith(GZIP):
@@ -97,7 +97,8 @@ def _unpacked(content: bytes) -> tuple[bytes, str | None]:
         if total >= MOST_BYTES:
             return b"".join(parts), f"the gzip file unpacks to more than {MOST_BYTES >> 30} GiB: the rest was left out"
         if not member.eof:
-            # Its last line may end within a number; of UTF-16 the half line stays, and is refused where it is none.
+            # Drop the incomplete last line, which may end within a number. UTF-16 keeps a part, which is refused if
+            # invalid.
             whole, newline, _ = b"".join(parts).rpartition(b"\n")
             return whole + newline, "the gzip file breaks off: what is there was read"
         left = member.unused_data

@@ -1,8 +1,8 @@
-"""Text logs of known trainers as tables of our column names: a row per printed iteration. Standard library only.
+"""Parse logs of known trainers into tables with our column names, a row per printed iteration. Standard library only.
 
-pytorch/examples (imagenet/main.py and what was copied from it), timm's train.py, NVIDIA's dllogger as JSON and as text
-(DeepLearningExamples, lambdal/deeplearning-benchmark), and MLPerf's `:::MLLOG` lines. The forms are those of the
-programs' sources, read 2026-11; lines of anything else between them are left alone.
+Known are pytorch/examples (imagenet/main.py and its copies), timm's train.py, NVIDIA's dllogger as JSON and as text
+(DeepLearningExamples, lambdal/deeplearning-benchmark), and MLPerf's `:::MLLOG` lines. The formats are those of the
+programs' sources, read 2026-11; other lines between them are ignored.
 """
 
 import json
@@ -32,25 +32,25 @@ _DLL_TEXT = re.compile(r"DLL (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)?) - (.*)$"
 _DLL_STEP = re.compile(r"Epoch:\s*(\d+)\s+Iteration:\s*(\d+)|^[(\[]\s*(\d+),\s*(\d+)")
 _DLL_METRIC = re.compile(rf"([A-Za-z_][\w.]*) : ({_NUMBER})(?![\d.])")
 _MLLOG = re.compile(r":::MLLOG (\{.*\})\s*$")
-# What `logging` writes before a message: a date and a time.
+# Date and time that Python's `logging` writes before a message.
 _STAMP = re.compile(r"^\W{0,2}(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,6})?(?:Z|[+-]\d\d:?\d\d)?)")
 _PARAMETERS = {"arch": "model", "model": "model", "model_name": "model", "batch_size": "batch_size"}
-# Batches are multiples of this wherever a log's digits leave a choice.
+# If a log's digits allow several batch sizes, a multiple of this is taken.
 _ROUND_BATCH = 8
-# A running mean that is printed with three decimals is this far off at most.
+# Largest rounding error of a running mean that is printed with three decimals, in seconds.
 _HALF_A_DIGIT_S = 0.0005
-# And a rate with two.
+# Largest rounding error of a rate that is printed with two decimals.
 _HALF_A_RATE = 0.005
 _LARGEST = 1e15
-# Lines of the known logs that time something.
+# Lines of the known logs that contain a time.
 _TIMED = re.compile(r"DLLL? \S|:::MLLOG|Train:.*Time|Epoch:.*Time")
-# Above it the wall time from running means says less than a comparison of machines needs.
+# Relative rounding error above which the wall time from running means is too inaccurate to compare machines.
 MOST_ROUNDING = 0.02
 
 
 @dataclass(frozen=True, kw_only=True)
 class WholeRun:
-    """What a log says of a run as a whole, without single steps."""
+    """Figures that a log gives for a run as a whole, without single steps."""
 
     kind: str
     labels: Mapping[str, str]
@@ -62,7 +62,7 @@ class WholeRun:
 
 @dataclass(frozen=True, kw_only=True)
 class _Printed:
-    """One printed iteration of an AverageMeter log: `count` iterations of its epoch are behind it."""
+    """A printed iteration of an AverageMeter log; `count`: iterations of its epoch so far."""
 
     line: int
     epoch: int
@@ -73,7 +73,7 @@ class _Printed:
 
 
 def read(text: str) -> ForeignTable | WholeRun | None:
-    """The log, whichever of the known forms it has; None for any other text."""
+    """Parse a log in any of the known formats; None for any other text."""
     for reader in (_dll_json, _dll_text, _mllog, _timm, _pytorch_examples):
         found = reader(text)
         if found is not None:
@@ -82,7 +82,7 @@ def read(text: str) -> ForeignTable | WholeRun | None:
 
 
 def without_repeats(text: str) -> tuple[str, int]:
-    """The text with empty lines in place of timed ones that come again in the same words, and their number."""
+    """The text with timed lines that repeat earlier ones blanked, and the number of such lines."""
     lines = text.splitlines()
     timed = [index for index, line in enumerate(lines) if _TIMED.search(line)]
     words = [lines[index].strip() for index in timed]
@@ -112,7 +112,7 @@ def _pytorch_examples(text: str) -> ForeignTable | None:
                 raw.append((number, int(match[1]), int(match[2]), meters, _stamp(line)))
     if not raw:
         return None
-    # Older versions print the index of the iteration, newer ones how many there were.
+    # Older versions print the index of the iteration, newer ones the number of iterations so far.
     first_count = 1 if raw[0][2] == 0 else 0
     printed = [
         _Printed(
@@ -167,10 +167,10 @@ def _timm(text: str) -> ForeignTable | None:
 
 
 def _with_means(kind: str, printed: Sequence[_Printed], labels: dict[str, str]) -> ForeignTable:
-    """The table, and the wall time of all iterations between the first and the last printed one.
+    """The table, with the wall time of all iterations between the first and the last printed one.
 
-    A mean over n iterations times n is the time since the epoch began, so two of them tell how long all iterations in
-    between took. What an epoch does after its last printed line, and validation, is in neither sum.
+    A mean over n iterations times n is the time since the epoch began. Two means therefore give the time of all
+    iterations between them. Validation, and the part of an epoch after its last printed line, are not included.
     """
     iterations, wall_s, rounding_s = [], 0.0, 0.0
     before: _Printed | None = None
@@ -204,7 +204,7 @@ def _with_means(kind: str, printed: Sequence[_Printed], labels: dict[str, str]) 
 
 
 def _batch_of(rates: Sequence[tuple[float, float]]) -> int | None:
-    """Images per iteration, where a log's rates times its times leave one number: timm prints both."""
+    """Images per iteration, if rates times times leave a single number (timm prints both); else None."""
     known = [(rate * time_s, rate * _HALF_A_DIGIT_S + time_s * _HALF_A_RATE) for rate, time_s in rates if time_s > 0]
     if not known:
         return None
@@ -296,7 +296,7 @@ def _parameters(data: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _json_lines(text: str, mark: str, pattern: re.Pattern[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """The objects behind a mark; a line that breaks off is none."""
+    """JSON objects behind a mark, with line numbers; incomplete lines are skipped."""
     for number, line in _lines(text, mark):
         if match := pattern.search(line):
             try:
@@ -311,7 +311,7 @@ def _json_lines(text: str, mark: str, pattern: re.Pattern[str]) -> Iterator[tupl
 
 
 def _mllog(text: str) -> WholeRun | None:
-    """Training epochs alone: an image is counted where both ends of its epoch are there."""
+    """Figures of training epochs; only epochs with both a start and an end count."""
     events = [entry for _, entry in _json_lines(text, ":::MLLOG", _MLLOG) if isinstance(entry.get("key"), str)]
     if not events:
         return None
@@ -348,7 +348,7 @@ def _mllog(text: str) -> WholeRun | None:
 
 
 def _intervals(events: Sequence[Mapping[str, Any]], start: str, stop: str) -> Iterator[float]:
-    """Seconds between each start and the stop that follows it."""
+    """Seconds between each start and the following stop."""
     began_ms: float | None = None
     for entry in events:
         at_ms = _number(entry.get("time_ms"))

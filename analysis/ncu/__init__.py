@@ -1,4 +1,4 @@
-"""Reads what Nsight Compute leaves: CSV of every layout and version, and reports, as one row per kernel launch."""
+"""Reads output of Nsight Compute, CSV of every layout and version, and reports, as one row per kernel launch."""
 
 from analysis.ncu.errors import Failure, NcuFileError
 from analysis.ncu.families import Family

@@ -1,4 +1,4 @@
-"""What is wrong with the launches of a file: the same one twice, missing ones, those of several GPUs or processes."""
+"""Detect damage among a file's launches: duplicates, missing launches, and launches of several GPUs or processes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ _SHOWN = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Mended:
-    """The tables with each launch once; `damage`: a sentence for whatever was dropped, doubled or is missing.
+    """Tables with each launch once; `damage`: a sentence for each kind of dropped, duplicate or missing data.
 
     `is_incomplete`: launches are missing, so that every sum is too low.
     """
@@ -28,7 +28,7 @@ class Mended:
 
 
 def mended(tables: Sequence[Launches]) -> Mended:
-    """Each launch once, and what is to be said of the rest. A launch is a process and an ID."""
+    """Drop duplicate launches, and describe the damage. A process and an ID identify a launch."""
     who = pd.DataFrame(
         {
             "process": np.concatenate([np.asarray(table.identity["process_id"].astype(object)) for table in tables]),
@@ -54,13 +54,13 @@ def mended(tables: Sequence[Launches]) -> Mended:
 
 
 def gpus(tables: Sequence[Launches]) -> dict[str, int]:
-    """How many launches ran on each GPU that the file names."""
+    """Number of launches on each GPU that the file names."""
     labels = pd.Series(np.concatenate([np.asarray(table.gpus.astype(object)) for table in tables])).dropna()
     return {str(label): int(number) for label, number in labels.value_counts(sort=False).items()}
 
 
 def _absences(table: Launches) -> list[str]:
-    """Metrics that some launches have and others lack: what adds them up is unknown."""
+    """Warnings on metrics that some launches lack, so that their sums are unavailable."""
     sentences = []
     for role in metrics.known(table.metrics):
         values = table.by_role.get(role.name)
@@ -85,7 +85,7 @@ def _only(table: Launches, kept: npt.NDArray[np.bool_]) -> Launches:
 
 
 def _repeated(tables: Sequence[Launches], who: pd.DataFrame, again: npt.NDArray[np.bool_]) -> str:
-    """How many launches come again, and whether with the same figures."""
+    """A sentence on the number of duplicate launches, and on whether their figures are equal."""
     figures = pd.concat(
         [pd.DataFrame(dict(table.by_role), index=range(len(table))) for table in tables], ignore_index=True
     )
@@ -101,7 +101,10 @@ def _repeated(tables: Sequence[Launches], who: pd.DataFrame, again: npt.NDArray[
 
 
 def _missing(who: pd.DataFrame) -> str | None:
-    """IDs between the first and the last that no launch has; processes have IDs of their own where theirs overlap."""
+    """A sentence on missing IDs between the first and the last; None if there are none.
+
+    Processes count separately if their IDs overlap.
+    """
     groups = [group["id"].to_numpy() for _, group in who.groupby("process", dropna=False, sort=False)]
     if sum(len(np.unique(ids)) for ids in groups) == who["id"].nunique():
         groups = [who["id"].to_numpy()]
@@ -119,6 +122,6 @@ def _launches(number: int) -> str:
 
 
 def _gaps(ids: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
-    """First and last of each range of missing IDs, from sorted ones."""
+    """First and last of each range of missing IDs; `ids` must be sorted."""
     places = np.flatnonzero(np.diff(ids) > 1)
     return [(int(ids[place]) + 1, int(ids[place + 1]) - 1) for place in places]

@@ -1,4 +1,4 @@
-"""What a file without a readable table is instead: each known failure by name, with the next step."""
+"""Explain why a file has no readable table of ncu: known failures by name, each with the next step."""
 
 import re
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ QUOTED_CHARACTERS = 160
 
 
 class Failure(StrEnum):
-    """Why there is no table of kernels in a file."""
+    """Reasons why a file has no table of kernels."""
 
     ABSENT = "absent"
     EMPTY = "empty"
@@ -36,7 +36,7 @@ class Failure(StrEnum):
 
 
 class NcuFileError(UsageError):
-    """A file that holds no table of kernels, and which of the known failures it shows."""
+    """A file without a readable table of kernels; `failure` is the known failure that was recognized."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class NcuFileError(UsageError):
 
 @dataclass(frozen=True, kw_only=True)
 class _Known:
-    """`pattern` is searched in what the file holds; `{0}` in `reason` is its first group."""
+    """A failure that is recognized by searching for `pattern`; `{0}` in `reason` is the pattern's first group."""
 
     pattern: str
     failure: Failure
@@ -63,8 +63,8 @@ class _Known:
     hint: str
 
 
-# The cause before its consequences: a locked counter also ends in "No kernels were profiled".
-# Texts of ncu: Nsight Compute 2022.3 to 2024.1; of the others: what their tools print or write first.
+# Causes come before their consequences: a locked counter also ends in "No kernels were profiled".
+# Texts of ncu are those of Nsight Compute 2022.3 to 2024.1; others are what their tools print or write first.
 _KNOWN = (
     _Known(
         pattern="ERR_NVGPUCTRPERM",
@@ -158,7 +158,7 @@ _BINARY = (
 
 
 def explain(path: Path, head: bytes, text: str) -> NcuFileError:
-    """Why a file has no table: judged by its first bytes and the part of its text that was kept."""
+    """The error for a file without a table, judged by its first bytes and the part of its text that was kept."""
     if not head.strip(b"\xef\xbb\xbf \t\r\n"):
         return NcuFileError(
             path, Failure.EMPTY, "it is empty", hint="look whether ncu could write it, and profile again"
@@ -178,6 +178,6 @@ def explain(path: Path, head: bytes, text: str) -> NcuFileError:
 
 
 def shortened(text: str) -> str:
-    """One printable line, short enough to be quoted."""
+    """A text as one printable line, short enough to be quoted."""
     line = "".join(character if character.isprintable() else " " for character in text).strip()
     return line if len(line) <= QUOTED_CHARACTERS else f"{line[:QUOTED_CHARACTERS]}…"

@@ -1,4 +1,4 @@
-"""What a kernel is for, by its name: the ordered patterns of families.toml."""
+"""Classify kernels by name: the ordered patterns of families.toml."""
 
 import functools
 import re
@@ -30,13 +30,13 @@ class Family(StrEnum):
 
 
 def family(name: str) -> Family:
-    """Of the first rule that matches; `other` where none does."""
+    """The family of the first rule that matches a kernel's name; `other` if none does."""
     telling = name[:TELLING_CHARACTERS]
     return next((family for pattern, family in _rules() if pattern.search(telling)), Family.OTHER)
 
 
 def is_backward(name: str) -> bool:
-    """Whether only a backward pass launches kernels of this name; many of its kernels have names that do not tell."""
+    """Whether only a backward pass launches kernels of this name; many backward kernels have neutral names."""
     return _one("backward").search(name[:TELLING_CHARACTERS]) is not None
 
 

@@ -1,6 +1,6 @@
-"""FLOP and bytes of launches: from counts or, where a file has none, from the rates of ncu's roofline sections.
+"""FLOP and bytes of kernel launches, from counts or else from the rates of ncu's roofline sections.
 
-FLOP = add + mul + 2 fma per type, and tensor operations, which count 2 per multiply-accumulate already.
+FLOP = add + mul + 2 fma per type, plus tensor operations, which already count 2 per multiply-accumulate.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,7 +12,7 @@ import numpy.typing as npt
 from analysis.ncu.numbers import Floats
 from workload.contract.vocabulary import tensor_operations
 
-# By role, in base units; a role that the file does not have is not there.
+# Values per launch by role, in base units; roles that the file lacks are absent.
 Values = Mapping[str, Floats]
 Flags = npt.NDArray[np.bool_]
 
@@ -25,11 +25,10 @@ BYTES_FROM_RATES = "DRAM bytes are bytes per second x time, rounded as ncu print
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchWork:
-    """What each launch did. None for what the file does not tell, NaN where it does not tell it of a launch.
+    """Work of each launch, an array per figure: None if the file lacks the figure, NaN if only a launch lacks it.
 
-    `flop` adds up the types that are counted. `hides_tensor`: there were tensor operations that nothing counted.
-    `is_lower_bound`: there were, or of a type not all operations are counted. `remarks` say what was computed from
-    what.
+    `flop` is the sum over the types that were counted. `hides_tensor`: the launch has uncounted tensor operations.
+    `is_lower_bound`: it has, or not all operations of a type were counted. `remarks`: how figures were derived.
     """
 
     duration_s: Floats | None
@@ -45,9 +44,10 @@ class LaunchWork:
 
 
 def work(values: Values, is_named_for_tensor_cores: Flags, tensor_pipe_is_products: Flags) -> LaunchWork:
-    """Of each launch, from its metrics and, where none tells of tensor cores, from its name.
+    """Work of each launch, from its metrics.
 
-    `tensor_pipe_is_products`: whether its GPU executes nothing but matrix products on the tensor pipe.
+    If no metric tells whether a launch used tensor cores, `is_named_for_tensor_cores` (from its name) decides.
+    `tensor_pipe_is_products`: whether the launch's GPU executes only matrix products on the tensor pipe.
     """
     duration_s = _duration(values)
     by_type = _by_type(values, duration_s)
@@ -89,7 +89,7 @@ def _by_type(values: Values, duration_s: Floats | None) -> dict[str, Floats]:
 
 
 def _operations(values: Values, kind: str, suffix: str) -> list[tuple[Floats, int]]:
-    """Each operation with its FLOP; nothing where one of them is missing."""
+    """Values of each operation with its FLOP; empty if one of the operations is missing."""
     names = {f"{kind}_{operation}{suffix}": flop for operation, flop in _OPERATIONS.items()}
     return [(values[name], flop) for name, flop in names.items()] if names.keys() <= values.keys() else []
 
@@ -106,9 +106,9 @@ def _is_partly_counted(values: Values, kind: str) -> bool:
 
 
 def _uses_tensor_cores(values: Values, is_named_for_them: Flags, pipe_is_products: Flags) -> Flags:
-    """By the counter of their instructions, else by the time their pipe was busy, else by the kernel's name.
+    """Whether tensor cores were used: from their instruction counter, else their pipe's busy time, else the name.
 
-    A busy pipe proves nothing where it executes more than matrix products, an idle one always does.
+    A busy pipe proves nothing if it also executes other instructions; an idle pipe is always conclusive.
     """
     uses = is_named_for_them
     for role in ("tensor_percent", "tensor_instructions"):
@@ -120,14 +120,14 @@ def _uses_tensor_cores(values: Values, is_named_for_them: Flags, pipe_is_product
 
 
 def _tensor_products(values: Values) -> Floats | None:
-    """Tensor instructions without HFMA2.MMA, which only builds constants; None where that was not counted apart."""
+    """Tensor instructions without HFMA2.MMA, which only builds constants; None if HFMA2.MMA was not counted."""
     if not {"tensor_instructions", "hfma2_instructions"} <= set(values):
         return None
     return values["tensor_instructions"] - values["hfma2_instructions"]
 
 
 def _idle(values: Values) -> Floats | None:
-    """0 where the counter of tensor instructions says so, without any metric for their operations."""
+    """0 FLOP for launches without tensor instructions, NaN for others; None if the instructions were not counted."""
     instructions = _first(_tensor_products(values), values.get("tensor_instructions"))
     return None if instructions is None else np.where(instructions == 0, 0.0, np.nan)
 
@@ -139,7 +139,7 @@ def _dram(values: Values, role: str, duration_s: Floats | None) -> Floats | None
 
 
 def _total(arrays: list[Floats]) -> Floats | None:
-    """NaN where one of them is; None of nothing."""
+    """Sum of arrays, NaN if a summand is; None for no arrays."""
     if not arrays:
         return None
     total = arrays[0].copy()

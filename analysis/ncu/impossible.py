@@ -1,4 +1,4 @@
-"""Cells that no GPU can have counted, refused by line and value: negative ones, and rates far above the peak."""
+"""Refuse cells that no GPU can have counted, by line and value: negative numbers, and rates far above the peak."""
 
 import csv
 from collections.abc import Iterator, Sequence
@@ -15,18 +15,19 @@ from analysis.ncu.units import Quantity
 from workload.contract import peaks
 from workload.contract.text import si
 
-# Clocks boost, vendors round and a name may stand for a smaller board; ten times is another unit or another counter.
+# Factor above a peak that is refused. Boost clocks, rounding and smaller boards of the same name explain less than
+# this; ten times the peak means another unit or another counter.
 TIMES_PEAK = 10.0
-# No launch takes an hour: drivers end what does.
+# No launch takes an hour: drivers would end it.
 LONGEST_LAUNCH_S = 3600.0
-# Clocks of GPUs lie between 0.1 and 3 GHz; a cell beyond ten times of that is not in the unit that it names.
+# Clocks of GPUs are 0.1 to 3 GHz; a value ten times outside this range is not in the unit that the file names.
 LEAST_CLOCK_HZ, MOST_CLOCK_HZ = 1e7, 3e10
 MOST_PERCENT = 100 * TIMES_PEAK
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """The most per second that is possible, and whose peaks that is ten times of."""
+    """The highest possible rates per second, and the GPU whose peaks they are derived from."""
 
     flop_per_s: float
     bytes_per_s: float
@@ -34,7 +35,7 @@ class Limits:
 
     @classmethod
     def of(cls, name: str | None) -> "Limits":
-        """The limits of a device by its name; an unknown one gets the highest peaks of the table."""
+        """Limits of a device by its name; an unknown device gets the highest peaks of the table."""
         gpu = peaks.find_gpu(name)
         known = peaks.gpus() if gpu is None else (gpu,)
         return cls(
@@ -47,9 +48,10 @@ class Limits:
 def refuse(
     source: NcuSource, original: NcuSource, tables: Sequence[Launches], durations: Sequence[Floats | None]
 ) -> None:
-    """`NcuFileError` for the first cell that cannot be true.
+    """Raise `NcuFileError` for the first impossible cell.
 
-    `source` has the table, `original` what it was made of. `durations`: seconds of each launch, by table.
+    `source` holds the table, `original` the file from which it was converted. `durations`: seconds of each launch, by
+    table.
     """
     for table, duration_s in zip(tables, durations, strict=True):
         limits = Limits.of(table.attributes.get(layout.DEVICE_NAME) or _only_name(table))
@@ -72,7 +74,7 @@ def _only_name(table: Launches) -> str | None:
 def _rules(
     role: str, kind: Quantity, values: Floats, duration_s: Floats | None, limits: Limits
 ) -> Iterator[tuple["np.ndarray[tuple[int], np.dtype[np.bool_]]", str]]:
-    """Where a role's values cannot be true, and why."""
+    """Masks of impossible values of a role, each with the reason."""
     with np.errstate(divide="ignore", invalid="ignore"):
         yield values < 0, "a counter is never negative"
         rate = (
@@ -98,7 +100,8 @@ def _rules(
                 f"in the launch's time that is above {peak}, {_si(limits.bytes_per_s, 'B/s')}",
             )
         case Quantity.BYTES:
-            # A cache serves 128 bytes per clock and multiprocessor, which does as many FLOP at least.
+            # A cache serves 128 bytes per clock and multiprocessor; a multiprocessor does at least as many FLOP per
+            # clock.
             yield rate > limits.flop_per_s, "in the launch's time no cache moves so much"
         case Quantity.BYTES_PER_SECOND:
             yield values > limits.bytes_per_s, f"that is above {peak}, {_si(limits.bytes_per_s, 'B/s')}"
@@ -120,7 +123,7 @@ def _refusal(
     number, name = int(table.ids[launch]), str(table.identity["name"][launch])[:60]
     line, cell = _cell(source, number, metric)
     if line is not None and source is not original:
-        # Made of a text for people, where the figure stands in another line.
+        # The table was converted from printed text, in which the figure is in another line.
         line = _line_of(original, metric, cell)
     where = f"line {line}: " if line is not None else ""
     units = table.units.get(metric, ())
@@ -136,7 +139,7 @@ def _refusal(
 
 
 def _cell(source: NcuSource, launch: int, metric: str) -> tuple[int | None, str]:
-    """The line and the text of a launch's metric."""
+    """Line number and text of a launch's metric; None and `?` if unknown."""
     if source.path.suffix == ".ncu-rep":
         return None, "?"
     start = preamble.find(source)

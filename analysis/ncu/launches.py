@@ -1,4 +1,4 @@
-"""From the cells of a table to one row per launch: who it was, and its metrics in base units by role."""
+"""Convert the cells of a table to one row per launch: its identity, and its metrics in base units by role."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,16 +18,16 @@ from analysis.ncu.table import NcuTable
 from analysis.ncu.units import factor
 
 Codes = npt.NDArray[np.integer]
-# Counting so many codes costs nothing; beyond that and the number of rows, sorting is cheaper.
+# Up to this many more codes than rows, counting is cheaper than sorting.
 _FEW = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
 class Launches:
-    """The launches of one table. `identity` by column of ours; `by_role`: metrics in base units, NaN where absent.
+    """Launches of a table. `identity`: columns by our names; `by_role`: metrics in base units, NaN if absent.
 
-    `units`: how the file spells the units of the metrics that were read. `attributes`: those of the first launch's GPU.
-    `ids`: ncu's number of each launch. `gpus`: on which GPU it ran, in the file's words.
+    `units`: the file's spelling of the units of metrics that were read. `attributes`: those of the first launch's GPU.
+    `ids`: ncu's number of each launch. `gpus`: the GPU of each launch, in the file's words.
     """
 
     ids: npt.NDArray[np.int64]
@@ -44,7 +44,7 @@ class Launches:
 
 
 def is_misread(section: NcuTable) -> bool:
-    """Whether numbers that were read as floats may be whole ones with a thousands mark: 117.344 instructions."""
+    """Whether numbers read as floats may be integers with a thousands mark, as in 117.344 instructions."""
     if not section.is_numeric:
         return False
     columns = ((column.to_numpy(), is_whole) for column, is_whole in _columns(section))
@@ -52,7 +52,7 @@ def is_misread(section: NcuTable) -> bool:
 
 
 def number_columns(section: NcuTable) -> list[tuple[numbers.Text, bool]]:
-    """The numbers of a table as text, each column with whether they are whole by nature."""
+    """Numbers of a table as text; with each column, whether its values are integers by nature."""
     return [] if section.is_numeric else list(_columns(section))
 
 
@@ -75,7 +75,7 @@ def _columns(section: NcuTable) -> Iterable[tuple[pa.ChunkedArray, bool]]:
 
 
 def of(section: NcuTable, form: NumberFormat) -> Launches:
-    """The launches of a table, whose numbers are written in this format."""
+    """The launches of a table whose numbers have this format."""
     return _of_wide(section, form) if section.plan.layout is Layout.WIDE else _of_long(section, form)
 
 
@@ -157,7 +157,7 @@ def _of_long(section: NcuTable, form: NumberFormat) -> Launches:
 
 
 def _repeated_blocks(columns: pa.Table, launches: int) -> list[str]:
-    """Launches whose rows begin again further down: the same export twice in one file, or two profiles."""
+    """A warning if rows of a launch begin again further down: the same export twice in one file, or two profiles."""
     ids = columns.column(ID).to_numpy()
     changes = np.diff(ids, prepend=ids[0] - 1 if len(ids) else 0) != 0
     if PROCESS in columns.column_names:
@@ -171,7 +171,7 @@ def _repeated_blocks(columns: pa.Table, launches: int) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Rows:
-    """The rows of a long table that hold a metric with a role; names by code."""
+    """Rows of a long table whose metric has a role, as arrays of codes into the lists of names."""
 
     launch: Codes
     metric: Codes
@@ -181,7 +181,7 @@ class _Rows:
     unit_names: Sequence[str]
 
     def of(self, role: MetricRole, launches: int) -> Floats | None:
-        """By launch, from the first metric of the role that has a value in a unit of its kind."""
+        """A value per launch, from the role's first metric with a value in a fitting unit; None if there is none."""
         factors = np.array([_nan_if_none(factor(role.kind, unit)) for unit in self.unit_names])
         for metric in role.metrics:
             rows = self.metric == self.metric_names.index(metric)
@@ -189,13 +189,13 @@ class _Rows:
             is_known = ~np.isnan(scaled)
             if is_known.any():
                 by_launch = np.full(launches, np.nan)
-                # In reverse: a details page repeats some metrics, the first one counts.
+                # In reverse, so that the first value counts: a details page repeats some metrics.
                 by_launch[self.launch[rows][is_known][::-1]] = scaled[is_known][::-1]
                 return by_launch
         return None
 
     def unknown_units(self, role: MetricRole) -> list[str]:
-        """A warning for numbers that have no unit of the role's kind; labels may be meant for another role."""
+        """A warning if numbers have no unit of the role's kind; labels are skipped, as they may fit another role."""
         for metric in role.metrics:
             rows = (self.metric == self.metric_names.index(metric)) & ~np.isnan(self.value)
             if rows.any() and not metrics.is_label(metric):
@@ -203,7 +203,7 @@ class _Rows:
         return []
 
     def units(self) -> dict[str, tuple[str, ...]]:
-        """How the units of each metric are spelled."""
+        """The file's spellings of the units of each metric."""
         width = len(self.unit_names)
         number = np.bincount(self.metric * width + self.unit, minlength=width * len(self.metric_names))
         units_of: dict[str, list[str]] = defaultdict(list)
@@ -217,9 +217,9 @@ def _nan_if_none(value: float | None) -> float:
 
 
 def _launch_of_row(columns: pa.Table) -> tuple[Codes, Codes]:
-    """The number of each row's launch in order of appearance, and the first row of each launch.
+    """Index of each row's launch in order of appearance, and the first row of each launch.
 
-    A launch is a process and an ID: name, block and grid are those of many launches.
+    A process and an ID identify a launch: many launches share name, block and grid.
     """
     ids = columns.column(ID).to_numpy()
     processes, names = _coded(columns.column(PROCESS)) if PROCESS in columns.column_names else (np.zeros_like(ids), [])
@@ -247,7 +247,7 @@ def _flags(names: Sequence[str], test: Callable[[str], bool]) -> npt.NDArray[np.
 
 
 def _coded(column: pa.ChunkedArray) -> tuple[Codes, list[str]]:
-    """Codes and what they stand for; an absent text is the empty one."""
+    """Codes of a column's texts and the texts by code; an absent text becomes empty."""
     whole = column.unify_dictionaries().combine_chunks()
     names = [name or "" for name in whole.dictionary.to_pylist()]
     if whole.null_count == 0:
@@ -265,7 +265,7 @@ def _attributes(columns: pa.Table, rows: npt.NDArray[np.bool_]) -> dict[str, str
 
 
 def _identity(columns: pa.Table) -> dict[str, pd.Categorical]:
-    """The columns of ours that say which launch it was, in the order of the rows."""
+    """Our columns that identify each launch, in the order of the rows."""
     present = frozenset(columns.column_names)
 
     def text(name: str) -> pd.Categorical:
@@ -287,7 +287,7 @@ def _identity(columns: pa.Table) -> dict[str, pd.Categorical]:
 
 
 def _gpus(columns: pa.Table) -> pd.Categorical:
-    """On which GPU each launch ran: its name or compute capability, and its number."""
+    """The GPU of each launch: its name or compute capability, and its number."""
     present = frozenset(columns.column_names)
     kind = _only(present, layout.DEVICE_NAME) or _only(present, layout.CAPABILITY)
 
@@ -320,7 +320,7 @@ def _categorical(column: pa.ChunkedArray) -> pd.Categorical:
 
 
 def _recoded(codes: Codes, names: Sequence[str | None]) -> pd.Categorical:
-    """With one category for each different name, and none for None."""
+    """A categorical with one category per distinct name; None has no category."""
     new_codes, categories = pd.factorize(np.array([*names, None], dtype=object))
     return pd.Categorical.from_codes(new_codes[codes], categories=pd.Index(categories, dtype=object))
 
@@ -328,7 +328,7 @@ def _recoded(codes: Codes, names: Sequence[str | None]) -> pd.Categorical:
 def _combined(
     columns: pa.Table, names: Sequence[str | None], combine: Callable[[str | None, str | None], str | None]
 ) -> pd.Categorical:
-    """Of two columns, of which either may be missing, one text; computed once per pair of texts."""
+    """Combine two columns, of which either may be absent, to a text per row; computed once per pair of texts."""
     (left, left_names), (right, right_names) = (
         (np.zeros(len(columns), np.int64), [""]) if name is None else _coded(columns.column(name)) for name in names
     )
@@ -339,7 +339,7 @@ def _combined(
 
 
 def _compact(codes: Codes, number: int) -> tuple[Codes, Codes]:
-    """The codes that occur, of the `number` that there are, and each code's position among them."""
+    """The codes that occur, out of `number` possible ones, and the position of each row's code among them."""
     if number > len(codes) + _FEW:
         return np.unique(codes, return_inverse=True)
     occurs = np.bincount(codes, minlength=number) > 0

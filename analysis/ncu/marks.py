@@ -1,23 +1,26 @@
-"""NVTX ranges around launches, as ncu writes them; `workload.contract.vocabulary` knows those of our own profiles."""
+"""NVTX ranges around launches, as written by ncu; `workload.contract.vocabulary` defines those of our own profiles."""
 
 import re
 
-# After the name: PL_Type:PL_Value:CLR_Type:Color:Msg_Type:Msg.
+# Number of fields after the name: PL_Type:PL_Value:CLR_Type:Color:Msg_Type:Msg.
 _FIELDS_AFTER_NAME = 6
 _QUOTED = re.compile(r'"([^"]*)"')
 _NUMBER = re.compile(r"\s*\d+[:\s]\s*")
 
 
 def text(started: str | None, pushed: str | None) -> str | None:
-    """Names of the ranges around a launch, from outside to inside, joined by slashes; None where there is none.
+    """Names of the ranges around a launch, from outside to inside, joined by slashes; None if there are none.
 
-    `started`: what `range_start` opened, process-wide; `pushed`: what `range_push` opened, in the launching thread.
+    `started`: ranges of `range_start`, process-wide; `pushed`: ranges of `range_push`, in the launching thread.
     """
     return "/".join([*_names(started or ""), *_names(pushed or "")]) or None
 
 
 def _names(cell: str) -> list[str]:
-    """`1  "<default domain>:step 0 forward:none:none:none:none:none:none" ` holds one range."""
+    """Names of the ranges in a cell.
+
+    `1  "<default domain>:step 0 forward:none:none:none:none:none:none" ` holds one range.
+    """
     number = _NUMBER.match(cell)
     quoted = _QUOTED.findall(cell) or [cell[number.end() :] if number else cell]
     return [name for described in quoted if (name := _name(described))]

@@ -1,4 +1,4 @@
-"""Which of a file's metrics are read, and what each one means: metrics.toml, and tensor operations by name."""
+"""The metrics that are read, and their meaning: metrics.toml, and tensor operations by name."""
 
 import functools
 import re
@@ -11,13 +11,13 @@ from analysis.ncu.units import Quantity
 from workload.contract.vocabulary import tensor_operations
 
 _TABLE = Path(__file__).with_name("metrics.toml")
-# Names of ncu have two underscores; the labels of its details page have none.
+# Names of metrics contain two underscores; labels of the details page have none.
 _NAME = re.compile(r"\w+__\w+")
 
 
 @dataclass(frozen=True, kw_only=True)
 class MetricRole:
-    """Something that a metric can tell, and the names of metrics that do; the first of them is the best."""
+    """A quantity, and the names of the metrics that measure it, best first."""
 
     name: str
     kind: Quantity
@@ -26,7 +26,7 @@ class MetricRole:
 
 @functools.cache
 def roles() -> tuple[MetricRole, ...]:
-    """metrics.toml."""
+    """The rows of metrics.toml."""
     content = tomllib.loads(_TABLE.read_text(encoding="utf-8"))
     return tuple(
         MetricRole(name=name, kind=Quantity(kind), metrics=tuple(metrics))
@@ -36,7 +36,7 @@ def roles() -> tuple[MetricRole, ...]:
 
 
 def known(names: Iterable[str]) -> tuple[MetricRole, ...]:
-    """The roles that metrics of these names can play; tensor operations are a role each."""
+    """Roles that metrics of these names can fill; each metric of tensor operations is a role of its own."""
     present = frozenset(names)
     table = [
         MetricRole(name=role.name, kind=role.kind, metrics=present_metrics)
@@ -54,5 +54,5 @@ def is_label(name: str) -> bool:
     return _NAME.match(name) is None
 
 
-# Whole numbers by nature: a fraction of one is a thousands mark.
+# Units of integers: a mark in such a number separates thousands.
 WHOLE_UNITS = frozenset({"inst", "byte"})

@@ -1,7 +1,7 @@
-"""How a file writes numbers, decided once for the whole of it: 2,433,449.5 or 2.433.449,5 or without marks.
+"""Detect the number format of a whole file, and parse it: 2,433,449.5 or 2.433.449,5 or without marks.
 
-ncu follows the locale of the machine it ran on, and prints 2 or 6 digits after the decimal mark: exactly 3 digits
-after a mark are thousands, unless nothing says so.
+ncu follows the locale of its machine, and prints 2 or 6 digits after the decimal mark. Exactly 3 digits after a mark
+are therefore thousands, unless other numbers contradict.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,11 +20,11 @@ Floats = npt.NDArray[np.float64]
 ABSENT = ("", "n/a", "N/A", "nan", "-nan", "inf", "-inf")
 
 _NUMBER = r"^\s*[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?\s*$"
-# A mark of each kind that can be nothing else; {0} separates thousands, {1} the fraction.
+# Patterns of unambiguous marks; {0} separates thousands, {1} the fraction.
 _SURE = r"\d{0}\d\d\d{0}\d|{0}\d\d\d{1}\d|{1}\d{{1,2}}$|{1}\d{{4,}}|^[-+]?0{1}\d|\d\d\d\d{1}\d"
-# How many rows from either end are looked at first.
+# Number of rows at either end that are examined first.
 _END_ROWS = 10_000
-# Grouping that is no punctuation: 1'234, 1 234 with any kind of blank.
+# Grouping by apostrophes or any kind of blank: 1'234, 1 234.
 _OTHER_GROUPS = "(\\d)['\u2019\u00a0\u202f\u2009 ](\\d)"
 
 
@@ -37,7 +37,7 @@ class NumberFormat(StrEnum):
 
 
 class MixedNumbersError(ValueError):
-    """Two numbers of one file that no single format can read."""
+    """Two numbers of one file that no single format can represent."""
 
     def __init__(self, english: str, european: str) -> None:
         super().__init__(f"'{english}' and '{european}' cannot be numbers of one format")
@@ -45,9 +45,9 @@ class MixedNumbersError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class _Evidence:
-    """What numbers say: one that can only be English, one that can only be European, and which marks there are.
+    """Evidence for a format: a number that can only be English, one that can only be European, and marks that occur.
 
-    `whole_dots`, `whole_commas`: 3 digits after that mark in a number that is whole by nature.
+    `whole_dots`, `whole_commas`: 3 digits follow that mark in a number that is an integer by nature.
     """
 
     english: str | None = None
@@ -71,9 +71,9 @@ class _Evidence:
 
 
 def decide(columns: Sequence[tuple[Text, bool]]) -> NumberFormat:
-    """The format of all columns together; beside each column whether its values are whole numbers by nature.
+    """The format of all columns together; each column comes with whether its values are integers by nature.
 
-    Both ends of the file decide, if they can, else all of it. Raises `MixedNumbersError`.
+    Both ends of the file decide if possible, else the whole file. Raises `MixedNumbersError`.
     """
     ends = [(part, is_whole) for column, is_whole in columns for part in (column[:_END_ROWS], column[-_END_ROWS:])]
     evidence = _evidence(ends)
@@ -104,7 +104,7 @@ def _evidence(columns: Iterable[tuple[Text, bool]]) -> _Evidence:
 
 
 def convert(column: Text, form: NumberFormat) -> tuple[Floats, str | None]:
-    """As floats, NaN where there is no number, and the first text that is neither a number nor absent."""
+    """Values as floats, NaN if not a number, and the first text that is neither a number nor a mark of absence."""
     match form:
         case NumberFormat.ENGLISH if _has(column, ","):
             column = pc.replace_substring(column, ",", "")
@@ -125,13 +125,13 @@ def convert(column: Text, form: NumberFormat) -> tuple[Floats, str | None]:
 
 
 def finite(values: Floats) -> Floats:
-    """With NaN for infinities, which ncu prints where it divided by 0."""
+    """Values with NaN for infinities, which ncu prints after a division by 0."""
     infinite = np.isinf(values)
     return np.where(infinite, np.nan, values) if infinite.any() else values
 
 
 def _ungrouped(column: Text) -> Text:
-    # Twice: matches that share a digit, as in 1'234'567 with a group of one digit, are found in turn.
+    # Twice, because matches that share a digit, as in 1'2'3, are not found in one pass.
     for _ in range(2):
         column = pc.replace_substring_regex(column, _OTHER_GROUPS, r"\1\2")
     return column

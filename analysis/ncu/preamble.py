@@ -1,4 +1,4 @@
-"""Finding the table in what ncu printed: other lines before it, byte order marks, a file that breaks off."""
+"""Find the table in ncu's output: skip other lines before it and byte order marks, detect a file that breaks off."""
 
 import csv
 import io
@@ -14,17 +14,17 @@ from analysis.ncu.errors import Failure, NcuFileError
 
 ERROR, WARNING = "==ERROR==", "==WARNING=="
 
-# Which columns stand where differs from version to version; these two are always there.
+# The order of columns differs between versions; these two are always present.
 _ID, _NAME = "ID", "Kernel Name"
 _DELIMITERS = ",;\t"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-# The end of a progress line may be missing before it.
+# Beginning of a header; the line end of a progress message may be missing before it.
 _GLUED = b'"ID","'
 _VERSION = re.compile(rb"Nsight Compute.*?Version (\d{4}(?:\.\d+)+)")
 
 # ncu's full set has some thousand metrics of up to 100 characters.
 _LINE_LIMIT_BYTES = 1 << 20
-# Enough of a file without a table to say what it is, and of the last line to see whether it is whole.
+# Enough bytes to recognize a file without a table, and to see whether the last line is complete.
 _KEPT_BYTES = 64 << 10
 _MESSAGES_LIMIT = 100
 _BANNER_BYTES = 200
@@ -32,7 +32,7 @@ _BANNER_BYTES = 200
 
 @dataclass(frozen=True, kw_only=True)
 class NcuSource:
-    """A file, or its content as UTF-8 where the file is written in another encoding."""
+    """A file; `content`: its bytes as UTF-8 if the file has another encoding."""
 
     path: Path
     content: bytes | None = None
@@ -40,7 +40,7 @@ class NcuSource:
     losses: tuple[str, ...] = ()
 
     def open(self) -> BinaryIO:
-        """The bytes from the first one on. Raises `NcuFileError` where they cannot be had."""
+        """Open the file at its first byte. Raises `NcuFileError` if it cannot be read."""
         if self.content is not None:
             return io.BytesIO(self.content)
         try:
@@ -52,9 +52,9 @@ class NcuSource:
 
 @dataclass(frozen=True, kw_only=True)
 class Preamble:
-    """The table's header, and the range of bytes that its rows take; ncu's errors and warnings before it.
+    """The table's header, the byte range of its rows, and ncu's errors and warnings before it.
 
-    `is_cut`: the file ended within a cell; the line with it is left out.
+    `is_cut`: the file ends within a cell; the incomplete line is left out.
     """
 
     header: tuple[str, ...]
@@ -67,7 +67,7 @@ class Preamble:
 
 
 def source_of(path: Path) -> NcuSource:
-    """The file at `path`; as UTF-8 in memory where it is packed or written otherwise. What a pipe holds is kept."""
+    """The file at `path`; its content is kept in memory if it is compressed, not UTF-8, or read from a pipe."""
     plain = NcuSource(path=path)
     with plain.open() as file:
         try:
@@ -86,7 +86,7 @@ def source_of(path: Path) -> NcuSource:
 
 
 def find(source: NcuSource) -> Preamble:
-    """Find the header. Raises `NcuFileError` with what the file is instead."""
+    """Find the header. Raises `NcuFileError`, which says what the file is instead."""
     with source.open() as file:
         head = file.read(_KEPT_BYTES)
         file.seek(0)
@@ -117,7 +117,7 @@ def find(source: NcuSource) -> Preamble:
 
 
 def _header_in(line: bytes) -> tuple[tuple[str, ...], str] | None:
-    """The names of the columns, and what separates them; None for a line that is no header."""
+    """Column names and delimiter; None if the line is no header."""
     if _NAME.encode() not in line:
         return None
     text = (line if _GLUED not in line else line[line.index(_GLUED) :]).removeprefix(_BYTE_ORDER_MARK)
@@ -130,12 +130,12 @@ def _header_in(line: bytes) -> tuple[tuple[str, ...], str] | None:
 
 
 def messages_in(line: str) -> list[str]:
-    """The line, where it is an error or a warning of ncu."""
+    """The line in a list if it is an error or a warning of ncu, else an empty list."""
     return [errors.shortened(line)] if line.startswith((ERROR, WARNING)) else []
 
 
 def cells(line: str, delimiter: str) -> list[str]:
-    """One line of CSV; as a single cell what cannot be split."""
+    """Cells of one line of CSV; the whole line as one cell if it cannot be split."""
     try:
         return next(csv.reader([line], delimiter=delimiter), [])
     except csv.Error:
@@ -143,12 +143,12 @@ def cells(line: str, delimiter: str) -> list[str]:
 
 
 def byte_lines(file: BinaryIO) -> Iterator[bytes]:
-    """The lines from where the file stands; a file without line ends comes in pieces."""
+    """Lines from the file's current position; a file without line ends comes in pieces."""
     return iter(lambda: file.readline(_LINE_LIMIT_BYTES), b"")
 
 
 def _complete(file: BinaryIO, start: int) -> tuple[int, bool]:
-    """Where the last line ends that no cell of is open, and whether one after it is."""
+    """Position after the last complete line, and whether an incomplete one follows."""
     size = file.seek(0, io.SEEK_END)
     begin = max(start, size - _KEPT_BYTES)
     file.seek(begin)
@@ -158,7 +158,7 @@ def _complete(file: BinaryIO, start: int) -> tuple[int, bool]:
 
 
 def text_lines(source: NcuSource, preamble: Preamble) -> Iterator[str]:
-    """The text lines of the table's range."""
+    """Lines of the table as text."""
     with source.open() as file:
         file.seek(preamble.start)
         left = preamble.stop - preamble.start

@@ -1,4 +1,4 @@
-"""A file of Nsight Compute, of any version and layout, as one row per kernel launch."""
+"""Read a file of Nsight Compute, of any version and layout, into one row per kernel launch."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ from analysis.ncu.table import NcuTable
 from workload.contract.vocabulary import TENSOR_PIPE_IS_PRODUCTS, names_tensor_cores
 
 _WARNINGS_LIMIT = 100
-# In lines without quotes; "1, 2" may be anything.
+# Fewer commas in a line without quotes are no row: "1, 2" may be anything.
 _FEW_CELLS = 3
 _ONLY_TIMES = "a trace of Nsight Systems: times of kernels, no counters"
 _CUT_OFF = "left out: the file is cut off or damaged"
@@ -28,16 +28,16 @@ _AGAIN = "each is counted once"
 
 @dataclass(frozen=True, kw_only=True)
 class NcuFile:
-    """What a file tells. Every figure is in base units; a counter that the file lacks is NaN, never 0.
+    """Contents of a file. Every figure is in base units; a counter that the file lacks is NaN, never 0.
 
     `kernels`: a row per launch in the order of the file; texts are categories. `range` has the names of the NVTX ranges
-    around a launch: `vocabulary.step_of` and `calibration_of` read those of our own profiles.
-    `totals`: the sum over all launches of what can be added up, by role of metrics.toml (`fp32_fma`, `dram_read`,
-    `duration`) or name of a tensor metric; NaN where a launch has no value.
-    `metrics`: the names of all metrics in the file. `units`: how it spells the units of those that were read.
-    `attributes`: `device__attribute_*` of the first launch's GPU. `warnings`: ncu's own errors and warnings, and what
-    could not be read. `losses`: of these, what the file drops, doubles, lacks or pools. `gpus`: launches by GPU.
-    `is_partial`: ncu reported an error, or rows are missing.
+    around a launch: `vocabulary.step_of` and `calibration_of` read those of our own profiles. `totals`: sums of
+    additive figures over all launches, by role of metrics.toml (`fp32_fma`, `dram_read`, `duration`) or name of a
+    tensor metric; NaN if a launch has no value. `metrics`: the names of all metrics in the file. `units`: the file's
+    spelling of the units of metrics that were read. `attributes`: `device__attribute_*` of the first launch's GPU.
+    `warnings`: ncu's own errors and warnings, and parts that could not be read. `losses`: the warnings on data that the
+    file drops, doubles, lacks or pools. `gpus`: number of launches by GPU. `is_partial`: ncu reported an error, or rows
+    are missing.
     """
 
     path: Path
@@ -57,7 +57,7 @@ class NcuFile:
 
 @dataclass(frozen=True, kw_only=True)
 class _Launches:
-    """The launches of a file, table by table, and what is known beside them."""
+    """The launches of a file, table by table, and facts about the file."""
 
     layout: Layout
     tables: Sequence[Launches]
@@ -66,16 +66,16 @@ class _Launches:
     warnings: tuple[str, ...]
     losses: tuple[str, ...] = ()
     is_partial: bool
-    # What the table was read from, and the file itself where that is written for people.
+    # `source`: the text that was parsed as a table; `original`: the file itself, if it was converted to that text.
     source: NcuSource
     original: NcuSource
 
 
 def read(path: Path) -> NcuFile:
-    """Read a CSV that ncu printed, or its report where NVIDIA's `ncu_report` is installed.
+    """Read a CSV that ncu printed, or a report file if NVIDIA's `ncu_report` is installed.
 
-    Raises `NcuFileError` with the failure by name where there is no table of launches, `ToolError` for a report
-    that nothing here can read.
+    Raises `NcuFileError`, which names the failure, if there is no table of launches, and `ToolError` for a report that
+    no installed module can read.
     """
     path = Path(path)
     content = _of_report(path) if path.suffix == report.SUFFIX else _of_csv(path)
@@ -162,7 +162,7 @@ def _of_csv(path: Path) -> _Launches:
 
 
 def _as_table(source: NcuSource) -> NcuSource | None:
-    """A profile that was written for people, or by Nsight Systems, as the CSV that ncu would have written."""
+    """Convert ncu's printed text, or a trace of Nsight Systems, to the CSV that ncu would have written; else None."""
     with source.open() as file:
         text = file.read().decode(errors="replace")
     if ncu_text.is_ncu_text(text):
@@ -173,7 +173,7 @@ def _as_table(source: NcuSource) -> NcuSource | None:
 
 
 def _around(start: Preamble, sections: Sequence[NcuTable]) -> tuple[list[str], bool]:
-    """What ncu said before and between rows, and whether rows are broken."""
+    """Messages of ncu before and between the rows, and whether rows are broken."""
     messages = list(start.messages)
     broken = int(start.is_cut)
     for line in (line for section in sections for line in section.rejected):
@@ -185,7 +185,7 @@ def _around(start: Preamble, sections: Sequence[NcuTable]) -> tuple[list[str], b
 
 
 def _is_row(line: str) -> bool:
-    """Whether it looks like what is left of a launch, and not like output of the program."""
+    """Whether a line looks like the rest of a launch's row, rather than output of the program."""
     return line.startswith('"') or (line[:1].isdigit() and line.count(",") >= _FEW_CELLS)
 
 
@@ -193,7 +193,7 @@ def _is_row(line: str) -> bool:
 
 
 def _kernels(table: Launches) -> tuple[pd.DataFrame, tuple[str, ...]]:
-    """The table of kernels, and remarks on how it was computed."""
+    """The table of kernels, and remarks on how its figures were derived."""
     names = table.identity["name"]
     is_named = np.array([names_tensor_cores(str(name)) for name in names.categories] + [False])
     roles = table.by_role
@@ -226,7 +226,7 @@ def _kernels(table: Launches) -> tuple[pd.DataFrame, tuple[str, ...]]:
 
 
 def _joined(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """One below the other, with the categories of all of them."""
+    """Concatenate tables, with the union of their categories."""
     if len(tables) == 1:
         return tables[0]
     joined = pd.concat(tables, ignore_index=True)

@@ -1,4 +1,4 @@
-"""A report of Nsight Compute (.ncu-rep), through NVIDIA's own module `ncu_report`, which needs no GPU."""
+"""Read a report of Nsight Compute (.ncu-rep) through NVIDIA's own module `ncu_report`, which needs no GPU."""
 
 import importlib
 import shlex
@@ -22,13 +22,13 @@ _MAGIC = b"NVR\x00"
 _MODULE = "ncu_report"
 _AXES = ("x", "y", "z")
 
-# An action of ncu_report: what was profiled as one, as a rule a kernel.
+# An action of ncu_report: a unit that was profiled, usually a kernel.
 Action = Any
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Value:
-    """A metric's value in base units of its role, and how its unit is spelled."""
+    """A metric's value in base units of its role, and the spelling of its unit."""
 
     metric: str
     unit: str
@@ -36,7 +36,7 @@ class _Value:
 
 
 def read(path: Path) -> Launches:
-    """Every launch of a report. Raises `ToolError` without `ncu_report`, `NcuFileError` for what is no report."""
+    """Every launch of a report. Raises `ToolError` without `ncu_report`, `NcuFileError` if the file is no report."""
     _check(path)
     actions = _actions(_load(path), path)
     names = sorted({name for action in actions for name in action.metric_names()})
@@ -93,7 +93,7 @@ def _load(path: Path) -> Any:
 
 def _actions(context: Any, path: Path) -> list[Action]:
     actions = [action for profiled_range in context for action in profiled_range]
-    # Of a report that is cut off it makes one without a name.
+    # For a report that is cut off, ncu_report returns an action without a name.
     if not any(action.name() for action in actions):
         raise _damaged(path, "it holds no kernel")
     return actions
@@ -105,7 +105,7 @@ def _damaged(path: Path, reason: str) -> NcuFileError:
 
 
 def _value(action: Action, role: metrics.MetricRole) -> _Value | None:
-    """From the first metric of the role that was measured."""
+    """The value of the first metric of the role that was measured; None if none was."""
     for name in role.metrics:
         metric = action.metric_by_name(name)
         value = None if metric is None else metric.value()
@@ -118,7 +118,7 @@ def _value(action: Action, role: metrics.MetricRole) -> _Value | None:
 def _text(action: Action, name: str) -> str | None:
     metric = action.metric_by_name(name)
     value = None if metric is None else metric.value()
-    # Whole numbers come as floats.
+    # ncu_report returns integers as floats.
     return None if value is None else f"{value:.15g}" if isinstance(value, float) else str(value)
 
 

@@ -1,4 +1,4 @@
-"""The rows below a header as columns: by pyarrow where they are regular, by the csv module where they are not."""
+"""Parse the rows below a header into columns: regular tables by pyarrow, irregular ones by the csv module."""
 
 import codecs
 import csv
@@ -19,24 +19,25 @@ from analysis.ncu.layout import ID, NAME, Layout, ReadingPlan
 from analysis.ncu.preamble import NcuSource, Preamble
 
 _SAMPLED_LINES = 200
-# More rows that fit no header than a broken file or a chatty program leaves: the table has another form.
+# With more rejected rows than a broken file or a verbose program causes, the table has another form.
 _REJECTED_LIMIT = 1000
 _KEPT_CHARACTERS = 500
-# Larger than any cell that ncu writes; csv's own limit of 128 KB is not.
+# Larger than any cell that ncu writes, unlike csv's own limit of 128 KB.
 _CELL_LIMIT = 16 << 20
 _CHUNK_ROWS = 1 << 16
 _ID_DIGITS = 18  # within 64 bits
 
-# Separates nothing: a line is then one cell.
+# A delimiter that never occurs, so that a line is one cell.
 _NOWHERE = "\x1f"
 _TEXT = pa.dictionary(pa.int32(), pa.string())
 
 
 @dataclass(frozen=True, kw_only=True)
 class NcuTable:
-    """One table: `columns` has the plan's columns and the launches' IDs; numbers are floats already, or still text.
+    """A table: `columns` holds the plan's columns and the launches' IDs; numbers are floats or still text.
 
-    `rejected`: lines between its rows that are none. `attributes`: those of the first launch's GPU, in a wide table.
+    `rejected`: lines between the rows that are not rows. `attributes`: those of the first launch's GPU, in a wide
+    table.
     """
 
     plan: ReadingPlan
@@ -51,9 +52,9 @@ class NcuTable:
 
 
 def sections(source: NcuSource, head: Preamble, *, as_text: bool = False) -> list[NcuTable]:
-    """Every table of the file: the one, or those of several runs that were written one after the other.
+    """Every table of the file: usually one, several if several runs were written one after the other.
 
-    `as_text` leaves numbers as they are written. Raises `NcuFileError`.
+    `as_text`: keep numbers as text. Raises `NcuFileError`.
     """
     units, start = _units(source, head)
     plan = layout.plan(head.header, units)
@@ -68,7 +69,7 @@ def sections(source: NcuSource, head: Preamble, *, as_text: bool = False) -> lis
 
 @dataclass(frozen=True, kw_only=True)
 class _EvenRows:
-    """Where to read rows that are all of one length. `rejected`: the messages that stood between them."""
+    """A source whose rows all have one length. `rejected`: the messages between them."""
 
     source: NcuSource
     head: Preamble
@@ -78,9 +79,9 @@ class _EvenRows:
 
 
 def _rows_of_metrics(source: NcuSource, head: Preamble, plan: ReadingPlan, start: int) -> _EvenRows | None:
-    """Of a details page the rows of metrics, without the longer ones of rules; None where it holds other rows too.
+    """Rows of metrics in a details page, without the longer rows of rules; None if there are other rows too.
 
-    Row by row in Python, a page of 125 MB takes ten times as long.
+    In Python, row by row, a page of 125 MB takes ten times as long.
     """
     if plan.layout is not Layout.DETAILS:
         return None
@@ -126,9 +127,9 @@ def _is_message(line: str) -> bool:
 
 
 class _Range(io.RawIOBase):
-    """The bytes of a file from `start` to `stop`, with question marks for what is no UTF-8.
+    """The bytes of a file from `start` to `stop`, with question marks for bytes that are not UTF-8.
 
-    pyarrow hands rows that it rejects to Python as text, and cannot say that one of them is none.
+    pyarrow passes rejected rows to Python as text, and fails on one that is not UTF-8.
     """
 
     def __init__(self, file: BinaryIO, start: int, stop: int) -> None:
@@ -143,7 +144,7 @@ class _Range(io.RawIOBase):
 
     def read(self, size: int = -1) -> bytes:
         while True:
-            # What is held back of a character has up to three bytes, which come on top.
+            # An incomplete character that was held back adds up to three bytes.
             chunk = self._file.read(min(self._left, max(size - 3, 1)) if size >= 0 else self._left)
             self._left -= len(chunk)
             if chunk.isascii() and not self._decoder.getstate()[0]:
@@ -154,7 +155,7 @@ class _Range(io.RawIOBase):
 
 
 def _regular(source: NcuSource, head: Preamble, plan: ReadingPlan, start: int, *, as_text: bool) -> NcuTable | None:
-    """With a cell in every column of every row; None where the table is not like that."""
+    """Parse a table with a cell in every column of every row; None if the table is irregular."""
     rejected: list[str] = []
 
     def reject(row: pyarrow.csv.InvalidRow) -> str:
@@ -195,7 +196,7 @@ def _regular(source: NcuSource, head: Preamble, plan: ReadingPlan, start: int, *
 
 
 def _differing(source: NcuSource, head: Preamble, name: str, first: int, twin: int) -> NcuFileError:
-    """The refusal of a table with two columns of one name, with the first line in which they differ."""
+    """The error for a table with two columns of one name, which names the first line in which they differ."""
     with source.open() as file:
         before = file.read(head.start).count(b"\n")
     rows = csv.reader(preamble.text_lines(source, head), delimiter=head.delimiter)
@@ -208,7 +209,7 @@ def _differing(source: NcuSource, head: Preamble, name: str, first: int, twin: i
 
 
 def _is_no_row(row: "pyarrow.csv.InvalidRow", plan: ReadingPlan, delimiter: str) -> bool:
-    """Whether the line may be left out: a message, or of a wide table a row that breaks off."""
+    """Whether a line may be left out: a message, or an incomplete row of a wide table."""
     if row.actual_columns == 1:
         return True
     return plan.layout is Layout.WIDE and not _is_header(preamble.cells(row.text, delimiter))
@@ -236,7 +237,7 @@ def _attributes(plan: ReadingPlan, row: Sequence[str]) -> dict[str, str]:
 
 
 def _units(source: NcuSource, head: Preamble) -> tuple[list[str] | None, int]:
-    """The second row of a wide table, where it holds units, and where the rows of launches start."""
+    """The second row of a wide table if it holds units, else None, and the byte at which the launches' rows start."""
     start = head.start
     if layout.layout_of(head.header) is Layout.WIDE:
         with source.open() as file:
@@ -257,7 +258,7 @@ def _units_in(row: Sequence[str], header: Sequence[str]) -> list[str] | None:
 
 
 def _has_plain_numbers(source: NcuSource, head: Preamble, plan: ReadingPlan, start: int) -> bool:
-    """Whether the first rows have numbers as a programming language writes them, or none."""
+    """Whether the first rows have numbers without thousands marks and decimal commas, or no numbers."""
     positions = [plan.position(name) for name in plan.numbers]
     with source.open() as file:
         file.seek(start)
@@ -282,7 +283,7 @@ def _is_plain(text: str) -> bool:
 
 
 class _Collector:
-    """Takes rows one by one and keeps the cells that are wanted, as columns."""
+    """Collects rows one by one, and keeps the required cells as columns."""
 
     def __init__(self, plan: ReadingPlan, source: NcuSource, head: Preamble) -> None:
         self._plan = plan
@@ -296,7 +297,7 @@ class _Collector:
         self._attributes: dict[str, str] | None = None
 
     def take(self, row: list[str]) -> None:
-        """Keep the row, if it is one."""
+        """Keep a row of a launch; reject any other line."""
         if self._fits(row):
             if self._attributes is None:
                 self._attributes = _attributes(self._plan, row)
@@ -310,7 +311,7 @@ class _Collector:
             self._rejected.append(",".join(row)[:_KEPT_CHARACTERS])
 
     def _fits(self, row: list[str]) -> bool:
-        # Of a details page rows of metrics end before the columns of rules.
+        # In a details page, rows of metrics end before the columns of rules.
         shortest = len(self._plan.header) if self._plan.layout is Layout.WIDE else max(self._positions) + 1
         return shortest <= len(row) <= len(self._plan.header) and _is_id(row[self._positions[0]])
 
@@ -324,7 +325,7 @@ class _Collector:
         self._chunks.append(pa.table(arrays))
 
     def section(self) -> NcuTable:
-        """All rows so far."""
+        """The table with all rows so far."""
         self._flush()
         return NcuTable(
             plan=self._plan,
@@ -343,7 +344,7 @@ def _is_id(text: str) -> bool:
 
 
 def _irregular(source: NcuSource, head: Preamble) -> Iterator[NcuTable]:
-    """Row by row: rows of several lengths, lines of the program between them, further headers."""
+    """Parse row by row: rows of several lengths, lines of the program between them, further headers."""
     header: tuple[str, ...] = head.header
     collector: _Collector | None = None
     rows = csv.reader(preamble.text_lines(source, head), delimiter=head.delimiter)

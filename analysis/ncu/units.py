@@ -1,4 +1,4 @@
-"""Units as ncu prints them: decimal prefixes, and spellings that changed with its versions."""
+"""Units as printed by ncu: decimal prefixes, and spellings that differ between versions."""
 
 import functools
 import tomllib
@@ -10,7 +10,7 @@ _TABLE = Path(__file__).with_name("units.toml")
 
 
 class Quantity(StrEnum):
-    """What a unit measures; values come in the base unit that is named here."""
+    """Kind of quantity that a unit measures; the comments name base units."""
 
     TIME = "time"  # s
     BYTES = "bytes"
@@ -28,5 +28,5 @@ def _table() -> Mapping[Quantity, Mapping[str, float]]:
 
 
 def factor(kind: Quantity, unit: str) -> float | None:
-    """Base units of `kind` in one `unit`; None for a unit of another kind, or none that is known."""
+    """Number of base units of `kind` in one `unit`; None for an unknown unit or one of another kind."""
     return _table()[kind].get(unit.strip())

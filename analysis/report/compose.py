@@ -1,4 +1,4 @@
-"""The whole report as content: the answer, the figures and tables that it rests on, and folded the rest. Pure."""
+"""Compose the report: the answer first, then its figures and tables, and details in folded sections. Pure."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from analysis.report.sections import (
     variability,
 )
 
-# What one acts on first; what it rests on is folded.
+# Sections to act on come first; the sections that support them are folded.
 SECTIONS: tuple[Callable[[ReportEvidence], Section], ...] = (
     answer.section,
     measurements.section,
@@ -37,7 +37,7 @@ SECTIONS: tuple[Callable[[ReportEvidence], Section], ...] = (
 
 
 def compose(evidence: ReportEvidence) -> Report:
-    """Every section that has content, and below the title what the report is about."""
+    """The report with every section that has content, and facts about its runs below the title."""
     runs = evidence.results.runs
     facts = [
         words.counted(len(runs), "run"),
@@ -51,7 +51,7 @@ def compose(evidence: ReportEvidence) -> Report:
     placed = {figure.name for section in sections for figure in figures_of(section)}
     rest = [drawn for drawn in evidence.drawn if drawn.name not in placed]
     if rest:
-        # A figure that no section asks for by name is shown all the same.
+        # Show figures that no section requests by name, too.
         sections.append(Section(name="more", title="More figures", blocks=[Picture(figure=drawn) for drawn in rest]))
     report = Report(
         title="Training throughput, and what limits it",
@@ -62,7 +62,7 @@ def compose(evidence: ReportEvidence) -> Report:
 
 
 def _units(runs: pd.DataFrame) -> list[str]:
-    """`units: tokens (gpt.py), images (resnet18)`, where not all runs count images."""
+    """Units of models, if not all runs count images: `units: tokens (gpt.py), images (resnet18)`."""
     if units.common(runs["unit"]) == units.IMAGES:
         return []
     models: dict[str, list[str]] = {}
@@ -72,14 +72,14 @@ def _units(runs: pd.DataFrame) -> list[str]:
 
 
 def _findings(evidence: ReportEvidence) -> list[str]:
-    """`audit: 2 warnings, 3 notes`."""
+    """Number of findings by severity: `audit: 2 warnings, 3 notes`."""
     counts = Counter(finding.severity for finding in evidence.findings)
     found = [words.counted(counts[severity], str(severity)) for severity in Severity if counts[severity]]
     return [f"audit: {', '.join(found)}"] if found else []
 
 
 def _configurations(evidence: ReportEvidence) -> int:
-    """Those that were measured; where none was, those that ran or were profiled."""
+    """Number of measured configurations; if none was measured, of those that ran or were profiled."""
     every = evidence.material.every
     return len(evidence.material.measured) or len(every.drop_duplicates(["env", "task", "variant", "batch_size"]))
 

@@ -1,6 +1,6 @@
-"""What a report is made of, before it is HTML or Markdown: sections of plain text, tables, figures and commands.
+"""Elements of a report, before it is HTML or Markdown: sections of plain text, tables, figures and commands.
 
-Every text is plain: nothing in it is markup, whoever wrote it.
+All texts are plain: no character is markup, no matter who wrote the text.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from analysis.figures.figure import Figure
 
 @dataclass(frozen=True, kw_only=True)
 class Paragraph:
-    """One paragraph; a `strong` one is what the reader came for."""
+    """A paragraph; `strong` marks a main result."""
 
     text: str
     strong: bool = False
@@ -20,7 +20,7 @@ class Paragraph:
 
 @dataclass(frozen=True, kw_only=True)
 class Bullets:
-    """Sentences, one below the other; `ranked` ones are numbered."""
+    """A list of sentences; `ranked` sentences are numbered."""
 
     sentences: Sequence[str]
     ranked: bool = False
@@ -28,7 +28,7 @@ class Bullets:
 
 @dataclass(frozen=True, kw_only=True)
 class Heading:
-    """A column: `numeric` cells stand to the right."""
+    """Heading of a column; cells of a `numeric` column are aligned to the right."""
 
     text: str
     numeric: bool = False
@@ -36,7 +36,7 @@ class Heading:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """`rows` of cells, one per heading; a `folded` one opens on request on screen."""
+    """`rows` of cells, one per heading; a `folded` table opens on request on screen."""
 
     caption: str
     headings: Sequence[Heading]
@@ -63,7 +63,7 @@ Block: TypeAlias = Paragraph | Bullets | Table | Picture | Commands
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """`name` is its address in the page; `parts` are sections of the next level; a `folded` one opens on request."""
+    """Section of a report; `name`: its anchor in the page, `parts`: subsections. `folded`: opens on request."""
 
     name: str
     title: str
@@ -74,19 +74,19 @@ class Section:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """The page: `facts` stand below its title."""
+    """The page; `facts` are shown below its title."""
 
     title: str
     facts: Sequence[str]
     sections: Sequence[Section]
 
     def figures(self) -> list[Figure]:
-        """In the order of the page."""
+        """All figures, in the order of the page."""
         return [figure for section in self.sections for figure in figures_of(section)]
 
 
 def figures_of(section: Section) -> list[Figure]:
-    """Those of a section and its parts, in their order."""
+    """Figures of a section and its subsections, in order."""
     return [block.figure for block in _blocks(section) if isinstance(block, Picture)]
 
 

@@ -1,4 +1,4 @@
-"""What a report rests on: every table of the analysis, made once. What cannot be made says why."""
+"""All tables and figures of a report, each made once; tables that cannot be made carry the reason."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -22,7 +22,7 @@ from workload.contract.record import Record
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ReportEvidence:
-    """Results, and what was made of them."""
+    """Results, and the tables and figures made from them."""
 
     results: Results
     material: Material
@@ -50,12 +50,12 @@ class ReportEvidence:
 
     @cached_property
     def listed_alone(self) -> pd.DataFrame:
-        """Of `operators`, what `attributed` does not have."""
+        """Operators of runs without attributed kernels."""
         return operators.operators(self.results, with_attributed=False)[0]
 
     @cached_property
     def attributed(self) -> tuple[pd.DataFrame, list[Problem]]:
-        """Of imported traces."""
+        """Work of operators in imported traces, and problems."""
         return operators.attributed(self.results, ("family", "name"))
 
     @cached_property
@@ -63,11 +63,11 @@ class ReportEvidence:
         return shifts(self.results)
 
     def figures(self, *names: str) -> list[Figure]:
-        """Those that are called one of `names`, or begin with one that ends in `_` or `-`."""
+        """Figures whose name is in `names`, or begins with a name that ends in `_` or `-`."""
         return [drawn for drawn in self.drawn if any(_is_named(drawn.name, name) for name in names)]
 
     def record(self, run_id: str) -> Record | None:
-        """run.json; None where the bundle has gone since it was loaded."""
+        """run.json of a run; None if its bundle has gone since it was loaded."""
         with suppress(RooflaunchError):
             return self.results.record(run_id)
         return None
@@ -78,7 +78,7 @@ def _is_named(name: str, wanted: str) -> bool:
 
 
 def gather(results: Results, *, on_stage: Callable[[str], None] = lambda _: None) -> ReportEvidence:
-    """The tables that figures need, and the figures; the rest when a section asks for it."""
+    """Make the tables that figures need, and the figures; other tables are made on first access."""
     on_stage("tables")
     tables = material.make(
         results,

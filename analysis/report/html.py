@@ -1,7 +1,7 @@
-"""The report as one HTML file that asks nobody for anything: scripts, styles and figures are in it.
+"""Render the report as one HTML file without external requests: scripts, styles and figures are included.
 
-Whatever a bundle holds is text: Jinja escapes it, figures come as JSON in a block that no parser runs, and the page's
-policy runs two scripts alone, by their hashes. Vega's expressions are interpreted, so `eval` is not needed either.
+Content of bundles is text: Jinja escapes it. Figures are JSON in a block that no parser executes. The page's Content
+Security Policy allows only two scripts, by their hashes. Vega's expressions are interpreted, so `eval` is not needed.
 """
 
 import base64
@@ -36,7 +36,7 @@ def render(report: Report) -> str:
     return environment.get_template("page.html").render(
         report=report,
         policy=policy(styles=[css], scripts=[libraries, script]),
-        # Ours, and put where HTML ends them at </style> and </script> alone.
+        # Our own texts, in places where only </style> and </script> end them.
         css=_raw(css, "</style"),
         libraries=_raw(libraries, "</script"),
         script=_raw(script, "</script"),
@@ -46,7 +46,7 @@ def render(report: Report) -> str:
 
 
 def json_block(value: Any) -> Markup:
-    """JSON for a `<script type="application/json">`: no character in it begins a tag, a comment or an entity."""
+    """JSON for a `<script type="application/json">`, in which no character begins a tag, a comment or an entity."""
     text = json.dumps(value, separators=(",", ":"), allow_nan=False)
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")
@@ -54,7 +54,7 @@ def json_block(value: Any) -> Markup:
 
 
 def policy(*, styles: list[str], scripts: list[str]) -> str:
-    """Content Security Policy: nothing from anywhere, and of inline code what has these hashes."""
+    """Content Security Policy that forbids all external content, and allows only inline code with these hashes."""
     allowed = {name: " ".join(map(_hash, texts)) for name, texts in (("style", styles), ("script", scripts))}
     return (
         f"default-src 'none'; script-src {allowed['script']}; style-src {allowed['style']}; "
@@ -68,7 +68,7 @@ def _hash(text: str) -> str:
 
 
 def _shown(value: Any) -> Any:
-    """A text without what would move, hide or reorder the ones around it."""
+    """A value for the page; text loses characters that would move, hide or reorder the text around it."""
     return readable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
@@ -83,7 +83,7 @@ def _libraries() -> str:
     """Vega, Vega-Lite and Vega-Embed as one script, from vl-convert."""
     import vl_convert  # noqa: PLC0415 - 40 MB
 
-    # A byte order or line end that HTML's parser changes would change the hash.
+    # Line ends and zero bytes that HTML's parser changes would change the hash.
     bundle = str(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;"))
     return bundle.replace("\r\n", "\n").replace("\r", "\n").replace("\0", "\\0")
 

@@ -1,4 +1,4 @@
-"""The report as Markdown, figures as files beside it. Nothing that a bundle holds becomes markup."""
+"""Render the report as Markdown, with figures as separate files. No content of a bundle becomes markup."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -8,14 +8,14 @@ from urllib.parse import quote
 from analysis.report.content import Block, Bullets, Commands, Paragraph, Picture, Report, Section, Table
 from analysis.report.words import readable
 
-# Every character by which CommonMark, GFM and their common extensions begin anything inside a line.
+# Every character that starts inline markup in CommonMark, GFM or their common extensions.
 SPECIAL = re.compile(r"[\\`*\[\]<>|~$&{}]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|://|@|\bwww\.")
-# At the beginning of a line these make lists, headings, rules or blocks of their own.
+# Marks that start a list, heading, rule or block at the beginning of a line.
 LEADING = re.compile(r"^([#+=:-]+(?=\s|$)|:::|\d+[.)](?=\s|$))")
 
 
 def render(report: Report, *, figures: str | None) -> str:
-    """`figures`: where the pictures are, as the Markdown file sees it; None leaves their words alone."""
+    """The report as Markdown; `figures`: path of the pictures relative to the file, None for texts without pictures."""
     lines = [f"# {escape(report.title)}", "", escape(" · ".join(report.facts)), ""]
     for section in report.sections:
         lines += _section(section, 2, figures)
@@ -23,7 +23,7 @@ def render(report: Report, *, figures: str | None) -> str:
 
 
 def escape(text: str) -> str:
-    """`text` as it is, on one line: whatever could be markup is a backslash and itself, or an entity."""
+    """`text` on one line, with every character that could be markup escaped by a backslash or an entity."""
     line = readable(" ".join(text.split()))
     return LEADING.sub(_leading, SPECIAL.sub(_inline, line))
 
@@ -32,7 +32,7 @@ def _inline(match: re.Match[str]) -> str:
     character = match[0]
     if character in ENTITIES:
         return ENTITIES[character]
-    # GFM makes links of bare addresses; a backslash before the punctuation ends that.
+    # GFM turns bare addresses into links; a backslash before the punctuation prevents that.
     return (
         character.replace(":", "\\:") if character == "://" else ("www\\." if character == "www." else f"\\{character}")
     )

@@ -1,4 +1,4 @@
-"""The command line that repeats a run, from the spec in its bundle."""
+"""Command lines that repeat runs, from the specs in their bundles."""
 
 import shlex
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ SHOWN_RUNS = 3
 
 
 def commands(evidence: ReportEvidence) -> list[str]:
-    """A comment with the runs, and the command, per configuration and place."""
+    """Two lines per configuration and place: a comment with the runs, and the command."""
     by_command: dict[tuple[str, str], list[str]] = {}
     for row in words.rows_of(evidence.material.every[["run_id", "env"]]):
         record = evidence.record(row["run_id"])
@@ -32,7 +32,7 @@ def commands(evidence: ReportEvidence) -> list[str]:
 
 
 def _repeated(line: str, repeats: int) -> str:
-    """The command for so many runs; what stands behind ` -- ` is a script's own."""
+    """The command with the number of repeats; words after ` -- ` belong to a user's script."""
     if repeats == 1 or line.startswith(("#", "analyze ")):
         return line
     ours, dashes, script = line.partition(" -- ")
@@ -40,11 +40,14 @@ def _repeated(line: str, repeats: int) -> str:
 
 
 def command(record: Record) -> str:
-    """`launch local --cpu --model resnet18 …`; a comment for a run that no command of ours started."""
+    """The command that repeats a run, as `launch local --cpu --model resnet18 …`.
+
+    A comment if the spec cannot be read or the GPU is unknown.
+    """
     if record.imported or record.spec.script:
         return _import(record.imported) if record.imported else _script(record.spec)
     try:
-        # Each repeat is a run of its own.
+        # Each repeat was a separate run with a record of its own.
         spec = replace(record.spec.run_spec(), repeats=1)
     except UsageError:
         return "# its spec cannot be read"
@@ -59,12 +62,15 @@ def command(record: Record) -> str:
                 return "# it ran on Compute Engine, on a GPU whose name is not in its bundle"
             return shlex.join(["launch", "gcp", "--gpu", gpu, *_machine(where.cloud), *_without_device(words_of_spec)])
         case _:
-            # Whatever started it, on a machine like it the trainer does the same.
+            # For any other backend: on a similar machine, the trainer itself does the same.
             return shlex.join(["python", "-m", "workload", "train", *words_of_spec])
 
 
 def _script(spec: Spec) -> str:
-    """In the folder in which it was measured, wherever that was: who started it does not change the steps."""
+    """The command for a user's script, to be run in the folder of its measurement.
+
+    The backend is not repeated, because it does not change the steps.
+    """
     argv = (spec.script and spec.script.argv) or ("train.py",)
     options = [("--warmup", spec.warmup), ("--iterations", spec.iterations)]
     options += [("--samples-per-step", spec.samples_per_step)]
@@ -76,7 +82,7 @@ def _script(spec: Spec) -> str:
 
 
 def _import(imported: Imported) -> str:
-    """`analyze import FILE` with the options that it was given then."""
+    """`analyze import FILE` with the options of the original import."""
     given = encode(imported.given) if imported.given else {}
     options_given = [
         word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", printable(str(value)))
@@ -91,9 +97,9 @@ def _local(where: Environment, spec: RunSpec) -> list[str]:
 
 
 def _gpu(where: Environment) -> str | None:
-    """`t4`: from the place, which is called after the GPU that was asked for and the zone; else from the device.
+    """The GPU's name for the launcher, as `t4`: from the place, which contains GPU and zone, else from the device.
 
-    A name that several devices have needs the memory to tell them apart.
+    If several devices share a name, the memory distinguishes them. None if unknown.
     """
     place, zone = where.place or "", (where.cloud and where.cloud.zone) or ""
     if zone and place.startswith("gcp-") and place.endswith(f"-{zone}"):
@@ -102,7 +108,7 @@ def _gpu(where: Environment) -> str | None:
     return ON_COMPUTE_ENGINE.get(gpu.gpu) if gpu else None
 
 
-# What `launch gcp --gpu` calls the devices of peaks.toml.
+# Names for `launch gcp --gpu` of the devices of peaks.toml.
 ON_COMPUTE_ENGINE = {
     "T4": "t4",
     "L4": "l4",
@@ -115,7 +121,7 @@ ON_COMPUTE_ENGINE = {
 
 
 def _machine(cloud: CloudFacts | None) -> list[str]:
-    """Zone, machine type and kind of price, as far as the run recorded them."""
+    """Options for zone, machine type and kind of price, as far as the run recorded them."""
     if cloud is None:
         return []
     known = ["--zone", printable(cloud.zone)] if cloud.zone else []
@@ -124,7 +130,7 @@ def _machine(cloud: CloudFacts | None) -> list[str]:
 
 
 def _without_device(arguments_given: Sequence[str]) -> list[str]:
-    """The launcher has a switch per device in place of `--device NAME`."""
+    """Arguments without `--device NAME`, for which the launcher has a switch per device."""
     words_left = list(arguments_given)
     if "--device" in words_left:
         place = words_left.index("--device")

@@ -1,4 +1,4 @@
-"""Figures as a reader meets them: a number with its unit and its interval, or why there is none."""
+"""Format figures for readers: numbers with unit and interval, or the reason why there is none."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,23 +13,23 @@ from workload.contract.tables import Column, Role, number
 from workload.contract.text import printable
 
 ABSENT = "\N{EN DASH}"
-# More rows than fit on a screen are folded.
+# Tables with more rows, which do not fit on a screen, are folded.
 ROWS_UNFOLDED = 24
-# Of one text; a bundle may hold one of any length.
+# Most characters of a text; a bundle may contain a text of any length.
 MOST_CHARACTERS = 5000
 PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 SMALL_PREFIXES = ((1.0, ""), (1e-3, "m"), (1e-6, "µ"), (1e-9, "n"))
 
 
 def is_known(value: Any) -> bool:
-    """Whether there is a figure or text at all."""
+    """Whether a value is a finite number or any other present value."""
     if value is None:
         return False
     return not (isinstance(value, float) and not math.isfinite(value)) and value is not pd.NaT and value is not pd.NA
 
 
 def readable(text: str) -> str:
-    """One line that neither moves, hides nor reorders what is around it, however long the text is."""
+    """A single line of limited length, without characters that move, hide or reorder the text around it."""
     more = len(text) - MOST_CHARACTERS
     return printable(text) if more <= 0 else f"{printable(text[:MOST_CHARACTERS])}… ({more} more characters)"
 
@@ -39,7 +39,7 @@ def figure(value: Any, digits: int = 3) -> str:
 
 
 def si(value: Any, unit: str, digits: int = 3) -> str:
-    """`79.2 GFLOP/s`."""
+    """A number with prefix and unit: `79.2 GFLOP/s`."""
     if not is_known(value):
         return ABSENT
     size = abs(float(value))
@@ -48,7 +48,7 @@ def si(value: Any, unit: str, digits: int = 3) -> str:
 
 
 def seconds(value: Any) -> str:
-    """`12.3 ms`."""
+    """A duration with its unit: `12.3 ms`."""
     if not is_known(value):
         return ABSENT
     size = abs(float(value))
@@ -61,12 +61,12 @@ def percent(value: Any, digits: int = 2) -> str:
 
 
 def quotient(over: Any, by: Any) -> float | None:
-    """None where one is unknown or `by` is 0."""
+    """`over` divided by `by`; None if one is unknown or `by` is 0."""
     return float(over) / float(by) if is_known(over) and is_known(by) and by else None
 
 
 def text(value: Any) -> str:
-    """A cell; long texts stay whole, unknown ones are a dash."""
+    """The text of a cell; a dash if the value is unknown. Long texts are not cut."""
     if not is_known(value):
         return ABSENT
     if isinstance(value, bool):
@@ -75,12 +75,12 @@ def text(value: Any) -> str:
 
 
 def between(low: Any, high: Any, digits: int = 3) -> str:
-    """`12.1 to 12.9`, or a dash."""
+    """A range: `12.1 to 12.9`, or a dash if unknown."""
     return f"{figure(low, digits)} to {figure(high, digits)}" if is_known(low) and is_known(high) else ABSENT
 
 
 def rate_with_interval(row: Mapping[str, Any], field: str = "images_per_s", unit: str | None = None) -> str:
-    """`123 images/s (95 % interval 120 to 126, 3 runs)`; of one run, that it has no interval."""
+    """`123 images/s (95 % interval 120 to 126, 3 runs)`, or the reason why there is no interval."""
     shown = f"{figure(row[field], 4)} {unit or f'{units.of(row)}/s'}"
     if is_known(row.get(f"{field}_low")):
         ends = between(row[f"{field}_low"], row[f"{field}_high"], 4)
@@ -90,7 +90,7 @@ def rate_with_interval(row: Mapping[str, Any], field: str = "images_per_s", unit
 
 
 def with_device(row: Mapping[str, Any]) -> str:
-    """The environment, and its device where the name does not say it: nobody knows what `gcp-3` is."""
+    """The environment, with its device if the name does not contain it: readers cannot know what `gcp-3` is."""
     device = row.get("device_name")
     if not is_known(device) or str(device).lower() in row["env"].lower():
         return str(row["env"])
@@ -98,19 +98,19 @@ def with_device(row: Mapping[str, Any]) -> str:
 
 
 def counted(number_of: int, noun: str, plural: str | None = None) -> str:
-    """`1 run`, `3 runs`."""
+    """A number with its noun: `1 run`, `3 runs`."""
     return f"{number_of} {noun if number_of == 1 else plural or noun + 's'}"
 
 
 def listed(names: Iterable[Any], limit: int = 12) -> str:
-    """Names in their order, each once."""
+    """Distinct known names in order, at most `limit`, with the number of further ones."""
     every = list(dict.fromkeys(text(name) for name in names if is_known(name)))
     more = [f"and {len(every) - limit} more"] if len(every) > limit else []
     return ", ".join([*every[:limit], *more]) or ABSENT
 
 
 def table(caption: str, columns: Sequence[Column], rows: Sequence[Mapping[str, Any]]) -> Table:
-    """One row of cells per mapping, see `cell`. A column without any content is left out."""
+    """A table with a row of cells per mapping, see `cell`. Columns without any content are left out."""
     cells = {column: [cell(column, row.get(column.name)) for row in rows] for column in columns}
     kept = [column for column in columns if not rows or any(text != ABSENT for text in cells[column])]
     return Table(
@@ -122,9 +122,9 @@ def table(caption: str, columns: Sequence[Column], rows: Sequence[Mapping[str, A
 
 
 def cell(column: Column, value: Any) -> str:
-    """A value as its column shows it, with a unit and prefix of its own; `digits=0` is for counts and plain settings.
+    """A value in its column's format, with a suitable prefix; `digits=0` is for counts and plain settings.
 
-    A text stands as it is, so that a column of figures may also hold intervals.
+    Text is unchanged, so that a column of figures may also contain intervals.
     """
     if isinstance(value, str) or column.role is not Role.FIGURE:
         return text(value)
@@ -136,7 +136,7 @@ def cell(column: Column, value: Any) -> str:
 
 
 def rows_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """Each row by column, None for what is absent."""
+    """Rows of a table as dictionaries by column; None for absent values."""
     names = [str(name) for name in frame.columns]
     columns = [_plain(frame[name]) for name in frame.columns]
     return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]

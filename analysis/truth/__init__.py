@@ -1,1 +1,1 @@
-"""What the evidence of `python -m workload gpu-truth` says about this project's claims on GPUs."""
+"""Judges this project's claims about GPUs by the evidence that `python -m workload gpu-truth` collects."""

@@ -1,4 +1,4 @@
-"""The claims on GPUs, each with what should be found, and the parts of the evidence that settle it."""
+"""The claims about GPUs, each with the expected finding and the parts of the evidence that settle it."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -89,5 +89,5 @@ CLAIMS = (*COUNTERS, *PROFILES, *RATES, *FAILURES)
 
 
 def judge(evidence: GpuEvidence) -> list[dict[str, Any]]:
-    """A row per claim."""
+    """Judge every claim; a row each."""
     return [claim.row(evidence) for claim in CLAIMS]

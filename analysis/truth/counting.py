@@ -1,4 +1,4 @@
-"""Claims about counters and kernels."""
+"""Checks of claims about GPU counters and kernels against collected evidence."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -15,15 +15,15 @@ DRAM, DRAM_PARTS = (
     "dram__bytes",
     (("dram__bytes_read", "dram__bytes_op_read"), ("dram__bytes_write", "dram__bytes_op_write")),
 )
-# Where the compiler has HFMA2.MMA.
+# Compute capabilities for which the compiler emits HFMA2.MMA.
 WITH_CONSTANTS = ("8.0", "9.0")
-# ncu's time-out is set from it.
+# Most seconds per kernel that we claim; ncu's time-out is derived from this.
 KERNEL_LIMIT_S = 2.0
 UNKNOWN_SHARE = 0.05
 
 
 def sum_of(launches: Iterable[Mapping[str, Any]], name: str, within: str) -> float:
-    """A metric over the launches of one range; raises where it was not counted."""
+    """Sum of a metric over the launches of one range; `NotSettledError` if the metric was not counted."""
     values = [launch["values"].get(name) for launch in launches if launch["range"] == within]
     if not values or any(value is None for value in values):
         raise NotSettledError(f"{name} was not counted in range {within}")
@@ -31,13 +31,13 @@ def sum_of(launches: Iterable[Mapping[str, Any]], name: str, within: str) -> flo
 
 
 def _plain(counters: Mapping[str, Any]) -> list[str]:
-    """Ranges without a matrix product."""
+    """Names of the ranges without a matrix product."""
     hands = [name for name, known in counters["known"].items() if known.get("tensor_products") == 0]
     return [*hands, *counters["plain"]]
 
 
 def compiled(compiler: Mapping[str, Any]) -> Observation:
-    """HFMA2.MMA in machine code, by compute capability."""
+    """Number of HFMA2.MMA instructions in machine code, by compute capability."""
     counted = {
         f"{target[:-1]}.{target[-1]}": kernels["constants"].get("instructions")
         for target, kernels in compiler["targets"].items()
@@ -50,7 +50,7 @@ def compiled(compiler: Mapping[str, Any]) -> Observation:
 
 
 def constants_on_pipe(machine: Mapping[str, Any], counters: Mapping[str, Any]) -> Observation:
-    """Whether stores of constants use the tensor pipe on the GPUs where we say so."""
+    """Whether stores of constants use the tensor pipe exactly on the GPUs for which we claim it."""
     found = sum_of(counters["launches"], PIPE, "constants")
     return Observation(
         found=f"{found:g} instructions", holds=(found > 0) == (machine["gpu"]["capability"] in WITH_CONSTANTS)
@@ -58,7 +58,7 @@ def constants_on_pipe(machine: Mapping[str, Any], counters: Mapping[str, Any]) -
 
 
 def rest_is_zero(counters: Mapping[str, Any]) -> Observation:
-    """What is left of the pipe's instructions without those that build constants."""
+    """Whether the tensor pipe's instructions, minus those that build constants, are 0 without a matrix product."""
     launches = counters["launches"]
     if CONSTANTS in counters["asked"]:
         rest = {name: sum_of(launches, PIPE, name) - sum_of(launches, CONSTANTS, name) for name in _plain(counters)}
@@ -68,25 +68,25 @@ def rest_is_zero(counters: Mapping[str, Any]) -> Observation:
 
 
 def constants_as_half(counters: Mapping[str, Any]) -> Observation:
-    """Whether constants count as fp16 arithmetic."""
+    """Whether constants count as fp16 arithmetic; expected: 0 operations."""
     found = {op: sum_of(counters["launches"], FLOAT.format(op), "constants") for op in ("hadd", "hmul", "hfma")}
     return exact(found, 0)
 
 
 def packed_half(counters: Mapping[str, Any]) -> Observation:
-    """What one packed half instruction counts."""
+    """Operations counted per packed half instruction; expected: 2."""
     known = counters["known"]["packed_half"]["half_instructions"]
     return exact({"hfma": sum_of(counters["launches"], FLOAT.format("hfma"), "packed_half") / known}, 2, within=0.02)
 
 
 def single(counters: Mapping[str, Any]) -> Observation:
-    """What one fp32 instruction counts."""
+    """Operations counted per fp32 instruction; expected: 1."""
     known = counters["known"]["single"]["single_instructions"]
     return exact({"ffma": sum_of(counters["launches"], FLOAT.format("ffma"), "single") / known}, 1, within=0.01)
 
 
 def product(counters: Mapping[str, Any]) -> Observation:
-    """Counted FLOP of a matrix product of known size."""
+    """Counted FLOP over known FLOP of a matrix product."""
     if "product" not in counters["known"]:
         raise NotSettledError("this GPU has no such product")
     names = [name for name in counters["asked"] if name.startswith(TENSOR)]
@@ -98,20 +98,20 @@ def product(counters: Mapping[str, Any]) -> Observation:
 
 
 def backward_in_range(counters: Mapping[str, Any]) -> Observation:
-    """Launches of autograd's thread in a range of the whole process."""
+    """Launches of autograd's thread that are inside a range of the whole process; expected: more than one."""
     number = sum(launch["range"] == "backward" for launch in counters["launches"])
     return Observation(found=f"{number} launches", holds=number > 1)
 
 
 def backward_not_pushed(counters: Mapping[str, Any]) -> Observation:
-    """The same launches in a range of one thread."""
+    """Launches of autograd's thread that are inside a range of another single thread; expected: none."""
     if counters["pushed"] is None:
         raise NotSettledError("ncu's table has no column of such ranges")
     return Observation(found=f"{counters['pushed']} launches", holds=counters["pushed"] == 0)
 
 
 def l2(machine: Mapping[str, Any], counters: Mapping[str, Any]) -> Observation:
-    """Whether bytes move between two halves of the L2."""
+    """Whether bytes move between the two halves of the L2 cache exactly on the GPUs for which we claim it."""
     if L2_FABRIC not in counters["asked"]:
         return Observation(found="no such counter", holds=machine["gpu"]["capability"] not in WITH_CONSTANTS)
     whole, between = (
@@ -125,7 +125,7 @@ def l2(machine: Mapping[str, Any], counters: Mapping[str, Any]) -> Observation:
 
 
 def names_known(machine: Mapping[str, Any], metrics: Mapping[str, Any]) -> Observation:
-    """Names of our table that ncu does not know: of this GPU, or without one of a chip of every capability."""
+    """Metric names of our table that ncu does not know, for this GPU or else for a chip of every capability."""
     if machine["gpu"]:
         missing = set(_of_this_gpu(machine, metrics, "missing"))
         return Observation(found=", ".join(sorted(missing)) or "all are known", holds=not missing)
@@ -138,7 +138,7 @@ def names_known(machine: Mapping[str, Any], metrics: Mapping[str, Any]) -> Obser
 
 
 def dram_known(machine: Mapping[str, Any], metrics: Mapping[str, Any]) -> Observation:
-    """One name for the bytes of memory, or the two parts of it."""
+    """Whether ncu knows one metric for DRAM bytes, or one each for bytes read and written."""
     known = set(_of_this_gpu(machine, metrics, "known"))
     parts = [next((name for name in names if name in known), None) for names in DRAM_PARTS]
     names = [DRAM] if DRAM in known else [name for name in parts if name]
@@ -159,7 +159,7 @@ def _of_this_gpu(machine: Mapping[str, Any], metrics: Mapping[str, Any], what: s
 
 
 def profile_of(run: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The profile of a run; raises where there is none."""
+    """The profile of a run; `NotSettledError` if it has no FLOP per step."""
     profile: Mapping[str, Any] = (run.get("record") or {}).get("profile") or {}
     if not profile.get("flop_per_step"):
         raise NotSettledError(f"{profile.get('status')}: {profile.get('reason') or run.get('said')}")
@@ -167,14 +167,14 @@ def profile_of(run: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def calibrated(run: Mapping[str, Any]) -> Observation:
-    """Counted over known FLOP of a product of each type."""
+    """Counted over known FLOP of a matrix product, by number type."""
     calibration = profile_of(run)["checks"]["calibration"]
     found = {kind: each["ratio"] for kind, each in calibration.items() if each["ratio"] is not None}
     return Observation(found=figures(found), holds=all(each["verified"] for each in calibration.values()))
 
 
 def no_lower_bound(run: Mapping[str, Any]) -> Observation:
-    """Whether hidden matrix products are suspected."""
+    """Whether the profile's FLOP are complete: no uncounted matrix products are suspected."""
     profile = profile_of(run)
     return Observation(
         found=profile.get("lower_bound_reason") or "no lower bound", holds=not profile.get("flop_is_lower_bound")
@@ -191,20 +191,20 @@ def near_model(run: Mapping[str, Any]) -> Observation:
 
 
 def dram_counted(run: Mapping[str, Any]) -> Observation:
-    """Bytes of memory in the profile."""
+    """Bytes of DRAM traffic per step in the profile."""
     moved = profile_of(run)["dram_bytes_per_step"]
     return Observation(found=f"{moved:.4g} bytes a step" if moved else "none", holds=bool(moved))
 
 
 def seconds_per_kernel(run: Mapping[str, Any]) -> Observation:
-    """What ncu takes for a launch."""
+    """Seconds that ncu takes per kernel launch, and its number of passes."""
     profile = profile_of(run)
     each_s = profile["elapsed_s"] / profile["kernels_profiled"]
     return Observation(found=f"{each_s:.2f} s, {profile['passes']:g} passes", holds=each_s <= KERNEL_LIMIT_S)
 
 
 def tensor_names(run: Mapping[str, Any]) -> Observation:
-    """Kernels that use tensor cores and whose name does not tell, or the other way round."""
+    """Kernels whose name wrongly indicates, or fails to indicate, the use of tensor cores."""
     wrong = set()
     for launch in run["launches"]:
         pipe = launch["values"].get(PIPE)
@@ -218,7 +218,7 @@ def tensor_names(run: Mapping[str, Any]) -> Observation:
 
 
 def families(names: Mapping[str, Any]) -> Observation:
-    """The share of a step's time in kernels of no known family."""
+    """Share of each step's time in kernels of no known family."""
     shares = {}
     for step, rows in names["steps"].items():
         total = sum(row["s"] for row in rows)

@@ -1,4 +1,4 @@
-"""The parts that the collector left, from its folder or its archive: read within bounds, and refused where damaged."""
+"""Read the evidence from the collector's folder or archive: limited in size, and refused if damaged."""
 
 import gzip
 import json
@@ -15,7 +15,7 @@ from workload.contract.errors import BundleError, UsageError
 FORMAT, SCHEMA = "rooflaunch gpu-truth", 1
 DONE, SKIPPED = "done", "skipped"
 PARTS = "parts"
-# Twice what the collector writes at most; unpacked an archive may be no larger than all of them.
+# Limits at twice the most that the collector writes; UNPACKED_LIMIT_BYTES is the limit of a whole unpacked archive.
 PART_LIMIT_BYTES, MEMBERS_LIMIT, UNPACKED_LIMIT_BYTES = 4 << 20, 100, 64 << 20
 MEMBER = re.compile(rf"(?:\./)?{PARTS}/([a-z0-9_-]{{1,40}})\.json")
 HINT = "python -m workload gpu-truth -o DIR leaves such a folder and its archive"
@@ -23,17 +23,17 @@ HINT = "python -m workload gpu-truth -o DIR leaves such a folder and its archive
 
 @dataclass(frozen=True, kw_only=True)
 class GpuEvidence:
-    """The documents by part."""
+    """The collector's documents by part."""
 
     parts: Mapping[str, Mapping[str, Any]]
 
     def of(self, part: str) -> Any:
-        """What the part found; None where it found nothing."""
+        """Content of a part; None if the part was not collected."""
         document = self.parts.get(part) or {}
         return document.get("evidence") if document.get("status") == DONE else None
 
     def why_not(self, part: str) -> str:
-        """Why there is nothing of it."""
+        """The reason why a part has no content."""
         document = self.parts.get(part)
         if document is None:
             return f"part {part} was not collected"
@@ -43,7 +43,7 @@ class GpuEvidence:
 
 
 def read(path: Path) -> GpuEvidence:
-    """The evidence in a folder or an archive. Raises `BundleError` for what is damaged, foreign or too large."""
+    """The evidence in a folder or archive; `UsageError` if absent, `BundleError` if damaged, foreign or too large."""
     if not path.exists():
         raise UsageError(f"'{path}' does not exist", hint=HINT)
     try:
@@ -63,7 +63,7 @@ def _in_folder(folder: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def _in_archive(path: Path) -> Iterator[tuple[str, bytes]]:
-    """Plain files named parts/NAME.json; nothing is unpacked to the disk."""
+    """Name and content of regular files named parts/NAME.json; nothing is unpacked to the disk."""
     with gzip.open(path) as plain, tarfile.open(fileobj=_Limited(path, plain), mode="r|") as packed:  # type: ignore[call-overload]
         for number, member in enumerate(packed):
             if number >= MEMBERS_LIMIT:
@@ -75,13 +75,13 @@ def _in_archive(path: Path) -> Iterator[tuple[str, bytes]]:
 
 
 class _Limited:
-    """A stream that ends with an error after as many bytes as an archive of ours may hold."""
+    """A stream that raises `BundleError` after more bytes than an archive of ours may hold."""
 
     def __init__(self, path: Path, source: gzip.GzipFile) -> None:
         self._path, self._source, self._left = path, source, UNPACKED_LIMIT_BYTES
 
     def read(self, size: int) -> bytes:
-        """As of a file."""
+        """Read up to `size` bytes, like a file."""
         data = self._source.read(size)
         self._left -= len(data)
         if self._left < 0:

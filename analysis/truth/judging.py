@@ -1,4 +1,4 @@
-"""How a claim is judged: it holds, it is disproved, or the evidence does not settle it."""
+"""Judge claims by evidence: a claim holds, is disproved, or is not settled."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from analysis.truth.evidence import GpuEvidence
 
 
 class ClaimVerdict(StrEnum):
-    """What the evidence says of a claim."""
+    """Result of judging a claim."""
 
     HOLDS = "holds"
     DISPROVED = "disproved"
@@ -18,12 +18,12 @@ class ClaimVerdict(StrEnum):
 
 
 class NotSettledError(Exception):
-    """The evidence cannot answer; its text says why."""
+    """The evidence cannot settle the claim; the error's text says why."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Observation:
-    """What was found, and whether the claim holds."""
+    """The figures that were found, and whether the claim holds."""
 
     found: str
     holds: bool
@@ -31,9 +31,9 @@ class Observation:
 
 @dataclass(frozen=True, kw_only=True)
 class GpuClaim:
-    """What this project says of GPUs, what should then be found, in which parts, and how they are read.
+    """A claim of this project about GPUs, the expected finding, the names of the evidence, and the judging function.
 
-    `judge` gets the evidence of these parts, in this order.
+    `judge` is called with the evidence of `parts`, in this order.
     """
 
     claim: str
@@ -42,7 +42,7 @@ class GpuClaim:
     judge: Callable[..., Observation]
 
     def row(self, evidence: GpuEvidence) -> dict[str, Any]:
-        """As a row of the table."""
+        """The claim with its verdict as a row of the table."""
         shown = {"claim": self.claim, "expected": self.expected, "found": None, "parts": list(self.parts)}
         missing = [part for part in self.parts if not isinstance(evidence.of(part), dict)]
         if missing:
@@ -51,7 +51,7 @@ class GpuClaim:
             finding = self.judge(*map(evidence.of, self.parts))
         except NotSettledError as error:
             return {**shown, "verdict": ClaimVerdict.OPEN, "why": str(error)}
-        # Evidence comes from other machines and other versions: whatever its shape, it costs its own row.
+        # Evidence comes from other machines and versions: an unexpected shape must spoil only its own row.
         except (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError):
             why = f"part {' or '.join(self.parts)} is not as the collector writes it"
             return {**shown, "verdict": ClaimVerdict.OPEN, "why": why}
@@ -64,26 +64,26 @@ class GpuClaim:
 
 
 def exact(found: Mapping[str, float], expected: float, *, within: float = 0.0) -> Observation:
-    """Whether every figure is the expected one, within a share of it."""
+    """Whether every figure equals `expected`, within the share `within` of it."""
     holds = all(abs(value - expected) <= within * abs(expected) for value in found.values())
     return Observation(found=figures(found), holds=holds)
 
 
 def figures(found: Mapping[str, float]) -> str:
-    """`a 1, b 2.5`."""
+    """Figures as text: `a 1, b 2.5`. Raises `NotSettledError` if there are none."""
     if not found:
         raise NotSettledError("there are no figures")
     return ", ".join(f"{name} {value:.4g}" for name, value in found.items())
 
 
 def mean(values: Sequence[float | None]) -> float | None:
-    """Of what is known; None for nothing."""
+    """Mean of the known values; None if there are none."""
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
 
 
 def middle(values: Sequence[float]) -> float:
-    """The median; raises for none."""
+    """The median; `NotSettledError` for no values."""
     if not values:
         raise NotSettledError("there are no figures")
     return float(median(values))

@@ -1,4 +1,4 @@
-"""Claims about rates, power, memory and what goes wrong."""
+"""Checks of claims about rates, power, memory and failures against collected evidence."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,23 +9,23 @@ from analysis.truth.judging import NotSettledError, Observation, figures, mean, 
 from workload.contract.errors import ExitCode
 from workload.contract.peaks import find
 
-# Where the usual question for power is answered with a mean of the last second: Ampere but the A100, and newer.
+# Compute capabilities for which the usual power query returns a mean of the last second: Ampere except A100, and newer.
 AVERAGED_FROM, NOT_AVERAGED = (8, 6), ("8.0",)
-# Of a load from idle: when the mean of a second still remembers the idle GPU.
+# Seconds after the start of a load in which a mean over one second still includes idle time.
 RISING_FROM_S, RISING_TO_S = 0.2, 0.6
 LAG_BELOW = 0.9
-# More is a burst: the last third is then the roof.
+# Ratio of first to last third above which the first is a burst, and the last third is the roof.
 BURST_ABOVE = 1.03
-# Two measurements of one roof, with matrices of other sizes.
+# Tolerance between two measurements of one roof with matrices of different sizes.
 ROOF_WITHIN = 0.1
-# Products reach 80 to 90 % of the vendor's peak; half of it is a fault, more than all of it a wrong peak.
+# Products reach 80 to 90 % of the vendor's peak; half of the peak indicates a fault, more than the peak a wrong peak.
 PEAK_FROM, PEAK_TO = 0.5, 1.05
-# Published figures of one GPU, model and precision differ up to 2.2 times between their authors.
+# Tolerance as a factor: published figures for one GPU, model and precision differ up to 2.2 times between authors.
 BAND = 1.6
 TF32_OVER_FP32 = 1.2
 LEAST_MEASURED_S = 3.0
 INSTRUMENTS_UP_TO = 1.01
-# Half of the pairs lie further apart than this: the machine was too busy to say.
+# Most interquartile range of the pairs' ratios: with more, the machine was too busy to settle the claim.
 NOISE = 0.05
 
 
@@ -35,7 +35,7 @@ def _rows(loads: Mapping[str, Any], name: str) -> Sequence[Mapping[str, Any]]:
 
 
 def power_lag(machine: Mapping[str, Any], ceilings: Mapping[str, Any]) -> Observation:
-    """The usual answer over the instant one while the load rises."""
+    """Usual power reading over the instant one while the load rises."""
     ratios = {}
     for name in ceilings["loads"]:
         rising = [row for row in _rows(ceilings, name) if RISING_FROM_S <= row["t_s"] <= RISING_TO_S]
@@ -52,7 +52,7 @@ def power_lag(machine: Mapping[str, Any], ceilings: Mapping[str, Any]) -> Observ
 
 
 def _thirds(rows: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
-    """Median seconds per call in the first and the last third."""
+    """Median seconds per call in the first and in the last third of a load."""
     size = len(rows) // 3
     if not size:
         raise NotSettledError("the load was too short")
@@ -60,7 +60,7 @@ def _thirds(rows: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
 
 
 def bursts(ceilings: Mapping[str, Any]) -> Observation:
-    """The rate of the first third over that of the last."""
+    """Rate of the first third over that of the last."""
     ratios = {}
     for name in ceilings["loads"]:
         first_s, last_s = _thirds(_rows(ceilings, name))
@@ -69,7 +69,7 @@ def bursts(ceilings: Mapping[str, Any]) -> Observation:
 
 
 def below_peak(machine: Mapping[str, Any], ceilings: Mapping[str, Any]) -> Observation:
-    """Sustained rates over the vendor's."""
+    """Sustained rates over the vendor's peaks."""
     gpu, shares = machine["gpu"], {}
     for name, load in ceilings["loads"].items():
         peak = find(gpu["name"], precision="fp32" if name == "copy" else name, memory_bytes=gpu["memory_bytes"])
@@ -82,7 +82,7 @@ def below_peak(machine: Mapping[str, Any], ceilings: Mapping[str, Any]) -> Obser
 
 
 def roof_is_sustained(ceilings: Mapping[str, Any]) -> Observation:
-    """The product's own roofs over the rates that the last third of a load had."""
+    """Our measured roofs over the rates in the last third of a load."""
     own, ratios = ceilings["ceilings"], {}
     for name, rate in {**own["flop_per_s"], "copy": own["bytes_per_s"].get("copy")}.items():
         if rate and name in ceilings["loads"]:
@@ -95,7 +95,7 @@ def roof_is_sustained(ceilings: Mapping[str, Any]) -> Observation:
 
 
 def _completed(part: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any], Mapping[str, Any]]]:
-    """Precision, run and record of what ran to its end."""
+    """Precision, run and record of each completed run."""
     for precision, run in part["runs"].items():
         record = run.get("record") or {}
         if record.get("status") == "completed":
@@ -103,7 +103,7 @@ def _completed(part: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]
 
 
 def in_band(part: Mapping[str, Any]) -> Observation:
-    """Images/s against what others published for this GPU."""
+    """Images/s compared with published figures for this GPU."""
     texts, holds = [], True
     for precision, run, record in _completed(part):
         others = [row["images_per_s"] for row in run["published"]]
@@ -129,7 +129,7 @@ def all_complete(part: Mapping[str, Any]) -> Observation:
 
 
 def fp32_is_not_tf32(part: Mapping[str, Any]) -> Observation:
-    """How much faster tf32 trains."""
+    """Throughput of tf32 training over fp32."""
     rates = {precision: record["timing"]["images_per_s"] for precision, _, record in _completed(part)}
     if "tf32" not in rates or "fp32" not in rates:
         raise NotSettledError("there is no pair of fp32 and tf32")
@@ -144,7 +144,7 @@ def long_enough(part: Mapping[str, Any]) -> Observation:
 
 
 def skipped_counted(part: Mapping[str, Any]) -> Observation:
-    """The measured steps that AMP skipped."""
+    """Number of measured steps that AMP skipped."""
     timings = {precision: record["timing"] for precision, _, record in _completed(part)}
     if "amp" not in timings:
         raise NotSettledError("there is no run in amp")
@@ -153,7 +153,7 @@ def skipped_counted(part: Mapping[str, Any]) -> Observation:
 
 
 def instruments(loops: Mapping[str, Any]) -> Observation:
-    """The time with instruments over the time without."""
+    """Time with instruments over time without."""
     ratios = loops["ratios"]
     low, ratio, high = quantiles(ratios, n=4)
     found = f"{ratio:.4f} (half of {len(ratios)} pairs {low:.4f} to {high:.4f}), {loops['model']} on {loops['device']}"
@@ -171,7 +171,7 @@ def _ended(run: Mapping[str, Any]) -> str:
 
 
 def out_of_memory(failures: Mapping[str, Any]) -> Observation:
-    """How runs that do not fit end."""
+    """How runs that exceed the memory end."""
     runs = {name: failures["cases"][name] for name in ("a little too large", "much too large")}
     holds = all(
         run["exit_code"] == ExitCode.OUT_OF_MEMORY and (run["record"] or {}).get("status") == "out_of_memory"
@@ -181,13 +181,13 @@ def out_of_memory(failures: Mapping[str, Any]) -> Observation:
 
 
 def completes(failures: Mapping[str, Any], *, case: str) -> Observation:
-    """Whether a run with a switch comes to its end."""
+    """Whether the run named `case` completes."""
     run = failures["cases"][case]
     return Observation(found=_or_why(run), holds=run["exit_code"] == ExitCode.DONE)
 
 
 def completes_or_explains(failures: Mapping[str, Any], *, case: str) -> Observation:
-    """Whether it comes to its end, or says in two lines what to do."""
+    """Whether the run named `case` completes, or prints a hint."""
     run = failures["cases"][case]
     return Observation(found=_or_why(run), holds=run["exit_code"] == ExitCode.DONE or "hint: " in run["said"])
 
@@ -200,7 +200,7 @@ def _or_why(run: Mapping[str, Any]) -> str:
 
 
 def interrupted(interrupt: Mapping[str, Any]) -> Observation:
-    """What Ctrl-C leaves of a profile."""
+    """State of a profile after Ctrl-C: exit code, status and processes left."""
     if interrupt["ended_before_the_signal"]:
         raise NotSettledError("the profile ended before the signal")
     if "before a kernel" in ((interrupt.get("profile") or {}).get("reason") or ""):
@@ -213,7 +213,7 @@ def interrupted(interrupt: Mapping[str, Any]) -> Observation:
 
 
 def refused(refusals: Mapping[str, Any]) -> Observation:
-    """Devices that are not there, asked for by name and by `auto`."""
+    """Whether absent devices are refused, requested by name or by `auto`."""
     cases = refusals["cases"]
     wanted = {"mps": ExitCode.USAGE, "cuda, hidden": ExitCode.USAGE, "auto, hidden": ExitCode.DONE}
     words = {"mps": "no MPS device", "cuda, hidden": "no CUDA device"}
@@ -232,7 +232,7 @@ def driver(machine: Mapping[str, Any]) -> Observation:
 
 
 def wsl(machine: Mapping[str, Any], run: Mapping[str, Any]) -> Observation:
-    """What is said where Windows has the counters."""
+    """Hint under WSL, where Windows controls access to the counters."""
     if not machine["wsl"]:
         raise NotSettledError("it is not WSL")
     profile = (run.get("record") or {}).get("profile") or {}
@@ -243,7 +243,7 @@ def wsl(machine: Mapping[str, Any], run: Mapping[str, Any]) -> Observation:
 
 
 def tests_pass(tests: Mapping[str, Any]) -> Observation:
-    """The last line of pytest."""
+    """The last line of pytest's output, and whether all tests passed."""
     last = (tests["said"].splitlines() or ["nothing"])[-1]
     if tests["exit_code"] not in (0, 1) or not re.search("passed|failed", last):
         raise NotSettledError(f"no test ran: {last}")

@@ -1,1 +1,1 @@
-"""The sections of a report, a module each: pure functions of the evidence."""
+"""Sections of a report, a module each: pure functions of the evidence."""

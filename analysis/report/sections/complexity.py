@@ -1,4 +1,4 @@
-"""Model complexity: parameters, work per image and step, and how it grows."""
+"""Section on model complexity: parameters, work per image and step, and its growth."""
 
 import functools
 import tomllib
@@ -46,12 +46,12 @@ LAYERS = (
 
 
 def section(evidence: ReportEvidence) -> Section:
-    """A table per model, the FLOP by operation, and Big-O per layer type."""
+    """The section: work per model and per step, FLOP by operation, and Big-O per layer type."""
     runs = evidence.material.every
     known = runs[runs["parameters"].notna()].drop_duplicates("task")
     rows = {row["task"]: row for row in words.rows_of(known)}
     ordered = [rows[task] for task in evidence.material.tasks if task in rows]
-    # Traces tell what a step computes, and nothing of the parameters.
+    # Traces contain the work of a step, but no parameters.
     traced = words.rows_of(_traced(runs).drop_duplicates("task"))
     if not ordered and not traced:
         return Section(name="complexity", title="Model complexity")
@@ -63,7 +63,7 @@ def section(evidence: ReportEvidence) -> Section:
 
 
 def _traced(runs: pd.DataFrame) -> pd.DataFrame:
-    """Imported traces with shapes, whose steps nobody timed but torch.profiler."""
+    """Runs of imported traces with shapes."""
     return runs[runs["traced_busy_s"].notna() & runs["train_flop_per_step"].notna()]
 
 
@@ -127,7 +127,7 @@ def _by_operation(evidence: ReportEvidence, rows: list[dict[str, Any]]) -> list[
 
 
 def _words(rows: list[dict[str, Any]]) -> list[Block]:
-    """Which configurations do the least and the most work per byte, where several have modelled bytes."""
+    """A sentence on the configurations with least and most work per byte; empty if they do not differ."""
     intensities = {
         f"{row['task']} at batch {words.text(row['batch_size'])}, {row['variant']}": intensity
         for row in rows

@@ -1,4 +1,4 @@
-"""What surrounds the figures: environments, audit, limits, and how to reproduce."""
+"""Sections of the report on environments, audit, limits and reproduction."""
 
 import re
 from collections import defaultdict
@@ -19,9 +19,9 @@ MOST_FIGURES = 6
 MOST_NOTES = 12
 MOST_PROBLEMS = 100
 FIGURE = re.compile(r"\d+(?:\.\d+)?")
-# Of a hash; enough to tell commits and digests apart.
+# Characters of a hash that are enough to distinguish commits and digests.
 HASH_CHARACTERS = 19
-# What tells rows of the environment table apart.
+# Facts that distinguish rows of the environment table.
 SOFTWARE_FACTS = (
     "env",
     "hostname",
@@ -59,7 +59,7 @@ ENVIRONMENTS = (
     Column(name="commit", heading="commit", role=Role.FACT),
     Column(name="runs", heading="runs", digits=0),
 )
-# From so many steps on a run has met what a training meets.
+# A run with at least this many steps has met the conditions of a long training.
 MANY_STEPS = 1000
 FEW_STEPS = (
     "At most {steps} measured steps per run: long trainings meet heat, other tenants and data that these do not."
@@ -87,7 +87,7 @@ LIMITS = (
 
 
 def environment(evidence: ReportEvidence) -> Section:
-    """The environment table of report D, a row per environment and set of software."""
+    """The section of environments: a row per environment and set of software (table D of the report)."""
     runs = evidence.material.every
     distinct = runs.groupby(list(SOFTWARE_FACTS), dropna=False, sort=False).size().reset_index(name="runs")
     storage = _storage(evidence, runs)
@@ -114,7 +114,7 @@ def _joined(*values: object) -> str:
 
 
 def _storage(evidence: ReportEvidence, runs: pd.DataFrame) -> dict[str, str]:
-    """What the data set lay on, from the first run of each environment."""
+    """Storage of the data set, from the first run of each environment."""
     storage_of = {}
     for row in words.rows_of(runs.drop_duplicates("env")):
         record = evidence.record(row["run_id"])
@@ -127,7 +127,7 @@ def _storage(evidence: ReportEvidence, runs: pd.DataFrame) -> dict[str, str]:
 
 
 def audit(evidence: ReportEvidence) -> Section:
-    """Findings, those of one rule together, errors first."""
+    """The section of audit findings, grouped by rule, errors first."""
     by_rule: dict[tuple[Severity, str], list[Finding]] = defaultdict(list)
     for finding in evidence.findings:
         by_rule[finding.severity, finding.rule].append(finding)
@@ -156,7 +156,7 @@ def _subject(finding: Finding) -> str:
 
 
 def limits(evidence: ReportEvidence) -> Section:
-    """What these figures do not say, and what could not be read."""
+    """The section on limits of the figures, unread files and notes of the runs."""
     blocks: list[Block] = [Bullets(sentences=[*_of_these_runs(evidence), *LIMITS])]
     problems = [*evidence.results.problems, *evidence.results.kernel_problems]
     problems += [*evidence.operators[1], *evidence.attributed[1]]
@@ -172,7 +172,7 @@ def limits(evidence: ReportEvidence) -> Section:
 
 
 def _of_these_runs(evidence: ReportEvidence) -> Iterator[str]:
-    """Limits that only some runs have."""
+    """Limits that apply only to some runs."""
     runs = evidence.material.every
     steps = runs["steps"].max()
     if steps < MANY_STEPS:
@@ -184,7 +184,7 @@ def _of_these_runs(evidence: ReportEvidence) -> Iterator[str]:
 
 
 def _notes(evidence: ReportEvidence) -> list[str]:
-    """Notes that differ in their figures alone are one, with the first as its example."""
+    """Notes of all runs, most frequent first; notes that differ only in their figures are merged into the first."""
     held: dict[str, list[str]] = defaultdict(list)
     every: Iterable[Sequence[str]] = evidence.results.runs["notes"]
     for notes in every:
@@ -201,7 +201,7 @@ def _runs(notes: Sequence[str]) -> str:
 
 
 def reproduce(evidence: ReportEvidence) -> Section:
-    """The command line of every configuration, from the spec in the bundle."""
+    """The section with the command line of every configuration, from the spec in the bundle."""
     lines = commands(evidence)
     intro = (
         "The command of each configuration, from the spec in its bundle; only what differs from the defaults is named. "

@@ -1,4 +1,4 @@
-"""Method: what ran where, how it was timed, and the limits of that."""
+"""Section on method: run matrix, timing, and limits."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -56,7 +56,7 @@ BROKEN = (
 
 
 def section(evidence: ReportEvidence) -> Section:
-    """Run matrix, what broke off, method and limits."""
+    """The section: run matrix, incomplete runs, method and limits."""
     runs = evidence.material.every
     broken = runs.drop(completed(runs).index)
     blocks = [_matrix(evidence, runs), *([_broken(broken)] if len(broken) else []), Bullets(sentences=[*_method(runs)])]
@@ -64,7 +64,7 @@ def section(evidence: ReportEvidence) -> Section:
 
 
 def _method(runs: pd.DataFrame) -> Sequence[str]:
-    """How these runs were measured: of imported ones, only what their files say."""
+    """Sentences on how the runs were measured; for imported runs, only as far as their files say."""
     is_imported = runs["imported"].fillna(False).astype(bool)
     imported, ours = int(is_imported.sum()), runs[~is_imported]
     timed = TIMED.format(events=EVENTS if (ours["device_type"] == Device.CUDA).any() else "")

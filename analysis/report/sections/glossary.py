@@ -1,4 +1,4 @@
-"""What the report's words mean."""
+"""Section with the meaning of the report's words."""
 
 from analysis.glossary import load
 from analysis.report.content import Heading, Section, Table

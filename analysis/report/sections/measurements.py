@@ -1,4 +1,4 @@
-"""Measurements: what each setting and place changes, every configuration in a table, and what images cost."""
+"""Section on measurements: effect of each setting and place, every configuration in a table, cost of images."""
 
 from collections import Counter
 from typing import Any
@@ -12,7 +12,7 @@ from analysis.report.contrasts import value_of
 from analysis.report.evidence import ReportEvidence
 from workload.contract.tables import Column, Role
 
-# Pairs of one fact; `analyze compare` prints all.
+# Most pairs of one fact; `analyze compare` prints all.
 MOST_PAIRS = 100
 SUMMARY = (
     Column(name="env", heading="environment", role=Role.FACT),
@@ -68,7 +68,7 @@ FIGURES = (
 
 
 def section(evidence: ReportEvidence) -> Section:
-    """Comparisons, figures, every configuration, cost."""
+    """The section: comparisons, figures, every configuration, cost."""
     blocks: list[Block] = [*_compared(evidence)]
     blocks += [Picture(figure=figure) for figure in evidence.figures(*FIGURES)]
     blocks += [*_summary(evidence), *_cheapest(evidence)]
@@ -123,7 +123,7 @@ def _summary(evidence: ReportEvidence) -> list[Block]:
 
 
 def _points(evidence: ReportEvidence) -> dict[tuple[Any, ...], dict[str, Any]]:
-    """By line, the point of the better source: counters before the model."""
+    """The roofline point of each configuration: from counters if available, else modelled."""
     point_of: dict[tuple[Any, ...], dict[str, Any]] = {}
     for point in words.rows_of(evidence.material.points):
         key = (point["env"], point["task"], point["variant"], point["batch_size"])

@@ -1,4 +1,4 @@
-"""Rooflines: what the devices do, where steps and kernels stand below that, and how batch and precision move them."""
+"""Section on rooflines: roofs of devices, position of steps and kernels below them, effect of batch and precision."""
 
 from dataclasses import replace
 
@@ -97,7 +97,7 @@ OF_TRACES = (
 
 
 def section(evidence: ReportEvidence) -> Section:
-    """Roofs and where imported figures come from; folded the shifts, kernels and operators."""
+    """The section: roofs and sources of imported figures; shifts, kernels and operators are folded."""
     blocks: list[Block] = [*_roofs(evidence), *_imported(evidence)]
     blocks += [Picture(figure=figure) for figure in others(evidence, "roofline_")]
     intensity: list[Block] = [Picture(figure=figure) for figure in evidence.figures("ai_vs_batch_")]
@@ -114,7 +114,7 @@ def section(evidence: ReportEvidence) -> Section:
 
 
 def others(evidence: ReportEvidence, *names: str) -> list[Figure]:
-    """Those that do not stand at the top of the page."""
+    """Figures with these names that are not at the top of the page."""
     top = {figure.name for figure in headline(evidence)}
     return [figure for figure in evidence.figures(*names) if figure.name not in top]
 
@@ -128,7 +128,7 @@ def _roofs(evidence: ReportEvidence) -> list[Block]:
 
 
 def _imported(evidence: ReportEvidence) -> list[Block]:
-    """Sources of imported figures."""
+    """Table of the sources of imported figures."""
     runs = evidence.material.every
     rows = [row | {"said": "; ".join(row["notes"]) or None} for row in words.rows_of(runs[runs["imported"].eq(True)])]
     return [words.table("Imported, measured by others", IMPORTED, rows)] if rows else []
@@ -157,14 +157,14 @@ def _families(evidence: ReportEvidence) -> list[Block]:
 
 
 def _operators(evidence: ReportEvidence) -> list[Block]:
-    """A table of the operators that torch.profiler timed on CPUs, and one of the kernels that it timed on GPUs."""
+    """Tables of operators in imported traces, of operators timed on CPUs, and of kernels timed on GPUs."""
     traced, _ = evidence.operators
     if traced.empty:
         return []
     works, _ = evidence.attributed
     whole = f"{OF_TRACES}; the {SHOWN} longest of each profile, and the whole"
     tables: list[Block] = [words.table(whole, ATTRIBUTED, words.rows_of(longest(works, SHOWN)))] if len(works) else []
-    # On a CPU the operators of a trace are the same ones; on a GPU its kernels are others.
+    # On a CPU, the operators of imported traces are already in the first table; on a GPU, kernels are not operators.
     alone, kernels = evidence.listed_alone, traced[traced["device_type"] != Device.CPU]
     own = longest(alone[alone["device_type"] == Device.CPU], SHOWN)
     for rows, name, caption in (

@@ -1,4 +1,4 @@
-"""Variability: how far runs of one configuration lie apart, and why."""
+"""Section on variability: the spread between runs of one configuration, and its causes."""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -35,7 +35,7 @@ CAUSES = (
 
 
 def section(evidence: ReportEvidence) -> Section:
-    """The figure of the fixed configuration, the table between runs, and the causes found."""
+    """The section: figure of one repeated configuration, table of variation between runs, and causes."""
     blocks: list[Block] = [Picture(figure=figure) for figure in evidence.figures("variance_fixed_config")]
     if len(evidence.between):
         blocks += [*_between(evidence), *_causes(evidence)]
@@ -54,7 +54,7 @@ def _between(evidence: ReportEvidence) -> list[Block]:
 
 
 def _causes(evidence: ReportEvidence) -> list[Block]:
-    """One line per cause and environment: how many runs, and the strongest case."""
+    """A table with a line per cause and environment: number of runs, and the run with the largest share."""
     env_of = dict(zip(evidence.material.runs["run_id"], evidence.material.runs["env"], strict=True))
     by_cause: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
     for row in words.rows_of(evidence.causes):
@@ -67,6 +67,6 @@ def _causes(evidence: ReportEvidence) -> list[Block]:
 
 
 def _interval(row: Mapping[str, Any], name: str) -> str:
-    """Of a share: `1 % to 3 %`."""
+    """An interval of a share as text: `1 % to 3 %`."""
     low, high = row[f"{name}_low"], row[f"{name}_high"]
     return f"{words.percent(low)} to {words.percent(high)}" if words.is_known(low) else words.ABSENT
