@@ -49,7 +49,7 @@ def test_two_places() -> None:
     assert (row["ratio_low"], row["ratio_high"]) == pytest.approx((expected.interval.low, expected.interval.high))
     assert row["p"] == row["p_holm"] == pytest.approx(expected.p_value)
     assert row["level"] == 0.95
-    assert row["test"] == "Welch t over runs, variances partly shared"
+    assert row["test"] == "Welch t over runs, variances partly shared (88 % if 3 of 13 runs scatter 4 times as much)"
     assert row["effect"] > 10
     assert row["smallest_detectable_ratio"] == pytest.approx(1.03, abs=0.01)
     assert row["verdict"] == ("there (NVIDIA A100-SXM4-80GB) is 1.5 x as fast as here (NVIDIA L4) (95 %: 1.46 to 1.53)")
@@ -424,7 +424,7 @@ def test_blocks_that_one_side_alone_has_pair_nothing() -> None:
     (row,) = rows(*in_blocks("l", LEFT), *side("r", RIGHT, precision="amp"), by="precision")
 
     assert pd.isna(row["blocks"])
-    assert row["test"] == "Welch t over runs, variances partly shared"
+    assert row["test"] == "Welch t over runs, variances partly shared (88 % if 3 of 13 runs scatter 4 times as much)"
     assert row["note"] == "on local-cuda"
 
 
@@ -433,7 +433,7 @@ def test_a_block_that_a_second_machine_finished_is_two() -> None:
 
     (row,) = rows(*in_blocks("l", LEFT), *right, by="precision")
 
-    assert row["test"] == "Welch t over runs, variances partly shared"
+    assert row["test"] == "Welch t over runs, variances partly shared (88 % if 3 of 13 runs scatter 4 times as much)"
     assert row["note"] == "on local-cuda; fewer than 2 blocks have both sides: not paired"
 
 
