@@ -146,16 +146,20 @@ def order(results: Results, scale: float) -> Iterator[str]:
 
         figures = results.once(f"order/{effect}/{many}/{count}/{scale}", measure)
         yield (
-            f"{effect:<17} {many} configurations x {count} blocks: {at_most(figures['named'])}   "
-            f"before {at_most(figures['before'])}   width {figures['width']:.2%} (before {figures['width before']:.2%})"
+            f"{effect:<17} {many} configurations x {count} blocks: {at_most(figures['named'], many)}   "
+            f"before {at_most(figures['before'], many)}   "
+            f"width {figures['width']:.2%} (before {figures['width before']:.2%})"
         )
 
 
-def at_most(hits_of: list[int]) -> str:
-    """Share of false verdicts, marked where it is above 5 % by more than two standard errors of the binomial."""
+def at_most(hits_of: list[int], many: int) -> str:
+    """Share of false verdicts, marked where it is above 5 % by more than two standard errors.
+
+    Pairs of one design depend on each other: the error is that of as many designs as there were.
+    """
     hits, of = hits_of
-    found = hits / of
-    mark = " ABOVE 5 %" if found > 0.05 + 2 * sqrt(0.05 * 0.95 / of) else ""
+    found, designs = hits / of, of / (many * (many - 1) / 2)
+    mark = " ABOVE 5 %" if found > 0.05 + 2 * sqrt(0.05 * 0.95 / designs) else ""
     return f"{found:6.1%}{mark}"
 
 

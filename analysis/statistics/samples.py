@@ -32,6 +32,7 @@ class Method(StrEnum):
     """Where an interval comes from."""
 
     STUDENT_T = "Student t over runs (about 90 % if they fall into two modes)"
+    BLOCKS = "Student t over blocks in their order, which holds where --until stopped them"
     ORDER_STATISTICS = "order statistics over runs"
     PAIRED_T = "Student t over blocks, runs paired within them"
     TWO_WAY = "Student t over blocks, scatter of all their configurations"
