@@ -111,7 +111,7 @@ POSITIONS: dict[str, Callable[[int], float]] = {
 }
 
 # Configurations of the simulated sweeps; of three one is always in the middle of two blocks.
-MANY = (2, 3, 6)
+MANY = (2, 3, 4, 6)
 
 
 def order(results: Results, scale: float) -> Iterator[str]:
@@ -168,8 +168,11 @@ def at_most(hits_of: list[int], many: int) -> str:
 
 def orders(many: int, count: int, *, seed: int, is_reversed: bool) -> list[list[int]]:
     """Configurations in the order of each block: that of a sweep, or each block's own as before."""
+    if not is_reversed:
+        rng = np.random.default_rng((seed, many, count))
+        return [rng.permutation(many).tolist() for _ in range(count)]
     configurations = [Configuration(values={"number": name}, spec=RunSpec()) for name in range(many)]
-    blocks = range(1, count + 1) if is_reversed else range(1, 2 * count, 2)
+    blocks = range(1, count + 1)
     return [[one.values["number"] for one in in_order(configurations, seed=seed, block=block)] for block in blocks]
 
 
