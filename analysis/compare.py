@@ -48,7 +48,7 @@ COLUMNS = (
     Column(name="precision", heading="precision", role=Role.FACT),
     Column(name="left", heading="left", role=Role.FACT),
     Column(name="right", heading="right", role=Role.FACT),
-    Column(name="combinations", heading="over", optional=True),
+    Column(name="combinations", heading="combinations", optional=True),
     Column(name="ratio", heading="right/left"),
     Column(name="ratio_low", heading="low"),
     Column(name="ratio_high", heading="high"),
@@ -529,9 +529,12 @@ def positions(pairing: Pairing) -> Iterator[str]:
 def _position_words(found: PositionEffect) -> str:
     if found.p_value is None:
         return f"effect unknown ({found.reason})"
-    effects_of = (("the first run has", "the rate of later ones", found.first), ("each later one", "", found.per_place))
+    effects_of = (
+        ("the first run has", "the rate of later ones", found.first),
+        ("each later one has", "the rate of the one before", found.per_place),
+    )
     texts = [
-        f"{what} {plain(one.value, digits)} x{f' {of}' if of else ''} "
+        f"{what} {plain(one.value, digits)} x {of} "
         f"({_percent(LEVEL)}: {plain(one.interval.low, digits)} to {plain(one.interval.high, digits)})"
         for what, of, one in effects_of
         if one.value is not None

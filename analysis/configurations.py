@@ -15,6 +15,7 @@ from workload.contract.bundle import Status
 from workload.contract.errors import ExitCode, RooflaunchError
 from workload.contract.tables import Column, Role
 from workload.contract.text import si
+from workload.contract.until import FIRST_LOOK
 from workload.contract.verdict import busy_words
 from workload.contract.vocabulary import MODEL_RATIO_TO
 
@@ -129,10 +130,20 @@ class Group:
 
     @cached_property
     def rate(self) -> "Estimate":
-        """Estimate of images per second over runs."""
-        from analysis.statistics import over_runs  # noqa: PLC0415 - SciPy takes longer to import than to load runs
+        """Estimate of images per second over runs; over blocks if one sweep has as many as its stopping rule needs."""
+        # SciPy takes longer to import than to load runs.
+        from analysis.statistics import over_blocks, over_runs  # noqa: PLC0415
 
-        return over_runs(self.known("images_per_s"))
+        blocks = self._by_block()
+        return over_blocks(blocks) if len(blocks) >= FIRST_LOOK else over_runs(self.known("images_per_s"))
+
+    def _by_block(self) -> list[float]:
+        """Images per second in the order of blocks if all runs are of different blocks of one sweep, else none."""
+        measured_runs = self.runs[pd.to_numeric(self.runs["images_per_s"], errors="coerce") > 0]
+        blocks = pd.to_numeric(measured_runs["block"], errors="coerce")
+        if len(set(measured_runs["job_name"])) != 1 or blocks.isna().any() or blocks.duplicated().any():
+            return []
+        return [float(rate) for rate in measured_runs.loc[blocks.sort_values().index, "images_per_s"]]
 
     @property
     def bound(self) -> str | None:

@@ -128,7 +128,7 @@ def pair_up(
         raise UsageError("--baseline compares with one value, --all-pairs each with each", hint="leave out one of them")
     _require_comparable([*([by] if by else []), *allow_mixed])
     runs = measured(results.runs)
-    runs = runs[runs["images_per_s"].notna()]
+    runs = runs[runs["images_per_s"] > 0]
     wanted = set(runs["run_id"])
     compared = [case for case in cases(results) if case.run_id in wanted]
     if not compared:

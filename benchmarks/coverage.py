@@ -87,6 +87,23 @@ def ratios(rng: np.random.Generator, scale: float) -> Iterator[str]:
                 yield row(name, ((statistics.compare(list(a), list(b)).interval, 1.05) for a, b in pairs))
 
 
+def modes(rng: np.random.Generator, scale: float) -> Iterator[str]:
+    """Where the limits lie: runs in two modes, of which a few runs show one alone, and sides that scatter unlike."""
+    for n in (3, 4, 5, 6, 10):
+        figures = np.exp(0.002 * rng.normal(size=(2, int(4000 * scale), n)))
+        figures *= np.where(rng.random(figures.shape) < 0.35, 1.05, 1.0)
+        name = f"ratio, {n} against {n} runs, two modes (65/35, 5 % apart)"
+        yield row(name, ((statistics.compare(list(a), list(b)).interval, 1.0) for a, b in zip(*figures, strict=True)))
+    for first, second in ((3, 10), (3, 5), (5, 10)):
+        small, large = (
+            np.exp(spread * rng.normal(size=(int(4000 * scale), size)))
+            for spread, size in ((4 * BETWEEN, first), (BETWEEN, second))
+        )
+        name = f"ratio, {first} against {second} runs, the fewer scatter 4 times as much"
+        pairs = zip(small, large, strict=True)
+        yield row(name, ((statistics.compare(list(a), list(b)).interval, 1.0) for a, b in pairs))
+
+
 def within(rng: np.random.Generator, scale: float) -> Iterator[str]:
     for steps, rho in (
         *((20, rho) for rho in CORRELATIONS),
@@ -157,7 +174,7 @@ def alarms(rng: np.random.Generator, scale: float) -> Iterator[str]:
         )
 
 
-PARTS = {part.__name__: part for part in (within, slopes, split, shares, alarms, over_runs, ratios)}
+PARTS = {part.__name__: part for part in (within, slopes, split, shares, alarms, over_runs, ratios, modes)}
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ from analysis.statistics.comparison import Comparison, Difference, WithinBlocks,
 from analysis.statistics.components import VarianceSplit, variance_split
 from analysis.statistics.corrections import benjamini_hochberg, holm, holm_levels
 from analysis.statistics.explained import share_explained
-from analysis.statistics.intervals import hierarchical_bootstrap, over_runs, within_run
+from analysis.statistics.intervals import hierarchical_bootstrap, over_blocks, over_runs, within_run
 from analysis.statistics.machines import MachineSplit, PlacedRun, PositionEffect, machine_split, position_effect
 from analysis.statistics.paired_blocks import compare_within_blocks, shared_blocks
 from analysis.statistics.periods import Period, period_scan
@@ -60,6 +60,7 @@ __all__ = [
     "holm_levels",
     "machine_split",
     "outliers",
+    "over_blocks",
     "over_runs",
     "period_scan",
     "position_effect",

@@ -5,6 +5,8 @@ the runs it saw. So: 3 to 5 runs, Student's t; from 6 runs on, order statistics,
 distribution and need 6 for 95 %. benchmarks/coverage.py holds the simulation.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 from scipy.special import ndtr, stdtrit
@@ -27,6 +29,7 @@ from analysis.statistics.samples import (
     run_medians,
     too_few,
 )
+from workload.contract.until import FIRST_LOOK, alone, precision
 
 # 1 - 2 x 0.5^n is the most that n order statistics can cover: 0.9375 for 5, 0.969 for 6.
 RUNS_FOR_ORDER_STATISTICS = 6
@@ -56,6 +59,21 @@ def over_runs(figures: npt.ArrayLike, *, level: float = LEVEL) -> Estimate:
         low, high = min(low, median), max(high, median)
         interval, reason = Interval(low=low, high=high, level=level, method=Method.ORDER_STATISTICS), None
     return Estimate(value=median, interval=interval, n=n, dropped=dropped, reason=reason)
+
+
+def over_blocks(figures: Sequence[float]) -> Estimate:
+    """Geometric mean of one figure per block, in the order of the blocks, with the interval of `--until`.
+
+    The interval holds although one looked at earlier blocks before, and allows for blocks that are alike. Raises
+    `ValueError` for fewer blocks than the rule looks at.
+    """
+    stand = precision(alone(figures), target=1.0)
+    if stand.blocks < FIRST_LOOK:
+        raise ValueError(f"{stand.blocks} blocks: the rule looks at {FIRST_LOOK} or more")
+    if stand.low is None or stand.high is None:
+        return Estimate(value=stand.value, n=stand.blocks, reason=stand.reason)
+    interval = Interval(low=stand.low, high=stand.high, method=Method.BLOCKS)
+    return Estimate(value=stand.value, interval=interval, n=stand.blocks, reason=stand.width)
 
 
 def no_spread(figures: Floats) -> str | None:

@@ -31,11 +31,12 @@ MEAN_AD_TO_STDEV = 1.2533141373155003
 class Method(StrEnum):
     """Where an interval comes from."""
 
-    STUDENT_T = "Student t over runs"
+    STUDENT_T = "Student t over runs (about 90 % if they fall into two modes)"
+    BLOCKS = "Student t over blocks in their order, which holds where --until stopped them"
     ORDER_STATISTICS = "order statistics over runs"
     PAIRED_T = "Student t over blocks, runs paired within them"
     TWO_WAY = "Student t over blocks, scatter of all their configurations"
-    WELCH = "Welch t over runs, variances partly shared"
+    WELCH = "Welch t over runs, variances partly shared (88 % if 3 of 13 runs scatter 4 times as much)"
     HIERARCHICAL_BOOTSTRAP = "bootstrap of runs and blocks of steps"
     EFFECTIVE_STEPS = "Student t over effective steps"
     EFFECTIVE_N = "Kendall's S with effective n"

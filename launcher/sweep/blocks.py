@@ -33,15 +33,22 @@ def run_key(spec: RunSpec, block: int, *, code: str, asked: Mapping[str, Any]) -
 def in_order(configurations: Iterable[Configuration], *, seed: int, block: int) -> list[Configuration]:
     """A block's order: by the SHA-256 of seed, block and values; every second block is the one before it in reverse.
 
-    Two blocks in turn put each configuration as often early as late, so that a device that warms up favours none.
-    Another configuration in the matrix leaves the others in their order.
+    Two blocks in turn put each configuration as often early as late, so that a device that warms up favours none. Of an
+    odd number one stays in the middle: another one for each two blocks. Another configuration in the matrix leaves the
+    others in their order, but for the one in the middle.
     """
-    drawn = block - (block + 1) % 2
-    ordered = sorted(
-        configurations,
-        key=lambda configuration: _digest({"seed": seed, "block": drawn, "values": configuration.values}),
-    )
-    return ordered if block == drawn else ordered[::-1]
+    pair, is_second = divmod(block - 1, 2)
+    ordered = _drawn(configurations, {"seed": seed, "block": block - is_second})
+    if len(ordered) % 2:
+        turns = _drawn(ordered, {"seed": seed})
+        middle = turns[pair % len(turns)]
+        ordered = [one for one in ordered if one is not middle]
+        ordered.insert(len(ordered) // 2, middle)
+    return ordered[::-1] if is_second else ordered
+
+
+def _drawn(configurations: Iterable[Configuration], lot: Mapping[str, Any]) -> list[Configuration]:
+    return sorted(configurations, key=lambda configuration: _digest({**lot, "values": configuration.values}))
 
 
 def plan_place(

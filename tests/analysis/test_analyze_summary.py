@@ -8,6 +8,7 @@ import pytest
 import analysis
 from analysis.summary import COLUMNS, summarize
 from benchmarks.synthetic_bundles import make
+from workload.contract.until import alone, precision
 
 
 def lines(tmp_path: Path, *changes: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -31,8 +32,44 @@ def test_repeats_are_one_line(tmp_path: Path) -> None:
     # ln 100, 101, 102: mean 4.615088, standard deviation 0.0099015; t(2, 97.5 %) = 4.30265.
     assert line["images_per_s_low"] == pytest.approx(math.exp(4.615088 - 4.302653 * 0.0099015 / 3**0.5), rel=2e-6)
     assert line["images_per_s_high"] == pytest.approx(math.exp(4.615088 + 4.302653 * 0.0099015 / 3**0.5), rel=2e-6)
-    assert line["interval"] == "95 %, Student t over runs"
+    assert line["interval"] == "95 %, Student t over runs (about 90 % if they fall into two modes)"
     assert line["note"] is None
+
+
+def blocks_of(*rates: int) -> list[dict[str, Any]]:
+    """A run per block of a sweep; the bundles come in another order than the blocks."""
+    return [
+        {"timing__images": rate, "job": {"name": "night", "task": 1, "block": block, "position": 1}}
+        for block, rate in sorted(enumerate(rates, start=1), key=lambda one: (one[0] * 3) % 11)
+    ]
+
+
+RATES = (1000, 1030, 980, 1020, 990, 1015, 985, 1010)
+
+
+def test_blocks_of_a_sweep_have_the_interval_of_its_rule_to_stop(tmp_path: Path) -> None:
+    (line,) = lines(tmp_path, *blocks_of(*RATES))
+
+    stand = precision(alone(RATES), target=0.01)
+    assert (line["images_per_s"], line["images_per_s_low"], line["images_per_s_high"]) == pytest.approx(
+        (stand.value, stand.low, stand.high)
+    )
+    assert line["interval"] == ("95 %, Student t over blocks in their order, which holds where --until stopped them")
+
+
+@pytest.mark.parametrize(
+    "runs",
+    [
+        pytest.param(blocks_of(*RATES[:7]), id="fewer blocks than the rule looks at"),
+        pytest.param([*blocks_of(*RATES), *blocks_of(1000)], id="a block twice"),
+        pytest.param([*blocks_of(*RATES), {"timing__images": 1000}], id="a run without a block"),
+        pytest.param([{"timing__images": rate} for rate in RATES], id="no blocks"),
+    ],
+)
+def test_other_runs_are_a_sample_without_an_order(tmp_path: Path, runs: list[dict[str, Any]]) -> None:
+    (line,) = lines(tmp_path, *runs)
+
+    assert line["interval"] == "95 %, order statistics over runs"
 
 
 def test_figures_of_one_run(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def test_two_places() -> None:
     assert (row["ratio_low"], row["ratio_high"]) == pytest.approx((expected.interval.low, expected.interval.high))
     assert row["p"] == row["p_holm"] == pytest.approx(expected.p_value)
     assert row["level"] == 0.95
-    assert row["test"] == "Welch t over runs, variances partly shared"
+    assert row["test"] == "Welch t over runs, variances partly shared (88 % if 3 of 13 runs scatter 4 times as much)"
     assert row["effect"] > 10
     assert row["smallest_detectable_ratio"] == pytest.approx(1.03, abs=0.01)
     assert row["verdict"] == ("there (NVIDIA A100-SXM4-80GB) is 1.5 x as fast as here (NVIDIA L4) (95 %: 1.46 to 1.53)")
@@ -380,6 +380,63 @@ def test_positions_are_columns() -> None:
     assert pd.isna(unknown["position_left"])
 
 
+def without(*left_out: tuple[str, str, float]) -> list[dict[str, Any]]:
+    return [one for one in sweep() if (one["model"], one["precision"], one["block"]) not in left_out]
+
+
+FEW = "no winner: two blocks: too few"
+
+
+@pytest.mark.parametrize(
+    ("runs", "resnet18", "note"),
+    [
+        pytest.param(
+            [one for one in sweep() if one["block"] != 1.0], FEW, "paired within 2 blocks", id="a block is missing"
+        ),
+        pytest.param(
+            without(("resnet18", "amp", 1.0)),
+            FEW,
+            "paired within 2 blocks; 1 run without a partner in the same block left out",
+            id="a block without one configuration",
+        ),
+        pytest.param(
+            without(("vgg11", "amp", 1.0)),
+            "amp is 1.03 x as fast as fp32 (",
+            "scatter estimated from 6 configurations",
+            id="a block without another configuration",
+        ),
+        pytest.param(
+            [one | {"position": None} if number else one for number, one in enumerate(sweep())],
+            "amp is 1.03 x as fast as fp32 (",
+            "",
+            id="all positions but one are missing",
+        ),
+        pytest.param(
+            [one | {"images_per_s": 100.0} for one in sweep()],
+            "no winner: the difference reads exactly the same in 3 blocks: no interval (copies of one block?)",
+            "paired within 3 blocks",
+            id="all values equal",
+        ),
+        pytest.param(
+            [one | {"images_per_s": 0.0} if one["block"] == 1.0 else one for one in sweep()],
+            FEW,
+            "paired within 2 blocks",
+            id="zeros",
+        ),
+        pytest.param(
+            [one for one in sweep() if one["block"] == 1.0], "no winner: one run: too few", "", id="two values"
+        ),
+    ],
+)
+def test_blocks_with_something_missing_have_an_answer(runs: list[dict[str, Any]], resnet18: str, note: str) -> None:
+    found = rows(*runs, by="precision")
+
+    first = next(row for row in found if row["model"] == "resnet18")
+    assert first["verdict"].startswith(resnet18)
+    assert note in first["note"]
+    assert not any("nan" in str(row[column]) for row in found for column in ("verdict", "note"))
+
+
 SLOWER = (1.0, 0.97, 0.97**2, 0.97**3, 0.97**4, 0.97**5)
 
 
@@ -424,7 +481,7 @@ def test_blocks_that_one_side_alone_has_pair_nothing() -> None:
     (row,) = rows(*in_blocks("l", LEFT), *side("r", RIGHT, precision="amp"), by="precision")
 
     assert pd.isna(row["blocks"])
-    assert row["test"] == "Welch t over runs, variances partly shared"
+    assert row["test"] == "Welch t over runs, variances partly shared (88 % if 3 of 13 runs scatter 4 times as much)"
     assert row["note"] == "on local-cuda"
 
 
@@ -433,7 +490,7 @@ def test_a_block_that_a_second_machine_finished_is_two() -> None:
 
     (row,) = rows(*in_blocks("l", LEFT), *right, by="precision")
 
-    assert row["test"] == "Welch t over runs, variances partly shared"
+    assert row["test"] == "Welch t over runs, variances partly shared (88 % if 3 of 13 runs scatter 4 times as much)"
     assert row["note"] == "on local-cuda; fewer than 2 blocks have both sides: not paired"
 
 

@@ -121,15 +121,15 @@ def test_what_is_not_certain_is_no_advice() -> None:
 def test_runs_of_one_block_are_compared_with_each_other_as_compare_does() -> None:
     """Unpaired, hosts that differ by 30 % hide what is certain within each block."""
 
-    def in_blocks(name: str, rate: float, **facts: Any) -> list[dict[str, Any]]:
+    def in_blocks(name: str, *rates: float, **facts: Any) -> list[dict[str, Any]]:
         block = {"job_name": "sweep", "position": 0.0, **facts}
-        rates = [rate * host for host in (1.0, 1.2, 0.9)]
+        rates = tuple(rate * host for rate, host in zip(rates, (1.0, 1.2, 0.9), strict=True))
         return [
             each | block | {"block": float(number), "hostname": f"vm-{number}"}
-            for number, each in enumerate(repeats(name, tuple(rates)))
+            for number, each in enumerate(repeats(name, rates))
         ]
 
-    runs = [*in_blocks("a", 100.0), *in_blocks("b", 103.0, precision="amp")]
+    runs = [*in_blocks("a", 100.0, 100.1, 99.9), *in_blocks("b", 103.0, 103.0, 103.1, precision="amp")]
     assert "amp is 1.03 x as fast as fp32" in answer.changes(of(*runs))[0]
     unpaired = of(*(each | {"job_name": None, "block": None} for each in runs))
     assert answer.changes(unpaired) == []

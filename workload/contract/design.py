@@ -20,8 +20,7 @@ from workload.contract.text import counted
 LEAST_BLOCKS = 2
 # F tests of "this configuration scatters as the others". Below the first level, for all configurations together, one
 # leaves the common estimate; below the second, for itself alone, its differences rest on its own blocks. One level for
-# both would either leave noisy configurations in (at 5 %: 86 % coverage for one of 20 that scatters four times as much)
-# or make the common scatter too small (at 20 %: 87 % for configurations that scatter alike).
+# both would either leave noisy configurations among the others, or make the common scatter too small.
 LEAVES = 0.1
 OWN_BLOCKS = 0.15
 # The test tells a configuration from the rest, so that it takes three of them.

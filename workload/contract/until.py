@@ -8,7 +8,7 @@ is chosen for stops by width, which of a normal sample say nothing about its mea
 Annals of Mathematical Statistics 37, 1966).
 
 Blocks that follow each other are alike where a machine warms up, is shared or changes with the hour. Then independent
-blocks are a wrong supposition: with a correlation of 0.8 from block to block, such intervals cover 45 % to 67 %. A
+blocks are a wrong supposition: with a correlation of 0.8 from block to block, such intervals cover 44 % to 67 %. A
 handful of blocks does not tell the correlation, so that the first look is at 8, and where their correlation may be
 above nothing the interval is widened for the largest that they leave possible. A series with a trend has no mean to
 know: it is reported, and where it changes the figure by more than the interval may be wide, nothing is narrow.

@@ -261,14 +261,14 @@ def test_what_a_killed_process_asked_for_is_asked_for_again_under_the_same_name(
 
 def test_blocks_are_added_until_the_intervals_are_narrow(clouds: Clouds) -> None:
     with clouds() as cloud:
-        cloud.vm.rate_of = lambda run: 250.0 + run.block % 2 / 10
+        cloud.vm.rate_of = lambda run: 250.0 + run.block % 2
         sweep = cloud_sweep(name="until", blocks=2)
         outcome = swept(cloud, sweep, until=Until(share=0.05), grow=grow)
         [place] = outcome.places
         assert (outcome.exit_code, place.done, len(cloud.fake.all_vms)) == (0, 16, 8)
         assert place.decision is not None
         assert place.decision.is_narrow
-        assert "resnet18: 250.2, from 250 to 250.5 (+-0.1 %, 4 blocks)" in outcome.text()
+        assert "resnet18: 250.5, from 250 to 251 (8 blocks, +-0.2 %)" in outcome.text()
 
 
 @pytest.mark.night(part="places")

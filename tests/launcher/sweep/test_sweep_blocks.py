@@ -82,6 +82,18 @@ def test_orders_are_like_random_ones() -> None:
     assert all(abs(count - 500) < 82 for count in first.values()), first
 
 
+def test_of_an_odd_number_each_is_in_the_middle_in_turn() -> None:
+    three = configurations("a", "b", "c")[:3]
+    for seed in range(20):
+        blocks = [in_order(three, seed=seed, block=n) for n in range(1, 13)]
+        middles = [block[1].text for block in blocks]
+        assert middles[::2] == middles[1::2] == middles[:6:2] * 2
+        assert len(set(middles)) == 3
+    five = configurations("a", "b", "c")[:5]
+    assert len({in_order(five, seed=0, block=n)[2].text for n in range(1, 11)}) == 5
+    assert in_order(five[:1], seed=0, block=2) == list(five[:1])
+
+
 def test_two_configurations_take_turns_at_the_first_position() -> None:
     """The order of blocks was drawn alone: with this seed, false came before true in three blocks of three."""
     two = tuple(Configuration(values={"channels_last": on}, spec=RunSpec(channels_last=on)) for on in (False, True))

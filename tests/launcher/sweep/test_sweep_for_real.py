@@ -118,5 +118,5 @@ def test_until_stops_by_itself(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     [place] = json.loads(done.stdout)["places"]
     assert place["until"]["is_narrow"]
-    assert 4 <= place["until"]["blocks"] <= 15
+    assert 8 <= place["until"]["blocks"] <= 15
     assert place["done"] == place["runs"] == 2 * place["until"]["blocks"]
