@@ -13,7 +13,7 @@ from analysis.statistics.samples import Floats, counted, ordered
 LEAST_STEPS = 8
 # The correlation of fewer steps cannot be told well enough for an interval: 95 % intervals of a median from 20 steps
 # of lag 1 = 0.8 and 0.9 cover 84 % and 75 %, of a slope 65 % and 54 %. From 100 steps of lag 1 up to 0.9 both cover
-# 93 % or more, of a median of lag 1 = 0.95 91 % (benchmarks/coverage.py --parts within slopes).
+# 94 % or more; of lag 1 = 0.95, a third gets none and the others cover 86 % (benchmarks/coverage.py).
 LEAST_FOR_INTERVAL = 100
 
 

@@ -9,7 +9,7 @@ from analysis.statistics.changes import Scan, Shape, scan
 from analysis.statistics.samples import Floats, Mask, ordered, robust_stdev
 from analysis.statistics.stalls import Stalls, stalls
 from analysis.statistics.summary import OUTLIER_STDEVS
-from analysis.statistics.trend import Drift, drift
+from analysis.statistics.trend import Drift, drift, slows_down
 from workload.contract.text import percent, signed_percent
 
 # What a CPU run measures by default.
@@ -115,9 +115,9 @@ def steady_state(values: npt.ArrayLike, *, tolerance: float = TOLERANCE) -> Stea
     rest = series[warmup:]
     trend = drift(rest)
     change = _change(series, warmup, result, tolerance=tolerance)
-    drifts = (
-        result is not None and result.certain and result.shape is Shape.LINE and abs(trend.change or 0.0) > tolerance
-    )
+    is_line = result is not None and result.certain and result.shape is Shape.LINE
+    is_leak = change is None and slows_down(_without_exceptions(rest))
+    drifts = (is_line or is_leak) and abs(trend.change or 0.0) > tolerance
     steady = change is None and not drifts
     level = float(np.median(rest))
     visible = result.visible(VISIBLE_SHARE, power_score=POWER_SCORE) if result else None

@@ -1,5 +1,6 @@
 """Whether a run gets slower or faster while it goes."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +12,18 @@ from analysis.statistics.samples import LEVEL, Floats, Interval, Method, ordered
 
 # All pairs of 1000 points are 500,000 slopes: 0.05 s. Longer series are first reduced to medians of neighbours.
 MOST_POINTS = 1000
+# A straight line's t that steps which do not get slower exceed in 1 of 100 series at most, by steps (rows) and by the
+# lag-1 correlation of what the line leaves, in classes from below -0.1 to 0.6 and more: benchmarks/false_alarms.py
+# --limits prints them. Few steps of slow noise look like a slope. In 100 steps the scan for changes finds it.
+LEAK_LAG1 = (-0.1, 0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
+LEAK_LIMITS: Mapping[int, tuple[float, ...]] = {
+    20: (2.9, 6.1, 9.2, 10.8, 12.2, 13.2, 15.1, 15.1, 15.1),
+    30: (2.5, 3.0, 4.0, 6.6, 13.0, 14.0, 15.4, 15.4, 15.4),
+    50: (2.4, 2.4, 3.0, 4.1, 5.9, 13.8, 15.3, 15.6, 17.1),
+}
+LEAST_WITHOUT_LEAK = 100
+# A line leaves nothing where it leaves less than rounding does.
+SAME = 1e-12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +74,29 @@ def drift(values: npt.ArrayLike, *, level: float = LEVEL) -> Drift:
         effective=effective,
         reason=reason,
     )
+
+
+def slows_down(series: Floats) -> bool:
+    """Whether fewer than 100 steps get slower and slower, more than chance and slow noise make them."""
+    n = series.size
+    if n >= LEAST_WITHOUT_LEAK or np.ptp(series) == 0:
+        return False
+    t, lag1 = line(series)
+    column = int(np.searchsorted(LEAK_LAG1, lag1, side="right"))
+    limits = [row[column] for row in LEAK_LIMITS.values()]
+    return t > float(np.interp(np.log(n), np.log(list(LEAK_LIMITS)), limits))
+
+
+def line(series: Floats) -> tuple[float, float]:
+    """Slope of the line of least squares over its standard error for independent steps, and the rest's lag 1."""
+    n = series.size
+    time, centred = np.arange(n) - (n - 1) / 2, series - series.mean()
+    slope = float(centred @ time / (time @ time))
+    rest = centred - slope * time
+    squares = float(rest @ rest)
+    if squares <= SAME * float(centred @ centred):
+        return float(np.copysign(np.inf, slope)), 0.0
+    return slope * float(np.sqrt(time @ time * (n - 2) / squares)), float(rest[1:] @ rest[:-1]) / squares
 
 
 def _thinned(series: Floats) -> tuple[Floats, int]:

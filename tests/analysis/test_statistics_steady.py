@@ -11,6 +11,7 @@ from analysis.statistics import Change, drift, period_scan, steady_state
 from analysis.statistics.changes import _segments, _split, scan
 from analysis.statistics.samples import Floats
 from analysis.statistics.stalls import stalls, two_speeds
+from analysis.statistics.trend import line
 
 
 def noisy(n: int, stdev: float = 0.001, seed: int = 0) -> Floats:
@@ -267,6 +268,43 @@ def test_white_noise_over_slow_waves_is_no_change() -> None:
     changes = [scan(one) for one in series]
     assert sum(one is not None and one.gain > one.limit for one in changes) >= 20
     assert sum(one is not None and one.certain for one in changes) <= 12
+
+
+@pytest.mark.parametrize(
+    ("steps", "change", "rho", "expected"),
+    [
+        (20, 0.03, 0.0, 0.25),
+        (50, 0.03, 0.0, 0.9),
+        (100, 0.03, 0.0, 0.9),
+        (20, 0.0, 0.0, None),
+        (20, 0.0, 0.9, None),
+        (50, 0.0, 0.0, None),
+        (50, 0.0, 0.9, None),
+    ],
+)
+def test_a_leak_of_3_percent(steps: int, change: float, rho: float, expected: float | None) -> None:
+    """Found in most runs of 50 steps that vary by 1 %; steps that do not get slower are called so in few."""
+    shocks = np.random.default_rng(steps).normal(size=(80, steps + 100)) * math.sqrt(1 - rho**2)
+    waves = lfilter([1.0], [1.0, -rho], shocks, axis=1)[:, 100:]
+    series = (1 + 0.01 * waves) * np.linspace(1, 1 + change, steps)
+    share = np.mean([not steady_state(one).steady for one in series])
+    assert (share <= 0.03) if expected is None else (share >= expected)
+
+
+@pytest.mark.parametrize(
+    ("series", "t", "lag1"),
+    [
+        (np.array([0.0, 1.0, 2.0]), math.inf, 0.0),
+        (np.array([2.0, 1.0, 0.0]), -math.inf, 0.0),
+        (np.array([1.0, 2.0, 2.0, 3.0]), stats.linregress(range(4), [1.0, 2.0, 2.0, 3.0]), None),
+    ],
+)
+def test_the_t_of_a_line_is_scipys(series: Floats, t: object, lag1: float | None) -> None:
+    found, rest = line(series)
+    if lag1 is None:
+        assert found == pytest.approx(t.slope / t.stderr)  # type: ignore[attr-defined]
+    else:
+        assert (found, rest) == (t, lag1)
 
 
 def test_300_000_steps_take_little_memory() -> None:

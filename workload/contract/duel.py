@@ -38,8 +38,8 @@ from workload.contract.text import counted, percent, signed_percent
 
 # Smaller differences are the same for a build that is to be let through or not.
 MARGIN = 0.02
-# A verdict is false in at most half of this share of duels, on either side; the interval covers the truth at every look
-# in all but this share.
+# The interval misses the truth at any look in at most this share of duels, half of it on either side. A verdict says
+# nothing that the interval does not say.
 ERROR = 0.05
 # Stakes, in the inverse of the spread between two segments of one variant; each has an equal part of the capital. They
 # are best for differences of a fifth of that spread to twice of it.
@@ -199,8 +199,8 @@ class _Quadruple:
     """`difference` of logarithms, B less A; `spread`: of one segment, from all quadruples so far; `busy` segments.
 
     Two segments of one variant differ by the machine alone, whatever the lot, so stakes may depend on the spread.
-    `within`: the sum of squares of the two differences within a variant; where segments vary alike and independently,
-    its mean is twice the variance of `difference`.
+    `within`: half of the sum of squares of the two differences within a variant; where segments vary alike and
+    independently, its mean is twice the variance of `difference`.
     """
 
     difference: float

@@ -290,6 +290,30 @@ def test_a_quadruple_with_a_segment_without_time_is_left_out() -> None:
     assert (state.left_out, state.verdict) == (1, DuelVerdict.SLOWER)
 
 
+@pytest.mark.parametrize("seconds", [0.0, -1.0, math.nan, math.inf])
+def test_segments_without_a_time_alone_leave_nothing(seconds: float) -> None:
+    state = judge(constant("ABBA" * 6, 0.01, seconds), ended="60 s are over")
+
+    assert (state.left_out, state.quadruples, state.ratio, state.low) == (6, 0, None, None)
+    assert state.reason == "not decidable: 60 s are over before a quadruple was complete"
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "verdict"),
+    [
+        (1e-6, 1e3, DuelVerdict.SLOWER),
+        (1e3, 1e-6, DuelVerdict.FASTER),
+        (1e-9, 1e-9, DuelVerdict.SAME),
+    ],
+    ids=["far slower", "far faster", "as long as a clock's tick"],
+)
+def test_extreme_times_have_a_verdict(a: float, b: float, verdict: DuelVerdict) -> None:
+    state = judge(constant("BAAB" * 6, a, b))
+
+    assert state.verdict is verdict
+    assert "nan" not in state.reason
+
+
 @pytest.mark.parametrize(
     ("made", "message"),
     [
