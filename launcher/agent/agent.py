@@ -124,7 +124,7 @@ class Agent:
             self.pulse.enter(LaunchPhase.UPLOADED)
         self.pulse.enter(LaunchPhase.FINISHED)
         result = self._result(ended)
-        if not comes_back:
+        if not (comes_back or self.pulse.is_lost):
             if self.request.script.get("env"):
                 self.store.write(records.variables_object(self.request.name), records.NO_VARIABLES)
             self.store.write(records.result_object(self.request.name), result.to_bytes(), if_absent=True)
