@@ -127,7 +127,7 @@ class Agent:
             self.pulse.enter(LaunchPhase.UPLOADED)
         self.pulse.enter(LaunchPhase.FINISHED)
         result = self._result(ended)
-        if not comes_back:
+        if not (comes_back or self.pulse.is_lost):
             if self.request.script.get("env"):
                 self.store.write(records.variables_object(self.request.name), records.NO_VARIABLES)
             # What an earlier start left may come after somebody else's word that there is no result.

@@ -115,15 +115,16 @@ def _this_process(at: str) -> LeaseRecord:
 
 
 def _has_ended(held: LeaseRecord, here: LeaseRecord) -> bool:
-    """Whether the process that took a lease was one of this machine, and is gone, with the machine's boot maybe."""
+    """Whether the process that took a lease was one of this machine, and is gone: with its boot, or its container."""
     if held.host != here.host or not held.boot or not here.boot:
         return False
     if held.boot != here.boot:
         return True
     theirs, ours = PROCESS.fullmatch(held.process), PROCESS.fullmatch(here.process)
-    if not theirs or not ours or theirs[1] != ours[1]:
-        return False  # a process of another container is not seen from here
-    return _started(int(theirs[2])) != held.process.rpartition(" ")[2]
+    if not theirs or not ours:
+        return False
+    # A launch's container has the same name each time, so an engine that started this one has ended the other.
+    return theirs[1] != ours[1] or _started(int(theirs[2])) != held.process.rpartition(" ")[2]
 
 
 def _started(process: int) -> str:

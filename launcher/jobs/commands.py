@@ -195,7 +195,8 @@ def launch(
         return ExitCode.DONE
     sessions: list[Session] = []
     try:
-        with stoppable():
+        # Once a machine is asked for, what becomes of it is said in place of this.
+        with stoppable("nothing was submitted; the same command again"):
             outcome = _launch(
                 ports, backend, draft, settings, output=output, detach=detach, sessions=sessions, parcel=parcel
             )

@@ -31,6 +31,7 @@ CAUSES: Mapping[int, str] = {
     signal.SIGTERM: "interrupted by SIGTERM",
     signal.SIGHUP: "interrupted: the terminal was closed",
 }
+RUN_HINT = "run again; a bundle that was open keeps its steps"
 # Set for a child whose standard input is a pipe that only its parent holds open: it ends once the parent is gone.
 LIFELINE = "ROOFLAUNCH_LIFELINE"
 # Ctrl-C once more may be impatience, and a closing window sends two signals; a third one wants it to end now.
@@ -43,10 +44,10 @@ AGAIN_S = 0.05
 
 
 class _Watch:
-    """What one `stoppable` has heard."""
+    """What one `stoppable` has heard. `hint`: what to do after the interruption."""
 
-    def __init__(self) -> None:
-        self.process = os.getpid()
+    def __init__(self, hint: str) -> None:
+        self.process, self.hint = os.getpid(), hint
         self.signal: int | None = None
         self.dropped = False
         self.undisturbed = 0
@@ -57,30 +58,30 @@ class _Watch:
             return
         self.signal, self.dropped = self.signal or number, False
         if not self.undisturbed:
-            raise interruption(self.signal)
+            raise interruption(self.signal, self.hint)
 
 
 _watch: _Watch | None = None
 _parent_is_gone = False
 
 
-def interruption(number: int) -> InterruptedRunError:
+def interruption(number: int, hint: str = RUN_HINT) -> InterruptedRunError:
     """The error that says what the user did."""
     gone = number == signal.SIGTERM and _parent_is_gone
     return InterruptedRunError(
         "interrupted: the process that started this run is gone" if gone else CAUSES[number],
-        hint="run again; a bundle that was open keeps its steps",
+        hint=hint,
     )
 
 
 @contextmanager
-def stoppable() -> Iterator[None]:
+def stoppable(hint: str = RUN_HINT) -> Iterator[None]:
     """Raise `InterruptedRunError` on the first signal; later ones change nothing, so that the bundle gets sealed.
 
-    Signals that were held back while this process started, as `run_child` does, come now.
+    `hint` is that of the error. Signals that were held back while this process started, as `run_child` does, come now.
     """
     global _watch  # noqa: PLW0603 - a signal handler is the process's too
-    outer, _watch = _watch, _Watch()
+    outer, _watch = _watch, _Watch(hint)
     try:
         with handled_by(_watch.hear), never_dropped():
             signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
@@ -92,12 +93,12 @@ def stoppable() -> Iterator[None]:
 def check() -> None:
     """Raise the interruption that has come since `stoppable` began, if any."""
     if _watch is not None and _watch.signal is not None and not _watch.undisturbed:
-        raise interruption(_watch.signal)
+        raise interruption(_watch.signal, _watch.hint)
 
 
 def asked() -> InterruptedRunError | None:
     """The interruption that has come since `stoppable` began, whatever became of it."""
-    return None if _watch is None or _watch.signal is None else interruption(_watch.signal)
+    return None if _watch is None or _watch.signal is None else interruption(_watch.signal, _watch.hint)
 
 
 @contextmanager

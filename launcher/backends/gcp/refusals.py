@@ -79,6 +79,9 @@ class Service:
 
     def unreachable(self, error: BaseException) -> UnreachableError:
         """Error for a service that does not answer."""
+        if (code := getattr(error, "code", None)) in BUSY:
+            said = f"{self.name} at {self.address} answers that it is busy ({int(code)}): {_why(error)}"
+            return UnreachableError(said, hint="wait a minute, then run again, with fewer at a time")
         usual = f"check the network and its proxy (curl -I {self.public}), then run again"
         hint = f"start that server, or unset {self.variable}" if os.environ.get(self.variable) else usual
         return UnreachableError(f"{self.name} cannot be reached at {self.address}: {_why(error)}", hint=hint)

@@ -26,6 +26,12 @@ OURS = ("--array", "--job-name", "--output", "--error", "--open-mode", "--time",
 IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/+#-]{0,511}")
 FILE = re.compile(r"(?:~/|/)[^\x00-\x1f\x7f]{1,1023}")
 TEXT_COLUMN = 11
+# What a job with --requeue is started again after, by the PreemptMode of its partition, which a draft does not know.
+RESTARTS = {
+    "": "a node's failure, and after a preemption unless its partition cancels preempted jobs",
+    "REQUEUE": "a preemption or a node's failure",
+    "CANCEL": "a node's failure",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +77,8 @@ class SlurmPlan:
         times = "one run" if spec.repeats == 1 else f"{spec.repeats} runs, a process each"
         one = f"{spec.title}, on {spec.where}; {times}"
         origins = ", ".join(f"{name}: {source}" for name, source in request.spec_origin.items())
-        again = "started again with what is missing after a preemption or a node's failure"
+        mode = self.request.options.get("preempted", "")
+        again = f"started again with what is missing after {RESTARTS.get(mode, RESTARTS['CANCEL'])}"
         rows = [
             ("plan", f"{request.work}, a process each" if request.task else one),
             ("set by", origins or "all defaults"),

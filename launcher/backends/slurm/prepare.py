@@ -168,8 +168,12 @@ def _checked(plan: SlurmPlan, machines: SlurmMachines) -> SlurmPlan:
         return plan
     name = check_name()
     begun = machines.node.ask("check", name=name, script=check_script(name, options, node, gres=plan.gres))
-    if "refused" in begun:
+    if "refused" in begun and not options.sbatch:
         raise explained(begun["refused"], machines.place)
+    if "refused" in begun:
+        # A rule of the site may want an option that only the job has: the job's own submission decides.
+        note = f"no node was looked at first: {explained(begun['refused'], machines.place)}"
+        return replace(plan, notes=(*plan.notes, note))
     job = str(begun["job"])
     try:
         answer = {"job": job, **_awaited(machines.node, name, job)}

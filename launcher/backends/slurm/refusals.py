@@ -81,11 +81,27 @@ REFUSALS = (
 )
 
 
+# What Slurm itself puts before its reason; every other line is from a job_submit plugin, which a site writes.
+REASON = re.compile(r"Batch job submission failed: *(.*)")
+OWN = re.compile(
+    r"invalid partition specified|can ?not be satisfied|More processors requested|\w+Limit$|\w+Per(User|Job)$"
+)
+
+
 def explained(said: str, place: str) -> RooflaunchError:
-    """The error for what sbatch printed, which is quoted."""
+    """The error for what sbatch printed, which is quoted.
+
+    The words of a site's own plugin say more than the reason that Slurm gives for its refusal.
+    """
     lines = [line.removeprefix("sbatch: ").removeprefix("error: ").strip() for line in said.splitlines()]
-    last = printable("; ".join(dict.fromkeys(line for line in lines if line))) or "it says nothing"
+    lines = list(dict.fromkeys(line for line in lines if line))
+    reasons = [found[1] for line in lines if (found := REASON.match(line))]
+    quoted = printable("; ".join(lines)) or "it says nothing"
+    if reasons and (words := [line for line in lines if not REASON.match(line) and not OWN.search(line)]):
+        rule = f"a rule of this cluster: {printable('; '.join(words))} ({printable(reasons[0])})"
+        hint = "an option of launch slurm, or --sbatch OPTION, that meets the rule; or ask its administrator"
+        return UsageError(f"sbatch on {place} refused the job by {rule}", hint=hint)
     for refusal in REFUSALS:
         if re.search(refusal.said, said, re.IGNORECASE):
-            return refusal.error(f"sbatch on {place} refused the job: {refusal.means} ({last})", hint=refusal.hint)
-    return ToolError(f"sbatch on {place} refused the job: {last}", hint="--dry-run --request shows the whole script")
+            return refusal.error(f"sbatch on {place} refused the job: {refusal.means} ({quoted})", hint=refusal.hint)
+    return ToolError(f"sbatch on {place} refused the job: {quoted}", hint="--dry-run --request shows the whole script")

@@ -100,7 +100,7 @@ HOLDERS: dict[str, tuple[dict[str, object], bool]] = {
     "an earlier boot": ({"boot": "0-1"}, True),
     "another machine": ({"host": "node-2", "boot": "0-1"}, False),
     "a system without boots": ({"boot": ""}, False),
-    "another container": ({"process": "pid:[1] 4194999 7"}, False),
+    "another container": ({"process": "pid:[1] 4194999 7"}, True),
     "no process": ({"process": "odd"}, False),
     "released": ({"host": "node-2", "released": True}, True),
 }

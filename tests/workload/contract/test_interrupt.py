@@ -34,6 +34,21 @@ def test_a_signal_ends_the_work(number: signal.Signals, message: str) -> None:
     assert [signal.getsignal(each) for each in interrupt.SIGNALS] == before
 
 
+def test_work_that_leaves_no_bundle_has_a_hint_of_its_own() -> None:
+    with pytest.raises(InterruptedRunError) as caught, stoppable("nothing was submitted"):
+        signal.raise_signal(signal.SIGINT)
+    assert caught.value.hint == "nothing was submitted"
+    with stoppable("nothing was submitted"):
+        with suppress(Exception):
+            signal.raise_signal(signal.SIGINT)
+        asked = interrupt.asked()
+        assert asked is not None
+        assert asked.hint == "nothing was submitted"
+        with pytest.raises(InterruptedRunError) as caught:
+            check()
+        assert caught.value.hint == "nothing was submitted"
+
+
 def test_a_library_that_catches_everything_does_not_swallow_it() -> None:
     with stoppable():
         with suppress(Exception):

@@ -775,6 +775,18 @@ def test_ctrl_c_while_following(
             assert cloud.state(name).state is LaunchState.FAILED
 
 
+@pytest.mark.world
+def test_ctrl_c_before_anything_is_submitted(
+    launch: Launch, clouds: Clouds, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with clouds() as cloud:
+        monkeypatch.setattr(ComputeEngine, "prepare", lambda *_: signal.raise_signal(signal.SIGINT))
+        assert launch(world_of(cloud), *GCP) == 130
+        hint = "hint: nothing was submitted; the same command again\n"
+        assert capsys.readouterr().err.endswith(f"error: interrupted by Ctrl-C\n{hint}")
+        assert cloud.fake.all_vms == []
+
+
 def processes(cloud: Cloud, *words: str) -> list[str]:
     """The command line of a launcher that is a process of its own, with the endpoints of `cloud` in its environment."""
     assert os.environ["ROOFLAUNCH_COMPUTE_ENDPOINT"] == cloud.fake.url

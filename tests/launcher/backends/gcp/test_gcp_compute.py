@@ -450,13 +450,14 @@ def test_bursts_are_ridden_out(statuses: tuple[int, ...], fake: FakeCompute, com
     assert 1.75 <= clock.s <= 5.25
 
 
-def test_a_service_that_stays_down_is_unreachable(fake: FakeCompute, compute: Compute, clock: Clock) -> None:
-    fake.burst(503, 1000)
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_service_that_stays_busy_is_there(status: int, fake: FakeCompute, compute: Compute, clock: Clock) -> None:
+    fake.burst(status, 1000)
     with pytest.raises(UnreachableError) as caught:
         compute.get(A, NAME)
     assert caught.value.report() == (
-        f"error: Compute Engine cannot be reached at {fake.url}: busy (503)\n"
-        "hint: start that server, or unset ROOFLAUNCH_COMPUTE_ENDPOINT"
+        f"error: Compute Engine at {fake.url} answers that it is busy ({status}): busy ({status})\n"
+        "hint: wait a minute, then run again, with fewer at a time"
     )
     assert 14 < clock.s <= 30
 

@@ -1,6 +1,7 @@
 """How elements of a real Slurm come to their end, or to another start; and what keeps one from being submitted."""
 
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,8 +14,10 @@ from launcher.backends.slurm import prepare as prepare_module
 from launcher.backends.slurm.options import Options, Software
 from launcher.backends.slurm.plan import SlurmPlan
 from launcher.backends.slurm.prepare import prepare
+from launcher.jobs.records import Result
 from tests.launcher.backends.slurm.conftest import doing, machines_of, plan_of
 from tests.slurm import SlurmCluster, until
+from workload.contract import bundle
 from workload.contract.errors import RooflaunchError, ToolError, UsageError
 from workload.contract.spec import Device
 
@@ -90,6 +93,28 @@ def test_a_node_that_fails_and_comes_back(cluster: SlurmCluster) -> None:
     assert {removed.gone for removed in machines_of().stop([seen(again)])} == {True}
 
 
+def test_a_run_that_lives_on_on_a_lost_node_is_measured_once(cluster: SlurmCluster) -> None:
+    """Slurm declares the node down and starts the job on another one, whose agent waits for the first."""
+    name = submitted(prepare(plan_of(iterations=300), machines_of())).name
+    records = cluster.ours / "launches" / name
+    until((records / "lease-1.json").exists, "no agent begins")
+    node, number = cluster.run("squeue", "-h", f"--name={name}", "-o", "%N %A").split()
+    os.kill(cluster.daemon(f"slurmd-{node}"), signal.SIGKILL)
+    try:
+        cluster.run("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
+        until(lambda: seen(name).queued, "it does not wait for another start")
+        cluster.run("scontrol", "update", f"jobid={number}", "StartTime=now+1")
+        until((records / "result.json").exists, "there is no result", within_s=300)
+        assert ends(name).status == "completed"
+    finally:
+        cluster.start(f"slurmd-{node}")
+    result = Result.from_bytes((records / "result.json").read_bytes())
+    assert (result.exit_code, result.error) == (0, "")
+    [run] = (cluster.ours / "runs").iterdir()
+    assert ([run.name], bundle.read(run).record.status) == (result.runs, "completed")
+    assert "waiting for its end" in (records / "startup.log").read_text()
+
+
 def test_a_controller_that_is_started_again_knows_its_jobs(cluster: SlurmCluster) -> None:
     name = submitted(doing(plan_of(options=SMALL), cluster.home, "exec sleep 600")).name
     runs(name)
@@ -128,9 +153,10 @@ REFUSED = {
 def test_what_the_cluster_cannot_do_is_refused_before_the_job(
     options: Options, message: str, cluster: SlurmCluster
 ) -> None:
-    draft = plan_of(options=options, device=Device.AUTO)
+    """By what the cluster has, by the check of a node, or, with options that only the job has, by sbatch."""
+    draft, machines = plan_of(options=options, device=Device.AUTO), machines_of()
     with pytest.raises(UsageError, match=message) as raised:
-        prepare(replace(draft, gres=options.gres or ""), machines_of())
+        machines.submit(prepare(replace(draft, gres=options.gres or ""), machines), str)
     assert raised.value.hint
     assert cluster.queue() == []
 

@@ -12,7 +12,7 @@ from launcher.backends.door import Job
 from launcher.backends.slurm.backend import backend
 from launcher.backends.slurm.login_node import Cluster
 from launcher.backends.slurm.options import Options, Software, Where, time_s, time_text
-from launcher.backends.slurm.plan import SlurmPlan, make_plan
+from launcher.backends.slurm.plan import RESTARTS, SlurmPlan, make_plan
 from launcher.backends.slurm.script import Node, check_script, job_script
 from launcher.jobs.records import Request
 from workload.contract.errors import ToolError, UsageError
@@ -224,6 +224,27 @@ def test_the_plan_is_shown() -> None:
     assert "cost       0.5 USD per hour, as you said" in shown
     assert "asks for   the default partition, gpu:1" in plan(device=Device.CUDA).text()
     assert "asks for   the default partition, no GPU" in plan(device=Device.CPU).text()
+
+
+@pytest.mark.parametrize(
+    ("mode", "requeue", "ends"),
+    [
+        ("REQUEUE", True, "started again with what is missing after a preemption or a node's failure"),
+        ("CANCEL", True, "started again with what is missing after a node's failure"),
+        ("OFF", True, "started again with what is missing after a node's failure"),
+        (
+            "",
+            True,
+            f"started again with what is missing after {RESTARTS['']}",
+        ),
+        ("REQUEUE", False, "not started again after a preemption"),
+    ],
+)
+def test_a_plan_promises_no_other_start_than_its_partition_gives(mode: str, requeue: bool, ends: str) -> None:
+    draft = plan(Options(requeue=requeue))
+    told = {**draft.request.options, **({"preempted": mode} if mode else {})}
+    shown = replace(draft, request=replace(draft.request, options=told)).text(1000)
+    assert f"ends       {ends}" in shown.splitlines()
 
 
 def test_the_record_is_readable() -> None:

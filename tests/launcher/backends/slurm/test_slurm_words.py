@@ -123,6 +123,29 @@ def test_refusals(said: str, kind: type[RooflaunchError], means: str, hint: str)
     assert (str(error), error.hint) == (f"sbatch on this login node refused the job: {means} ({quoted})", hint)
 
 
+RULE = "You are not permitted to submit without --comment; see https://wiki"
+
+
+@pytest.mark.parametrize(
+    "reason", ["Unspecified error", "Requested time limit is invalid (missing or exceeds some limit)"]
+)
+def test_a_refusal_by_a_plugin_of_the_site_is_told_in_its_words(reason: str) -> None:
+    """As Slurm 22.05 prints what the site's job_submit.lua says by `slurm.log_user`."""
+    error = explained(f"sbatch: error: {RULE}\n{FAILED}{reason}", "me@box")
+    assert type(error) is UsageError
+    assert str(error) == f"sbatch on me@box refused the job by a rule of this cluster: {RULE} ({reason})"
+    assert error.hint == "an option of launch slurm, or --sbatch OPTION, that meets the rule; or ask its administrator"
+
+
+@pytest.mark.parametrize(
+    "own", ["QOSMaxSubmitJobPerUserLimit", "Memory specification can not be satisfied", "AssocMaxSubmitJobLimit"]
+)
+def test_what_slurm_itself_says_is_no_rule_of_the_site(own: str) -> None:
+    error = explained(f"sbatch: error: {own}\n{FAILED}Job violates accounting/QOS policy", "me@box")
+    assert "a rule of this cluster" not in str(error)
+    assert own in str(error)
+
+
 @pytest.mark.parametrize(("said", "quoted"), [("sbatch: error: \x1b[2J", "\\x1b[2J"), ("", "it says nothing")])
 def test_a_refusal_that_nobody_knows_is_quoted(said: str, quoted: str) -> None:
     error = explained(said, "me@box")
