@@ -193,7 +193,7 @@ class Result:
 
     def _headline(self) -> str:
         if self.outcome.interrupted:
-            return "interrupted"
+            return DuelVerdict.NOT_DECIDABLE.value
         match self.verdict:
             case DuelVerdict.SAME:
                 return f"the same within {percent(self.budget.margin)}"
