@@ -198,7 +198,7 @@ class Result:
 
     def _headline(self) -> str:
         if self.outcome.interrupted:
-            return "interrupted"
+            return DuelVerdict.NOT_DECIDABLE.value
         margin, sign = percent(self.budget.margin), self.outcome.state.sign
         match self.verdict:
             case DuelVerdict.SAME:

@@ -127,7 +127,7 @@ class DuelState:
 
     @property
     def reason(self) -> str:
-        """A sentence: the verdict or why there is none, what it rests on, and how busy the machine was."""
+        """What the verdict rests on, or why there is none, and how busy the machine was; without the verdict itself."""
         return self._verdict_words + self._busy_words
 
     @property
@@ -150,9 +150,9 @@ class DuelState:
                 less_or_more = "longer" if self.ratio > 1 else "less time"
                 return f"B takes {percent(abs(self.ratio - 1))} {less_or_more} than A ({self.interval}), {after}"
         if self.spread is None:
-            return f"not decidable: {self.ended} before a quadruple was complete"
+            return f"{self.ended} before a quadruple was complete"
         noise = f"segments of one variant differ by {percent(self.spread)} themselves"
-        return f"not decidable: {self.ended} {after} ({self.interval}); {noise}{about}"
+        return f"{self.ended} {after} ({self.interval}); {noise}{about}"
 
 
 def order(seed: int) -> Iterator[str]:

@@ -34,6 +34,8 @@ OTHER_VARIABLES = frozenset(
         "ROOFLAUNCH_LIMIT_S",
         "ROOFLAUNCH_COMMIT",
         "ROOFLAUNCH_IMAGE_DIGEST",
+        # Of every process of a job over ssh: launcher/backends/ssh/keeper.py
+        "ROOFLAUNCH_JOB",
         # launcher/backends/slurm/script.py
         "ROOFLAUNCH_END_S",
         # launcher/backends/gcp/settings.py

@@ -18,6 +18,7 @@ import io
 import json
 import os
 import platform
+import runpy
 import shutil
 import signal
 import subprocess
@@ -54,6 +55,10 @@ for name in ("torch", "torchvision", "numpy", "psutil"):
         facts[name] = ""
 print(json.dumps(facts))
 """
+# As keeper.py gives it to the processes of its job.
+MARK = b"ROOFLAUNCH_JOB="
+# The number of no process.
+NOBODY = -1
 GPU_FIELDS = "name,compute_cap,driver_version,memory.total"
 
 
@@ -281,15 +286,17 @@ def boot() -> str:
     return ""
 
 
-def job_of(home: Path) -> dict[str, Any]:
-    """How a job is; empty where none was started in that folder."""
+def job_of(home: Path, marked: frozenset[str] | None = None) -> dict[str, Any]:
+    """How a job is; empty where none was started in that folder. `marked`: what `marks` found, if it was asked."""
     try:
         kept = json.loads((home / "kept.json").read_text())
     except (OSError, ValueError):
         return {}
     if not isinstance(kept, dict):
         return {}
-    is_running = is_held(home / "lock")
+    is_running = is_held(home / "lock") or str(home) in (marks() if marked is None else marked)
+    with suppress(OSError):
+        is_running = is_running or bool(kept.get("group") and (Path(kept["group"]) / "cgroup.procs").read_text())
     return {**kept, "name": home.name, "is_running": is_running, "why": "" if is_running else why_gone(home, kept)}
 
 
@@ -316,8 +323,19 @@ def look(root: Path, names: list[str] | None) -> list[dict[str, Any]]:
     every = sorted((root / "jobs").iterdir()) if (root / "jobs").is_dir() else []
     save(root, every if names is None else [root / "jobs" / name for name in names])
     if names is None:
-        return [job for job in map(job_of, every) if job and job["is_running"]]
+        marked = marks()
+        return [job for job in (job_of(home, marked) for home in every) if job and job["is_running"]]
     return [job for job in (job_of(root / "jobs" / name) for name in names) if job]
+
+
+def marks() -> frozenset[str]:
+    """The folders of all jobs of which a process of this user lives: each has its job's as a variable."""
+    found: set[str] = set()
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            variables = path.read_bytes().split(b"\0")
+            found.update(os.fsdecode(one[len(MARK) :]) for one in variables if one.startswith(MARK))
+    return frozenset(found)
 
 
 # What a job left that was broken off: by a restart of the machine, a full disk, a signal.
@@ -388,20 +406,41 @@ def stop(home: Path, grace_s: float) -> str:
         return ""
     if job["host"] != platform.node():
         return f"it runs on {job['host']}, and this is {platform.node()}"
+    is_kept = is_held(home / "lock")
     for number, within_s in ((signal.SIGTERM, grace_s + CLEARED_WITHIN_S), (signal.SIGKILL, KILLED_WITHIN_S)):
         # In order by the keeper, where it lives.
-        alone = number == signal.SIGTERM and session_of(job["pid"]) == job["pid"]
-        for pid in [job["pid"]] if alone else members(job["pid"]):
-            with suppress(ProcessLookupError):
+        alone = number == signal.SIGTERM and is_kept and session_of(job["pid"]) == job["pid"]
+        for pid in [job["pid"]] if alone else everything(home, job, is_kept=is_kept):
+            with suppress(OSError):  # it has ended, or runs as another user
                 os.kill(pid, number)
         if number == signal.SIGKILL:
             remove_containers(home, job["container"])
         until_s = time.monotonic() + within_s
         while time.monotonic() < until_s:
-            if not is_held(home / "lock") and not members(job["pid"]):
+            if not is_held(home / "lock") and not everything(home, job, is_kept=is_kept):
                 return ""
             time.sleep(LOOK_EVERY_S)
-    return "it is still there"
+    name = keepers(home).get("named", str)
+    return "it is still there: " + "; ".join(name(pid) for pid in everything(home, job, is_kept=is_kept))
+
+
+def keepers(home: Path) -> dict[str, Any]:
+    """What the job's own keeper.py has: it knows how the processes of its job are found."""
+    with suppress(OSError):
+        return runpy.run_path(str(home / "keeper.py"))
+    return {}
+
+
+def everything(home: Path, job: dict[str, Any], *, is_kept: bool) -> list[int]:
+    """The living processes of a job. `is_kept`: the number of its keeper has not been given to another since."""
+    session = members(job["pid"]) if is_kept else []
+    return sorted({*session, *living(home, job, keeper=job["pid"] if is_kept else NOBODY)})
+
+
+def living(home: Path, job: dict[str, Any], keeper: int = NOBODY) -> list[int]:
+    """The living processes of a job that its control group, its mark and, if given, its keeper tell of."""
+    find = keepers(home).get("members")
+    return list(find(home, keeper, job.get("group", ""))) if find and job.get("host") == platform.node() else []
 
 
 def remove_containers(home: Path, name: str) -> None:

@@ -2,11 +2,14 @@
 
 Copied into the job's folder and started there by far.py, in a session of its own. Python 3.8 or newer, standard library
 only. The agent does the work; one that breaks off is started once more, to save what there is. What is left of the job
-when this process ends is killed, whatever it was.
+when this process ends is killed, also a process with a session of its own: all of them are in a control group where
+this user may make one; orphans become children of this process (a subreaper); and each inherits a mark in its
+environment, by which far.py finds it once this process was killed. What could not be ended is named in the log.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import platform
@@ -23,6 +26,10 @@ from typing import Any
 
 CLEARED_WITHIN_S = 5.0
 ATTEMPTS = 2
+# The variable with the job's folder that every process of the job inherits.
+MARK = "ROOFLAUNCH_JOB"
+PR_SET_CHILD_SUBREAPER = 36
+SHOWN_COMMAND = 60
 
 
 class Keeper:
@@ -33,6 +40,9 @@ class Keeper:
         self.job: dict[str, Any] = json.loads((home / "job.json").read_text())
         self.end_s = time.monotonic() + self.job["limit_s"]
         self.is_asked = False
+        self.group = make_group(home.name)
+        with suppress(OSError, AttributeError):  # not on Linux
+            ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         # Signals arrive as bytes here, so that waiting costs nothing while a run is measured.
         self.awake, wake = os.pipe()
         os.set_blocking(wake, False)
@@ -54,6 +64,7 @@ class Keeper:
             "created_s": self.job.get("created_s") or now.timestamp(),
             "container": self.job["container"],
             "boot": self.job.get("boot", ""),
+            "group": self.group,
         }
         kept["deadline_s"] = now.timestamp() + self.job["limit_s"] + self.job["grace_s"]
         new = self.home / "kept.json.new"
@@ -68,11 +79,12 @@ class Keeper:
                 break
             say(f"the agent ended with exit code {code}")
         self.tidy()
+        leave_group(self.group)
 
     def attempt(self) -> int:
         """Run the agent to its end, its limit, or until somebody asks for an end."""
         # The agent holds the job's locks too: a job whose keeper was killed is not gone.
-        environment = {**os.environ, **self.job["environment"]}
+        environment = {**os.environ, **self.job["environment"], MARK: str(self.home)}
         paths = [paths["PYTHONPATH"] for paths in (self.job["environment"], os.environ) if paths.get("PYTHONPATH")]
         environment["PYTHONPATH"] = os.pathsep.join(paths)
         agent = subprocess.Popen(
@@ -111,15 +123,20 @@ class Keeper:
             subprocess.run(remove, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
         until_s = time.monotonic() + CLEARED_WITHIN_S
         number = signal.SIGTERM
-        while others := self.others():
-            for pid in others:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, number)
-            time.sleep(0.2)
+        while others := members(self.home, os.getpid(), self.group):
             if time.monotonic() >= until_s:
                 if number == signal.SIGKILL:
+                    say("could not be ended: " + "; ".join(map(named, others)))
                     return
                 number, until_s = signal.SIGKILL, time.monotonic() + CLEARED_WITHIN_S
+            for pid in others:
+                with suppress(OSError):  # it has ended, or runs as another user
+                    os.kill(pid, number)
+            time.sleep(0.2)
+            # Orphans are our children now.
+            with suppress(ChildProcessError):
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
 
     def tidy(self) -> None:
         """Remove what the store has, and what was downloaded for this job alone."""
@@ -128,19 +145,63 @@ class Keeper:
                 shutil.rmtree(self.home / "results" / Path(run_id).name, ignore_errors=True)
         shutil.rmtree(self.home / "data", ignore_errors=True)
 
-    def others(self) -> list[int]:
-        """The other living processes of our session; without /proc those that are our children are gone by now."""
-        pids = [int(path.name) for path in Path("/proc").glob("[0-9]*") if path.name.isdigit()]
-        return [pid for pid in pids if pid != os.getpid() and self.is_ours(pid)]
 
-    def is_ours(self, pid: int) -> bool:
-        """Whether a process lives and is of our session."""
-        try:
-            text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-        except OSError:
-            return False
-        state, _, _, session = text[text.rindex(")") + 2 :].split()[:4]
-        return state not in "ZX" and int(session) == os.getpid()
+def make_group(name: str) -> str:
+    """Move this process into a new control group (version 2) below its own; its path, empty where that may not be."""
+    try:
+        own = next(line[3:] for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::"))
+        mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
+        group = Path(next(mount[1] for mount in mounts if mount[2] == "cgroup2") + own) / name
+        group.mkdir(exist_ok=True)
+        (group / "cgroup.procs").write_text("0")
+    except (OSError, StopIteration):
+        return ""
+    return str(group)
+
+
+def leave_group(group: str) -> None:
+    """Move this process out of its group, and remove that if nothing else is in it."""
+    if group:
+        with suppress(OSError):
+            (Path(group).parent / "cgroup.procs").write_text("0")
+            Path(group).rmdir()
+
+
+def members(home: Path, keeper: int, group: str) -> list[int]:
+    """The living processes of a job but its keeper, whatever session they have; none without /proc."""
+    held = set()
+    with suppress(OSError):
+        held = set((Path(group) / "cgroup.procs").read_text().split()) if group else set()
+    parents, found = {}, set()
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError, ValueError):
+            text = (path / "stat").read_text(errors="replace")
+            state, parent, _, session = text[text.rindex(")") + 2 :].split()[:4]
+            if state not in "ZX":
+                parents[int(path.name)] = int(parent)
+                if path.name in held or int(session) == keeper or mark_of(path) == str(home):
+                    found.add(int(path.name))
+    found.add(keeper)
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
+    return sorted((found & set(parents)) - {keeper})
+
+
+def mark_of(process: Path) -> str:
+    """The job whose mark a process has; empty for one of nobody's or of another user."""
+    with suppress(OSError):
+        for variable in (process / "environ").read_bytes().split(b"\0"):
+            if variable.startswith(MARK.encode() + b"="):
+                return os.fsdecode(variable.partition(b"=")[2])
+    return ""
+
+
+def named(pid: int) -> str:
+    """A process as a person looks for it: its number and the start of its command."""
+    words = b""
+    with suppress(OSError):
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
+    return f"{pid} {words.decode(errors='replace')[:SHOWN_COMMAND]}".strip()
 
 
 def say(text: str) -> None:

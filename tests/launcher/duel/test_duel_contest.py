@@ -154,7 +154,7 @@ def test_what_cannot_be_decided_says_why(budget: Budget, segment_s: float, segme
 
     assert outcome.state.verdict is DuelVerdict.NOT_DECIDABLE
     assert len(outcome.segments) == segments
-    assert f"not decidable: {why}" in outcome.state.reason
+    assert why in outcome.state.reason
     assert NOISY in outcome.state.reason
 
 
@@ -170,7 +170,7 @@ def test_an_interrupted_duel_keeps_its_segments() -> None:
 
     assert isinstance(outcome.interrupted, InterruptedRunError)
     assert len(outcome.segments) == 6
-    assert outcome.state.reason.startswith("not decidable: interrupted by Ctrl-C after 1 quadruple")
+    assert outcome.state.reason.startswith("interrupted by Ctrl-C after 1 quadruple")
 
 
 def test_a_run_that_is_under_way_ends_with_the_time() -> None:
@@ -181,7 +181,7 @@ def test_a_run_that_is_under_way_ends_with_the_time() -> None:
 
     assert (len(outcome.segments), outcome.elapsed_s) == (2, 600.0)
     assert outcome.state.verdict is DuelVerdict.NOT_DECIDABLE
-    assert outcome.state.reason == "not decidable: the time of 10 min was used up before a quadruple was complete"
+    assert outcome.state.reason == "the time of 10 min was used up before a quadruple was complete"
 
 
 @pytest.mark.parametrize(

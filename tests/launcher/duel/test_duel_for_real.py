@@ -135,7 +135,7 @@ def test_ctrl_c_leaves_what_was_measured(tmp_path: Path) -> None:
 
     assert started.returncode == 130, err
     assert out.partition("\n")[2].startswith(
-        "verdict    interrupted: not decidable: interrupted by Ctrl-C before a quadruple was complete"
+        "verdict    not decidable: interrupted by Ctrl-C before a quadruple was complete"
     )
     (folder,) = tmp_path.glob("results/2*")
     run = bundle.read(folder).record
@@ -212,7 +212,7 @@ def test_a_run_of_a_script_that_is_under_way_ends_with_the_time(project: Path) -
 
     assert done.returncode == ExitCode.NOT_DECIDABLE, done.stderr
     assert done.stdout.startswith(
-        "verdict    not decidable on this machine within the budget: not decidable: the time of 30 s was used up before"
+        "verdict    not decidable on this machine within the budget: the time of 30 s was used up before"
         " a quadruple was complete"
     )
     [folder] = project.glob("results/2*")

@@ -157,7 +157,7 @@ def test_interrupted_before_the_first_segment() -> None:
     broken = result(machine)
 
     assert broken.text().splitlines() == [
-        "verdict    interrupted: not decidable: interrupted by SIGTERM before a quadruple was complete",
+        "verdict    not decidable: interrupted by SIGTERM before a quadruple was complete",
         "A          -  (--precision fp32)",
         "B          -  (--precision bf16)",
         "runs       0 in 0 s",

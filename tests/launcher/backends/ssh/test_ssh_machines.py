@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -413,3 +414,84 @@ def test_why_a_job_is_gone(machine: sshd.Machine, machines: SshMachines, where: 
     (machine.home / ".rooflaunch/jobs" / job.name / "ended.json").write_text('{"error": "No GPU"}')
     [seen] = machines.look({job.name: ()})
     assert "No GPU" in seen.why
+
+
+# Processes with a session of their own
+
+# A child of the agent with a session of its own, as a daemon has; `{env}` is its environment.
+AWAY = """
+import os, subprocess, sys, time
+code = "import signal, time; signal.signal(15, signal.SIG_IGN); print('away', flush=True); time.sleep(603)"
+child = subprocess.Popen([sys.executable, "-c", code], start_new_session=True, env={env})
+open("away", "w").write(str(child.pid))
+print("here", flush=True)
+{then}
+"""
+
+
+def away(machine: sshd.Machine, job: Machine) -> Path:
+    """The folder in /proc of that child."""
+    path = machine.home / ".rooflaunch/jobs" / job.name / "away"
+    until(path.exists, "the child is started")
+    until(path.read_text, "and named")
+    return Path("/proc") / path.read_text()
+
+
+def lives(process: Path) -> bool:
+    try:
+        return (process / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("env", ["None", "{}"], ids=["marked", "without environment"])
+@pytest.mark.parametrize("group", [True, False], ids=["control group", "subreaper"])
+def test_a_child_with_a_session_of_its_own_ends_with_its_job(
+    machine: sshd.Machine, machines: SshMachines, where: Where, env: str, group: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not group:
+        without_group(monkeypatch)
+    code = AWAY.format(env=env, then="")
+    job = submitted(machines, doing(plan_of(where), code))
+    child = away(machine, job)
+    until(lambda: condition(machines, job.name) is Condition.GONE, "the job ends")
+    assert not lives(child)
+    assert "could not be ended" not in log_of(machine, job)
+    assert not list(Path("/sys/fs/cgroup").glob(f"**/{job.name}")), "nor is its group left"
+
+
+def without_group(patch: pytest.MonkeyPatch) -> None:
+    """As for a user who may make no control group."""
+    source = machines_module.source_of(machines_module.KEEPER)
+    patch.setattr(machines_module, "source_of", lambda _: source.replace("group.mkdir(exist_ok=True)", "raise OSError"))
+
+
+@pytest.mark.parametrize("group", [True, False], ids=["control group", "mark"])
+def test_a_child_that_outlives_keeper_and_agent_is_found(
+    machine: sshd.Machine, machines: SshMachines, where: Where, group: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not group:
+        without_group(monkeypatch)
+    job = submitted(machines, doing(plan_of(where), AWAY.format(env="None", then="time.sleep(600)")))
+    child = away(machine, job)
+    [keeper] = [pid for pid, words in machine.jobs() if "keeper.py" in words]
+    for pid in _session(keeper):
+        os.kill(pid, signal.SIGKILL)
+    until(lambda: _session(keeper) == [], "both are gone")
+    assert [seen.name for seen in machines.look()] == [job.name], "it runs as long as anything of it does"
+    [removed] = machines.stop([job])
+    assert (removed.gone, removed.reason) == (True, "")
+    assert not lives(child)
+    assert machines.look().there == ()
+
+
+def test_what_cannot_be_ended_is_named(machine: sshd.Machine, machines: SshMachines, where: Where) -> None:
+    job = submitted(machines, doing(plan_of(where), AWAY.format(env="None", then="time.sleep(600)")))
+    child = away(machine, job)
+    until(lambda: b"603" in (child / "cmdline").read_bytes(), "it is what it is")
+    machines._program += "\nCLEARED_WITHIN_S = KILLED_WITHIN_S = 0\nreal = os.kill\nos.kill = lambda *_: None\n"
+    [removed] = machines.stop([job])
+    assert not removed.gone
+    assert removed.reason.startswith("it is still there: ")
+    assert f"{child.name} {sys.executable} -c" in removed.reason
+    assert backend.machines(backend.settings(where)).stop([job])[0].gone
