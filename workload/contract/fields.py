@@ -37,7 +37,7 @@ class Kind(StrEnum):
     TIME = "time"  # ISO 8601 with its zone
     TEXTS = "texts"
     NUMBERS = "numbers"
-    ANY = "any"  # whatever JSON can say
+    ANY = "any"  # any JSON value
 
 
 # Range of each kind of number: from, to, and whether 0 is allowed too.

@@ -162,7 +162,7 @@ class JobPlace:
         return None if values is None else cls(**values)
 
 
-# --- what was measured
+# --- measurements
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -392,7 +392,7 @@ class Usage:
     swaps: Number = None
 
 
-# --- what it cost, and where an imported run comes from
+# --- cost, and origin of an imported run
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -262,7 +262,7 @@ class RunSpec:
         known = {option.name: option for option in options()}
         words = values.get("script") or ()
         if isinstance(words, str | Mapping) or not all(isinstance(word, str) for word in words):
-            words = ()  # in a bundle what is known of the script
+            words = ()  # a bundle has an object here, with facts of the script
         return cls(
             **{name: known[name].parse(value) for name, value in values.items() if name in known and value is not None},
             script=tuple(words),
