@@ -17,8 +17,7 @@ LEAST_CPU_SHARE = 0.9
 # guess: none was measured.
 WIDEST_SPREAD = 2.0
 FEWEST_SAMPLES = 3
-# A last third that is slower by less than this share is noise: medians of thirds on an idle machine differ by 1 % to 2
-# %.
+# A smaller slowdown of the last third is noise: on an idle machine the medians of thirds differ by 1 % to 2 %.
 BURST_MARGIN = 0.05
 
 

@@ -479,7 +479,7 @@ def _byte_rate(name: str, arrays: tuple[Tensor, Tensor, Tensor], probe: Probe) -
     Lines that a CPU reads before writing do not count. Source: https://www.cs.virginia.edu/stream/ref.html#counting.
     """
     a, b, c = arrays
-    # Each copy writes to the least recently used array, so that the cache holds none of the three.
+    # Each copy writes to the least recently used array, so that all three pass through the cache.
     pairs = cycle(((a, b), (c, a), (b, c)))
 
     def copy() -> Tensor:

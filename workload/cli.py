@@ -76,7 +76,7 @@ GPU_TRUTH_EXAMPLES = """examples:
   python -m workload gpu-truth -o truth --part counters --again  one part, anew
   analyze gpu-truth truth                                        claim, expected, found, verdict
 """
-# Default time limit for collecting the evidence of a GPU, in seconds.
+# Default time limit in seconds: collecting all evidence of a GPU must cost no more of its time.
 GPU_TRUTH_S = 1500.0
 TRAINER_PACKAGES = ("torch", "torchvision", "numpy", "psutil")
 INSTALL = "pip install 'rooflaunch[trainer]'"

@@ -12,7 +12,7 @@ BAR_WIDTH = 30
 
 
 class Progress:
-    """Progress of steps towards a total; `update` is cheap enough to call at any rate."""
+    """Progress of steps towards a total; `update` may be called any number of times."""
 
     def __init__(
         self,

@@ -27,9 +27,9 @@ LEAST_DEVICE_BUSY = 0.5
 ABOVE_CEILING = 1.05
 # Training steps alone keep their threads 90 % to 100 % busy; two runs at once get about half each.
 COMPETED_SHARE = 0.75
-# Waits for a CPU, as a share of the time in which the run wanted one. Threads on an idle machine waited for less than 5
-# % of it (24 runs of analysis/example on two CPUs). If fewer threads are busy than there are CPUs, but waits exceed
-# this share, other work had the CPUs.
+# Waits for a CPU, as a share of the time in which the run wanted one. On an idle machine it was less than 5 % (24 runs
+# of analysis/example on two CPUs). If fewer threads are busy than there are CPUs, but waits exceed this share, other
+# work had the CPUs.
 LEAST_WAITED_SHARE = 0.10
 # Waits for a CPU over the wall time, summed over threads. Shorter waits cannot slow a run by more than this share.
 LEAST_WAITED_CPUS = 0.10

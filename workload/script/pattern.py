@@ -263,7 +263,10 @@ def _in_use(segments: Sequence[Segment]) -> set[int]:
 
 
 def _first_of_step(segments: Sequence[Segment]) -> int:
-    """Index of a step's first segment: the first with data after one without, else the first with a backward pass."""
+    """Index of a step's first segment: one with data after one without, else with a backward pass after one without.
+
+    Returns 0 if no segment, or more than one, begins in this way.
+    """
     batches = [segment.batches for segment in segments]
     passes = [segment.backward + segment.closures for segment in segments]
     for amounts in (batches, passes):

@@ -233,7 +233,7 @@ class ScriptRun:
         return [(path, path.with_name(path.name + LONGEST)) for path in paths]
 
     def _set_aside(self) -> None:
-        """Keep the steps of the finished phase if no earlier phase had more."""
+        """Keep the steps of the finished phase if it is the longest so far."""
         current, kept = self._measurement(), self._longest
         if current and (kept is None or current.is_longer_than(kept)):
             self._longest = current

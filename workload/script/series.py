@@ -24,7 +24,7 @@ PASSED = ("warmup", "iterations", "min_seconds", "samples_per_step", "data", "th
 
 
 def run(parsed: Namespace, script: Program, context: Context, *, repeats: int, profile: Profile) -> int:
-    """The exit code is that of the first run that broke off."""
+    """Run the script `repeats` times, then profile it. Returns the first failed run's exit code, else the profile's."""
     _announce(script.name, repeats, profile)
     folders: list[Path] = []
     for repeat in range(1, repeats + 1):
