@@ -44,10 +44,9 @@ class RooflaunchError(Exception):
         return str(self.args[0])
 
     def report(self) -> str:
-        """Error and hint, as two lines for the user.
+        """Error and hint, as two lines for the user, with control characters of foreign names escaped.
 
-        Control characters in names from files and servers are escaped, so that no name moves the cursor or adds a line.
-        Commands in the hint are written as the user can type them here.
+        Our commands in the hint are as they can be typed here.
         """
         return f"error: {printable(self.headline())}\nhint: {printable(as_typed(self.hint))}"
 

@@ -136,7 +136,7 @@ def of_cpus(used: float, wanted: float) -> str:
 def wrapped(text: str, width: int | None, *, indent: int = 0, first: str = "") -> str:
     """`text` after `first`, in lines of at most `width` characters that all begin at column `indent`.
 
-    Words, paths and figures with their units are never broken. With `width` None everything stays on one line.
+    No word, path or figure with its unit is cut; without a width everything stays on one line.
     """
     start = first.ljust(indent)
     if width is None:

@@ -72,7 +72,7 @@ class Wanted:
 class SealedRun:
     """A complete run in a list; `run_key` and `job`, its sweep's name, are empty if it has none.
 
-    `seconds`: duration of its process, None if its labels lack it.
+    `seconds`: how long its process took, where its labels say so.
     """
 
     run_id: str
@@ -154,9 +154,9 @@ def read_document(run: RemoteRun, name: str, content: bytes) -> dict[str, Any]:
 
 
 def sealed_runs(store: Store, folder: str = f"{RUNS}/") -> Iterator[SealedRun]:
-    """All complete runs: from one listing if the store keeps labels, else from their manifests.
+    """Every complete run, from one list where the store keeps labels; else its manifest is read.
 
-    A run that cannot be read has an empty status: it exists, and `fetch` reports its problem.
+    A run that cannot be read gives no status: it is there, and `fetch` says what is wrong with it.
     """
     for run in take_stock(store.objects(folder), folder, store.kind).runs:
         if run.manifest is None:
