@@ -30,8 +30,7 @@ CAUSES: Mapping[int, str] = {
     signal.SIGTERM: "interrupted by SIGTERM",
     signal.SIGHUP: "interrupted: the terminal was closed",
 }
-# Set for a child whose standard input is a pipe that only its parent holds open: the child ends once the parent is
-# gone.
+# Set for a child whose standard input is a pipe that only its parent holds open: it ends once the parent is gone.
 LIFELINE = "ROOFLAUNCH_LIFELINE"
 # A second Ctrl-C may be impatience, and a closing window sends two signals. A third signal kills the child.
 SIGNALS_UNTIL_KILLED = 3
@@ -40,7 +39,7 @@ AGAIN_S = 0.05
 
 
 class _Watch:
-    """State of one `stoppable`: the first signal, and whether it may raise now."""
+    """What one `stoppable` has heard."""
 
     def __init__(self) -> None:
         self.process = os.getpid()
@@ -62,7 +61,7 @@ _parent_is_gone = False
 
 
 def interruption(number: int) -> InterruptedRunError:
-    """Error for a signal, which names its cause."""
+    """The error that says what the user did."""
     gone = number == signal.SIGTERM and _parent_is_gone
     return InterruptedRunError(
         "interrupted: the process that started this run is gone" if gone else CAUSES[number],
@@ -72,9 +71,9 @@ def interruption(number: int) -> InterruptedRunError:
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Raise `InterruptedRunError` on the first signal; later signals change nothing, so that the bundle gets sealed.
+    """Raise `InterruptedRunError` on the first signal; later ones change nothing, so that the bundle gets sealed.
 
-    Signals that were blocked while this process started, as `run_child` does, are delivered now.
+    Signals that were held back while this process started, as `run_child` does, come now.
     """
     global _watch  # noqa: PLW0603 - a signal handler is the process's too
     outer, _watch = _watch, _Watch()
@@ -93,7 +92,7 @@ def check() -> None:
 
 
 def asked() -> InterruptedRunError | None:
-    """Error for the signal since `stoppable` began, even if it was raised and caught; None without a signal."""
+    """The interruption that has come since `stoppable` began, whatever became of it."""
     return None if _watch is None or _watch.signal is None else interruption(_watch.signal)
 
 
