@@ -1,6 +1,6 @@
 """The instrumented trainer: `python -m workload train|profile|ceilings|…`.
 
-`import rooflaunch` is what a training script says of itself; `workload.step()` and `workload.step_done()` are the same.
+Training scripts import `rooflaunch`. `workload.step()` and `workload.step_done()` are the same functions.
 """
 
 from rooflaunch import step, step_done

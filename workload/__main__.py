@@ -1,4 +1,4 @@
-"""`python -m workload`: the trainer's door."""
+"""Entry point of the trainer, `python -m workload`."""
 
 import sys
 
@@ -12,7 +12,7 @@ def enter() -> int:
 
 
 def _start() -> int:
-    """Run the command; from here on a signal ends it in order, also while it imports torch."""
+    """Run the command; a signal ends it in order, even while it imports torch."""
     interrupt.end_with_parent()
     try:
         with interrupt.stoppable():

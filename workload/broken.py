@@ -1,4 +1,4 @@
-"""The bundle of a run that broke off before its trainer could seal one, by whoever survives. Standard library only."""
+"""Seals the bundle of a run whose trainer ended before it could do so itself. Standard library only."""
 
 import csv
 import sys
@@ -26,9 +26,9 @@ NOTE = "the trainer ended before it could describe the run: what is recorded her
 def settle(
     code: int, error: Exception | None, folders: Sequence[Path], *, output: Path, spec: RunSpec, context: Context
 ) -> list[Path]:
-    """Seal what a trainer left that others ended, with `error`, or a bug; returns all its bundles' folders.
+    """Seal the bundles of a trainer that ended with a bug or was ended by `error`; return all its bundles' folders.
 
-    `folders`: those that it had opened. A run that had opened none gets a bundle here, unless it was interrupted.
+    `folders`: bundles that it had opened. A run that had opened none gets a bundle here, unless it was interrupted.
     """
     if error is None and code != ExitCode.BUG:
         return list(folders)
@@ -45,7 +45,7 @@ def settle(
 
 
 def status_of(error: Exception) -> Status:
-    """How a run ended that `error` broke off."""
+    """Status of a run that `error` ended."""
     match error:
         case OutOfDeviceMemoryError():
             return Status.OUT_OF_MEMORY
@@ -62,7 +62,7 @@ def _is_completed(folder: Path) -> bool:
 
 
 def leave(output: Path, spec: RunSpec, context: Context, status: Status, error: str) -> Path:
-    """A sealed bundle for a trainer that ended before it opened one; returns its folder."""
+    """Write a sealed bundle for a trainer that ended before it opened one; return its folder."""
     now, spec = datetime.now(UTC), _filled(spec)
     assert spec.batch_size is not None
     run_id = bundle.make_run_id(
@@ -78,7 +78,7 @@ def leave(output: Path, spec: RunSpec, context: Context, status: Status, error: 
 
 
 def close(folder: Path, spec: RunSpec, context: Context, status: Status, error: str) -> None:
-    """Seal the bundle that a trainer left open, with the steps that it had flushed; a complete one stays as it is."""
+    """Seal a bundle that a trainer left open, with the steps that it had flushed; a complete bundle is not changed."""
     if (folder / bundle.MANIFEST).exists():
         return
     if not (folder / bundle.RECORD).exists():
@@ -92,7 +92,7 @@ def close(folder: Path, spec: RunSpec, context: Context, status: Status, error: 
 
 
 def _filled(spec: RunSpec) -> RunSpec:
-    """Defaults that depend on the device, without torch: `auto` becomes what it takes first where that is there."""
+    """Fill in defaults without torch; `auto` becomes the device that the trainer would most likely choose."""
     device = spec.device
     if device is Device.AUTO:
         gpu = Device.CUDA if HostSystem().exists("/dev/nvidiactl") else Device.CPU
@@ -101,8 +101,8 @@ def _filled(spec: RunSpec) -> RunSpec:
 
 
 def _record(run_id: str, spec: RunSpec, context: Context) -> Record:
-    """What `workload.train` writes first, as far as it can be known from outside."""
-    # A launcher that starts containers has looked already.
+    """First record of a run, as `workload.train` writes it, with the facts known from outside."""
+    # A launcher that starts containers has collected these facts already.
     seen: dict[str, dict[str, object]] = {} if "host" in context.outside else outside_facts()
     sections = {name: {**seen.get(name, {}), **context.outside.get(name, {})} for name in {*seen, *context.outside}}
     where = {

@@ -1,4 +1,4 @@
-"""`python -m workload.bundle`: verify bundles. Their format is in `workload.contract.bundle`."""
+"""Verifies bundles: `python -m workload.bundle`. Their format is in `workload.contract.bundle`."""
 
 import sys
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ example:
 
 
 def main(folders: Sequence[str]) -> int:
-    """Verify bundles, a line each; the exit code is 8 if one is incomplete, damaged or foreign."""
+    """Verify bundles and print a line for each; the exit code is 8 if one is incomplete, damaged or foreign."""
     if {"-h", "--help"} & set(folders):
         print(as_typed(HELP))
         return ExitCode.DONE

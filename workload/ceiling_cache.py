@@ -1,6 +1,6 @@
-"""The ceilings that a run measured, kept beside its bundles for the runs of the next hour.
+"""Stores a run's measured ceilings beside its bundles, for the runs of the next hour.
 
-Only clean rates are kept: one that was measured on a busy machine would spoil the verdict of every run after it.
+Only clean rates are stored: a rate from a busy machine would spoil the verdicts of all later runs.
 """
 
 import json
@@ -18,7 +18,7 @@ from workload.contract.files import replace_text
 from workload.contract.spec import Device
 
 CACHE_NAME = ".ceilings.json"
-# 2: each rate tells how many CPUs it got. 3: a GPU was loaded before. Files of older schemas are never used again.
+# 2: each rate has the number of CPUs used. 3: a GPU was loaded before. Files of older schemas are ignored.
 CACHE_SCHEMA = 3
 MAX_AGE_S = 3600.0
 
@@ -34,10 +34,10 @@ def cached_or_measure(
     max_age_s: float = MAX_AGE_S,
     now: Callable[[], datetime] = lambda: datetime.now(UTC),
 ) -> tuple[Ceilings, float]:
-    """The ceilings and their age in seconds, 0 where all were measured now; kept in `folder` for the runs that follow.
+    """Ceilings and their age in seconds, 0 if all were measured now; stored in `folder` for later runs.
 
-    A file that is damaged, of another machine, device, torch or thread count, too old or from the future is replaced,
-    and with `fresh` every file; what one lacks is measured. A folder that cannot be written is no error.
+    A file is replaced if it is damaged, too old, from the future, or of another machine, device, torch or thread count;
+    with `fresh` always. Rates that a usable file lacks are measured. A folder that cannot be written is no error.
     """
     path = folder / CACHE_NAME
     kept = None if fresh else _read(path, identity(device))
@@ -61,7 +61,7 @@ def cached_or_measure(
 
 
 def _joined(kept: Ceilings, more: Ceilings) -> Ceilings:
-    """`kept`, with its time of measurement, and the rates of `more`."""
+    """Add the rates of `more` to `kept`, which keeps its time of measurement."""
     measured_now = {*more.flop_per_s, *more.bytes_per_s}
     unavailable = {key: why for key, why in kept.unavailable.items() if key not in measured_now}
     return replace(
@@ -74,7 +74,7 @@ def _joined(kept: Ceilings, more: Ceilings) -> Ceilings:
 
 
 def _read(path: Path, here: Mapping[str, Any]) -> Ceilings | None:
-    """The file's ceilings; None where there is none that is whole, clean and holds for this machine."""
+    """Ceilings in the file; None unless it is complete, clean and valid for this machine."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         kept = Ceilings.from_json(content["ceilings"])
@@ -87,7 +87,7 @@ def _read(path: Path, here: Mapping[str, Any]) -> Ceilings | None:
 
 
 def _write(path: Path, measured: Ceilings) -> None:
-    """Whole or not at all: another run may read the file at any moment."""
+    """Write atomically, because another run may read the file at any moment."""
     text = json.dumps({"schema": CACHE_SCHEMA, "ceilings": measured.to_json()}, indent=1)
     with suppress(OSError):
         replace_text(path, text, shared=True, durable=False)

@@ -1,4 +1,4 @@
-"""What a measurement of ceilings gives: rates, how far to trust them, and how people read them."""
+"""Results of measuring ceilings: rates, their reliability, and their text for people."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -10,25 +10,29 @@ import numpy as np
 
 from workload.contract.text import counted, of_cpus, percent, si
 
-# Products and copies on an idle virtual machine of two CPUs got 92 % to 99.7 % of them (2026-11, analysis/example).
+# On an idle virtual machine of two CPUs, products and copies got 92 % to 99.7 % of the CPUs (2026-11,
+# analysis/example).
 LEAST_CPU_SHARE = 0.9
-# p95 over p5: 1.04 to 1.12 on that machine. A guess for a GPU that its power limit slows down; none was measured.
+# Limit of p95 over p5, which was 1.04 to 1.12 on that machine. For a GPU slowed down by its power limit the value is a
+# guess: none was measured.
 WIDEST_SPREAD = 2.0
 FEWEST_SAMPLES = 3
-# A last third that is slower by less is noise: the medians of thirds on an idle machine lie 1 % to 2 % apart.
+# A smaller slowdown of the last third is noise: on an idle machine the medians of thirds differ by 1 % to 2 %.
 BURST_MARGIN = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredRate:
-    """FLOP or bytes per second over `samples` samples. `size` is the edge of the matrices, or the bytes of an array.
+    """FLOP or bytes per second over `samples` samples. `size`: edge of the matrices, or bytes of an array.
 
-    The device was loaded for `load_s` seconds before the samples. `first_third` is the median over the first third of
-    the load (without one, of the samples), `last_third` over the last third of the samples. Where a loaded device
-    slowed down in between, they are also `burst` and `sustained`, of which the latter is the roof; else both are None.
+    The device was loaded for `load_s` seconds before the samples. `first_third`: median over the first third of the
+    load (without a load, of the samples); `last_third`: median over the last third of the samples. If a loaded device
+    slowed down in between, these two are also `burst` and `sustained`, of which the latter is the roof; else both are
+    None.
 
-    `conditions` are a GPU's clock, power and temperature halfway through the samples, under load, those at both ends
-    beside them. On a CPU, `cpus` is how many CPUs the samples got, and `cpus_wanted` how many they have threads for.
+    `conditions`: a GPU's clock, power and temperature halfway through the samples, under load; `conditions_at_start`
+    and `conditions_at_end`: at both ends. On a CPU, `cpus`: number of CPUs that the samples got, and `cpus_wanted`:
+    number that they have threads for.
     """
 
     median: float
@@ -51,7 +55,7 @@ class MeasuredRate:
 
     @classmethod
     def of(cls, work: float, taken: "Samples", *, size: int) -> Self:
-        """From the FLOP or bytes of a call."""
+        """Rate from the FLOP or bytes of a call and the sampled times."""
         rates = work / np.array(taken.call_s)
         p5, median, p95 = (float(q) for q in np.quantile(rates, (0.05, 0.5, 0.95)))
         early = work / np.array(taken.load_call_s or taken.call_s)
@@ -80,12 +84,12 @@ class MeasuredRate:
 
     @property
     def roof(self) -> float:
-        """What a long run is held against: the sustained rate where it is another one than the median's."""
+        """Rate that a long run is compared with: the sustained rate if it differs, else the median."""
         return self.median if self.sustained is None else self.sustained
 
     @property
     def slowdown(self) -> str | None:
-        """How a loaded device slowed down, with its clocks; None where it did not."""
+        """Slowdown of a loaded device, with its clocks, as text; None if there was none."""
         if self.burst is None or self.sustained is None:
             return None
         ends = [(reading or {}).get("sm_clock_mhz") for reading in (self.conditions_at_start, self.conditions_at_end)]
@@ -94,12 +98,12 @@ class MeasuredRate:
 
     @property
     def is_starved(self) -> bool:
-        """Whether other work had the CPUs that the samples wanted."""
+        """Whether other work had CPUs that the samples wanted."""
         return self.cpus is not None and self.cpus < LEAST_CPU_SHARE * (self.cpus_wanted or 0.0)
 
     @property
     def doubt(self) -> str | None:
-        """Why this rate may be far below what the machine can do; None where it is clean."""
+        """Reason why this rate may be far below the machine's ability; None if the measurement is clean."""
         if self.is_starved and self.cpus is not None:
             return f"the machine was busy: the samples got {of_cpus(self.cpus, self.cpus_wanted or 0.0)}"
         if self.samples < FEWEST_SAMPLES:
@@ -110,7 +114,7 @@ class MeasuredRate:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """The reverse of `asdict`. Raises TypeError or ValueError for anything that is no rate."""
+        """Inverse of `asdict`. Raises TypeError or ValueError for anything that is no rate."""
         rate = cls(**value)
         numbers = (rate.median, rate.best, rate.min, rate.p5, rate.p95, rate.samples, rate.size)
         # A NaN fails the comparison too.
@@ -121,7 +125,10 @@ class MeasuredRate:
 
 @dataclass(frozen=True, kw_only=True)
 class Samples:
-    """Seconds per call of each sample and of those that loaded the device before; the rest as in `MeasuredRate`."""
+    """Seconds per call of each sample, and of the calls that loaded the device before.
+
+    Other fields: see `MeasuredRate`.
+    """
 
     call_s: list[float]
     load_call_s: list[float] = field(default_factory=list)
@@ -135,7 +142,7 @@ class Samples:
 
 @dataclass(frozen=True, kw_only=True)
 class Ceilings:
-    """What one machine reached; `unavailable` says why a rate is missing. `measured_at` is UTC in ISO 8601.
+    """Rates that one machine reached; `unavailable`: reason for each missing rate. `measured_at`: UTC in ISO 8601.
 
     `machine_id` tells machines of one kind apart: the nodes of a cluster may share an output folder.
     """
@@ -157,7 +164,7 @@ class Ceilings:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """The reverse of `to_json`. Raises KeyError, TypeError, ValueError or AttributeError for anything else."""
+        """Inverse of `to_json`. Raises KeyError, TypeError, ValueError or AttributeError for anything else."""
         rates = {
             name: {key: MeasuredRate.from_json(rate) for key, rate in value[name].items()}
             for name in ("flop_per_s", "bytes_per_s")
@@ -165,12 +172,12 @@ class Ceilings:
         return cls(**{**value, **rates})
 
     def age_s(self, now: datetime) -> float:
-        """Seconds since the measurement; negative where the clock was set back. ValueError for a foreign time."""
+        """Seconds since the measurement; negative if the clock was set back. Raises ValueError for a foreign time."""
         return (now - datetime.fromisoformat(self.measured_at)).total_seconds()
 
 
 def table(measured: Ceilings) -> str:
-    """One line per rate, and one per rate that is missing."""
+    """Text with a line for each rate, and for each missing rate."""
     units = [(measured.flop_per_s, "FLOP/s"), (measured.bytes_per_s, "B/s")]
     lines = [f"{measured.device}, {measured.software}, {measured.threads} threads"]
     lines += [_row(name, rate, unit) for rates, unit in units for name, rate in rates.items()]

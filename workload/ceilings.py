@@ -1,10 +1,10 @@
-"""Measured ceilings: the FLOP/s of a matrix product per precision, and the bytes/s of copy and triad.
+"""Measures ceilings: the FLOP/s of a matrix product per precision, and the bytes/s of copy and triad.
 
-Every probe has a time limit of its own, because a CPU without units for a type is a hundred times slower with it:
-2 s for each product, 1 s for each of copy and triad, and on a GPU 1.5 s of load before each keep the whole under 20 s
-on any quiet machine. A probe that was disturbed is repeated once; a rate that stays disturbed is unavailable, because a
-ceiling that is too low makes every run below it look better than it is. Where other work has the CPUs, all further
-rates are given up too: the run continues without a ceiling.
+Every probe has its own time limit, because a CPU without units for a type is a hundred times slower with it: 2 s for
+each product, 1 s for each of copy and triad, and on a GPU 1.5 s of load before each keep the whole under 20 s on any
+quiet machine. A disturbed probe is repeated once. A rate that stays disturbed is unavailable, because a ceiling that is
+too low makes every run below it look better than it is. If other work has the CPUs, all further rates are given up too:
+the run continues without a ceiling.
 """
 
 import os
@@ -36,35 +36,35 @@ from workload.nvml import GpuSensors
 
 PRODUCT_LIMIT_S = 2.0
 BANDWIDTH_LIMIT_S = 1.0
-# From idle a GPU is faster than it can stay: a T4, an L4 or a laptop's meets its power limit within a second or two.
-# A CPU's clock settles within milliseconds, while the size of its product is chosen; its power limit comes after half a
-# minute, for which no probe can wait.
+# From idle a GPU is faster than it can stay: a T4, an L4 or a laptop's GPU meets its power limit within a second or
+# two. A CPU's clock settles within milliseconds, while the size of its product is chosen. A CPU's power limit comes
+# after half a minute, for which no probe can wait.
 LOAD_S = {Device.CUDA: 1.5, Device.MPS: 1.5, Device.CPU: 0.0}
 SAMPLES = 30
 SAMPLE_S = 10e-3
-# A call this long hides what it costs to launch it.
+# A call this long hides the cost of its launch.
 LONG_CALL_S = 5e-3
-# Before one call's time decides that a product is large enough, the best of so many does: a wait looks like work.
+# The best of this many times decides whether a product is large enough, because a wait for a CPU looks like work.
 TIMINGS = 3
 SMALLEST_EDGE = 128
-# The product of matrices of twice the edge. One that took less than half as much longer measured mostly a busy
-# machine's waits: such a call may be long, and still too small.
+# Growth of a product's work when the edge doubles. If its time grows by less than half of this, the time is mostly
+# waits of a busy machine: such a call may be long, but the product still too small.
 GROWTH = 8
 WORK_GROWTH = 4
-# What must still fit after the next step of growth: a warm-up call, a timed one and three samples.
+# Calls that must still fit after the next step of growth: a warm-up, a timed one and three samples.
 CALLS_AHEAD = 5
-# Of the memory that is free, so that no neighbour is pushed out.
+# Matrices and arrays take at most the free memory divided by this, so that other processes keep theirs.
 MEMORY_SHARE = 4
 # STREAM's rule, https://www.cs.virginia.edu/stream/ref.html#size: four times the last-level cache.
 CACHE_MULTIPLE = 4
-# At least this on a GPU, and where the size of the cache is unknown.
+# Least total size of the arrays on a GPU, and if the size of the cache is unknown.
 USUAL_FOOTPRINT_BYTES = 10**9
-# Touching memory for the first time took 2.2 s for a GB on a fresh virtual machine.
+# Largest total size: touching a GB of memory for the first time took 2.2 s on a fresh virtual machine.
 LARGEST_FOOTPRINT_BYTES = 2 * 10**9
 SMALLEST_ARRAY_BYTES = 2**20
 ARRAYS = 3
 COPY, TRIAD = "copy", "triad"
-# How many arrays one call moves.
+# Number of arrays that one call moves.
 MOVED = {COPY: 2, TRIAD: 3}
 TRIAD_FACTOR = 3.0
 
@@ -74,13 +74,13 @@ DTYPES = {
     Precision.AMP: torch.float16,
     Precision.BF16: torch.bfloat16,
 }
-# They limit the instructions that a CPU's matrix product uses.
+# Variables that limit the instructions of a CPU's matrix product.
 ISA_VARIABLES = ("ATEN_CPU_CAPABILITY", "DNNL_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")
 
-# A clean measurement, or the end after so many.
+# Attempts at a clean measurement.
 ATTEMPTS = 2
-# No attempt begins that would end later than this after the first, judged by the longest so far: on a busy machine a
-# probe takes many times its limit, and somebody waits for a run.
+# An attempt begins only if it would end within this time after the first, judged by the longest so far. On a busy
+# machine a probe takes many times its limit, while somebody waits for the run.
 MOST_S = 60.0
 
 Call = Callable[[], object]
@@ -90,21 +90,21 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Deadline:
-    """A point of the host's clock, in seconds."""
+    """Point of the host's clock, in seconds."""
 
     end_s: float
     now_s: Callable[[], float]
 
     def allows(self, seconds: float) -> bool:
-        """Whether `seconds` more fit."""
+        """Whether `seconds` more fit before the deadline."""
         return self.now_s() + seconds <= self.end_s
 
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """How to measure: the device's clock, the host's, a limit in host seconds, a GPU's sensors, a CPU's threads.
+    """Settings of a measurement: clocks of device and host, a limit in host seconds, a GPU's sensors, a CPU's threads.
 
-    The device is loaded for `load_s` host seconds first, for which the limit waits.
+    The device is loaded for `load_s` host seconds first, which do not count against the limit.
     """
 
     clock: Clock
@@ -115,16 +115,16 @@ class Probe:
     cpus_wanted: float | None = None
 
     def deadline(self) -> Deadline:
-        """The limit, counted from now."""
+        """Deadline of this probe, counted from now."""
         return Deadline(end_s=self.now_s() + self.limit_s, now_s=self.now_s)
 
     def warm_up(self, call: Call) -> None:
-        """The first call selects kernels and touches memory; its time says nothing."""
+        """Make the first call, which selects kernels and touches memory, and is not timed."""
         call()
         self.clock.synchronize()
 
     def call_s(self, call: Call, *, calls: int = 1, meanwhile: Call | None = None) -> float:
-        """Device seconds for one of `calls` calls in a row; `meanwhile` runs while a GPU works them off."""
+        """Device seconds per call, over `calls` calls in a row; `meanwhile` runs while a GPU executes them."""
         start = self.clock.mark()
         for _ in range(calls):
             call()
@@ -137,7 +137,7 @@ class Probe:
 
 @dataclass(kw_only=True)
 class Patience:
-    """The time for all probes; `gave_up`: why no further one begins."""
+    """Time limit of all probes; `gave_up`: reason why no further probe begins, else None."""
 
     began_s: float
     now_s: Callable[[], float] = time.perf_counter
@@ -145,7 +145,7 @@ class Patience:
     gave_up: str | None = None
 
     def attempt(self, measure_rate: Callable[[], MeasuredRate]) -> MeasuredRate:
-        """Measure once, and remember how long it took."""
+        """Measure once and record the duration."""
         began_s = self.now_s()
         rate = measure_rate()
         self.longest_s = max(self.longest_s, self.now_s() - began_s)
@@ -159,7 +159,7 @@ class Patience:
 
 @dataclass(frozen=True, kw_only=True)
 class _Product:
-    """A matrix product that was timed once."""
+    """A matrix product, timed once."""
 
     edge: int
     call: Call
@@ -176,10 +176,10 @@ def measure(
     limit_share: float = 1.0,
     now: Callable[[], datetime] = lambda: datetime.now(UTC),
 ) -> Ceilings:
-    """Measure the `precisions` (all by default) and, unless told otherwise, copy and triad.
+    """Measure the `precisions` (all by default) and, with `bandwidth`, copy and triad.
 
     `sample` reads a GPU's sensors; `limit_share` shortens each probe's load and time limit. Random state, precision
-    settings and the GPU's allocator are left as they were found.
+    settings and the GPU's allocator are left as they were.
     """
     began_s, measured_at = time.perf_counter(), now()
     probe = Probe(
@@ -212,7 +212,7 @@ def measure(
 
 
 def _cpus_wanted(device: Device) -> float | None:
-    """How many CPUs a product keeps busy, where that is known: Apple's products run on units that no thread is."""
+    """Number of CPUs that a product keeps busy; None if unknown: Apple's products run on units that are no threads."""
     if device is not Device.CPU or platform.system() == "Darwin":
         return None
     return min(torch.get_num_threads(), usable_cpus())
@@ -223,7 +223,7 @@ def wanted(precisions: Collection[str] | None) -> list[Precision]:
 
 
 def sensors_of(device: Device) -> Sampler | None:
-    """What reads the GPU's clock, power and temperature; None where NVML does not know it."""
+    """Function that reads the GPU's clock, power and temperature; None if NVML does not know the device."""
     gpu = GpuSensors.open(torch.cuda.current_device()) if device is Device.CUDA else None
     return gpu.sample if gpu else None
 
@@ -273,9 +273,9 @@ def _first_clean(
     unavailable: dict[str, str],
     report: Report,
 ) -> MeasuredRate | None:
-    """The first of two measurements that nothing disturbed; where both were, `unavailable` says by what.
+    """First of two measurements without disturbance; None if both were disturbed, with the reason in `unavailable`.
 
-    Where other work has the CPUs, or the time is over, no further rate is measured.
+    If other work has the CPUs, or the time is over, no further rate is measured.
     """
     for attempt in range(1, ATTEMPTS + 1):
         rate = patience.attempt(measure_rate)
@@ -311,12 +311,12 @@ def _why_no_tf32(device: Device) -> str | None:
 
 
 def product_rate(device: Device, precision: Precision, probe: Probe) -> MeasuredRate:
-    """The rate of an n x n x n product: 2 n^3 FLOP. Raises what the device raises if it cannot do the smallest one."""
+    """Rate of an n x n x n product: 2 n^3 FLOP. Raises the device's error if it cannot compute the smallest one."""
     dtype = DTYPES[precision]
     make = _product_maker(device, dtype)
     largest_edge = isqrt(free_memory_bytes(device) // MEMORY_SHARE // (3 * dtype.itemsize))
     with matmul_precision(precision):
-        # Loads libraries, which counts for none of the samples and not against the limit.
+        # Loads libraries, outside of the samples and the time limit.
         probe.warm_up(make(SMALLEST_EDGE))
         deadline = probe.deadline()
         product = grow(make, probe, deadline, largest_edge=largest_edge)
@@ -325,7 +325,7 @@ def product_rate(device: Device, precision: Precision, probe: Probe) -> Measured
 
 
 def _product_maker(device: Device, dtype: torch.dtype) -> Callable[[int], Call]:
-    # A generator of our own: the run's random state is not ours to advance.
+    # A separate generator, so that the run's random state does not change.
     generator = torch.Generator(device.value).manual_seed(0)
 
     def make(edge: int) -> Call:
@@ -337,7 +337,7 @@ def _product_maker(device: Device, dtype: torch.dtype) -> Callable[[int], Call]:
 
 
 def grow(make: Callable[[int], Call], probe: Probe, deadline: Deadline, *, largest_edge: int) -> _Product:
-    """Double the edge until a call is long, or time or memory would not suffice for the next one."""
+    """Double the edge until a call is long, or until time or memory would not suffice for the next one."""
     smaller, product = None, _timed(make, SMALLEST_EDGE, probe)
     while 2 * product.edge <= largest_edge:
         if _is_enough(product, smaller, deadline):
@@ -367,7 +367,7 @@ def _timed(make: Callable[[int], Call], edge: int, probe: Probe) -> _Product:
 
 
 def _timed_again(product: _Product, probe: Probe, deadline: Deadline) -> _Product:
-    """With its shortest time, as long as the samples still fit: where other work waits too, one time is chance."""
+    """Product with its shortest time of several, as long as the samples still fit. A single time may be chance."""
     best_s = product.call_s
     for _ in range(TIMINGS - 1):
         if deadline.allows(CALLS_AHEAD * best_s):
@@ -378,7 +378,8 @@ def _timed_again(product: _Product, probe: Probe, deadline: Deadline) -> _Produc
 def take_samples(call: Call, call_s: float, probe: Probe, deadline: Deadline) -> Samples:
     """Load the device, then take up to 30 samples of at least 10 ms, at least one.
 
-    `call_s` is what a call is expected to take. Sensors are read under load: at once, at half time and at the last.
+    `call_s`: expected seconds of a call. Sensors are read under load: at the start, at half time and at the last
+    sample.
     """
     calls = ceil(SAMPLE_S / call_s) if call_s < SAMPLE_S else 1
     readings: dict[str, Mapping[str, object]] = {}
@@ -405,7 +406,7 @@ def take_samples(call: Call, call_s: float, probe: Probe, deadline: Deadline) ->
         call_s=samples,
         load_call_s=load,
         load_s=load_s,
-        # Where the time was too short for a half time, at the start.
+        # At the start, if the time was too short for a reading at half time.
         conditions=readings.get("half", readings.get("start")),
         conditions_at_start=readings.get("start"),
         conditions_at_end=readings.get("end"),
@@ -416,9 +417,9 @@ def take_samples(call: Call, call_s: float, probe: Probe, deadline: Deadline) ->
 
 @contextmanager
 def matmul_precision(precision: Precision) -> Iterator[None]:
-    """TF32 on for `tf32`, off for every other; afterwards as before.
+    """Turn TF32 on for `tf32` and off for every other precision; restore the setting afterwards.
 
-    Not by the newer `fp32_precision` switches: torch raises where these and the older ones are mixed.
+    The newer `fp32_precision` switches are not used: torch raises if they are mixed with the older ones.
     """
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if precision is Precision.TF32 else "highest")
@@ -434,7 +435,7 @@ def matmul_precision(precision: Precision) -> Iterator[None]:
 def _byte_rates(
     device: Device, probe: Probe, patience: Patience, unavailable: dict[str, str], report: Report
 ) -> tuple[dict[str, MeasuredRate], str]:
-    """The rates, and what there is to say about the size of the arrays."""
+    """Rates of copy and triad, and a sentence on the size of the arrays."""
     report("measuring this machine's ceiling: memory bandwidth")
     cache_bytes, free_bytes = last_level_cache_bytes(device), free_memory_bytes(device)
     array_bytes = choose_array_bytes(device, cache_bytes=cache_bytes, free_bytes=free_bytes)
@@ -451,7 +452,7 @@ def _byte_rates(
 
 
 def choose_array_bytes(device: Device, *, cache_bytes: int | None, free_bytes: int) -> int:
-    """So that the three arrays make four times the cache, within 2 GB and a quarter of the free memory."""
+    """Bytes of each array, for three arrays of four times the cache, within 2 GB and a quarter of the free memory."""
     wanted = CACHE_MULTIPLE * (cache_bytes or 0)
     if device is not Device.CPU or cache_bytes is None:
         wanted = max(wanted, USUAL_FOOTPRINT_BYTES)
@@ -460,7 +461,7 @@ def choose_array_bytes(device: Device, *, cache_bytes: int | None, free_bytes: i
 
 
 def _allocate(device: Device, array_bytes: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Three arrays with their memory touched; smaller ones where these do not fit after all."""
+    """Allocate three arrays and touch their memory; if they do not fit, halve their size."""
     count = array_bytes // torch.float32.itemsize
     try:
         first, second, third = (torch.full((count,), float(n), device=device.value) for n in range(ARRAYS))
@@ -473,12 +474,12 @@ def _allocate(device: Device, array_bytes: int) -> tuple[Tensor, Tensor, Tensor]
 
 
 def _byte_rate(name: str, arrays: tuple[Tensor, Tensor, Tensor], probe: Probe) -> MeasuredRate:
-    """Copy (a = b) moves two arrays, triad (a = b + q c) three; lines that a CPU reads before writing do not count.
+    """Rate of copy (a = b), which moves two arrays, or triad (a = b + q c), which moves three.
 
-    Source: https://www.cs.virginia.edu/stream/ref.html#counting.
+    Lines that a CPU reads before writing do not count. Source: https://www.cs.virginia.edu/stream/ref.html#counting.
     """
     a, b, c = arrays
-    # Each copy goes to the array that was used least recently, so that all three wash through the cache.
+    # Each copy writes to the least recently used array, so that all three pass through the cache.
     pairs = cycle(((a, b), (c, a), (b, c)))
 
     def copy() -> Tensor:
@@ -499,14 +500,17 @@ def _footprint(array_bytes: int, *, cache_bytes: int | None) -> str:
     if cache_bytes is None:
         return f"{arrays}, last-level cache unknown"
     multiple = ARRAYS * array_bytes / cache_bytes
-    # Whole elements make an array a few bytes shorter than asked for.
+    # Rounding to whole elements makes an array a few bytes shorter than requested.
     is_enough = multiple > CACHE_MULTIPLE - 0.01
     verdict = f"at least {CACHE_MULTIPLE}x" if is_enough else f"only {multiple:.3g}x, for lack of memory or time,"
     return f"{arrays}, together {verdict} the last-level cache of {cache_bytes / 1e6:.0f} MB"
 
 
 def last_level_cache_bytes(device: Device, machine: HostSystem | None = None) -> int | None:
-    """A GPU's L2; on a CPU all instances of the largest cache that this process's CPUs use. None where unknown."""
+    """Size of a GPU's L2; on a CPU of all instances of the largest cache that this process's CPUs use.
+
+    None if unknown.
+    """
     if device is Device.CUDA:
         return int(torch.cuda.get_device_properties().L2_cache_size)
     machine = machine or HostSystem()
@@ -519,7 +523,7 @@ def last_level_cache_bytes(device: Device, machine: HostSystem | None = None) ->
 
 
 def free_memory_bytes(device: Device, machine: HostSystem | None = None) -> int:
-    """What the device's allocator could hand out; on a CPU within the container's limit too."""
+    """Bytes that the device's allocator could provide; on a CPU limited by the container too."""
     if device is Device.CUDA:
         return int(torch.cuda.mem_get_info()[0])
     machine = machine or HostSystem()
@@ -528,12 +532,12 @@ def free_memory_bytes(device: Device, machine: HostSystem | None = None) -> int:
     return available if limit is None else min(available, max(0, limit - psutil.Process().memory_info().rss))
 
 
-# --- what surrounds a probe
+# --- context managers around a probe
 
 
 @contextmanager
 def _refusals(name: str, unavailable: dict[str, str]) -> Iterator[None]:
-    """What the device cannot do becomes the reason why a rate is missing."""
+    """Record an error of the device as the reason why a rate is missing."""
     try:
         yield
     except (RuntimeError, MemoryError, TypeError) as error:
@@ -542,7 +546,7 @@ def _refusals(name: str, unavailable: dict[str, str]) -> Iterator[None]:
 
 @contextmanager
 def _released(device: Device) -> Iterator[None]:
-    """Gives the probe's memory back to the GPU, so that the run finds it as free as before."""
+    """Return the probe's memory to the GPU afterwards, so that the run has as much as before."""
     try:
         yield
     finally:
@@ -551,9 +555,9 @@ def _released(device: Device) -> Iterator[None]:
 
 
 def identity(device: Device) -> dict[str, Any]:
-    """What ceilings depend on, by the field of `Ceilings`."""
+    """Facts that ceilings depend on, by the field of `Ceilings`."""
     machine = HostSystem()
-    # Containers have host names of their own; the kernel's boot id is the same in all of them.
+    # Containers have their own host names; the kernel's boot id is the same in all of them.
     ids = [machine.text("/proc/sys/kernel/random/boot_id") or platform.node()]
     if device is Device.CUDA:
         properties = torch.cuda.get_device_properties()

@@ -1,6 +1,6 @@
-"""The trainer's command line. Nothing heavy is imported before a command needs it.
+"""Command line of the trainer. Large packages are imported only by the commands that need them.
 
-stdout carries results only: `train` prints the bundle's folder as soon as it exists, the others their table or JSON.
+stdout carries only results: `train` prints the bundle's folder as soon as it exists, the others their table or JSON.
 """
 
 import argparse
@@ -76,21 +76,21 @@ GPU_TRUTH_EXAMPLES = """examples:
   python -m workload gpu-truth -o truth --part counters --again  one part, anew
   analyze gpu-truth truth                                        claim, expected, found, verdict
 """
-# The whole evidence of a GPU must cost no more of it.
+# Default time limit in seconds: collecting all evidence of a GPU must cost no more of its time.
 GPU_TRUTH_S = 1500.0
 TRAINER_PACKAGES = ("torch", "torchvision", "numpy", "psutil")
 INSTALL = "pip install 'rooflaunch[trainer]'"
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse with our two-line errors."""
+    """Parser with our two-line errors."""
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(message, hint=f"{self.prog} --help")
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run one command; the only place that prints an error."""
+    """Run one command and return its exit code; the only place that prints an error."""
     timeline = Timeline()
     log.to_stderr()
     try:
@@ -111,7 +111,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """The command line, with the words of somebody's own script apart; `UsageError` for what it must not be."""
+    """Parse the command line, with the words of the user's own script apart.
+
+    Raises `UsageError` if the line is not valid.
+    """
     script.refuse_stray(argv)
     ours, theirs = script.split(argv)
     parsed = _parser().parse_args(ours)
@@ -161,7 +164,7 @@ def _add_train(commands: Any) -> None:
     for option in options():
         if option.name not in FOR_SCRIPTS:
             _add_option(train, option)
-    # As of `launch local`.
+    # Switches that `launch local` has too.
     switches = train.add_mutually_exclusive_group()
     for device in (Device.CPU, Device.CUDA, Device.MPS):
         switches.add_argument(
@@ -188,7 +191,7 @@ def _add_profile(commands: Any) -> None:
     )
     profile.add_argument("bundles", metavar="BUNDLE", type=Path, nargs="+", help="folder of a completed run")
     for option in _profile_options():
-        # Not the defaults of a run: what is left out is as the bundle says.
+        # Without the defaults of a run: options left out are taken from the bundle.
         _add_option(profile, replace(option, default=None))
     profile.add_argument("--data", metavar="PATH", help="what {data} in the arguments of a script stands for")
     profile.set_defaults(command=_profile, script_words=())
@@ -199,7 +202,7 @@ def _profile_options() -> list[Option]:
 
 
 def _add_profiled_step(commands: Any) -> None:
-    """What a profile pass starts; without `help` it is not listed."""
+    """Add the command that a profile pass starts; without `help` it is not listed."""
     step = commands.add_parser("profiled-step", allow_abbrev=False)
     for option in options():
         _add_option(step, option)
@@ -211,7 +214,7 @@ def _add_profiled_step(commands: Any) -> None:
 
 
 def _add_script_ceilings(commands: Any) -> None:
-    """What a measured script has measured beside itself; without `help` it is not listed."""
+    """Add the command that measures ceilings for a measured script; without `help` it is not listed."""
     ceilings = commands.add_parser("script-ceilings", allow_abbrev=False)
     ceilings.add_argument("--device", type=Device, required=True)
     ceilings.add_argument("--precision", type=Precision, action="append", default=[])
@@ -221,7 +224,7 @@ def _add_script_ceilings(commands: Any) -> None:
 
 
 def _add_option(parser: argparse.ArgumentParser, option: Option) -> None:
-    """Options given are in the namespace, options not given are absent."""
+    """Add an option to the parser; the namespace holds only the options that are typed."""
     absent = argparse.SUPPRESS
     if option.kind is bool:
         turn_on = "" if option.default else f"; off: {option.off_flag}"
@@ -280,7 +283,7 @@ def _train(parsed: argparse.Namespace, timeline: Timeline) -> int:
     if parsed.context is None:
         context, resolved = Context(), resolve(given, os.environ, Path.cwd())
     else:
-        # The launcher has read the environment and the configuration, and says so in the context.
+        # The launcher has read the environment and the configuration; the context has the origins.
         context, resolved = Context.from_argument(parsed.context), resolve(given, {}, None)
     profiled_here = resolved.spec.profile is not Profile.NONE and not context.profile_later
     if resolved.spec.repeats > 1 or profiled_here:
@@ -289,13 +292,13 @@ def _train(parsed: argparse.Namespace, timeline: Timeline) -> int:
 
 
 def _given(parsed: argparse.Namespace) -> dict[str, object]:
-    """The run options that were given."""
+    """Run options that were typed."""
     known = {option.name for option in options()}
     return {name: value for name, value in vars(parsed).items() if name in known}
 
 
 def _train_once(resolved: Resolved, context: Context, output: Path, timeline: Timeline) -> int:
-    """A run that breaks off leaves a bundle, unless the user's mistake or signal ended it before there was one."""
+    """Train once. A failed run leaves a bundle, except after a mistake of the user or a signal before it was opened."""
     folder: Path | None = None
     try:
         from workload import train  # noqa: PLC0415 - imports torch, which takes seconds
@@ -320,9 +323,9 @@ def _train_once(resolved: Resolved, context: Context, output: Path, timeline: Ti
 
 
 def _close_broken(spec: RunSpec, context: Context, output: Path, folder: Path | None, failure: Exception) -> None:
-    """A run that broke off leaves a sealed bundle, unless it broke off before there was one by the user's doing."""
+    """Seal the bundle of a failed run, or leave a new one, unless the user ended the run before it was opened."""
     if folder is not None:
-        # `RunFailedError`: it is sealed already, or the disk is full.
+        # `RunFailedError`: the bundle is sealed already, or the disk is full.
         if not isinstance(failure, RunFailedError):
             broken.close(folder, spec, context, broken.status_of(failure), str(failure))
     elif not isinstance(failure, UsageError | ToolError | InterruptedRunError | ModuleNotFoundError):
@@ -330,7 +333,7 @@ def _close_broken(spec: RunSpec, context: Context, output: Path, folder: Path | 
 
 
 def _series(resolved: Resolved, context: Context, output: Path) -> int:
-    """Runs and the profile are processes of their own; the first run that breaks off ends it with its exit code.
+    """Run the repeats and the profile as separate processes; the first failure ends the series with its exit code.
 
     This process holds neither torch nor a GPU.
     """
@@ -343,7 +346,7 @@ def _series(resolved: Resolved, context: Context, output: Path) -> int:
         if count > 1:
             log.LOGGER.info("repeat %d of %d", repeat, count)
         told = replace(context, spec_origin=origin, profile_later=True)
-        if count > 1:  # else the launcher has said which repeat of its task this is
+        if count > 1:  # otherwise the launcher has set the number of the repeat
             told = replace(told, repeat=repeat, repeats=count)
         code = _repeat([*words, "-o", str(output)], told, output, resolved.spec, folders)
         if code != ExitCode.DONE:
@@ -356,7 +359,7 @@ def _series(resolved: Resolved, context: Context, output: Path) -> int:
 
 
 def _repeat(words: list[str], context: Context, output: Path, spec: RunSpec, folders: list[str]) -> int:
-    """One run; its bundle's folder is printed and added to `folders`. Raises what ended it from outside."""
+    """Run once as a child; print its bundle's folder and add it to `folders`. Raises the error that ended the child."""
     opened: list[Path] = []
 
     def show(folder: str) -> None:
@@ -409,7 +412,7 @@ def _profiled_step(parsed: argparse.Namespace, _: Timeline) -> int:
         explained = train.explain(error, spec)
         if explained is error:
             raise
-        # For the pass's log; the message alone reaches the user.
+        # The traceback is for the pass's log; the user gets only the message.
         traceback.print_exception(error)
         raise explained from error
     return ExitCode.DONE
@@ -421,7 +424,7 @@ def _ceilings(parsed: argparse.Namespace, _: Timeline) -> int:
     chosen = device.choose(Device(parsed.device))
     precisions = [Precision(each) for each in parsed.precision or Precision]
     if chosen is Device.CPU:
-        with suppress(UsageError):  # then the table says that the precision is unavailable
+        with suppress(UsageError):  # the table then shows that the precision is unavailable
             for dtype in {ceilings.DTYPES[precision] for precision in precisions}:
                 if note := instructions.hold_back(dtype):
                     log.LOGGER.info("note       %s", note)

@@ -1,7 +1,7 @@
-"""Time marks on the device's own timeline; on CUDA they are taken without a synchronisation.
+"""Time marks on the device's own timeline; on CUDA they need no synchronisation.
 
-A CPU computes as it is told to, so a mark is the host's clock. A CUDA GPU computes later: there a mark is an event in
-the stream, whose time is known once the device has passed it. On MPS a mark waits for the device.
+A CPU computes synchronously, so a mark is the host's clock. A CUDA GPU computes later: there a mark is an event in the
+stream, whose time is known once the device has passed it. On MPS a mark waits for the device.
 """
 
 import time
@@ -16,10 +16,10 @@ MS_PER_S = 1000
 
 
 class Clock(Protocol):
-    """Marks points of the device's timeline; a mark is opaque to everyone else."""
+    """Marks points of the device's timeline; a mark has meaning only to its clock."""
 
     def mark(self) -> Any:
-        """Mark where the device's work stands now."""
+        """Mark the present end of the device's queue."""
 
     def passed(self, mark: Any) -> bool:
         """Whether the device has reached `mark`."""
@@ -32,13 +32,13 @@ class Clock(Protocol):
 
 
 class HostClock:
-    """For a device that computes in step with the host."""
+    """Clock of a device that computes synchronously with the host."""
 
-    # Reads the monotonic clock, in seconds; called without a frame of ours, as it is within steps.
+    # Reads the monotonic clock, in seconds. A static method adds no Python frame, because it is called within steps.
     mark: Callable[[], float] = staticmethod(time.perf_counter)
 
     def passed(self, mark: float) -> bool:
-        """Say yes: the host is where its clock is."""
+        """Whether the host's clock has reached `mark`: always, for a mark that was taken."""
         return mark <= time.perf_counter()
 
     def seconds_between(self, earlier: float, later: float) -> float:
@@ -50,7 +50,7 @@ class HostClock:
 
 
 class WaitingClock(HostClock):
-    """For a GPU whose events cannot be trusted: the host's clock, once the device has done what it was told.
+    """Clock of a GPU whose events are unreliable: the host's clock, read after the device has finished its queue.
 
     MPS: an event that ends two intervals waits for ever, an empty interval raises (pytorch/pytorch issue 162872).
     """
@@ -69,20 +69,20 @@ class WaitingClock(HostClock):
 
 
 class EventClock:
-    """For a CUDA GPU: an event per mark, no synchronisation until the end."""
+    """Clock of a CUDA GPU: an event per mark, without synchronisation until the end."""
 
     def __init__(self, new_event: Callable[[], Any], synchronize: Callable[[], None]) -> None:
         self._new_event = new_event
         self._synchronize = synchronize
 
     def mark(self) -> Any:
-        """Record an event behind all work queued so far."""
+        """Record an event after all work queued so far."""
         event = self._new_event()
         event.record()
         return event
 
     def passed(self, mark: Any) -> bool:
-        """Whether the device has reached `mark`, asked without waiting."""
+        """Whether the device has reached `mark`; does not wait."""
         return bool(mark.query())
 
     def seconds_between(self, earlier: Any, later: Any) -> float:
@@ -95,7 +95,7 @@ class EventClock:
 
 
 def clock_for(device: Device) -> Clock:
-    """The clock that tells this device's time."""
+    """Clock for this device."""
     match device:
         case Device.CUDA:
             return EventClock(lambda: torch.cuda.Event(enable_timing=True), torch.cuda.synchronize)

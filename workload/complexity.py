@@ -1,8 +1,8 @@
-"""How much work a training step is: FLOP, bytes and parameters, counted on tensors without memory.
+"""Counts the work of a training step: FLOP, bytes and parameters, on tensors without memory.
 
-Model, loss, backward pass and optimizer step run once under `FakeTensorMode`: shapes, element types and the choice
-of attention kernel are those of the device, autocast included, but nothing is computed or allocated. Plain meta
-tensors would take half the time and be wrong: autocast ignores them, and they always take attention's math path.
+Model, loss, backward pass and optimizer step run once under `FakeTensorMode`: shapes, element types and the choice of
+attention kernel are those of the device, autocast included, but nothing is computed or allocated. Plain meta tensors
+would take half the time and be wrong: autocast ignores them, and they always take attention's math path.
 """
 
 import contextlib
@@ -30,10 +30,10 @@ METHOD = (
     "element-wise, normalisation and pooling ops count 0 FLOP; attention's recomputation is not counted. "
     "Bytes are modelled: lower = each tensor once, upper = each op from and to memory"
 )
-# What F.batch_norm says about one value per channel.
+# Error text of F.batch_norm for one value per channel.
 SINGLE_VALUE = "Expected more than 1 value per channel when training"
 
-# What torch.nn and torchvision make parameters and statistics with.
+# Functions by which torch.nn and torchvision create parameters and statistics.
 WEIGHT_FACTORIES = frozenset({torch.empty, torch.ones, torch.zeros})
 FAKE_TENSOR_LOGGER = "torch._subclasses.fake_tensor"
 FVCORE_LOGGER = "fvcore.nn.jit_analysis"
@@ -41,11 +41,11 @@ FVCORE_LOGGER = "fvcore.nn.jit_analysis"
 
 @dataclass(frozen=True, kw_only=True)
 class Complexity:
-    """The work of one training step, and of one image of it.
+    """Work of one training step, and of one image of it.
 
-    A step is forward, loss, backward and optimizer on `batch_size` x `grad_accumulation` images; FLOP are model FLOP
-    (1 fused multiply-add = 2), bytes an interval that is modelled, not measured. `forward_*` is the forward pass in
-    train mode, auxiliary heads included. `fvcore_mac_per_image` is None where it was not asked for or not installed.
+    A step is forward, loss, backward and optimizer on `batch_size` x `grad_accumulation` images. FLOP are model FLOP (1
+    fused multiply-add = 2). Bytes are an interval from a model, not measured. `forward_*`: forward pass in train mode,
+    including auxiliary heads. `fvcore_mac_per_image`: None if not requested or not installed.
     """
 
     parameters: int
@@ -73,10 +73,10 @@ def count(
     device: Device | str = Device.CPU,
     with_fvcore: bool = False,
 ) -> Complexity:
-    """Count one training step; `image_size` is the edge in pixels, `device` decides the kernels.
+    """Count one training step; `image_size`: edge in pixels, `device`: decides the kernels.
 
-    Raises `UsageError` where the model rejects the images or the batch. `with_fvcore` computes a real forward pass
-    of one image (0.1 to 0.8 s on two CPU cores).
+    Raises `UsageError` if the model rejects the images or the batch. `with_fvcore` computes a real forward pass of one
+    image (0.1 to 0.8 s on two CPU cores).
     """
     counted = _count_fake(
         model,
@@ -108,7 +108,7 @@ def count(
 
 
 def _countable_device(device: Device) -> str:
-    """The device whose kernels are counted: CUDA where there is one, else the CPU's."""
+    """Device whose kernels are counted: CUDA if available and requested, else the CPU."""
     return "cuda" if device in (Device.CUDA, Device.AUTO) and torch.cuda.is_available() else "cpu"
 
 
@@ -121,7 +121,7 @@ class _Counted:
 
 
 class _FakeStep:
-    """A training step on tensors that have a shape, a type and a device, but no memory; used inside its mode."""
+    """Training step on tensors that have a shape, a type and a device, but no memory; used inside FakeTensorMode."""
 
     def __init__(
         self, module: nn.Module, optimizer: Optimizer, precision: Precision, *, device_type: str, shape: tuple[int, ...]
@@ -136,7 +136,7 @@ class _FakeStep:
         self._counter = FlopCounter()
 
     def count(self, grad_accumulation: int) -> _Counted:
-        """The counts of one steady step: every pass after the first adds to gradients that exist."""
+        """Counts of one steady step: every pass after the first adds to existing gradients."""
         forward, first = self._pass()
         passes = first
         if grad_accumulation > 1:
@@ -150,7 +150,7 @@ class _FakeStep:
         )
 
     def _pass(self) -> tuple[Tally, Tally]:
-        """The forward pass alone, and one forward pass, loss and backward pass."""
+        """Counts of the forward pass, and of forward pass, loss and backward pass together."""
         before = self._counter.tally()
         with self._counter:
             with self._autocast():
@@ -161,12 +161,12 @@ class _FakeStep:
         return forward, self._counter.tally().plus(before, times=-1)
 
     def _update(self) -> Tally:
-        """One optimizer step; an uncounted one before it has made the optimizer's state."""
+        """Counts of one optimizer step, after an uncounted one that creates the optimizer's state."""
         self._optimizer.step()
         before = self._counter.tally()
         with self._counter:
             if self._precision is Precision.AMP:
-                # As GradScaler does: one pass over all gradients takes the loss scale out of them.
+                # One pass over all gradients that divides by the loss scale, like GradScaler's.
                 torch._foreach_mul_(_gradients(self._module), 1.0)
             self._optimizer.step()
         return self._counter.tally().plus(before, times=-1)
@@ -186,17 +186,20 @@ def _count_fake(
     grad_accumulation: int,
     device_type: str,
 ) -> _Counted:
-    """`shape` is (N, channels, height, width)."""
+    """Count a step for images of `shape` (N, channels, height, width)."""
     with _MetaWeights():
         module = models.build(model, num_classes=num_classes, image_size=shape[-1]).train()
-    # The mode logs a traceback for every shape that a model rejects.
+    # FakeTensorMode logs a traceback for every shape that a model rejects.
     with _quiet(FAKE_TENSOR_LOGGER), FakeTensorMode(), _rejections(model, shape):
         step = _FakeStep(module, optimizer, precision, device_type=device_type, shape=shape)
         return step.count(grad_accumulation)
 
 
 class _MetaWeights(TorchFunctionMode):
-    """Weights without memory. Unlike `torch.device("meta")` it leaves alone what constructors compute with (RegNet)."""
+    """Mode for weights without memory.
+
+    Unlike `torch.device("meta")` it keeps tensors real that constructors use (RegNet).
+    """
 
     def __torch_function__(
         self, func: Callable[..., Any], _types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -218,7 +221,7 @@ def _gradients(module: nn.Module) -> list[Tensor]:
 
 @contextlib.contextmanager
 def _rejections(model: str, shape: tuple[int, ...]) -> Iterator[None]:
-    """What a model's own checks and kernels say about unfit images becomes a `UsageError`."""
+    """Convert errors of a model's own checks and kernels about unsuitable images to `UsageError`."""
     try:
         yield
     except (AssertionError, RuntimeError, ValueError) as error:
@@ -226,7 +229,7 @@ def _rejections(model: str, shape: tuple[int, ...]) -> Iterator[None]:
             raise
         if SINGLE_VALUE in str(error):
             raise _too_few_values(model, shape) from error
-        # Subclasses are FakeTensorMode's own: an op that it cannot handle is no fault of the images.
+        # Subclasses come from FakeTensorMode, for an op that it cannot handle: the images are not the cause.
         if type(error) not in (AssertionError, RuntimeError, ValueError):
             raise
         raise models.rejection(model, shape[-1], error) from error
@@ -244,7 +247,7 @@ def _too_few_values(model: str, shape: tuple[int, ...]) -> UsageError:
 def fvcore_mac_per_image(model: str, *, num_classes: int, image_size: int) -> float | None:
     """MACs of one image in eval mode as fvcore counts them, batch norm at several per element; None without fvcore.
 
-    Traces one real forward pass on the CPU, weights zero: 0.1 s (resnet18) to 0.8 s (vgg16) on two cores.
+    Traces one real forward pass on the CPU with zero weights: 0.1 s (resnet18) to 0.8 s (vgg16) on two cores.
     """
     if importlib.util.find_spec("fvcore") is None:
         return None
@@ -252,7 +255,7 @@ def fvcore_mac_per_image(model: str, *, num_classes: int, image_size: int) -> fl
         module = models.build(model, num_classes=num_classes, image_size=image_size).eval()
     module._apply(lambda t: torch.zeros(t.shape, dtype=t.dtype))  # noqa: SLF001 - see `_materialize`
     image = torch.zeros(1, 3, image_size, image_size)
-    # fvcore lists the ops it does not know; torch.jit warns of tracing and of its own end.
+    # fvcore lists the ops it does not know; torch.jit warns about tracing and about its own deprecation.
     with _quiet(FVCORE_LOGGER), _rejections(model, image.shape):
         from fvcore.nn import FlopCountAnalysis  # noqa: PLC0415 - optional
 
@@ -261,7 +264,7 @@ def fvcore_mac_per_image(model: str, *, num_classes: int, image_size: int) -> fl
 
 @contextlib.contextmanager
 def _quiet(*names: str) -> Iterator[None]:
-    """Without Python warnings and without the messages of these loggers."""
+    """Suppress Python warnings and the messages of these loggers."""
     loggers = [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]
     with warnings.catch_warnings():

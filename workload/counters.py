@@ -1,4 +1,4 @@
-"""What changes on the host during a run: the host's part of a telemetry row."""
+"""Readings of the host that change during a run, for a row of telemetry."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -13,11 +13,11 @@ from workload.environment.machine import HostSystem, as_integer
 
 Reading = Callable[[float], float | None]
 
-# Kernel ticks are 10 ms: a rate over less than this is mostly rounding, and is left out.
+# Kernel ticks are 10 ms. A rate over a shorter time is mostly rounding error, and is left out.
 SHORTEST_RATE_S = 0.1
 SHORTEST_RATE_TICKS = 10
 
-# Reading a frequency can interrupt the CPU that it is of.
+# Reading a CPU's frequency can interrupt that CPU.
 MOST_CPUS_ASKED = 8
 
 PERCENT = 100
@@ -31,13 +31,16 @@ STEAL = 7
 
 @dataclass(kw_only=True)
 class CounterRate:
-    """How much a total grew for each unit by which another total grew, between two readings."""
+    """Growth of one total over the growth of another, between two readings."""
 
     shortest: float
     last: tuple[float, float] | None = field(default=None, init=False)
 
     def update(self, total: float, against: float) -> float | None:
-        """None for the first reading, for one too soon after the last, and for a total that went back."""
+        """Rate since the last reading.
+
+        None for the first reading, one too soon after the last, or a total that decreased.
+        """
         if self.last is None:
             self.last = (total, against)
             return None
@@ -49,14 +52,14 @@ class CounterRate:
 
 
 class HostCounters:
-    """Readings of this process and its host, by column; None is what cannot be read.
+    """Readings of this process and its host, by column; None if unreadable.
 
-    `cpu_percent`: CPU time of this process and all below it, of one CPU: 250 is two and a half CPUs busy.
-    `cpu_steal_percent`: share of all CPUs' time that the hypervisor gave to others.
-    `cpu_mhz`: mean current clock of up to 8 allowed CPUs; a virtual machine has no true one to tell.
-    `rss_bytes`: of this process alone; forked workers share most of theirs with it.
-    `cgroup_throttled_s`: CPU time withheld by the group's quota, summed over CPUs, since the first reading.
-    `cpu_pressure_percent`: share of the time in which some task on the host waited for a CPU.
+    `cpu_percent`: CPU time of this process and its descendants, in per cent of one CPU: 250 is two and a half CPUs.
+    `cpu_steal_percent`: share of all CPUs' time that the hypervisor gave to others. `cpu_mhz`: mean current clock of up
+    to 8 allowed CPUs; a virtual machine has no true clock to report. `rss_bytes`: memory of this process alone; forked
+    workers share most of theirs with it. `cgroup_throttled_s`: CPU time withheld by the group's quota, summed over
+    CPUs, since the first reading. `cpu_pressure_percent`: share of the time in which some task on the host waited for a
+    CPU.
     """
 
     def __init__(
@@ -76,7 +79,10 @@ class HostCounters:
         self._throttled_before_s = self._throttled_total_s()
 
     def readings(self) -> dict[str, Reading]:
-        """Column -> its value at a time on the caller's clock. Each may raise, without harm to the others."""
+        """Reading function by column, each called with the time on the caller's clock.
+
+        One may raise without harm to the others.
+        """
         return {
             "cpu_percent": lambda now_s: _percent(self._cpu.update(self._cpu_total_s(), now_s)),
             "cpu_steal_percent": lambda _now_s: self._steal_percent(),
@@ -88,11 +94,11 @@ class HostCounters:
         }
 
     def _cpu_total_s(self) -> float:
-        """A child's time moves to its parent's `children_` times when it is reaped: the sum keeps it."""
+        """CPU seconds of this process and its descendants, with reaped children, whose time moves to the parent."""
         return sum(_cpu_time_s(process) for process in (self._process, *self._descendants()))
 
     def _descendants(self) -> Iterator[psutil.Process]:
-        """Through the kernel's lists of children: psutil would open every process of the machine."""
+        """Descendants by the kernel's lists of children: psutil would open every process of the machine."""
         if not self._machine.exists(f"/proc/{self._process.pid}/task/{self._process.pid}/children"):
             yield from self._process.children(recursive=True)
             return
@@ -137,7 +143,7 @@ def _cpu_time_s(process: psutil.Process) -> float:
 
 
 def _pids_below(machine: HostSystem, pid: int) -> Iterator[int]:
-    """The kernel lists children by the thread that started them."""
+    """Process ids of all descendants; the kernel lists children by the thread that started them."""
     try:
         threads = list(machine.path(f"/proc/{pid}/task").iterdir())
     except OSError:
@@ -149,7 +155,7 @@ def _pids_below(machine: HostSystem, pid: int) -> Iterator[int]:
 
 
 def _frequency_files(machine: HostSystem) -> list[str]:
-    """Of CPUs spread over those that the process may use."""
+    """Frequency files of CPUs spread over those that the process may use."""
     cpus = allowed_cpus(machine) or []
     stride = max(1, len(cpus) // MOST_CPUS_ASKED)
     files = [f"{CPUS}/cpu{cpu}/cpufreq/scaling_cur_freq" for cpu in cpus[::stride][:MOST_CPUS_ASKED]]

@@ -1,4 +1,4 @@
-"""How many CPUs this process got over a stretch of time, and how many it wanted and waited for."""
+"""Measures the CPUs that this process used, and the CPUs that it waited for."""
 
 import time
 from collections.abc import Callable
@@ -17,8 +17,8 @@ TASKS = "/proc/self/task"
 class CpuShare:
     """CPUs on average: `got` is CPU time over wall time, of this process and its data workers.
 
-    `waited`: the time for which threads of this process could run and stood in a queue for a CPU, and for which a
-    hypervisor had taken a CPU away, over the wall time; None where the system does not tell. A sum over threads.
+    `waited`: time over wall time, summed over threads, in which threads of this process could run but were queued for a
+    CPU, plus the time for which a hypervisor had taken a CPU away; None if the system does not report it.
     """
 
     got: float
@@ -37,19 +37,19 @@ class _Totals:
 
 
 class CpuMeter:
-    """Counts from its making on."""
+    """Measures CPU use from its creation on."""
 
     def __init__(self, machine: HostSystem | None = None, *, now_s: Callable[[], float] = time.perf_counter) -> None:
         self._machine, self._now_s = machine or HostSystem(), now_s
         self._began = _Totals.read(self._machine, now_s)
 
     def share(self) -> CpuShare:
-        """Since the beginning."""
+        """CPU use since the meter was created."""
         began, ended = self._began, _Totals.read(self._machine, self._now_s)
         wall_s = max(ended.now_s - began.now_s, 1 / NS_PER_S)
         waited = None
         if began.waited_s is not None and ended.waited_s is not None:
-            # A thread that has ended takes its waits along.
+            # The waits of a thread that has ended are lost.
             waited = max(0.0, ended.waited_s - began.waited_s) / wall_s
         return CpuShare(got=(ended.used_s - began.used_s) / wall_s, waited=waited)
 
@@ -66,7 +66,7 @@ def _used_s() -> float:
 
 
 def _waited_s(machine: HostSystem) -> float | None:
-    """Of all threads: schedstat's second figure is the time spent waiting on a run queue, in ns.
+    """Seconds that all threads waited on a run queue (schedstat's second figure, in ns), plus stolen time.
 
     Source: https://docs.kernel.org/scheduler/sched-stats.html#proc-pid-schedstat.
     """

@@ -1,4 +1,4 @@
-"""Why torch cannot compute on this machine's NVIDIA GPU, and what to do about it."""
+"""Finds out why torch cannot compute on this machine's NVIDIA GPU, and names the cure."""
 
 import re
 from dataclasses import dataclass
@@ -8,8 +8,8 @@ import torch
 from workload import gpu_code
 from workload.environment.machine import HostSystem
 
-# The oldest driver branch that serves a major version of CUDA: docs.nvidia.com/cuda/cuda-toolkit-release-notes,
-# "Minimum Required Driver Version for CUDA Minor Version Compatibility", read 2026-11.
+# Oldest driver branch for each major version of CUDA: docs.nvidia.com/cuda/cuda-toolkit-release-notes, "Minimum
+# Required Driver Version for CUDA Minor Version Compatibility", read 2026-11.
 OLDEST_DRIVER = {11: 450, 12: 525, 13: 580}
 DRIVER_VERSION, WSL_DEVICE = "/proc/driver/nvidia/version", "/dev/dxg"
 QUERY = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
@@ -21,7 +21,10 @@ WITHOUT = "--cpu computes without it"
 
 @dataclass(frozen=True, kw_only=True)
 class Obstacle:
-    """What is in the way, and the cure. `gpu_is_there`: only the software is wrong."""
+    """Reason why the GPU cannot be used, and the cure.
+
+    `gpu_is_there`: there is a GPU, and only the software is wrong.
+    """
 
     reason: str
     hint: str
@@ -29,7 +32,7 @@ class Obstacle:
 
 
 def obstacle(machine: HostSystem | None = None) -> Obstacle | None:
-    """The first thing in the way; None where torch can compute on the GPU."""
+    """First reason why torch cannot compute on the GPU; None if it can."""
     if torch.cuda.is_available():
         return _without_code()
     machine = machine or HostSystem()
@@ -65,17 +68,17 @@ def obstacle(machine: HostSystem | None = None) -> Obstacle | None:
 
 
 def driver_version(machine: HostSystem) -> str | None:
-    """`580.65.06`; None where no driver is loaded. Under WSL, Windows has the driver and nvidia-smi tells."""
+    """Version of the driver, `580.65.06`; None if no driver is loaded. Under WSL nvidia-smi reports Windows' driver."""
     text = machine.text(DRIVER_VERSION) or (machine.tool(*QUERY) if machine.exists(WSL_DEVICE) else None)
     version = re.search(r"\b\d{3}\.\d{2,3}(?:\.\d{2,3})?\b", text or "")
     return version[0] if version else None
 
 
 def _without_code() -> Obstacle | None:
-    """A GPU that is older, or much newer, than what the wheel was built for: every kernel would fail."""
+    """Obstacle if the wheel has no code for the GPU, which is older or much newer: every kernel would fail."""
     major, minor = torch.cuda.get_device_capability()
     capability, built = f"{major}.{minor}", torch.cuda.get_arch_list()
-    # PTX of an older capability is compiled for a newer one at the first start.
+    # PTX of an older capability is compiled for the newer one at the first start.
     has_ptx = any(int(target.removeprefix("compute_")) <= 10 * major + minor for target in built if "compute" in target)
     if has_ptx or not gpu_code.missing([capability], built):
         return None

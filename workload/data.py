@@ -1,4 +1,4 @@
-"""Where batches come from: synthetic ones on the device, CIFAR-10, Imagenette, or a folder of images."""
+"""Sources of batches: synthetic ones on the device, CIFAR-10, Imagenette, or a folder of images."""
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ Batch: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 
 IMAGENET_CLASSES = 1000
 IMAGENETTE_SIZE = "320px"
-# Channel means and standard deviations of ImageNet, as torchvision's reference training uses them.
+# Channel means and standard deviations of ImageNet, from torchvision's reference training.
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 # Resize to 256 before cropping 224: torchvision's reference evaluation.
 RESIZE_RATIO = 256 / 224
@@ -27,14 +27,14 @@ LAYOUT = "images lie in FOLDER/<class>/<image>.jpg, or FOLDER/train/<class>/<ima
 
 
 class BrokenImageError(Exception):
-    """An image file that cannot be decoded; the text is `path: reason`."""
+    """An image file cannot be decoded; the text is `path: reason`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataSource:
     """Endless full batches on the device: images float32 (batch, 3, size, size), labels int64 (batch,).
 
-    Close the generator of batches to end the processes that it has started.
+    Close the generator of batches to end the worker processes that it has started.
     """
 
     batches: Callable[[], Generator[Batch]]
@@ -44,7 +44,7 @@ class DataSource:
 
 
 def open_source(spec: RunSpec) -> DataSource:
-    """The data set of a filled spec. `UsageError` or `ToolError` where it is absent, empty or too small."""
+    """Data set of a filled spec. Raises `UsageError` or `ToolError` if it is absent, empty or too small."""
     if spec.dataset == SYNTHETIC:
         return _synthetic(spec)
     if spec.dataset == CIFAR10:
@@ -54,7 +54,7 @@ def open_source(spec: RunSpec) -> DataSource:
 
 
 def _synthetic(spec: RunSpec) -> DataSource:
-    """One fixed batch with random labels, made on the device, so that nothing but training is measured."""
+    """Source of a fixed batch with random labels, made on the device, so that only training is measured."""
 
     def batches() -> Generator[Batch]:
         generator = torch.Generator().manual_seed(spec.seed)
@@ -104,7 +104,7 @@ def _loader(spec: RunSpec, dataset: Dataset[Any]) -> DataLoader[Any]:
 
 
 def _ignore_ctrl_c(_: int) -> None:
-    """A worker leaves Ctrl-C to the trainer, which ends it in order."""
+    """Leave Ctrl-C to the trainer, which ends its workers in order."""
     import signal  # noqa: PLC0415 - runs in the worker process
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -123,7 +123,7 @@ def _endless(spec: RunSpec, loader: DataLoader[Any]) -> Generator[Batch]:
 
 
 def _end_workers(loader: DataLoader[Any]) -> None:
-    """End the worker processes now: those that are left at exit torch takes for crashed. It has no public way."""
+    """End the worker processes now: torch takes workers left at exit for crashed, and has no public function for it."""
     iterator = getattr(loader, "_iterator", None)
     if iterator is not None:
         iterator._shutdown_workers()  # noqa: SLF001 - see above
@@ -131,7 +131,7 @@ def _end_workers(loader: DataLoader[Any]) -> None:
 
 
 def _blame_image(error: BrokenImageError) -> NoReturn:
-    # From a worker the text is a whole traceback, which ends with the original error.
+    # An error from a worker has a whole traceback as its text, which ends with the original error.
     text = str(error).strip().rpartition(f"{BrokenImageError.__name__}: ")[2]
     path, _, reason = text.partition(": ")
     raise UsageError(f"image '{path}' cannot be decoded: {reason}", hint=f"remove it or replace it: {path}") from error
@@ -152,7 +152,7 @@ def _data_dir(spec: RunSpec) -> Path:
 
 
 def _cifar10(spec: RunSpec) -> Any:
-    """50,000 training images, 32 x 32 pixels, 10 classes."""
+    """CIFAR-10: 50,000 training images, 32 x 32 pixels, 10 classes."""
     root = _data_dir(spec)
     crop = [] if spec.no_augment else [v2.RandomCrop(32, padding=4), v2.RandomHorizontalFlip()]
     resize = [v2.Resize(spec.image_size)] if spec.image_size != 32 else []  # noqa: PLR2004 - CIFAR's own size
@@ -161,7 +161,7 @@ def _cifar10(spec: RunSpec) -> Any:
 
 
 def _imagenette(spec: RunSpec) -> Path:
-    """The folder of Imagenette's training images (9,469 images, 10 classes, shorter side 320 pixels)."""
+    """Folder of Imagenette's training images (9,469 images, 10 classes, shorter side 320 pixels)."""
     root = _data_dir(spec)
     folder = root / "imagenette2-320" / "train"
     if not folder.is_dir():
@@ -214,7 +214,7 @@ def _load_image(path: str) -> Image.Image:
 
 
 def _transform(spec: RunSpec) -> v2.Compose:
-    """Torchvision's reference pipelines: random crop and flip to train on, centre crop with `no_augment`."""
+    """Torchvision's reference pipelines: random crop and flip for training, centre crop with `no_augment`."""
     assert spec.image_size is not None
     if spec.no_augment:
         crop = [v2.Resize(round(spec.image_size * RESIZE_RATIO)), v2.CenterCrop(spec.image_size)]

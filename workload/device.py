@@ -1,4 +1,4 @@
-"""Choosing a device and setting it up so that a precision means what its name says."""
+"""Chooses a device, and sets it up so that a precision means what its name says."""
 
 import os
 
@@ -19,7 +19,7 @@ LITTLE_FREE_BYTES = 1 << 30
 
 
 def choose(wanted: Device) -> Device:
-    """The device to use: `wanted`, or the best one found for `auto`. `UsageError` says what was looked for."""
+    """Device to use: `wanted`, or for `auto` the best one found. Raises `UsageError` if the device is absent."""
     match wanted:
         case Device.AUTO:
             usable = {Device.CUDA: cuda.obstacle() is None, Device.MPS: torch.backends.mps.is_available()}
@@ -34,7 +34,7 @@ def choose(wanted: Device) -> Device:
 
 
 def passed_over(wanted: Device, chosen: Device) -> list[str]:
-    """A note where `auto` leaves an NVIDIA GPU of this machine alone."""
+    """Note if `auto` does not use an NVIDIA GPU of this machine, with the reason."""
     obstacle = cuda.obstacle() if wanted is Device.AUTO and chosen is not Device.CUDA else None
     if obstacle is None or not obstacle.gpu_is_there:
         return []
@@ -42,7 +42,7 @@ def passed_over(wanted: Device, chosen: Device) -> list[str]:
 
 
 def usable_cpus() -> float:
-    """CPUs that this process may use: its affinity, or less under a control group's limit, which may be a fraction."""
+    """CPUs that this process may use: its affinity, or a lower limit of the control group, which may be a fraction."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     limit = cgroup.limits(HostSystem()).cpus
     return allowed if limit is None else min(allowed, limit)
@@ -51,7 +51,7 @@ def usable_cpus() -> float:
 def prepare(spec: RunSpec, *, cpus: float) -> list[str]:
     """Set the seed, threads, precision and determinism of the whole process.
 
-    Returns notes for the bundle on what the user might not expect. `cpus` is what this process may use.
+    Returns notes for the bundle on effects that the user might not expect. `cpus`: CPUs that this process may use.
     """
     torch.manual_seed(spec.seed)
     _limit_threads(cpus)
@@ -65,7 +65,7 @@ def prepare(spec: RunSpec, *, cpus: float) -> list[str]:
 
 
 def _limit_threads(cpus: float) -> None:
-    """Torch counts the machine's cores; under a container's CPU limit that many threads throttle each other."""
+    """Limit threads to the usable CPUs. torch counts the machine's cores; more threads would throttle each other."""
     if "OMP_NUM_THREADS" not in os.environ and torch.get_num_threads() > cpus:
         torch.set_num_threads(max(1, int(cpus)))
 
@@ -96,20 +96,20 @@ def _notes(spec: RunSpec) -> list[str]:
 
 
 def autocast(spec: RunSpec) -> torch.autocast:
-    """The context of the forward pass: fp16 for amp, bf16 for bf16, off otherwise."""
+    """Context manager for the forward pass: fp16 for amp, bf16 for bf16, off otherwise."""
     dtype = AUTOCAST_DTYPES.get(spec.precision)
     return torch.autocast(spec.device.value, dtype=dtype, enabled=dtype is not None)
 
 
 def reset_peak_memory(device: Device) -> None:
-    """Forget the ceilings' memory, so that the peak is the training's."""
+    """Reset the peak memory, which the ceilings have raised."""
     if device is Device.CUDA:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
 
 
 def memory(device: Device) -> Memory:
-    """Peak device memory and allocator trouble; empty on a CPU, whose peak is in `usage`."""
+    """Peak device memory and the allocator's retries and failures; empty on a CPU, whose peak is in `usage`."""
     match device:
         case Device.CUDA:
             stats = torch.cuda.memory_stats()
@@ -127,7 +127,7 @@ def memory(device: Device) -> Memory:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether `error` is an allocator's refusal, on any device, or cuDNN's want of room for its work."""
+    """Whether `error` is a refused allocation on any device, or cuDNN's lack of room for a workspace."""
     if isinstance(error, torch.OutOfMemoryError) or is_of_memory(error):
         return True
     return is_of_workspace(error) and torch.cuda.mem_get_info()[0] < LITTLE_FREE_BYTES

@@ -1,7 +1,7 @@
 """Counts the FLOP and the memory traffic of the ops that PyTorch dispatches, forward and backward.
 
-One fused multiply-add is 2 FLOP. Contractions have a formula each (`FORMULAS`; of shapes in `contract.formulas`);
-element-wise, normalisation and pooling ops count as 0 FLOP, as in the model FLOP of papers, but their bytes are
+One fused multiply-add is 2 FLOP. Each contraction has a formula (`FORMULAS`; by shapes in `contract.formulas`).
+Element-wise, normalisation and pooling ops count as 0 FLOP, as in the model FLOP of papers, but their bytes are
 counted. An op that looks like a contraction and has no formula is named in `FlopCounter.uncounted`.
 
 Why not `torch.utils.flop_counter`: it multiplies the weight gradient of a grouped convolution by `groups`.
@@ -23,44 +23,44 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from workload.contract import formulas
 
-# Names of contractions, known or to come. `upsample_bilinear2d` and `convert_element_type` do not match.
+# Names of contractions, present and future. `upsample_bilinear2d` and `convert_element_type` do not match.
 CONTRACTION = re.compile(
     r"(^|_)conv(\d|_|$|olution)|mm(_|$)|matmul|mv(_|$)|(^|_)v?dot(_|$)|einsum|tensordot|attention"
     r"|(^|_)(bi|tri)?linear(_|$)|(^|_)(lstm|gru|rnn)(_|$)|transformer_encoder|cdist"
 )
-# These allocate and touch nothing.
+# Ops that allocate memory without touching it.
 ALLOCATIONS = frozenset({"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"})
-# Views that their schema does not call so: they share the memory of what they are given.
+# Views whose schema does not declare them as views: they share the memory of their input.
 HIDDEN_VIEWS = frozenset(
     {"unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk", "transpose_", "t_", "squeeze_", "unsqueeze_", "detach_"}
 )
-# These write without reading the tensor that only lends a shape or is overwritten.
+# Ops that write without reading their first tensor, which only gives a shape or is overwritten.
 OVERWRITING = frozenset(
     {"bernoulli_", "copy_", "fill_", "full_like", "new_full", "new_ones", "new_zeros", "normal_", "ones_like"}
     | {"rand_like", "randn_like", "uniform_", "zero_", "zeros_like"}
 )
 
-# These read of their first tensor only what they give back.
+# Ops that read only the returned rows of their first tensor.
 GATHERING = frozenset({"embedding", "index", "index_select", "gather", "take", "_embedding_bag"})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Formula:
-    """What kind of work an op is, and its FLOP from the op's output and arguments."""
+    """Kind of work of an op, and the function from the op's output and arguments to its FLOP."""
 
     kind: str
     flop: Callable[..., int]
 
 
 def _convolution(output: Tensor, images: Tensor, weight: Tensor, *rest: Any) -> int:
-    """`rest`: bias, stride, padding, dilation, transposed, output_padding, groups."""
+    """FLOP of a convolution. `rest`: bias, stride, padding, dilation, transposed, output_padding, groups."""
     return formulas.convolution(output.shape, images.shape, weight.shape, transposed=rest[4])
 
 
 def _convolution_backward(_: Any, gradient: Tensor, images: Tensor, weight: Tensor, *rest: Any) -> int:
-    """`rest`: bias_sizes, stride, padding, dilation, transposed, output_padding, groups, output_mask.
+    """FLOP of a convolution's backward pass: for each wanted gradient, of images or weights, those of the forward pass.
 
-    The gradients of the images and of the weights each cost what the forward pass costs.
+    `rest`: bias_sizes, stride, padding, dilation, transposed, output_padding, groups, output_mask.
     """
     products: int = sum(rest[7][:2])
     return products * formulas.convolution(gradient.shape, images.shape, weight.shape, transposed=rest[4])
@@ -75,7 +75,7 @@ def _add_matmul(output: Tensor, _: Tensor, left: Tensor, *__: Any, **___: Any) -
 
 
 def _add_summed_bmm(output: Tensor, _: Tensor, left: Tensor, *__: Any, **___: Any) -> int:
-    """`addbmm` sums over the batch, the first dimension of `left`."""
+    """FLOP of `addbmm`, which sums over the batch, the first dimension of `left`."""
     return left.shape[0] * formulas.matmul(output.shape, left.shape)
 
 
@@ -84,7 +84,7 @@ def _linear_backward(_: Any, __: Tensor, gradient: Tensor, weight: Tensor, mask:
 
 
 def _lstm(_: Any, inputs: Tensor, into: Tensor, between: Tensor, *__: Any) -> int:
-    """A layer of one direction by oneDNN: `inputs` (..., size), each weight once at each of these positions."""
+    """FLOP of oneDNN's layer of one direction: each weight is used once at each position of `inputs` (..., size)."""
     return formulas.recurrent(inputs.shape, [into.shape, between.shape])
 
 
@@ -93,12 +93,12 @@ def _lstm_backward(_: Any, inputs: Tensor, into: Tensor, between: Tensor, *__: A
 
 
 def _cell(_: Any, inputs: Tensor, *__: Any) -> int:
-    """The element-wise part of a fused cell: its products arrive by themselves."""
+    """Return 0 for the element-wise part of a fused cell, whose products are dispatched separately."""
     return 0 * inputs.dim()
 
 
 def _cudnn_rnn(_: Any, inputs: Tensor, weights: Sequence[Tensor], *__: Any) -> int:
-    """`inputs` (..., size), packed or not; the vectors among the weights are biases."""
+    """FLOP of cuDNN's recurrent layers: `inputs` (..., size), packed or not; vectors among the weights are biases."""
     return formulas.recurrent(inputs.shape, [weight.shape for weight in weights])
 
 
@@ -121,7 +121,8 @@ ADD_MATMUL = Formula(kind="matmul", flop=_add_matmul)
 ATTENTION = Formula(kind="attention", flop=_attention)
 ATTENTION_BACKWARD = Formula(kind="attention_backward", flop=_attention_backward)
 
-# By the op's name without overload and without the _ of its in-place form. Attention on the math path arrives as bmm.
+# By the op's name without overload and without the _ of its in-place form. Attention on the math path is dispatched as
+# bmm.
 FORMULAS: Mapping[str, Formula] = MappingProxyType(
     {
         "convolution": CONVOLUTION,
@@ -163,18 +164,18 @@ FORMULAS: Mapping[str, Formula] = MappingProxyType(
 
 
 def formula_of(name: str) -> Formula | None:
-    """The formula of an op, in-place or not, by its name without namespace and overload."""
+    """Formula of an op, in-place or not, by its name without namespace and overload; None if it has none."""
     return FORMULAS.get(name) or FORMULAS.get(name.removesuffix("_"))
 
 
 def looks_like_contraction(name: str) -> bool:
-    """Whether an op of this name probably multiplies matrices, so that 0 FLOP would be a lie."""
+    """Whether an op of this name probably multiplies matrices, so that counting 0 FLOP would be wrong."""
     return CONTRACTION.search(name) is not None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tally:
-    """FLOP by kind of op, and an interval for the bytes moved: every tensor once ... every op to memory."""
+    """FLOP by kind of op, and an interval of bytes moved: from each tensor once to each op using memory."""
 
     flop_by_op: Mapping[str, int]
     bytes_lower: int
@@ -182,11 +183,11 @@ class Tally:
 
     @property
     def flop(self) -> int:
-        """All kinds together."""
+        """FLOP of all kinds together."""
         return sum(self.flop_by_op.values())
 
     def plus(self, other: Self, *, times: int = 1) -> "Tally":
-        """This and `times` the other; -1 subtracts."""
+        """Sum of this tally and `times` the other; -1 subtracts."""
         kinds = sorted({*self.flop_by_op, *other.flop_by_op})
         return Tally(
             flop_by_op={k: self.flop_by_op.get(k, 0) + times * other.flop_by_op.get(k, 0) for k in kinds},
@@ -196,10 +197,10 @@ class Tally:
 
 
 class FlopCounter(TorchDispatchMode):
-    """Counts everything dispatched inside the `with` block, on real, fake or meta tensors.
+    """Counts all ops dispatched inside the `with` block, on real, fake or meta tensors.
 
     `bytes_lower`: each distinct storage touched counts once. `bytes_upper`: each op that is no view reads its inputs
-    from memory and writes its outputs to it.
+    from memory and writes its outputs to memory.
     """
 
     def __init__(self) -> None:
@@ -208,11 +209,11 @@ class FlopCounter(TorchDispatchMode):
         self._flop: Counter[str] = Counter()
         self._bytes_upper = 0
         self._bytes_lower = 0
-        # Weak: an address stays unique while its reference lives, and the memory itself is not held.
+        # Weak references keep each address unique while they live, without keeping the memory.
         self._storages: dict[int, StorageWeakRef] = {}
 
     def tally(self) -> Tally:
-        """The counts so far."""
+        """Counts so far."""
         return Tally(
             flop_by_op=dict(sorted(self._flop.items())), bytes_lower=self._bytes_lower, bytes_upper=self._bytes_upper
         )
@@ -220,7 +221,7 @@ class FlopCounter(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: OpOverload, _types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run the op and count it; composite ops, seen whole in inference mode, are taken apart first."""
+        """Run the op and count it; composite ops, which inference mode dispatches whole, are decomposed first."""
         kwargs = kwargs or {}
         if _moves_nothing(func):
             return func(*args, **kwargs)
@@ -241,11 +242,11 @@ class FlopCounter(TorchDispatchMode):
         return output
 
     def run(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the op; a counter of more than FLOP does it in its own way."""
+        """Run the op; subclasses that count more than FLOP override this."""
         return func(*args, **kwargs)
 
     def counted(self, flop: int, args: tuple[Any, ...]) -> None:
-        """Hear of the FLOP of a contraction with these arguments."""
+        """Called with the FLOP of each contraction, for subclasses."""
 
     def _count_bytes(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         reads, writes, inputs = _arguments(func, args, kwargs)
@@ -253,7 +254,7 @@ class FlopCounter(TorchDispatchMode):
         if fresh is None:
             return
         if func.overloadpacket.__name__ in GATHERING and reads and fresh:
-            # Of the table only the rows that are wanted: as many bytes as come out.
+            # Only the returned rows of the table are read: as many bytes as the output has.
             rows_bytes = sum(tensor.numel() * tensor.element_size() for tensor in fresh)
             self._bytes_upper += rows_bytes
             self._bytes_lower += rows_bytes
@@ -276,7 +277,7 @@ class FlopCounter(TorchDispatchMode):
 
 @cache
 def _moves_nothing(func: OpOverload) -> bool:
-    """Views, allocations and queries of metadata."""
+    """Whether the op is a view, an allocation or a query of metadata."""
     is_known = func.overloadpacket.__name__ in ALLOCATIONS | HIDDEN_VIEWS
     return func.is_view or func.namespace in ("prim", "profiler") or is_known
 
@@ -290,7 +291,7 @@ class _Role:
 
 @cache
 def _roles(func: OpOverload) -> tuple[_Role, ...]:
-    """How the op's schema treats each argument."""
+    """Role of each argument, from the op's schema."""
     overwrites = func.overloadpacket.__name__ in OVERWRITING
     arguments = func._schema.arguments  # noqa: SLF001 - the only way to an op's schema; torch.library reads it too
     return tuple(
@@ -306,7 +307,7 @@ def _roles(func: OpOverload) -> tuple[_Role, ...]:
 def _arguments(
     func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """The tensors read, those written in place, and all of them."""
+    """Tensors read, tensors written in place, and all tensors."""
     reads, writes, everything = [], [], []
     for position, role in enumerate(_roles(func)):
         value = args[position] if position < len(args) else kwargs.get(role.name)
@@ -320,9 +321,10 @@ def _arguments(
 
 
 def _fresh_outputs(func: OpOverload, output: Any, inputs: list[Tensor]) -> list[Tensor] | None:
-    """The outputs in storages of their own; None where the op only returned its inputs under another shape."""
+    """Outputs in storages of their own; None if the op only returned its inputs in another shape."""
     outputs = list(_tensors(output))
-    # `_unsafe_view` and `contiguous` alias at run time what their schema calls new; in-place ops return an argument.
+    # `_unsafe_view` and `contiguous` may return an alias although their schema says new; in-place ops return an
+    # argument.
     known = {StorageWeakRef(tensor.untyped_storage()).cdata for tensor in inputs}
     fresh = [t for t in outputs if StorageWeakRef(t.untyped_storage()).cdata not in known]
     is_mutable = func._schema.is_mutable  # noqa: SLF001 - see `_roles`

@@ -1,8 +1,8 @@
-"""Does this build of torch hold code for given GPUs? Also a script: `python gpu_code.py 7.5 8.0` ends with 1 if not.
+"""Tests if this build of torch has code for given GPUs; as a script, `python gpu_code.py 7.5 8.0` exits with 1 if not.
 
 A cubin runs on its own compute capability and on later minor ones of the same major version:
-docs.nvidia.com/cuda/ampere-compatibility-guide, "Binary compatibility". PTX, which is compiled at the first start,
-does not count: it takes minutes and is no measure of the machine.
+docs.nvidia.com/cuda/ampere-compatibility-guide, "Binary compatibility". PTX does not count. It is compiled at the first
+start, which takes minutes and is no measure of the machine.
 """
 
 import sys
@@ -10,23 +10,23 @@ from collections.abc import Iterable, Sequence
 
 
 def missing(capabilities: Iterable[str], targets: Sequence[str]) -> list[str]:
-    """The compute capabilities (`8.9`) that no target (`sm_86`) serves, in their order."""
+    """Compute capabilities (`8.9`) that no target (`sm_86`) serves, in their order."""
     built = {_split(target.removeprefix("sm_")) for target in targets if target.startswith("sm_")}
     return [wanted for wanted in capabilities if not any(_serves(_pair(wanted), each) for each in built)]
 
 
 def built_targets() -> list[str]:
-    """What torch was built for: `sm_75`, `sm_80`, …; empty for a CPU build. Needs no GPU."""
+    """Targets that torch was built for: `sm_75`, `sm_80`, …; empty for a CPU build. Needs no GPU."""
     import torch  # noqa: PLC0415 - only the script needs it
 
-    # torch.cuda.get_arch_list() is empty where there is no GPU.
+    # torch.cuda.get_arch_list() is empty on a machine without a GPU.
     flags = getattr(torch._C, "_cuda_getArchFlags", None)  # noqa: SLF001 - see above
     text: str | None = flags() if flags else None
     return (text or "").split()
 
 
 def _split(digits: str) -> tuple[int, int]:
-    """`86`, `90a` and `120` as major and minor."""
+    """Major and minor of `86`, `90a` or `120`."""
     number = digits.rstrip("abcdefghijklmnopqrstuvwxyz")
     return int(number[:-1]), int(number[-1])
 
@@ -41,7 +41,7 @@ def _serves(wanted: tuple[int, int], built: tuple[int, int]) -> bool:
 
 
 def main(capabilities: Sequence[str]) -> int:
-    """Print what is missing; 0 if nothing is."""
+    """Print the missing capabilities; return 0 if there are none."""
     targets = built_targets()
     absent = missing(capabilities, targets)
     if absent:

@@ -1,7 +1,8 @@
-"""CPUs that promise more than they do: a virtual machine may show AMX to its guests and then fault on it.
+"""Detects CPUs that fault on instructions they report, as a virtual machine may do that shows AMX to its guests.
 
-PyTorch's oneDNN believes the CPU, and the process dies of SIGILL. So a child process tries a small step first, and
-where it dies oneDNN is held back to an older instruction set, https://uxlfoundation.github.io/oneDNN/dev_guide_cpu_dispatcher_control.html.
+PyTorch's oneDNN trusts the CPU, and the process dies of SIGILL. Therefore a child process tries a small step first, and
+if it dies oneDNN is limited to an older instruction set,
+https://uxlfoundation.github.io/oneDNN/dev_guide_cpu_dispatcher_control.html.
 """
 
 import faulthandler
@@ -18,14 +19,15 @@ if sys.platform != "win32":
     import resource
 
 ISA_VARIABLE = "ONEDNN_MAX_CPU_ISA"
-# oneDNN's names, newest first; the first is one below AMX.
+# oneDNN's names, newest first. The first is one below AMX.
 OLDER_INSTRUCTIONS = ("AVX512_CORE_FP16", "AVX512_CORE_BF16", "AVX512_CORE", "AVX2")
 
 
 def hold_back(dtype: torch.dtype) -> str | None:
-    """Make `dtype` usable on this CPU; returns a note where instructions had to be held back.
+    """Make `dtype` usable on this CPU; return a note if instructions had to be disabled, else None.
 
-    Call it before oneDNN is first used, which reads its variable once. Raises `UsageError` where nothing helps.
+    Call it before the first use of oneDNN, which reads its variable once. Raises `UsageError` if no older instruction
+    set helps.
     """
     if not faults(dtype):
         return None
@@ -46,7 +48,8 @@ def faults(dtype: torch.dtype) -> bool:
         return False
     child = os.fork()
     if child == 0:
-        # No exception may leave the child, which shares our files: one means that the type is refused, not deadly.
+        # No exception may leave the child, which shares our files. An exception means that the type is refused, which
+        # is no fault.
         try:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             faulthandler.disable()
@@ -59,7 +62,7 @@ def faults(dtype: torch.dtype) -> bool:
 
 
 def _small_step(dtype: torch.dtype) -> None:
-    """Forward and backward of a convolution and a matrix product, on one thread: a forked child has no pool."""
+    """Run a convolution and a matrix product, forward and backward, on one thread: a forked child has no pool."""
     torch.set_num_threads(1)
     model = nn.Sequential(nn.Conv2d(16, 32, 3), nn.Flatten(), nn.Linear(32 * 36, 64)).to(dtype)
     model(torch.randn(4, 16, 8, 8, dtype=dtype)).sum().backward()

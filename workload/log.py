@@ -1,4 +1,4 @@
-"""Messages: to stderr as they are, to the bundle's log.txt with the time in front."""
+"""Writes messages to stderr as they are, and to the bundle's log.txt with the time in front."""
 
 import logging
 import sys
@@ -13,7 +13,7 @@ LOGGER = logging.getLogger("workload")
 
 
 class _Printable(logging.Formatter):
-    """Messages quote files, servers and libraries: none of these may move the cursor of who reads the message."""
+    """Formatter that escapes control characters: text quoted from files and servers must not move the cursor."""
 
     def format(self, record: logging.LogRecord) -> str:
         return printable_lines(super().format(record))
@@ -40,11 +40,11 @@ def beside_bars() -> AbstractContextManager[None]:
 
 
 def to_stderr() -> None:
-    """Send messages to stderr, a line each. A log that cannot be written never disturbs a run."""
+    """Send messages to stderr, one line each. A log that cannot be written never disturbs a run."""
     logging.raiseExceptions = False
     handler = _BesideBars(sys.stderr)
     handler.setFormatter(_Printable("%(message)s"))
-    # Tracebacks of failed steps are for log.txt alone.
+    # Tracebacks of failed steps go only to log.txt.
     handler.setLevel(logging.INFO)
     LOGGER.handlers[:] = [handler]
     LOGGER.setLevel(logging.DEBUG)
@@ -53,7 +53,7 @@ def to_stderr() -> None:
 
 @contextmanager
 def to_file(path: Path) -> Iterator[None]:
-    """Keep messages and Python warnings in `path` too."""
+    """Write messages and Python warnings to `path` too."""
     handler = logging.FileHandler(path, encoding="utf-8")
     handler.setFormatter(_Printable("%(asctime)s %(levelname)s %(message)s"))
     warnings = logging.getLogger("py.warnings")

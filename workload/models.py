@@ -1,4 +1,4 @@
-"""Which models there are, how to build one, and its loss. Imports torch and torchvision when called."""
+"""Names, construction and loss of the models. Imports torch and torchvision only when called."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-# Their own initialisation draws a truncated normal for every weight (seconds) and is deprecated; training speed
-# does not depend on it.
+# Models whose own initialisation draws a truncated normal for every weight, which takes seconds and is deprecated.
+# Training speed does not depend on it.
 SLOW_INITIALISATION = ("googlenet", "inception_v3")
 # Auxiliary heads weigh 0.3 each in GoogLeNet (Szegedy et al. 2014, section 5, https://arxiv.org/abs/1409.4842)
 # and 0.4 in the fine-tuning recipe for Inception v3 (https://docs.pytorch.org/tutorials/beginner/finetuning_torchvision_models_tutorial.html).
 GOOGLENET_AUX_WEIGHT = 0.3
 INCEPTION_AUX_WEIGHT = 0.4
-# Where it is not 224: Inception's auxiliary head needs 5x5 positions (torchvision/models/inception.py).
+# Image sizes other than 224: Inception's auxiliary head needs 5x5 positions (torchvision/models/inception.py).
 NATIVE_IMAGE_SIZES = {"inception_v3": 299}
 
 
 def names() -> list[str]:
-    """Every torchvision classification model, in alphabetical order."""
+    """Names of all torchvision classification models, in alphabetical order."""
     from torchvision import models  # noqa: PLC0415 - seconds to import, and `--help` needs no model
 
     return sorted(models.list_models(module=models))
 
 
 def require(name: str) -> str:
-    """`name` itself, or `UsageError` with the nearest names."""
+    """Return `name`. Raises `UsageError` with the nearest names if there is no such model."""
     known = names()
     if name not in known:
         raise unknown(name, known)
@@ -39,7 +39,7 @@ def require(name: str) -> str:
 
 
 def build(name: str, *, num_classes: int, image_size: int) -> nn.Module:
-    """An untrained model, on the current default device.
+    """Build an untrained model on the current default device.
 
     Raises `UsageError` for an unknown name or an `image_size` (edge in pixels) that the model cannot be built for.
     """
@@ -54,7 +54,7 @@ def build(name: str, *, num_classes: int, image_size: int) -> nn.Module:
 
 
 def rejection(name: str, image_size: int, reason: Exception) -> UsageError:
-    """The error for images of a size that `name` cannot process; `reason` is what the model said."""
+    """Error for images of a size that `name` cannot process; `reason`: the model's own error."""
     text = str(reason).strip()
     first_line = text.splitlines()[0] if text else type(reason).__name__
     native_size = NATIVE_IMAGE_SIZES.get(name, IMAGENET_IMAGE_SIZE)
@@ -76,8 +76,8 @@ def _options(name: str, image_size: int) -> dict[str, Any]:
 def loss(output: Any, labels: torch.Tensor) -> torch.Tensor:
     """Cross entropy (scalar) of logits (N, classes) and labels (N); auxiliary heads weighted as in their papers.
 
-    GoogLeNet: 0.3 for each of two, https://arxiv.org/abs/1409.4842 section 5. Inception v3: 0.4, PyTorch's
-    fine-tuning tutorial.
+    GoogLeNet: 0.3 for each of two, https://arxiv.org/abs/1409.4842 section 5. Inception v3: 0.4, PyTorch's fine-tuning
+    tutorial.
     """
     from torch.nn.functional import cross_entropy  # noqa: PLC0415 - see `names`
 
@@ -89,7 +89,7 @@ def loss(output: Any, labels: torch.Tensor) -> torch.Tensor:
 
 
 def _weighted_heads(output: Any) -> list[tuple[float, torch.Tensor]]:
-    """Weight and logits of each head, the main one first; heads that are switched off are absent."""
+    """Weight and logits of each head, the main one first; heads that are switched off are left out."""
     match type(output).__name__:
         case "GoogLeNetOutputs":
             auxiliary = [(GOOGLENET_AUX_WEIGHT, output.aux_logits1), (GOOGLENET_AUX_WEIGHT, output.aux_logits2)]

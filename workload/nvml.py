@@ -1,7 +1,7 @@
-"""The one border to NVML, NVIDIA's management library; `pynvml` of nvidia-ml-py where it is installed.
+"""Interface to NVML, NVIDIA's management library, through `pynvml` of nvidia-ml-py if it is installed.
 
-Functions, units and error codes: docs.nvidia.com/deploy/nvml-api. Each field is read on its own: a query that a
-GPU, a driver or a virtual GPU does not support loses that field and no other.
+Functions, units and error codes: docs.nvidia.com/deploy/nvml-api. Each field is read on its own: a query that a GPU, a
+driver or a virtual GPU does not support loses only its own field.
 """
 
 import importlib
@@ -19,16 +19,16 @@ VIRTUALIZATION_MODES = {0: "none", 1: "passthrough", 2: "vgpu", 3: "host_vgpu", 
 
 @dataclass(frozen=True, kw_only=True)
 class GpuSensors:
-    """One GPU, open for queries."""
+    """A GPU, open for queries."""
 
     library: ModuleType
     handle: object
 
     @classmethod
     def open(cls, index: int, *, library: ModuleType | None = None, properties: object = None) -> "GpuSensors | None":
-        """The GPU that torch calls `cuda:index`; None without NVML or where it is uncertain which one that is.
+        """Open the GPU that torch calls `cuda:index`; None without NVML, or if it is uncertain which GPU that is.
 
-        `properties` are torch's of that device. CUDA numbers the devices that CUDA_VISIBLE_DEVICES leaves,
+        `properties`: torch's properties of that device. CUDA numbers the devices that CUDA_VISIBLE_DEVICES leaves,
         fastest first; NVML numbers all, by bus. Only UUID and bus address mean the same to both.
         """
         library = library or _load()
@@ -43,7 +43,7 @@ class GpuSensors:
         return None
 
     def identity(self) -> dict[str, object]:
-        """What does not change during a run; a field that the GPU does not tell is None."""
+        """Facts that do not change during a run; None for a field that the GPU does not report."""
         ask = self._ask
         return {
             "name": _text(ask("nvmlDeviceGetName")),
@@ -60,7 +60,7 @@ class GpuSensors:
         }
 
     def sample(self) -> dict[str, float | None]:
-        """What changes during a run; `clock_event_reasons`: NVML's bit mask of what holds the clocks down."""
+        """Readings that change during a run; `clock_event_reasons`: NVML's bit mask of reasons for low clocks."""
         ask = self._ask
         return {
             "sm_clock_mhz": ask("nvmlDeviceGetClockInfo", self.library.NVML_CLOCK_SM),
@@ -73,7 +73,7 @@ class GpuSensors:
         }
 
     def _power_w(self) -> float | None:
-        """Now, where the driver tells: on Ampere (but A100) and later the usual question answers with a 1 s mean."""
+        """Power now, if the driver reports it; on Ampere (but A100) and later the usual query gives a 1 s mean."""
         field = getattr(self.library, "NVML_FI_DEV_POWER_INSTANT", None)
         values = None if field is None else self._ask("nvmlDeviceGetFieldValues", (field,))
         if values and values[0].nvmlReturn == self.library.NVML_SUCCESS:
@@ -83,7 +83,7 @@ class GpuSensors:
     def _modes(self) -> dict[str, object]:
         ask = self._ask
         return {
-            # ECC and MIG answer with the current mode and the one after the next reset.
+            # ECC and MIG return the current mode and the one after the next reset.
             "ecc_enabled": _switch(_first(ask("nvmlDeviceGetEccMode"))),
             "mig_enabled": _switch(_first(ask("nvmlDeviceGetMigMode"))),
             "persistence_enabled": _switch(ask("nvmlDeviceGetPersistenceMode")),
@@ -99,7 +99,7 @@ class GpuSensors:
             "memory_clock_max_mhz": ask("nvmlDeviceGetMaxClockInfo", memory),
             "sm_clock_application_mhz": ask("nvmlDeviceGetApplicationsClock", sm),
             "memory_clock_application_mhz": ask("nvmlDeviceGetApplicationsClock", memory),
-            # An idle GPU lowers its link: the current values are those of a GPU that waits for work.
+            # An idle GPU lowers its link: the current values are those of an idle GPU.
             "pcie_generation": ask("nvmlDeviceGetCurrPcieLinkGeneration"),
             "pcie_generation_max": ask("nvmlDeviceGetMaxPcieLinkGeneration"),
             "pcie_width": ask("nvmlDeviceGetCurrPcieLinkWidth"),
@@ -107,7 +107,7 @@ class GpuSensors:
         }
 
     def _clock_event_reasons(self) -> int | None:
-        """Drivers before 535 know the query under its old name only."""
+        """Bit mask of the reasons for reduced clocks; drivers before 535 know the query only under its old name."""
         reasons: int | None = self._ask("nvmlDeviceGetCurrentClocksEventReasons")
         return self._ask("nvmlDeviceGetCurrentClocksThrottleReasons") if reasons is None else reasons
 
@@ -115,7 +115,7 @@ class GpuSensors:
         return _guarded(self.library, self._function(name), self.handle, *arguments)
 
     def _function(self, name: str) -> Callable[..., Any] | None:
-        """None where the installed nvidia-ml-py is older than the query."""
+        """Function of the library; None if the installed nvidia-ml-py is older than the query."""
         function: Callable[..., Any] | None = getattr(self.library, name, None)
         return function
 
@@ -125,7 +125,7 @@ def _load() -> ModuleType | None:
         library = importlib.import_module("pynvml")
     except ImportError:
         return None
-    # Counted by the library: the matching shutdown is the end of the process.
+    # The library counts initialisations; the end of the process is the matching shutdown.
     return library if _guarded(library, lambda: library.nvmlInit() or True) else None
 
 
@@ -143,7 +143,7 @@ def _by_uuid(library: ModuleType, properties: object) -> object | None:
 
 
 def _by_bus(library: ModuleType, properties: object) -> object | None:
-    """Also finds the GPU of a MIG slice, whose own UUID is of another kind."""
+    """Handle by bus address, which also finds the GPU of a MIG slice, whose own UUID is of another kind."""
     names = ("pci_domain_id", "pci_bus_id", "pci_device_id")
     domain, bus, device = (getattr(properties, name, None) for name in names)
     if domain is None or bus is None or device is None:
@@ -158,7 +158,7 @@ def _only_one(library: ModuleType, _properties: object) -> object | None:
 
 
 def _text(value: str | bytes | None) -> str | None:
-    """Old bindings answer in bytes."""
+    """Decode text, which old bindings return as bytes."""
     return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 

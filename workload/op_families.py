@@ -1,7 +1,7 @@
-"""Which operations we know the work of: contractions have a FLOP formula, these here move bytes and count 0 FLOP.
+"""Lists operations without a FLOP formula whose work is known: they move bytes and count 0 FLOP.
 
-The bytes of a known operation are those of the tensors that it reads and writes. An operation that is not known, as
-sorting, a Fourier transform or a library's own, has neither: its time is reported as unattributed.
+The bytes of a known operation are those of the tensors that it reads and writes. An unknown operation, such as sorting,
+a Fourier transform or a library's own, has neither FLOP nor bytes: its time is reported as unattributed.
 """
 
 import re
@@ -10,7 +10,7 @@ from functools import cache
 import torch
 from torch._ops import OpOverload
 
-# Of a whole family by the beginning of its name: optimizers and lists of tensors, random numbers, losses, pooling.
+# Families by the beginning of their names: optimizers and lists of tensors, random numbers, losses, pooling.
 FAMILIES = re.compile(
     r"_foreach_|_fused_|_amp_|native_(batch|layer|group)_norm|_?(cudnn|miopen)_batch_norm|batch_norm|_batch_norm"
     r"|_fused_rms_norm|rms_norm|instance_norm|renorm|linalg_vector_norm|norm$|norm_"
@@ -19,7 +19,7 @@ FAMILIES = re.compile(
     r"|(_?adaptive_)?(avg|max)_pool|mkldnn_(adaptive_)?(avg|max)_pool|_upsample|upsample|pixel_(un)?shuffle"
     r"|reflection_pad|replication_pad|constant_pad|_pad_|embedding|_embedding_bag|im2col|col2im|unfold|_thnn_fused_"
 )
-# Reductions, copies, fills, gathers, scatters, shapes and random numbers, by whole names.
+# Single operations by their whole names: reductions, copies, fills, gathers, scatters, shapes and random numbers.
 NAMES = """
 sum mean var std var_mean std_mean amax amin aminmax max min argmax argmin prod all any count_nonzero logsumexp
 cumsum cumprod logcumsumexp cummax cummin copy_ clone _to_copy _copy_from contiguous cat stack _unsafe_view
@@ -54,7 +54,7 @@ def is_known(func: OpOverload) -> bool:
 
 
 def _is_of_a_pointwise(name: str) -> bool:
-    """`sigmoid_backward`, whose forward operation is element-wise and says so."""
+    """Whether an operation such as `sigmoid_backward` belongs to a forward operation that is tagged element-wise."""
     forward = getattr(torch.ops.aten, name.removesuffix("_backward"), None)
     if forward is None:
         return False

@@ -1,6 +1,6 @@
-"""The profile of one complete bundle: collected beside it, then put into it and sealed with it.
+"""Profiles a complete bundle: the profile is collected beside the bundle, then put into it and sealed.
 
-Until then the bundle stays as it is: whoever kills the pass loses the profile and nothing else.
+The bundle does not change before that: killing the pass loses only the profile.
 """
 
 import os
@@ -27,14 +27,14 @@ from workload.profile.status import ProfileError, ProfileStatus
 from workload.script import again
 
 WORK = "profile.tmp"
-# A script prepares its data again; under ncu modules are patched as they are loaded.
+# A script prepares its data again, and ncu patches modules as they are loaded.
 SETUP_LIMIT_FACTOR = 5
 FOLDERS = {Profile.NCU: ncu_pass.FOLDER, Profile.TORCH: torch_pass.FOLDER}
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileRequest:
-    """What the user asks for; None: as the bundle's own spec says."""
+    """Options of a profile that the user typed; None: as in the bundle's own spec."""
 
     profile: Profile | None = None
     profile_steps: int | None = None
@@ -45,12 +45,11 @@ class ProfileRequest:
 def profile(
     folder: Path, request: ProfileRequest, script: Sequence[str] = (), *, data: str | None = None
 ) -> ProfileResult:
-    """Profile the configuration of a bundle and seal the result into it; returns run.json's `profile`.
+    """Profile the configuration of a bundle and seal the result into it; return run.json's `profile`.
 
-    A pass that collects nothing is recorded, unless the bundle holds an earlier profile, which then stays. Raises
-    `BundleError` or `UsageError` where there is nothing to profile, and otherwise never for a failed pass. `script`:
-    somebody's own script and its arguments, as the user says them; without them those of the bundle. `data`: what
-    `{data}` in them stands for.
+    A pass that collects nothing is recorded, unless the bundle holds an earlier profile, which is then kept. Raises
+    `BundleError` or `UsageError` if there is nothing to profile, but never for a failed pass. `script`: the user's own
+    script and its arguments as typed, by default those of the bundle. `data`: replaces `{data}` in them.
     """
     found = bundle.read(folder)
     spec = wanted_spec(found, request)
@@ -66,7 +65,7 @@ def profile(
 
 
 def wanted_spec(found: Bundle, request: ProfileRequest) -> RunSpec:
-    """The bundle's spec with the request's profile. Raises `UsageError` where that makes no sense."""
+    """Spec of the bundle with the request's profile. Raises `UsageError` if the two do not fit together."""
     status = found.record.status
     if status is not Status.COMPLETED:
         raise UsageError(
@@ -74,10 +73,10 @@ def wanted_spec(found: Bundle, request: ProfileRequest) -> RunSpec:
             hint="profile a completed run, or run again with --profile",
         )
     given = {name: value for name, value in vars(request).items() if value is not None}
-    # The extras of an earlier request by ncu mean nothing to torch.
+    # Extra options of an earlier request by ncu have no meaning for torch.
     if request.profile is Profile.TORCH:
         given = {"profile_step_bytes": False, "profile_throughput": False} | given
-    # As recorded, filled; options that are newer than the bundle have their defaults.
+    # The spec is filled, as recorded. Options newer than the bundle have their defaults.
     recorded = found.record.spec
     if recorded.script and (request.profile_step_bytes or request.profile_throughput):
         raise UsageError(
@@ -134,7 +133,7 @@ def _work_folder(folder: Path) -> Iterator[Path]:
 
 
 def _collect(spec: RunSpec, found: Bundle, work: Path, application: Application) -> ProfileResult:
-    """Run.json's `profile`, whatever happens but a bug."""
+    """Run.json's `profile`, even of a pass that failed; only bugs are raised."""
     try:
         with stoppable():
             return _run(spec, found.record, work, application)
@@ -164,7 +163,7 @@ def _run(spec: RunSpec, record: Record, work: Path, application: Application) ->
 
 
 def _replaces(found: Bundle, collected: ProfileResult) -> bool:
-    """Whether the bundle is to hold this: an earlier profile is worth more than the record of a failure."""
+    """Whether to put the result into the bundle: an earlier profile is worth more than the record of a failure."""
     if collected.is_collected or not found.record.profile.is_collected:
         return True
     log.LOGGER.info("note       the profile that the bundle held stays")
@@ -172,7 +171,7 @@ def _replaces(found: Bundle, collected: ProfileResult) -> bool:
 
 
 def _close(found: Bundle, collected: ProfileResult | None, kind: Profile, work: Path) -> None:
-    """Put log, files and record into the bundle and seal it; None: the bundle keeps the profile that it has."""
+    """Put log, files and record into the bundle and seal it; with `collected` None the bundle keeps its profile."""
     record = found.record
     if collected is not None:
         _move(work / FOLDERS[kind], found.path / FOLDERS[kind])
@@ -184,7 +183,7 @@ def _close(found: Bundle, collected: ProfileResult | None, kind: Profile, work: 
 
 
 def _move(source: Path, target: Path) -> None:
-    """Replace a folder; one without files leaves none."""
+    """Replace a folder; a source without files leaves no folder."""
     shutil.rmtree(target, ignore_errors=True)
     if source.is_dir() and any(source.iterdir()):
         source.replace(target)

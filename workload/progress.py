@@ -12,7 +12,7 @@ BAR_WIDTH = 30
 
 
 class Progress:
-    """Counts steps towards a total; `update` may be called as often as you like."""
+    """Progress of steps towards a total; `update` may be called any number of times."""
 
     def __init__(
         self,
@@ -33,11 +33,11 @@ class Progress:
         self._log = logging.getLogger("workload")
 
     def expect(self, total: int) -> None:
-        """Count towards another total from now on."""
+        """Change the total."""
         self._total = total
 
     def update(self, done: int) -> None:
-        """Show `done` steps; off a terminal a line every 30 seconds."""
+        """Show `done` steps: at once on a terminal, elsewhere in a line every 30 seconds."""
         if self._stream.isatty():
             width = shutil.get_terminal_size().columns - 1
             self._stream.write(f"\r{self._bar(done)[:width]:<{width}}")
@@ -47,7 +47,7 @@ class Progress:
             self._log.info(self._text(done))
 
     def finish(self, done: int) -> None:
-        """Replace the bar by a last line, which the log keeps too."""
+        """Replace the bar by a last line, which is also logged."""
         if self._stream.isatty():
             self._stream.write("\r\033[K")
             self._stream.flush()

@@ -1,4 +1,4 @@
-"""steps.csv while the run goes: marks in, rows out, nothing written inside a step."""
+"""Writes steps.csv during the run, from marks; nothing is written inside a step."""
 
 import csv
 import time
@@ -18,19 +18,19 @@ from workload.contract.bundle import STEP_COLUMNS, STEPS
 from workload.contract.spec import Device
 
 FLUSH_EVERY_S = 1.0
-# More unread steps than this and the host waits for the device; below it the ring of loss values is never overwritten.
+# With this many unread steps the host waits for the device, so that the ring of loss values is never overwritten.
 MAX_PENDING = 1024
 
 
 class StepPhase(StrEnum):
-    """Warm-up steps are recorded and kept apart."""
+    """Phase of a step; warm-up steps are recorded separately."""
 
     WARMUP = "warmup"
     MEASURED = "measured"
 
 
 class StepPart(StrEnum):
-    """What the time since the previous mark was spent on."""
+    """Part of a step that the time since the previous mark belongs to."""
 
     DATA = "data"
     FORWARD = "forward"
@@ -39,9 +39,9 @@ class StepPart(StrEnum):
 
 
 class Aside(StrEnum):
-    """Time of somebody's own script that is none of the four parts; all but `OTHER` is no time of a step at all.
+    """Time of a user's own script outside the four parts; except `OTHER`, it is not part of a step.
 
-    `MEASURING` is our own: rows and rules, while the script waits.
+    `MEASURING` is our own work, rows and rules, while the script waits.
     """
 
     OTHER = "other"
@@ -52,14 +52,14 @@ class Aside(StrEnum):
     IRREGULAR = "irregular"
 
 
-# Tuples: walking through an enum's class takes microseconds a row.
+# Tuples, because iterating over an enum's class takes microseconds for each row.
 PARTS = tuple(StepPart)
 GAPS = tuple(aside for aside in Aside if aside not in (Aside.OTHER, Aside.MEASURING))
 
 
 @dataclass(kw_only=True)
 class Gap:
-    """Stretches of one kind between steps: how many, and their seconds."""
+    """Gaps of one kind between steps: their number and total seconds."""
 
     number: int = 0
     seconds: float = 0.0
@@ -67,7 +67,7 @@ class Gap:
 
 @dataclass(kw_only=True)
 class PhaseTotals:
-    """The measured columns of one phase, seconds per step; when its last step ended, in seconds since the run began."""
+    """Totals of one phase: seconds of each step, and the end of its last step in seconds since the run began."""
 
     step_s: "array[float]" = field(default_factory=lambda: array("d"))
     data_s: "array[float]" = field(default_factory=lambda: array("d"))
@@ -84,26 +84,27 @@ class _Pending:
     phase: StepPhase
     images: int
     began: Any
-    # What the time since the mark before was spent on, and the mark; a signal finds an entry whole or not at all.
+    # Part that the time since the previous mark belongs to, and the mark. One tuple, so that a signal never finds half
+    # an entry.
     parts: list[tuple[StepPart | Aside, Any]] = field(default_factory=list)
     loss: Any = None
     is_step: bool = True
-    # Behind the loss's way to the host, which is queued after the step.
+    # Mark after the copy of the loss to the host, which is queued after the step.
     done: Any = None
 
 
 class LossReader(Protocol):
-    """Brings a loss to the host without making it wait for the device."""
+    """Copies a loss to the host without making the host wait for the device."""
 
     def put(self, loss: torch.Tensor) -> Any:
-        """Take a scalar loss; returns what `read` needs once the step has passed."""
+        """Take a scalar loss; return a handle for `read`, valid once the step has passed."""
 
     def read(self, handle: Any) -> float:
-        """The value behind a handle."""
+        """Value of the loss behind a handle."""
 
 
 class ItemReader:
-    """For a CPU, where the value is there already, and MPS, which has no pinned memory."""
+    """Reader for a CPU, where the value is available at once, and for MPS, which has no pinned memory."""
 
     def put(self, loss: torch.Tensor) -> torch.Tensor:
         """Keep the tensor."""
@@ -115,14 +116,14 @@ class ItemReader:
 
 
 class PinnedReader:
-    """For CUDA: copies each loss into pinned memory behind the step, so that reading it never synchronises."""
+    """Reader for CUDA: copies each loss into pinned memory after its step, so that reading never synchronises."""
 
     def __init__(self) -> None:
         self._ring = torch.empty(2 * MAX_PENDING, dtype=torch.float32, pin_memory=True)
         self._next = 0
 
     def put(self, loss: torch.Tensor) -> int:
-        """Queue the copy; returns the slot in the ring."""
+        """Queue the copy; return its slot in the ring."""
         slot = self._next
         self._ring[slot].copy_(loss, non_blocking=True)
         self._next = (slot + 1) % len(self._ring)
@@ -134,14 +135,14 @@ class PinnedReader:
 
 
 def loss_reader_for(device: Device) -> LossReader:
-    """The reader that does not stall this device."""
+    """Loss reader that does not stall this device."""
     return PinnedReader() if device is Device.CUDA else ItemReader()
 
 
 class Recorder:
-    """Collects the marks of each step and writes its row once the device has passed it.
+    """Collects the marks of each step, and writes its row once the device has passed the step.
 
-    `on_flush` is called after each flush, at most once a second; `started_s` is what `now` read when the run began.
+    `on_flush` is called after each flush, at most once a second; `started_s`: value of `now` at the run's start.
     """
 
     on_flush: Callable[[], None] = staticmethod(lambda: None)
@@ -175,21 +176,21 @@ class Recorder:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # A full disk has been reported by the write that met it; a second report from close would hide it.
+        # The write that failed has reported a full disk. A second error from close would hide the first.
         with suppress(OSError):
             self._file.close()
 
     def begin(self, phase: StepPhase, images: int, mark: Any = None) -> None:
-        """Open a step, now or at a mark that was taken then: what follows up to the next mark is spent on data."""
+        """Open a step, now or at `mark`, which was taken earlier."""
         mark = self._clock.mark() if mark is None else mark
         if self._origin is None:
             self._origin, self._origin_s = mark, self._now() - self._started_s
         self._current = _Pending(phase=phase, images=images, began=mark)
 
     def mark(self, part: StepPart | Aside, mark: Any = None) -> int:
-        """Say that the time since the previous mark belongs to `part`; returns how many parts the step has now.
+        """Assign the time since the previous mark to `part`; return the number of parts of the step.
 
-        Up to now, or to a mark that was taken then.
+        The time ends now, or at `mark`, which was taken earlier.
         """
         assert self._current is not None
         parts = self._current.parts
@@ -197,7 +198,7 @@ class Recorder:
         return len(parts)
 
     def relabel(self, parts: int, aside: Aside, *, but: StepPart | None = None) -> None:
-        """Say that the first `parts` parts of the open step were something else, as is known only now; not `but`."""
+        """Reassign the first `parts` parts of the open step to `aside`, except parts of kind `but`."""
         assert self._current is not None
         known = self._current.parts
         known[:parts] = [(part if part is but else aside, mark) for part, mark in known[:parts]]
@@ -205,7 +206,8 @@ class Recorder:
     def end(self, loss: torch.Tensor | None = None, *, images: int | None = None, is_step: bool = True) -> None:
         """Close a step; rows are written at most once a second, between steps.
 
-        `images`: where they are known only now. Without `is_step` all of it was a gap, which has no row.
+        `images`: images of the step, if unknown at its beginning. With `is_step` False all of its time was a gap, which
+        has no row.
         """
         assert self._current is not None
         if images is not None:
@@ -252,13 +254,13 @@ class Recorder:
             if gap in seconds:
                 total = totals.gaps.setdefault(gap, Gap())
                 total.number, total.seconds = total.number + 1, total.seconds + seconds[gap]
-                # Time stamps stand still in a gap, as the measured wall time does.
+                # Gaps are left out of time stamps, as of the measured wall time.
                 self._gaps_s += seconds.pop(gap)
         totals.ended_at_s = ended_at_s = self._origin_s + self._clock.seconds_between(self._origin, earlier)
         if not step.is_step:
             return
         data_s = seconds.pop(StepPart.DATA)
-        # A script's own work between its parts: logging, meters, schedulers.
+        # Other work of a script between the parts of a step, such as logging, meters and schedulers.
         seconds[StepPart.FORWARD] += seconds.pop(Aside.OTHER, 0.0)
         step_s = sum(seconds.values())
         cells = [f"{value:.7f}" for value in (ended_at_s - self._gaps_s, step_s, data_s, *seconds.values())]

@@ -1,4 +1,4 @@
-"""What follows a timing run: its profile, in a process of its own. Standard library only."""
+"""Starts the profile of a timing run, in a separate process. Standard library only."""
 
 from collections.abc import Sequence
 
@@ -9,9 +9,9 @@ from workload.contract.invocation import SCRIPTS
 
 
 def profile_first(folder: str, script: Sequence[str] = (), *, data: str | None = None) -> int:
-    """Profile the bundle; a profile that fails says so and leaves a complete run; only Ctrl-C ends the whole.
+    """Profile the bundle. A failed profile is logged and leaves a complete run; only Ctrl-C changes the exit code.
 
-    `script`: somebody's own script and its arguments, which the bundle has without secrets and without `data`.
+    `script`: a user's own script and its arguments, which the bundle keeps without secrets; `data`: value for `{data}`.
     """
     command = [*SCRIPTS, "profile", folder]
     command += [] if data is None else ["--data", data]

@@ -1,7 +1,7 @@
-"""Lets the device cool down before the warm-up of a task's run, so that no configuration profits from its place.
+"""Lets the device cool down before the warm-up of a task's run, so that no configuration profits from its position.
 
-Every run of a task begins at about the temperature that the device had before the first one, as far as waiting can do
-that. What was waited for, and how long, stands in the bundle.
+Every run of a task begins at about the device's temperature before the first run, as far as waiting can achieve that.
+The bundle records the target and the time waited.
 """
 
 import time
@@ -14,19 +14,20 @@ from workload.contract.interrupt import check
 from workload.contract.record import Settling
 from workload.contract.spec import Device
 
-# Sensors tell whole degrees, and those of an idle device wander by one or two.
+# Sensors give whole degrees, and those of an idle device vary by one or two.
 TOLERANCE_C = 5.0
-# An assumption: the colder, the slower it cools, and a rented machine costs meanwhile. What is not reached is recorded.
+# An assumption: a colder device cools more slowly, and a rented machine costs money meanwhile. A missed target is
+# recorded.
 LIMIT_S = 60.0
 LOOK_EVERY_S = 1.0
-# Of the CPU's own package, as the kernel names its drivers: Intel, AMD, AMD with zenpower, ARM.
+# Sensors of the CPU's package, by the kernel's driver: Intel, AMD, AMD with zenpower, ARM.
 CPU_SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal")
 
 Thermometer = Callable[[], float | None]
 
 
 def thermometer_of(device: Device) -> Thermometer:
-    """What reads the device's temperature in degrees Celsius: NVML for a GPU, the kernel for a CPU."""
+    """Function that reads the device's temperature in degrees Celsius: NVML's for a GPU, the kernel's for a CPU."""
     if device is Device.CPU:
         return _cpu_temperature_c
     sample = sensors_of(device)
@@ -38,7 +39,7 @@ def _number(value: object) -> float | None:
 
 
 def _cpu_temperature_c() -> float | None:
-    """The hottest sensor of the CPU; None on a virtual machine, which has none, and on other systems than Linux."""
+    """Temperature of the CPU's hottest sensor; None without one, as on virtual machines, and on systems but Linux."""
     read = getattr(psutil, "sensors_temperatures", dict)
     readings = [sensor.current for name, sensors in read().items() if name in CPU_SENSORS for sensor in sensors]
     return max(readings, default=None)
@@ -52,7 +53,7 @@ def settle(
     now_s: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Settling:
-    """Wait until the temperature is at most 5 degrees above `target_c`, for a minute at most; `report` is told."""
+    """Wait until the temperature is at most 5 degrees above `target_c`, at most a minute; `report` gets a message."""
     before_c = after_c = thermometer()
     if before_c is None or target_c is None:
         return Settling(target_c=target_c, before_c=before_c, waited_s=0.0, why="the device tells no temperature")

@@ -1,10 +1,13 @@
-"""What a machine runs out of, told apart from mistakes in the configuration. Standard library only."""
+"""Recognises errors from a machine's lack of memory or threads, as opposed to a wrong configuration.
+
+Standard library only.
+"""
 
 import errno
 
 from workload.contract.errors import OutOfDeviceMemoryError, RooflaunchError, RunFailedError
 
-# torch's allocators, C++ and the dynamic loader; a library that cannot be mapped is an ImportError to Python.
+# Messages of torch's allocators, C++ and the dynamic loader. A library that cannot be mapped raises ImportError.
 NO_MEMORY = (
     "can't allocate memory",
     "not enough memory",
@@ -15,7 +18,7 @@ NO_MEMORY = (
     "CUDNN_STATUS_ALLOC_FAILED",
     "CUBLAS_STATUS_ALLOC_FAILED",
 )
-# How cuDNN words it that no algorithm's workspace fits; with memory left it means that it has no such algorithm.
+# cuDNN's messages if no algorithm's workspace fits. With free memory they mean that cuDNN has no such algorithm.
 NO_WORKSPACE = (
     "FIND was unable to find an engine",
     "GET was unable to find an engine",
@@ -25,24 +28,24 @@ NO_THREADS = ("can't start new thread", "Resource temporarily unavailable", "pth
 
 
 def is_of_memory(error: BaseException) -> bool:
-    """Whether memory was refused, the device's or the host's."""
+    """Whether the error is a refused allocation, of device or host memory."""
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
         return True
     return isinstance(error, RuntimeError | ImportError) and any(words in str(error) for words in NO_MEMORY)
 
 
 def is_of_workspace(error: BaseException) -> bool:
-    """Whether cuDNN found no algorithm, which is for want of memory where little of it is free."""
+    """Whether cuDNN found no algorithm; if little memory is free, the cause is a lack of memory."""
     return isinstance(error, RuntimeError) and any(words in str(error) for words in NO_WORKSPACE)
 
 
 def is_of_threads(error: BaseException) -> bool:
-    """Whether a thread or a process was refused."""
+    """Whether the error is a refused thread or process."""
     return isinstance(error, RuntimeError | OSError) and any(words in str(error) for words in NO_THREADS)
 
 
 def explain(error: BaseException, when: str) -> RooflaunchError | None:
-    """The error a user can act on, with `when` it came; None for what is no shortage."""
+    """Error that a user can act on; None if `error` is no shortage. `when`: time of the error, in words."""
     if is_of_memory(error):
         return OutOfDeviceMemoryError(
             f"the trainer ran out of memory {when}",

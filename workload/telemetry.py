@@ -1,4 +1,4 @@
-"""telemetry.csv: the clocks, temperatures and loads that a run happened under, a row a second."""
+"""Writes telemetry.csv: clocks, temperatures and loads during a run, one row per second."""
 
 import threading
 import time
@@ -15,7 +15,7 @@ from workload.counters import HostCounters
 from workload.environment.machine import HostSystem
 from workload.nvml import GpuSensors
 
-# From the time of the sample to some cells of its row.
+# Function from the time of a sample in seconds to some cells of its row.
 Source = Callable[[float], Mapping[str, float | None]]
 
 # A query to a GPU that fell off its bus may never return; the run must still end.
@@ -23,10 +23,10 @@ STOP_LIMIT_S = 5.0
 
 
 class Telemetry:
-    """A context in which a thread samples: a row on entry, one every `interval_s`, one on exit.
+    """Context manager that samples in a thread: a row on entry, one every `interval_s`, one on exit.
 
-    A cell that could not be read is empty; `sample_errors` holds the first unexpected reason, by source. A
-    file that cannot be written ends the telemetry, never the run: `error` says why, for the caller to report.
+    A cell that could not be read is empty; `sample_errors` holds the first unexpected error of each source. A file that
+    cannot be written ends the telemetry, never the run: `error` holds the reason, for the caller to report.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Telemetry:
         interval_s: float = 1.0,
         sources: Mapping[str, Source] | None = None,
     ) -> None:
-        """`t_s` counts from `origin_s` on `clock`."""
+        """Prepare sampling; column `t_s` counts from `origin_s` on `clock`."""
         self.error: OSError | None = None
         self.sample_errors: dict[str, Exception] = {}
         self._path = path
@@ -54,7 +54,8 @@ class Telemetry:
 
     def __enter__(self) -> Self:
         try:
-            # Unbuffered: a row is either in the file or not, also for a worker that is forked meanwhile.
+            # Unbuffered: a row is either in the file or not, and a worker forked meanwhile holds no buffered part of
+            # one.
             self._file = self._path.open("wb", buffering=0)
         except OSError as error:
             self.error = error
@@ -77,7 +78,7 @@ class Telemetry:
             self._file.close()
 
     def record(self) -> None:
-        """Append the row of this moment."""
+        """Append a row for this moment."""
         now_s = self._clock()
         cells: dict[str, float | None] = {"t_s": now_s - self._origin_s}
         for name, source in self._sources.items():
@@ -93,7 +94,7 @@ class Telemetry:
             self.record()
 
     def _to_next_s(self, started_s: float) -> float:
-        """To the next whole interval: rows keep their rhythm, and a late one is not followed by a burst."""
+        """Seconds to the next whole interval: rows stay periodic, and a late row is not followed by several at once."""
         return self._interval_s - (self._clock() - started_s) % self._interval_s
 
     def _append(self, row: str) -> None:
@@ -104,7 +105,7 @@ class Telemetry:
         except OSError as error:
             self.error = error
             self._stopping.set()
-            # Half a row reads as a row with other values.
+            # Remove a partial row, which would be read as a row with other values.
             with suppress(OSError):
                 self._file.truncate(self._whole_bytes)
 
@@ -116,7 +117,7 @@ class Telemetry:
 
 
 def sources_of(device: str, machine: HostSystem | None = None) -> dict[str, Source]:
-    """The host's readings, and NVML's where the device is a GPU that it knows."""
+    """Sources of the host's readings, and of NVML's if the device is a GPU known to it."""
     readings = HostCounters(machine or HostSystem()).readings()
     sources: dict[str, Source] = {name: _one_cell(name, read) for name, read in readings.items()}
     gpu = _gpu(torch.device(device))
@@ -124,7 +125,7 @@ def sources_of(device: str, machine: HostSystem | None = None) -> dict[str, Sour
 
 
 def gpu_source(gpu: GpuSensors) -> Source:
-    """NVML's memory is the whole GPU's, by all processes: the column says so."""
+    """Source of NVML's readings. Memory is that of the whole GPU, used by all processes, as the column's name says."""
 
     def read(_now_s: float) -> dict[str, float | None]:
         sample = gpu.sample()
@@ -144,7 +145,7 @@ def _gpu(device: torch.device) -> GpuSensors | None:
 
 
 def _written(column: str, value: float | None) -> str:
-    """Integers in full, other numbers to a thousandth; the bit mask in hexadecimal, as nvidia-smi does."""
+    """Cell as text: integers in full, other numbers to a thousandth, the bit mask in hexadecimal as in nvidia-smi."""
     if value is None:
         return ""
     if column == "clock_event_reasons":

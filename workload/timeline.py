@@ -1,4 +1,4 @@
-"""When each phase of a run began, in seconds since the process started."""
+"""Records the beginning of each phase of a run, in seconds since the process started."""
 
 import time
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 
 class Timeline:
-    """`enter(name)` notes a phase; the first one is `start` at 0."""
+    """Beginnings of phases: `enter(name)` records one. The first phase is `start`, at 0 s."""
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         self._now = now
@@ -19,5 +19,5 @@ class Timeline:
         return self._now() - self.started_s
 
     def enter(self, phase: str) -> None:
-        """Note that `phase` begins now."""
+        """Record that `phase` begins now."""
         self.began_s[phase] = self.elapsed_s()

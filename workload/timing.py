@@ -1,4 +1,4 @@
-"""From recorded steps to the `timing` of run.json."""
+"""Summarises recorded steps as the `timing` section of run.json."""
 
 from dataclasses import replace
 
@@ -8,10 +8,11 @@ from workload.recorder import PhaseTotals
 
 
 def summarize(before: Timing, measured: PhaseTotals, *, wall_s: float, cpus: CpuShare) -> Timing:
-    """`before`, with the figures of the measured region: `wall_s` seconds of the host's clock, CPUs got and waited for.
+    """Copy `before` with the figures of the measured region, which took `wall_s` seconds of the host's clock.
 
-    `images_per_s` is images over wall time, never a mean of rates. `explained_fraction` is the share of the wall
-    time that steps and data waits add up to. Without a single step the figures are None.
+    `cpus`: CPUs used and waited for. `images_per_s` is images over wall time, never a mean of rates.
+    `explained_fraction` is the share of the wall time that steps and data waits add up to. Without a single step the
+    figures are None.
     """
     known = replace(before, measured_s=wall_s, cpus_used=cpus.got, cpus_waited=cpus.waited, images=measured.images)
     if not measured.step_s:

@@ -1,4 +1,4 @@
-"""One run, top to bottom: prepare, open the bundle, measure the ceilings, warm up, measure, write."""
+"""A training run, top to bottom: prepare, open the bundle, measure the ceilings, warm up, measure, write."""
 
 import logging
 import math
@@ -50,13 +50,13 @@ from workload.timeline import Timeline
 from workload.training_step import TrainingStep
 
 LOGGER = logging.getLogger("workload")
-# How `torch.use_deterministic_algorithms` refuses an operation, by the name of its kernel.
+# Error text by which `torch.use_deterministic_algorithms` refuses an operation, with the name of its kernel.
 NOT_DETERMINISTIC = re.compile(r"(\w+) does not have a deterministic implementation")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingJob:
-    """A run that can start: every mistake of the user's has been found, and nothing has been written."""
+    """A run that is ready to start: all mistakes of the user have been found, and nothing has been written."""
 
     spec: RunSpec
     context: Context
@@ -68,7 +68,7 @@ class TrainingJob:
     notes: list[str]
 
     def run_id(self, started_at: datetime) -> str:
-        """A new name for this run."""
+        """New name for this run."""
         assert self.spec.batch_size is not None
         return bundle.make_run_id(
             now=started_at,
@@ -117,7 +117,7 @@ def prepare(resolved: Resolved, context: Context) -> TrainingJob:
 
 @dataclass(kw_only=True)
 class Draft:
-    """The record of a run under way, replaced whenever more is known."""
+    """Record of an unfinished run, replaced whenever more is known."""
 
     record: Record
 
@@ -126,14 +126,14 @@ class Draft:
         self.record = replace(self.record, **sections)
 
     def set_timing(self, **figures: Any) -> None:
-        """Replace figures of its timing."""
+        """Replace figures of the record's timing."""
         self.set(timing=replace(self.record.timing, **figures))
 
 
 def execute(job: TrainingJob, folder: Path, timeline: Timeline) -> Record:
-    """Run the job and leave a sealed bundle in `folder`, also when it breaks off; returns run.json.
+    """Run the job and leave a sealed bundle in `folder`, even if the run fails; return the record.
 
-    Raises what broke it off once the bundle is sealed. A full disk leaves the bundle incomplete and raises `OSError`.
+    Raises the run's error after sealing the bundle. A full disk leaves the bundle incomplete and raises `OSError`.
     """
     draft = Draft(record=_first_record(job, folder.name, timeline))
     bundle.write_record(folder, draft.record)
@@ -144,7 +144,7 @@ def execute(job: TrainingJob, folder: Path, timeline: Timeline) -> Record:
     except Exception as error:
         if isinstance(error, OSError) and bundle.is_write_failure(error):
             raise
-        # Every other way to break off is recorded, and raised again below.
+        # Every other error is recorded, and raised again below.
         broken = asked() or explain(error, job.spec)
         draft.set(status=status_of(broken), error=str(broken) or type(broken).__name__)
         LOGGER.debug("%s", "".join(traceback.format_exception(error)))
@@ -187,7 +187,8 @@ def _measure(job: TrainingJob, folder: Path, draft: Draft, timeline: Timeline) -
     with Telemetry(path, device=job.spec.device, origin_s=timeline.started_s) as telemetry:
         context = job.context
         thermometer = thermometer_of(job.spec.device) if context.settles else None
-        # Before the ceilings, which load the device, the first run of a task finds it as it was before the whole task.
+        # Read before the ceilings, which load the device: at this time the first run of a task finds the temperature
+        # from before the task.
         target_c = thermometer() if thermometer and context.settle_to_c is None else context.settle_to_c
         if job.spec.ceilings:
             timeline.enter("ceilings")
@@ -225,12 +226,12 @@ def _measure_ceilings(spec: RunSpec, output: Path, kept: KeptCeilings) -> Ceilin
 
 
 def _measure_ceilings_again(job: TrainingJob, folder: Path, draft: Draft, share: float) -> None:
-    """After a run that reached more than its ceiling, which so is none; the next runs use the new ones."""
+    """Measure the ceilings after a run that exceeded them, which proves them wrong; later runs use the new ones."""
     spec = job.spec
     was = verdict.compute_roof_per_s(draft.record) or 0.0
     above = f"the run reached {percent(share)} of the {spec.precision} ceiling"
     LOGGER.info("%s: this machine's ceilings are measured again", above)
-    # Of the run alone: what the probes allocate is none of its memory.
+    # Read before the probes, whose allocations are not part of the run's memory.
     draft.set(memory=device.memory(spec.device))
     if spec.device is Device.CUDA:
         torch.cuda.empty_cache()
@@ -264,7 +265,7 @@ def _train(job: TrainingJob, step: TrainingStep, folder: Path, draft: Draft, tim
 def at_least(
     count: int, least_s: float, progress: Progress, now: Callable[[], float] = time.perf_counter
 ) -> Iterator[None]:
-    """`count` steps, and then more until `least_s` seconds have passed since the first; says so where it adds any."""
+    """Yield for `count` steps, then for more until `least_s` seconds have passed since the first. Logs added steps."""
     began_s = now()
     yield from repeat(None, count)
     taken_s, taken = now() - began_s, count
@@ -288,9 +289,9 @@ def _region(
     draft: Draft,
     timeline: Timeline,
 ) -> Iterator[Progress]:
-    """The steps of one phase: the device is synchronised at both ends, and what was measured is kept.
+    """Context manager for the steps of one phase; synchronises the device at both ends and keeps the measurements.
 
-    The measured region of a run that breaks off ends with its last complete step.
+    The measured region of a run that fails ends with its last complete step.
     """
     totals = recorder.totals[phase]
     progress = Progress(phase, count, images_per_step=spec.images_per_step)
@@ -311,7 +312,7 @@ def _region(
             recorder.on_flush = lambda: None
             recorder.drain()
             if not came_to_its_end and totals.step_s:
-                # The step that was broken off has no row and no images: its time is none of the measured either.
+                # An unfinished step has no row and no images, so its time is left out too.
                 wall_s = totals.ended_at_s - timeline.began_s[phase]
             progress.finish(len(totals.step_s))
             if phase is StepPhase.MEASURED:
@@ -321,7 +322,7 @@ def _region(
 def _close_record(job: TrainingJob, draft: Draft, timeline: Timeline) -> None:
     began_s = timeline.began_s
     setup_end_s = began_s.get(StepPhase.WARMUP, timeline.elapsed_s())
-    # Ceilings, and cooling down, are no part of what a run by itself needs before its first step.
+    # Ceilings and cooling down are not part of a run's own set-up time.
     ceilings_began_s = began_s.get("ceilings", began_s.get("settle"))
     ceilings_s = 0.0 if ceilings_began_s is None else began_s.get("setup", setup_end_s) - ceilings_began_s
     draft.set_timing(setup_s=setup_end_s - ceilings_s, phases={**began_s, "end": timeline.elapsed_s()})
@@ -337,7 +338,7 @@ def _close_record(job: TrainingJob, draft: Draft, timeline: Timeline) -> None:
 
 
 def _skipped(run: Record) -> list[str]:
-    """A note on measured steps that are not whole."""
+    """Note on measured steps in which AMP left out the optimizer."""
     skipped, step_s = run.timing.skipped_steps, run.timing.step_s
     if not skipped or not skipped.measured or not step_s:
         return []
@@ -348,7 +349,7 @@ def _skipped(run: Record) -> list[str]:
 
 
 def _idle_cpus(run: Record) -> list[str]:
-    """A note where a CPU run kept few of its threads busy and the verdict does not say why."""
+    """Note if a CPU run kept few of its threads busy and the verdict does not explain it."""
     if not verdict.lacks_cpus(run) or verdict.competition(run):
         return []
     used = f"the run got {of_cpus(run.timing.cpus_used or 0.0, run.environment.device.threads or 0)}"
@@ -359,7 +360,7 @@ def _idle_cpus(run: Record) -> list[str]:
 
 
 def explain(error: Exception, spec: RunSpec) -> Exception:
-    """The error a user can act on; anything else is a bug of ours and stays as it is."""
+    """Error that a user can act on; any other error is a bug of ours and returned unchanged."""
     if isinstance(error, RooflaunchError):
         return error
     if device.is_out_of_memory(error):
@@ -377,7 +378,7 @@ def explain(error: Exception, spec: RunSpec) -> Exception:
             hint="leave --deterministic out, or take a model without that operation; alexnet and vgg have adaptive"
             " pooling, resnets and mobilenets do without on a GPU",
         )
-    # OSError: no file descriptor left for a data worker, say.
+    # OSError: for example, no file descriptor is left for a data worker.
     if not isinstance(error, RuntimeError | OSError):
         return error
     first_line = str(error).strip().split("\n", 1)[0]

@@ -1,4 +1,4 @@
-"""The training step: forward + loss + backward + optimizer on one batch, and nothing else."""
+"""Training step: forward + loss + backward + optimizer on one batch, and nothing else."""
 
 from collections.abc import Callable, Iterator
 
@@ -10,7 +10,7 @@ from workload.contract.spec import Optimizer, Precision, RunSpec
 from workload.data import Batch
 from workload.recorder import StepPart
 
-# Low enough that random labels are learned by every model and optimizer without a schedule.
+# Low enough for every model and optimizer to learn random labels without a schedule.
 SGD_LEARNING_RATE, SGD_MOMENTUM = 0.01, 0.9
 ADAM_LEARNING_RATE = 1e-4
 
@@ -29,14 +29,14 @@ class TrainingStep:
         self._spec = spec
         self._steps = self._updates = 0
         if self._scaler.is_enabled():
-            # The scaler has waited for the device by then (`.item()`), and asking it for its scale would wait again.
-            # True of an optimizer that is not fused: a fused one is always called, and skips on the device.
+            # The scaler has waited for the device before the hook (`.item()`); reading its scale would wait again. The
+            # hook works only for optimizers that are not fused: a fused one is always called, and skips on the device.
             self.optimizer.register_step_post_hook(self._count_update)
         if spec.compile:
             self._model.compile()
 
     def __call__(self, batches: Iterator[Batch], mark: Callable[[StepPart], object]) -> torch.Tensor:
-        """Train on `grad_accumulation` batches; returns the last batch's loss, detached, on the device.
+        """Train on `grad_accumulation` batches; return the last batch's loss, detached, on the device.
 
         `mark(part)` is called after each part of the step.
         """
@@ -47,10 +47,11 @@ class TrainingStep:
             with device.autocast(self._spec):
                 loss = models.loss(self._model(images), labels)
             mark(StepPart.FORWARD)
-            # Here, as in PyTorch's ImageNet example, the backward pass finds the freed memory still warm.
+            # At this place, as in PyTorch's ImageNet example, the freed memory is still in the cache for the backward
+            # pass.
             if index == 0:
                 self.optimizer.zero_grad(set_to_none=True)
-            # No kernel for a share of 1: the step stays the plain one.
+            # No multiplication by a share of 1, which would add a kernel to the plain step.
             self._scaler.scale(loss if share == 1 else loss * share).backward()
             mark(StepPart.BACKWARD)
         self._scaler.step(self.optimizer)
@@ -61,7 +62,7 @@ class TrainingStep:
 
     @property
     def skipped(self) -> int:
-        """Without a synchronisation, at any time."""
+        """Number of steps without optimizer so far; reading it never synchronises the device."""
         return self._steps - self._updates if self._scaler.is_enabled() else 0
 
     def _count_update(self, *_: object) -> None:
@@ -69,7 +70,7 @@ class TrainingStep:
 
 
 def make_optimizer(parameters: Iterator[nn.Parameter], name: Optimizer) -> torch.optim.Optimizer:
-    """PyTorch's optimizer of that name with a fixed learning rate."""
+    """PyTorch's optimizer of this name with a fixed learning rate."""
     match name:
         case Optimizer.SGD:
             return torch.optim.SGD(parameters, lr=SGD_LEARNING_RATE, momentum=SGD_MOMENTUM)

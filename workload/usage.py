@@ -1,4 +1,4 @@
-"""What `/usr/bin/time -v` says of this process and its reaped children."""
+"""Resource usage of this process and its reaped children, as `/usr/bin/time -v` reports it."""
 
 import sys
 
@@ -12,7 +12,7 @@ RSS_UNIT_BYTES = 1 if sys.platform == "darwin" else 1024
 
 
 def measure(start_s: float, now_s: float) -> Usage | None:
-    """Since the process started, at `start_s` on the clock that now says `now_s`; None on Windows."""
+    """Usage since the process started; None on Windows. `start_s` and `now_s`: start and present, on the same clock."""
     if sys.platform == "win32":
         return None
     own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -1,6 +1,6 @@
-"""CRC-32C, the checksum that a bundle's manifest and Cloud Storage share.
+"""CRC-32C, the checksum of a bundle's manifest and of Cloud Storage.
 
-`google-crc32c` computes it where it is installed; ours, in plain Python, gives the same at 11 MB/s.
+`google-crc32c` computes it if installed; the pure Python fallback gives the same values at 11 MB/s.
 """
 
 import base64
@@ -18,7 +18,7 @@ def crc32c(data: bytes, crc: int = 0) -> int:
 
 
 def crc32c_of(content: BinaryIO) -> str:
-    """The checksum of the rest of `content`, as `crc32c_text` writes it."""
+    """Checksum of the rest of `content`, in the form of `crc32c_text`."""
     crc = 0
     while block := content.read(BLOCK_BYTES):
         crc = crc32c(block, crc)
@@ -33,7 +33,8 @@ def crc32c_text(crc: int) -> str:
 @cache
 def _fastest() -> Callable[[int, bytes], int]:
     try:
-        with warnings.catch_warnings(action="ignore"):  # without its compiled part it says so, and is as slow as ours
+        # google_crc32c warns if it lacks its compiled part, and is then as slow as ours.
+        with warnings.catch_warnings(action="ignore"):
             import google_crc32c  # noqa: PLC0415 - optional, and not for those who only import this module
     except ImportError:
         return _in_python

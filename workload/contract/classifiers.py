@@ -1,4 +1,4 @@
-"""The models of torchvision for a launcher without torch, which refuses a slip before it buys a machine.
+"""Names of torchvision's models, so that a launcher without torch refuses a typo before it rents a machine.
 
 Standard library only.
 """
@@ -25,7 +25,7 @@ wide_resnet50_2
 
 
 def unknown(name: str, known: Collection[str] = NAMES) -> UsageError:
-    """The error for a model that is none of `known`, with the nearest ones."""
+    """Error for a model that is not in `known`, with the nearest names."""
     near = difflib.get_close_matches(name.lower(), known, n=3)
     listing = "`python -m workload models` lists all"
     hint = f"did you mean {' or '.join(near)}? {listing}" if near else listing

@@ -1,7 +1,7 @@
-"""What all four doors do alike: output that cannot be written, closed streams, Ctrl-C. Standard library only.
+"""Entry code shared by all four programs: output that cannot be written, closed streams, Ctrl-C. Standard library only.
 
-A command's work goes on when its output cannot be written. Where the reader has left (`launch local | head`), that is
-no error: the exit code is that of the work. Where the output is lost otherwise (a full disk), a command that did its
+A command's work continues if its output cannot be written. If the reader has left (`launch local | head`), that is no
+error: the exit code is that of the work. If the output is lost for another reason (a full disk), a command that did its
 work exits with 4. Messages on stderr that cannot be written are dropped.
 """
 
@@ -18,19 +18,19 @@ from workload.contract.interrupt import ignore_signals, never_dropped
 
 
 class Outlet:
-    """A text stream that drops what it cannot write and remembers why; all else is the stream's own."""
+    """Text stream that drops output it cannot write and keeps the first error. The rest is passed to the stream."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self.error: OSError | None = None
 
     def write(self, text: str) -> int:
-        """Write, or drop."""
+        """Write `text`, or drop it if the stream fails."""
         self._tried(lambda: self._stream.write(text))
         return len(text)
 
     def flush(self) -> None:
-        """Flush, or drop."""
+        """Flush the stream, or drop its content if it fails."""
         self._tried(self._stream.flush)
 
     def _tried(self, act: Callable[[], object]) -> None:
@@ -38,7 +38,7 @@ class Outlet:
             act()
         except OSError as error:
             self.error = self.error or error
-            # What is still in the buffer goes nowhere, now and when Python flushes it at its end.
+            # Send the rest of the buffer to /dev/null, now and when Python flushes it at exit.
             with suppress(OSError), Path(os.devnull).open("wb") as nowhere:
                 os.dup2(nowhere.fileno(), self._stream.fileno())
 
@@ -47,7 +47,7 @@ class Outlet:
 
 
 def enter(run: Callable[[], int]) -> int:
-    """Run a command; returns its exit code, or that of output that was lost or of Ctrl-C."""
+    """Run a command. Returns its exit code, or that for lost output or Ctrl-C."""
     code: int
     open_standard_streams()
     out, err = Outlet(sys.stdout), Outlet(sys.stderr)
@@ -66,7 +66,8 @@ def enter(run: Callable[[], int]) -> int:
             code = int(refused.exit_code)
         except SystemExit as done:  # argparse's way to end after --help
             code = done.code if isinstance(done.code, int) else ExitCode.DONE
-        # Ctrl-C reaches a child twice, from the terminal and from its launcher; Python's own end is no work to stop.
+        # Ctrl-C reaches a child twice, from the terminal and from its launcher. Python's own exit must not be
+        # interrupted.
         ignore_signals()
         out.flush()
         if out.error is not None and out.error.errno != errno.EPIPE:
@@ -94,11 +95,14 @@ def _refused(error: OSError) -> RooflaunchError | None:
 
 
 def open_standard_streams() -> None:
-    """Give a closed stdin, stdout or stderr to /dev/null: else the next file that is opened takes its number."""
+    """Connect a closed stdin, stdout or stderr to /dev/null.
+
+    Otherwise the next file that is opened gets its number.
+    """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, `number`
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, "r" if number == 0 else "w", encoding="utf-8", closefd=False))  # noqa: SIM115 - stays open

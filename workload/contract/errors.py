@@ -1,4 +1,4 @@
-"""Every error a user can cause, one exit code per class. Standard library only; printed by `main()` alone."""
+"""Every error that a user can cause, one exit code per class. Standard library only; printed by `main()` alone."""
 
 import sys
 from enum import IntEnum
@@ -9,7 +9,7 @@ from workload.contract.text import in_short, printable
 
 
 class ExitCode(IntEnum):
-    """What a command tells the shell."""
+    """Exit code of a command."""
 
     DONE = 0
     BUG = 1
@@ -22,7 +22,7 @@ class ExitCode(IntEnum):
     BAD_BUNDLE = 8
     NOT_POOLABLE = 9
     FINDINGS = 10
-    # Of a duel, B against A; 0 is the same.
+    # Results of a duel, B against A; 0 means the same.
     SLOWER = 11
     FASTER = 12
     NOT_DECIDABLE = 13
@@ -30,7 +30,10 @@ class ExitCode(IntEnum):
 
 
 class RooflaunchError(Exception):
-    """An error caused outside the program: the message names thing, value and rule; the hint the next step."""
+    """Error caused outside the program.
+
+    Its message names the thing, its value and the broken rule; its hint the next step.
+    """
 
     exit_code: ClassVar[ExitCode] = ExitCode.BUG
 
@@ -42,7 +45,7 @@ class RooflaunchError(Exception):
         return str(self.args[0])
 
     def report(self) -> str:
-        """The two lines that a user sees; names from files and servers in them cannot move the cursor or add a line.
+        """Error and hint, as two lines for the user, with control characters of foreign names escaped.
 
         A value or a word has at most 200 characters. Our commands in the hint are as they can be typed here.
         """
@@ -50,7 +53,7 @@ class RooflaunchError(Exception):
         return f"error: {error}\nhint: {hint}"
 
     def headline(self) -> str:
-        """What stands after `error:`."""
+        """Text after `error:`."""
         return str(self)
 
 
@@ -73,30 +76,30 @@ class ToolError(RooflaunchError):
 
 
 class NoCapacityError(RooflaunchError):
-    """No zone has the machine now, or the project may not have it."""
+    """No zone has the machine now, or the project is not allowed to use it."""
 
     exit_code = ExitCode.NO_CAPACITY
 
 
 class RunFailedError(RooflaunchError):
-    """The training run broke off."""
+    """The training run failed before its end."""
 
     exit_code = ExitCode.RUN_FAILED
 
 
 class OutOfDeviceMemoryError(RunFailedError):
-    """The configuration does not fit the device: a result, recorded as one."""
+    """The configuration does not fit the device's memory: a result, and recorded as one."""
 
     exit_code = ExitCode.OUT_OF_MEMORY
 
 
 class BundleError(RooflaunchError):
-    """A bundle is incomplete, damaged, foreign or of a newer schema."""
+    """A bundle is incomplete, damaged, of another tool or of a newer schema."""
 
     exit_code = ExitCode.BAD_BUNDLE
 
 
 class InterruptedRunError(RooflaunchError):
-    """Ctrl-C or SIGTERM."""
+    """The user or a program interrupted the run, by Ctrl-C or SIGTERM."""
 
     exit_code = ExitCode.INTERRUPTED

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all. Standard library only."""
+"""Atomic writes: a file is written completely or not at all. Standard library only."""
 
 import os
 import secrets
@@ -10,11 +10,11 @@ from typing import BinaryIO
 
 @contextmanager
 def replacing(path: Path, *, shared: bool = False, durable: bool = True) -> Iterator[BinaryIO]:
-    """A file that takes the place of `path` at once when the block ends; when it breaks off, `path` stays as it is.
+    """Open a file that replaces `path` atomically at the end of the block; after an error `path` is unchanged.
 
-    Until then it lies beside `path` as `NAME.tmp`; with `shared` under a name of its own, because other processes may
-    write the same file now. `durable`: on the disk before it takes the place, so that the end of power leaves the old
-    file or the new one.
+    The temporary file is `NAME.tmp` beside `path`. `shared`: use a unique name, because other processes may write the
+    same file at the same time. `durable`: sync to disk before replacing, so that a power failure leaves the old file or
+    the new one.
     """
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(6)}.tmp" if shared else f"{path.name}.tmp")
     try:
@@ -31,6 +31,6 @@ def replacing(path: Path, *, shared: bool = False, durable: bool = True) -> Iter
 
 
 def replace_text(path: Path, text: str, *, shared: bool = False, durable: bool = True) -> None:
-    """Write a text file as `replacing` does."""
+    """Write a UTF-8 text file atomically, see `replacing`."""
     with replacing(path, shared=shared, durable=durable) as file:
         file.write(text.encode("utf-8"))

@@ -1,4 +1,4 @@
-"""FLOP of products by the shapes of their tensors: one home for what is dispatched here and for traces from elsewhere.
+"""FLOP of tensor products from their shapes, for operations dispatched here and for traces from elsewhere.
 
 One fused multiply-add is 2 FLOP. Standard library only.
 """
@@ -10,10 +10,10 @@ Shape = Sequence[int]
 
 
 def convolution(output: Shape, images: Shape, weight: Shape, *, transposed: bool) -> int:
-    """2 FLOP for each weight at each position of the output, or of the input where transposed.
+    """FLOP of a convolution: 2 for each weight at each position of the output, or of the input if transposed.
 
     `images` (N, C_in, *space), `weight` (C_out, C_in / groups, *kernel), transposed (C_in, C_out / groups, *kernel):
-    its element count holds the groups already. Padded positions count. Source: Dumoulin and Visin 2016,
+    the element count of `weight` includes the groups already. Padded positions count. Source: Dumoulin and Visin 2016,
     https://arxiv.org/abs/1603.07285, chapters 2 and 4.
     """
     swept = images if transposed else output
@@ -31,7 +31,10 @@ def convolved(
     output_padding: Shape,
     groups: int,
 ) -> tuple[int, ...]:
-    """The shape of a convolution's output. Source: the same, relationships 6 and 14."""
+    """Shape of a convolution's output.
+
+    Source: Dumoulin and Visin 2016, https://arxiv.org/abs/1603.07285, relationships 6 and 14.
+    """
     space, kernel = images[2:], weight[2:]
     strides, paddings, dilations, more = (
         # PyTorch takes one number for all dimensions.
@@ -54,7 +57,7 @@ def convolved(
 
 
 def matmul(output: Shape, left: Shape) -> int:
-    """2 FLOP for each output element and each element of the inner dimension, the last one of `left`.
+    """FLOP of a matrix product: 2 for each output element and each element of the inner dimension, the last of `left`.
 
     Source: Golub and Van Loan, Matrix Computations, 4th edition, section 1.1.11 (2mnk).
     """
@@ -62,15 +65,18 @@ def matmul(output: Shape, left: Shape) -> int:
 
 
 def attention(query: Shape, key: Shape, value: Shape) -> int:
-    """Query x key and weights x value, each 2 FLOP a multiply-add; a causal mask saves nothing here.
+    """FLOP of attention: query x key and weights x value, 2 for each multiply-add; a causal mask saves nothing here.
 
     `query` (..., heads, L, E), `key` (..., L_kv, E), `value` (..., L_kv, E_v). Source: Dao 2023,
-    https://arxiv.org/abs/2307.08691, section 4.1: 4 x L^2 x E x heads, and twice that backward (their 2.5 counts
+    https://arxiv.org/abs/2307.08691, section 4.1: 4 x L^2 x E x heads, and twice that backward (their factor 2.5 counts
     the recomputation, ours does not).
     """
     return 2 * prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
 
 
 def recurrent(inputs: Shape, weights: Sequence[Shape]) -> int:
-    """A recurrent layer: `inputs` (..., size), each weight once at each of these positions; biases are vectors."""
+    """FLOP of a recurrent layer: each weight is used once at each position of `inputs` (..., size).
+
+    Vectors in `weights` are biases and do not count.
+    """
     return 2 * prod(inputs[:-1]) * sum(prod(weight) for weight in weights if len(weight) > 1)

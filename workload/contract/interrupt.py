@@ -1,8 +1,8 @@
-"""Ctrl-C, SIGTERM and a closed terminal: the work ends in order, and so does that of a child. Standard library only.
+"""Handles Ctrl-C, SIGTERM and a closed terminal: our work and a child's work end in order. Standard library only.
 
-A signal raises `InterruptedRunError` wherever the main thread is. Libraries may catch it there, and Python itself drops
-what is raised inside a `__del__` or a weakref callback: so it is also remembered, `check()` raises it again between
-two steps, and the second kind is raised again at once.
+A signal raises `InterruptedRunError` wherever the main thread is. A library may catch the error, and Python itself
+drops one that is raised inside a `__del__` or a weakref callback. Therefore the signal is also remembered: `check()`
+raises the error again between two steps, and `never_dropped` repeats at once one that Python dropped.
 """
 
 import os
@@ -34,7 +34,7 @@ CAUSES: Mapping[int, str] = {
 RUN_HINT = "run again; a bundle that was open keeps its steps"
 # Set for a child whose standard input is a pipe that only its parent holds open: it ends once the parent is gone.
 LIFELINE = "ROOFLAUNCH_LIFELINE"
-# Ctrl-C once more may be impatience, and a closing window sends two signals; a third one wants it to end now.
+# A second Ctrl-C may be impatience, and a closing window sends two signals. A third signal kills the child.
 SIGNALS_UNTIL_KILLED = 3
 # A trainer without a launcher is killed after so long, sealed or not. With what a busy machine adds it has ended 15 s
 # after its launcher: whoever killed the launcher wants the machine.
@@ -53,7 +53,7 @@ class _Watch:
         self.undisturbed = 0
 
     def hear(self, number: int, _: object) -> None:
-        # A data worker is a copy of this process, and its end is the trainer's business.
+        # A data worker is a copy of this process; the trainer ends its workers itself.
         if os.getpid() != self.process or (self.signal is not None and not self.dropped):
             return
         self.signal, self.dropped = self.signal or number, False
@@ -91,7 +91,7 @@ def stoppable(hint: str = RUN_HINT) -> Iterator[None]:
 
 
 def check() -> None:
-    """Raise the interruption that has come since `stoppable` began, if any."""
+    """Raise `InterruptedRunError` if a signal has come since `stoppable` began."""
     if _watch is not None and _watch.signal is not None and not _watch.undisturbed:
         raise interruption(_watch.signal, _watch.hint)
 
@@ -103,7 +103,7 @@ def asked() -> InterruptedRunError | None:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Raise nothing meanwhile: what has been measured gets written down whole."""
+    """Delay interruptions until the block ends, so that measurements get written completely."""
     if _watch is None:
         with handled_by(lambda *_: None):
             yield
@@ -117,7 +117,10 @@ def undisturbed() -> Iterator[None]:
 
 
 def ignore_signals() -> None:
-    """From here on a signal changes nothing: the exit code is decided, and Python's own end would show a traceback."""
+    """Ignore signals from here on.
+
+    The exit code is decided, and a signal during Python's own exit would show a traceback.
+    """
     if threading.current_thread() is threading.main_thread():
         for number in SIGNALS:
             # Not SIG_IGN: Python would complain of a signal that has come already.
@@ -126,7 +129,7 @@ def ignore_signals() -> None:
 
 @contextmanager
 def never_dropped() -> Iterator[None]:
-    """Interrupt again where Python has dropped the interruption: in a `__del__` or a weakref callback."""
+    """Raise an interruption again if Python dropped it, in a `__del__` or a weakref callback."""
     before = sys.unraisablehook
     timers: list[threading.Timer] = []
 
@@ -155,9 +158,9 @@ def never_dropped() -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class ChildEnd:
-    """How a child ended: its exit status, -N when signal N killed it, and the first signal that we were sent.
+    """End of a child: its exit status, -N if signal N killed it, and the first signal that we received.
 
-    `out_of_memory`: the kernel killed a process for want of memory meanwhile.
+    `out_of_memory`: the kernel killed a process for lack of memory while the child ran.
     """
 
     code: int
@@ -165,7 +168,10 @@ class ChildEnd:
     out_of_memory: bool
 
     def error(self) -> RooflaunchError | None:
-        """What to say of it; None for a trainer that came to its own end, and has said what there was to say."""
+        """Error of a child that was interrupted or killed.
+
+        None for a trainer that ended by itself, and has reported its own errors.
+        """
         if self.signal is not None and self.code != ExitCode.INTERRUPTED:
             return interruption(self.signal)
         if self.code == -signal.SIGKILL and self.out_of_memory:
@@ -178,10 +184,10 @@ class ChildEnd:
 
 @dataclass(frozen=True, kw_only=True)
 class Follower:
-    """Who follows a child in place of the terminal: gets its messages by line, from a thread, and handles signals.
+    """Receiver of a child's messages in place of the terminal: gets them by line, from a thread, and handles signals.
 
-    `on_started` is given the child as soon as it runs. `apart`: in a process group of its own, which Ctrl-C in our
-    terminal does not reach.
+    `on_started` is called with the child as soon as it runs. `apart`: start the child in its own process group, which
+    Ctrl-C in our terminal does not reach.
     """
 
     on_message: Callable[[str], None]
@@ -197,11 +203,11 @@ def run_child(
     folder: Path | None = None,
     variables: Mapping[str, str] | None = None,
 ) -> ChildEnd:
-    """Run `python -m workload …`, pass signals on to it, and await its end; `on_line` gets its stdout by line.
+    """Run `python -m workload …`, pass signals on to it, and wait for its end; `on_line` gets its stdout by line.
 
-    `folder`: its working folder, where that is not ours; `variables`: what it has beside ours, or in place of them.
+    `folder`: its working folder, by default ours; `variables`: added to our environment, or replacing parts of it.
 
-    It starts with signals held back until it can end in order, and ends when this process is gone, also by SIGKILL.
+    The child starts with signals blocked until it can end in order. It ends when this process is gone, even by SIGKILL.
     """
     signals: list[int] = []
     kills_before = _out_of_memory_kills()
@@ -212,10 +218,10 @@ def run_child(
         if child is None:
             return
         if number == signal.SIGTERM and _parent_is_gone and child.stdin is not None:
-            # The child loses its lifeline too, and so says why it ended.
+            # Without its lifeline the child ends too, and can say why.
             child.stdin.close()
         else:
-            # SIGTERM comes from programs, which may repeat it: they use SIGKILL themselves where they mean it.
+            # SIGTERM comes from programs, which may repeat it, and which use SIGKILL themselves if they mean it.
             impatient = len(signals) >= SIGNALS_UNTIL_KILLED and number != signal.SIGTERM
             child.send_signal(signal.SIGKILL if impatient else number)
 
@@ -242,7 +248,7 @@ def run_child(
 
 @contextmanager
 def _heard(child: "subprocess.Popen[str]", follower: Follower | None) -> Iterator[None]:
-    """The child is given to its follower, which gets every message until there are no more."""
+    """Pass the child to its follower, then every line of its stderr until that is closed."""
     if follower is None:
         yield
         return
@@ -261,7 +267,7 @@ def _heard(child: "subprocess.Popen[str]", follower: Follower | None) -> Iterato
 
 
 def _out_of_memory_kills() -> int:
-    """How many processes Linux has killed since its start, at the machine's limit or that of a control group."""
+    """Number of processes that Linux has killed for lack of memory since boot, at any limit."""
     with suppress(OSError):
         for line in Path("/proc/vmstat").read_text(encoding="utf-8").splitlines():
             if line.startswith("oom_kill "):
@@ -271,7 +277,7 @@ def _out_of_memory_kills() -> int:
 
 @contextmanager
 def _held_back() -> Iterator[None]:
-    """Signals wait meanwhile; a child that is started now has them wait until its `stoppable`."""
+    """Block signals during the block. A child started in it has them blocked until its `stoppable`."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield
@@ -316,7 +322,7 @@ def _descendants(process: int) -> list[int]:
 
 
 def killed_error(number: int) -> RunFailedError:
-    """What to say of a trainer that a signal ended before it could seal its bundle."""
+    """Error for a trainer that a signal killed before it could seal its bundle."""
     name = signal.Signals(number).name
     cure = "out of memory? `dmesg` tells; try a smaller --batch-size" if number == signal.SIGKILL else "run again"
     return RunFailedError(f"the trainer was killed by {name}; its bundle keeps the steps so far", hint=cure)
@@ -324,7 +330,7 @@ def killed_error(number: int) -> RunFailedError:
 
 @contextmanager
 def handled_by(handler: Callable[[int, Any], object]) -> Iterator[None]:
-    """Call `handler(number, frame)` for the signals meanwhile; one that `nohup` has us ignore stays ignored."""
+    """Call `handler(number, frame)` for signals during the block; SIGHUP stays ignored under `nohup`."""
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     handled = [number for number in SIGNALS if not (ignored and number is signal.SIGHUP)]
     before = [signal.signal(number, handler) for number in handled]

@@ -1,8 +1,8 @@
 """Our commands as this user can type them, and our files as this user can open them. Standard library only.
 
-Messages, hints and cures name a command in its plain form, `launch build`. In a bundle, a record or a report it stays
-so, because who reads it there sits somewhere else. Whoever prints one for the person at this terminal passes it through
-`as_typed` first: `.venv/bin/launch build` where the scripts are not on PATH.
+Messages, hints and cures name a command in its plain form, `launch build`. A bundle, a record or a report keeps that
+form, because its reader is at another machine. Text for the person at this terminal is passed through `as_typed` first:
+`.venv/bin/launch build` if the scripts are not on PATH.
 """
 
 import json
@@ -14,13 +14,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-# The start of a command that runs a script, for this process's Python, and of one of our trainer's. With -P Python does
-# not look into its working folder, where a user may have a `workload` of their own.
+# Beginning of a command that runs a script, with this process's Python, and of one that runs our trainer. With -P
+# Python does not import from its working folder, where a user may have a `workload` of their own.
 PYTHON = (sys.executable, *(("-P",) if sys.flags.safe_path else ()))
 SCRIPTS = (*PYTHON, "-m", "rooflaunch")
 TRAINER = (*PYTHON, "-m", "workload")
 MODULES = {"launch": "launcher", "analyze": "analysis"}
-# What can follow a program's name where a command is meant: "launch again" is English. A test looks for every command.
+# Words after a program's name that make it a command: "launch again" is plain English. A test checks that every command
+# is here.
 COMMANDS = {
     "launch": [
         "local",
@@ -55,7 +56,7 @@ COMMANDS = {
 # An option of the program itself, as in `launch --help`.
 OPTION = "--?[a-z]+"
 PACKAGES = ("rooflaunch", "workload", *MODULES.values())
-# Not after a part of a path: what is written as it is typed stays as it is.
+# Not after a part of a path: a command that already has one is not changed.
 START = r"(?<![\w./\\-])"
 OURS = re.compile(
     "|".join(f"{START}{program}(?= (?:{'|'.join((*names, OPTION))})\\b)" for program, names in COMMANDS.items())
@@ -63,14 +64,14 @@ OURS = re.compile(
     + f"|{START}pip install (?:rooflaunch\\b|'rooflaunch\\[\\w+\\]')"
 )
 PIP, QUOTE = "pip install ", "'"
-# What a copy of our code that nobody installed runs, on another machine.
+# Requirements of a copy of our code on another machine, which is not an installed package.
 TRAINERS = "torch torchvision numpy psutil"
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """How this process was started. `started`: sys.argv[0]; `scripts`: where this installation's programs lie."""
+    """Call that started this process. `started`: sys.argv[0]; `scripts`: folder of this installation's programs."""
 
     started: str
     python: str
@@ -80,7 +81,7 @@ class Call:
 
 
 def this_call() -> Call:
-    """Of this process."""
+    """Call that started this process."""
     import sysconfig  # noqa: PLC0415 - milliseconds that only a message needs, here and below
 
     return Call(
@@ -93,7 +94,7 @@ def this_call() -> Call:
 
 
 def as_typed(text: str, call: Call | None = None) -> str:
-    """`text` with each of our commands in it as it can be typed here."""
+    """`text` with each of our commands in the form that works at this terminal."""
     if not OURS.search(text):
         return text
     call = call or this_call()
@@ -101,7 +102,7 @@ def as_typed(text: str, call: Call | None = None) -> str:
 
 
 def document(name: str) -> str:
-    """How to open a file of this project, as `infra/README.md`: its path, else its address, else nothing."""
+    """Path of a file of this project, such as `infra/README.md`; if absent its web address, else empty."""
     path = ROOT / name
     if path.exists():
         return _short(str(path), str(Path.cwd()))
@@ -146,7 +147,7 @@ def _source(name: str, call: Call) -> str:
 
 
 def _packages(requires: Sequence[str], extra: str) -> Iterator[str]:
-    """Packages of an extra, with those of the extras that it names."""
+    """Packages of an extra, including those of the extras that it names."""
     for requirement in requires:
         package, _, condition = map(str.strip, requirement.partition(";"))
         if condition != (f'extra == "{extra}"' if extra else ""):
@@ -158,7 +159,10 @@ def _packages(requires: Sequence[str], extra: str) -> Iterator[str]:
 
 
 def _program(name: str, call: Call) -> str:
-    """`launch`, a path that ends in it, or `python -m launcher`: like the command that is running, where one is."""
+    """Command for `launch` or `analyze`: its name, a path to it, or `python -m launcher`.
+
+    The form is that of the running command, if it is one of the two.
+    """
     started = Path(call.started)
     if started.name == "__main__.py" and started.parent.name in MODULES.values():
         return f"{_python(call)} -m {MODULES[name]}"
@@ -171,14 +175,14 @@ def _program(name: str, call: Call) -> str:
 
 
 def _python(call: Call) -> str:
-    """The interpreter that has our packages."""
+    """Command for the interpreter that has our packages."""
     folder = os.path.dirname(call.python)  # noqa: PTH120
     usual = (name for name in ("python", "python3") if _is_on_path(name, folder, call))
     return next(usual, _short(call.python, call.folder) if call.python else "python")
 
 
 def _is_on_path(name: str, folder: str, call: Call) -> bool:
-    """Whether a shell finds `name` in `folder`. Only the folders are resolved: a python in a venv is a link."""
+    """Whether a shell finds `name` in `folder`. Only folders are resolved: python in a venv is a link."""
     import shutil  # noqa: PLC0415
 
     known = shutil.which(name, path=call.path)
@@ -186,7 +190,7 @@ def _is_on_path(name: str, folder: str, call: Call) -> bool:
 
 
 def _short(path: str, folder: str) -> str:
-    """A path as a shell takes it, relative where it is below `folder`."""
+    """Path quoted for a shell, relative if it is below `folder`."""
     below = Path(path).is_absolute() and Path(path).is_relative_to(folder)
     short = os.path.relpath(path, folder) if below else path
     return shlex.quote(short if os.path.dirname(short) or not below else f"./{short}")  # noqa: PTH120

@@ -1,4 +1,4 @@
-"""Vendors' figures for a device, from peaks.toml: an unknown device has none."""
+"""Vendors' figures for devices, from peaks.toml; an unknown device has none."""
 
 import functools
 import tomllib
@@ -10,9 +10,9 @@ from typing import Any
 from workload.contract.text import signed_percent
 
 _TABLE = Path(__file__).with_name("peaks.toml")
-# A device says that it has up to 7 % more than its vendor's round figure (GiB for GB), or up to 2 % less (ECC).
+# A device reports up to 7 % more memory than its vendor's round figure (GiB for GB), or up to 2 % less (ECC).
 MEMORY_FROM, MEMORY_TO = 0.95, 1.10
-# Vendors round, and HBM runs up to 3 % above its nominal clock; another memory differs by more.
+# Vendors round, and HBM runs up to 3 % above its nominal clock. Another kind of memory differs by more than this.
 BANDWIDTH_TOLERANCE = 0.07
 # Double data rate: two transfers per clock.
 TRANSFERS_PER_CLOCK = 2
@@ -21,9 +21,9 @@ BITS_PER_BYTE = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Peak:
-    """The most that a vendor claims, dense, a fused multiply-add as 2 FLOP. `source` has title, address and date.
+    """Highest rates that a vendor claims, dense, a fused multiply-add as 2 FLOP. `source`: title, address and date.
 
-    Where the rate depends on the power limit, `flop_per_s` is that of the highest, `flop_per_s_low` of the lowest.
+    If the rate depends on the power limit, `flop_per_s` is that of the highest limit, `flop_per_s_low` of the lowest.
     """
 
     gpu: str
@@ -37,7 +37,7 @@ class Peak:
 
 @dataclass(frozen=True, kw_only=True)
 class PeakRow:
-    """What peaks.toml says of one precision; clocks in MHz, rates in 1e12 FLOP/s."""
+    """Entry of peaks.toml for one precision; clocks in MHz, rates in 1e12 FLOP/s."""
 
     precision: str
     dense: bool
@@ -51,7 +51,7 @@ class PeakRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """What peaks.toml says of one device."""
+    """Entry of peaks.toml for one device."""
 
     gpu: str
     names: tuple[str, ...]
@@ -68,9 +68,10 @@ class Gpu:
 
 
 def find(device_name: str | None, *, precision: str | None, memory_bytes: float | None = None) -> Peak | None:
-    """The peak of a device by the name that NVML or torch gives it; None for an unknown one, or one without the units.
+    """Peak of a device by the name that NVML or torch reports.
 
-    `memory_bytes`, where known, must fit: it tells devices of one name apart, and a laptop's from a desktop's.
+    None for an unknown device, or for one without units of this precision. `memory_bytes`, if known, must fit: it tells
+    devices of one name apart, and a laptop's from a desktop's.
     """
     gpu = find_gpu(device_name, memory_bytes=memory_bytes)
     row = next((row for row in gpu.peaks if row.precision == precision), None) if gpu else None
@@ -88,7 +89,7 @@ def find(device_name: str | None, *, precision: str | None, memory_bytes: float 
 
 
 def find_gpu(device_name: str | None, *, memory_bytes: float | None = None) -> Gpu | None:
-    """The one device of this name and memory; None where there is none, or more than one."""
+    """The one device of this name and memory; None if there is none, or more than one."""
     name = _folded(device_name or "")
     named = [gpu for gpu in gpus() if name in map(_folded, gpu.names)]
     if memory_bytes is not None:
@@ -97,22 +98,22 @@ def find_gpu(device_name: str | None, *, memory_bytes: float | None = None) -> G
 
 
 def named(gpu: str) -> Gpu:
-    """The device that the table calls so; `KeyError` for another name."""
+    """Device by its name in peaks.toml. Raises `KeyError` for another name."""
     return {row.gpu: row for row in gpus()}[gpu]
 
 
 def formula_flop_per_s(gpu: Gpu, row: PeakRow, *, clock_mhz: float | None = None) -> float:
-    """SMs x FLOP per clock and SM x clock: the arithmetic behind every vendor's figure."""
+    """FLOP/s as SMs x FLOP per clock and SM x clock, the arithmetic behind every vendor's figure."""
     return gpu.sms * row.flop_per_clock_per_sm * (clock_mhz or row.clock_mhz) * 1e6
 
 
 def bandwidth(*, memory_clock_mhz: float, bus_width_bits: float) -> float:
-    """Bytes/s from what the device says of its memory: 2 x clock x bus width / 8."""
+    """Bytes/s from the device's memory clock and bus: 2 x clock x bus width / 8."""
     return TRANSFERS_PER_CLOCK * memory_clock_mhz * 1e6 * bus_width_bits / BITS_PER_BYTE
 
 
 def bandwidth_warning(gpu: Gpu, *, memory_clock_mhz: float | None, bus_width_bits: float | None) -> str | None:
-    """What to say where the device's own memory clock and bus give another bandwidth than the table."""
+    """Warning if the device's own memory clock and bus give another bandwidth than the table; None if not."""
     if not memory_clock_mhz or not bus_width_bits:
         return None
     own = bandwidth(memory_clock_mhz=memory_clock_mhz, bus_width_bits=bus_width_bits)
@@ -153,7 +154,7 @@ def _fits(gpu: Gpu, memory_bytes: float) -> bool:
 
 
 def _folded(name: str) -> str:
-    """Without what people vary: case and blanks at the ends or doubled."""
+    """Name in lower case, with single blanks."""
     return " ".join(name.casefold().split())
 
 

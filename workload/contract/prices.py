@@ -1,4 +1,4 @@
-"""What Compute Engine charges, as prices.toml has it: each figure with the list that it is from and its date. Pure.
+"""Compute Engine's list prices from prices.toml, each with its source and date. Pure functions.
 
 Standard library only: the launcher plans with these prices, and the analysis prices runs that recorded none.
 """
@@ -14,13 +14,13 @@ from typing import Any
 from workload.contract.errors import ToolError
 
 TABLE = Path(__file__).with_name("prices.toml")
-# A disk is charged by the month: its hour costs most in the shortest, which has 28 days.
+# A disk is charged by the month: an hour costs most in the shortest month, which has 28 days.
 HOURS_PER_MONTH = 28 * 24
 
 
 @dataclass(frozen=True, kw_only=True)
 class Listed:
-    """USD per hour of a VM with its GPUs, without what is beside it; None: unknown. `gpu`: its name in peaks.toml."""
+    """USD per hour of a VM with its GPUs, without disk and address; None if unknown. `gpu`: its name in peaks.toml."""
 
     machine_type: str
     gpu: str
@@ -32,13 +32,13 @@ class Listed:
     usd_per_h_spot: float | None = None
 
     def figure(self, *, spot: bool) -> float | None:
-        """USD per hour of that kind of VM."""
+        """USD per hour, spot or on demand; None if unknown."""
         return self.usd_per_h_spot if spot else self.usd_per_h
 
 
 @dataclass(frozen=True, kw_only=True)
 class DiskPrice:
-    """A kind of disk in one region."""
+    """Price of a kind of disk in one region."""
 
     type: str
     region: str
@@ -49,7 +49,7 @@ class DiskPrice:
 
 @dataclass(frozen=True, kw_only=True)
 class Address:
-    """An external IPv4 address that a VM uses, in any region."""
+    """Price of an external IPv4 address that a VM uses, in any region."""
 
     usd_per_h: float
     usd_per_h_spot: float
@@ -59,30 +59,30 @@ class Address:
 
 @dataclass(frozen=True, kw_only=True)
 class Prices:
-    """The whole table."""
+    """Content of prices.toml."""
 
     listed: tuple[Listed, ...]
     disks: tuple[DiskPrice, ...]
     address: Address
 
     def disk_usd_per_gb_month(self, kind: str, region: str) -> float | None:
-        """None: unknown."""
+        """Price of a disk in USD per GB and month; None if unknown."""
         fitting = (disk.usd_per_gb_month for disk in self.disks if (disk.type, disk.region) == (kind, region))
         return next(fitting, None)
 
 
 def load() -> Prices:
-    """prices.toml; `ToolError` where it contradicts itself."""
+    """Read prices.toml. Raises `ToolError` if the file contradicts itself."""
     return _loaded(TABLE)
 
 
 def disk_usd_per_h(usd_per_gb_month: float, gigabytes: int) -> float:
-    """What a disk costs per hour at most: in February."""
+    """Highest price of a disk in USD per hour, that of February."""
     return usd_per_gb_month * gigabytes / HOURS_PER_MONTH
 
 
 def parse(table: Mapping[str, Any]) -> Prices:
-    """A table as prices.toml is written; `ToolError` where it contradicts itself."""
+    """Parse a table in the form of prices.toml. Raises `ToolError` if the table contradicts itself."""
     sources = table["source"]
 
     def sourced(row: Mapping[str, Any]) -> dict[str, Any]:

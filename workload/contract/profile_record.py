@@ -120,17 +120,18 @@ class ProfileResult:
     torch: Text = None
     elapsed_s: Number = None
     files: Texts = None
-    # By torch.profiler: rows are `kernels` or `operators`.
+    # Filled by torch.profiler: `rows` is `kernels` or `operators`.
     rows: Text = None
     calls_per_step: Number = None
     step_s: Numbers = None
     step_without_profiler_s: Number = None
     time_s_per_step: Number = None
-    # Of a trace from elsewhere: of a step under the profiler, and of it with any kernel or operator running.
+    # Filled from an imported trace: seconds of a step under the profiler, and its part in which a kernel or operator
+    # runs.
     wall_s_per_step: Number = column("traced_wall_s")
     busy_s_per_step: Number = column("traced_busy_s")
     top: Sequence[LongestKernel] | None = None
-    # By ncu: how.
+    # Filled by ncu: settings and effort.
     ncu: NcuTool | None = None
     replay_mode: Text = None
     cache_control: Text = None
@@ -149,7 +150,7 @@ class ProfileResult:
     limit_s: Number = None
     step_s_without_profiler: Number = None
     free_bytes: Number = None
-    # By ncu: what.
+    # Filled by ncu: results.
     steps_profiled: Number = None
     kernels_per_step: Number = None
     kernel_time_s_per_step: Number = None
@@ -172,5 +173,5 @@ class ProfileResult:
 
     @property
     def is_collected(self) -> bool:
-        """Whether there is something to show: kernels or a trace, if only of a part."""
+        """Whether the profile has kernels or a trace, even if incomplete."""
         return bool(self.files)

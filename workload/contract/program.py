@@ -1,6 +1,6 @@
-"""What `launch` and `analyze` share as programs of typer: help that fits its terminal, -h, --version, two-line errors.
+"""Common parts of the typer programs `launch` and `analyze`: help that fits the terminal, -h, --version, short errors.
 
-For the doors that have typer; the trainer does without.
+The trainer works without typer, and does not use this module.
 """
 
 import difflib
@@ -22,7 +22,7 @@ from workload.contract.text import NARROWEST, NO_BREAK
 
 # Wider lines of text are hard to read.
 WIDEST_HELP = 100
-# Below this an option's description stands under it instead of beside it.
+# On a narrower terminal an option's description stands below the option instead of beside it.
 TWO_COLUMNS_FROM = 64
 NO_REWRAP = "\b"
 
@@ -33,10 +33,10 @@ else:
 
 
 class HelpText(Formatter):  # type: ignore[misc] # typer has no public name for it
-    """typer's layout, with examples as they can be typed here, and one column where two do not fit."""
+    """Typer's layout of help, with examples as the user can type them here, and one column if two do not fit."""
 
     def write_text(self, text: str) -> None:
-        """A paragraph; the examples below the options keep their lines."""
+        """Write a paragraph; examples, which stand below the options, keep their line breaks."""
         if not text.startswith(NO_REWRAP):
             super().write_text(text)
             return
@@ -46,7 +46,7 @@ class HelpText(Formatter):  # type: ignore[misc] # typer has no public name for 
             self.write("".join(f"{part}\n" for part in lines or [""]))
 
     def write_dl(self, rows: Sequence[tuple[str, str]], col_max: int = 30, col_spacing: int = 2) -> None:
-        """Options or commands with what they mean."""
+        """Write options or commands with their descriptions."""
         if self.width >= TWO_COLUMNS_FROM:
             super().write_dl(rows, col_max, col_spacing)
             return
@@ -57,7 +57,7 @@ class HelpText(Formatter):  # type: ignore[misc] # typer has no public name for 
 
 
 def _wrapped(text: str, width: int, indent: str, later_indent: str | None = None) -> list[str]:
-    """Lines of at most `width` characters where no word is longer."""
+    """Lines of at most `width` characters; a longer word has a line of its own."""
     later_indent = indent if later_indent is None else later_indent
     lines = textwrap.wrap(
         text.strip(),
@@ -71,7 +71,7 @@ def _wrapped(text: str, width: int, indent: str, later_indent: str | None = None
 
 
 def _continued(command: str, width: int, indent: str) -> list[str]:
-    """A command that is longer than the line goes on in the next one as a shell reads it; options keep their values."""
+    """Break a long command into lines with backslashes, as a shell reads it; options stay with their values."""
     whole = indent + command.strip()
     if len(whole) <= width:
         return [whole]
@@ -81,13 +81,13 @@ def _continued(command: str, width: int, indent: str) -> list[str]:
 
 
 class HelpContext(typer.Context):
-    """A command's context, with our help."""
+    """Context of a command, with `HelpText` for its help."""
 
     formatter_class = HelpText
 
 
 def show_version(wanted: bool) -> None:
-    """The callback of `--version`."""
+    """Callback of `--version`: print the version and exit."""
     if wanted:
         print(f"rooflaunch {__version__}")
         raise typer.Exit
@@ -107,7 +107,7 @@ WideOption = Annotated[
 
 
 def help_unless_called(context: typer.Context) -> None:
-    """The program without a command: its help, which is no error."""
+    """Print the program's help if it is started without a command, which is not an error."""
     if context.invoked_subcommand is None:
         print(context.get_help())
 
@@ -118,13 +118,13 @@ def _command(app: typer.Typer) -> Any:
     command: Any = typer.main.get_command(app)
     for each in (command, *command.commands.values()):
         each.context_class = HelpContext
-        # Else it is cut to what fits beside the name.
+        # Otherwise typer cuts the help to what fits beside the name.
         each.short_help = " ".join((each.help or "").split("\n\n")[0].split())
     return command
 
 
 def run(app: typer.Typer, name: str) -> int:
-    """Run the program with this process's arguments; its exit code. Raises `UsageError` for what it does not accept."""
+    """Run the program with this process's arguments and return its exit code. Raises `UsageError` for bad arguments."""
     command = _command(app)
     width = min(max(shutil.get_terminal_size().columns, NARROWEST), WIDEST_HELP)
     settings = {"terminal_width": width, "help_option_names": ["-h", "--help"]}
@@ -135,12 +135,12 @@ def run(app: typer.Typer, name: str) -> int:
         raise _explained(error, name, command) from error
 
 
-# How typer's checks of types begin or end, which says nothing to who typed a value.
+# Beginnings and ends of typer's type errors that mean nothing to a user.
 NOISE = re.compile(r"Value error, |Input (?=should)|, unable to parse string as an? \w+")
 
 
 def plainly(error: Any, typed: Sequence[str]) -> str:
-    """Typer's message without the words of its library, and with the value that was typed where it leaves that out."""
+    """Typer's message without its library's words, and with the typed value if the message leaves that out."""
     message: str = NOISE.sub("", error.format_message())
     flags = getattr(getattr(error, "param", None), "opts", ())
     values = [value for flag, value in itertools.pairwise(typed) if flag in flags]
@@ -148,7 +148,7 @@ def plainly(error: Any, typed: Sequence[str]) -> str:
 
 
 def _explained(error: Any, name: str, command: Any) -> UsageError:
-    """Typer's error, with a hint that names the command's own help and the option that was perhaps meant."""
+    """Convert typer's error, with a hint that names the command's help and the option that was probably meant."""
     context, wrong = getattr(error, "ctx", None), getattr(error, "option_name", None)
     # An option without its value comes without a context.
     path = (

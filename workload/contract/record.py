@@ -1,8 +1,8 @@
 """run.json as typed values: one definition, one reader, one writer. Standard library only.
 
-Each field is declared once, with its unit in its name; its type and range, and the column that it is in the analysis,
-stand in its declaration (`workload.contract.fields`). docs/run.schema.json is generated from it. None is a fact that
-nobody knows. Of the same schema unknown keys are kept out; older schemas are upgraded on reading.
+Each field is declared once. Its name holds its unit; its declaration holds its type, its range and its column in the
+analysis (`workload.contract.fields`). docs/run.schema.json is generated from these classes. None stands for an unknown
+fact. Reading drops keys that this schema does not have, and upgrades older schemas.
 """
 
 import shlex
@@ -57,7 +57,7 @@ class Status(StrEnum):
     TIMED_OUT = "timed_out"
 
 
-# --- what was asked for
+# --- the request
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +130,7 @@ class Spec:
 
     @classmethod
     def of(cls, spec: RunSpec) -> "Spec":
-        """That of a filled spec; of a script what is known of it before it runs."""
+        """Spec of a filled `RunSpec`; for a script, the facts known before it runs."""
         if not spec.script:
             return cls(**{**asdict(spec), "script": None})
         argv = scripts.redacted(spec.script)
@@ -139,7 +139,7 @@ class Spec:
         return cls(**own, model=scripts.name_of(spec.script), batch_size=1, script=facts)
 
     def run_spec(self) -> RunSpec:
-        """The inverse: options that are newer than the record have their defaults. `UsageError` for a bad value."""
+        """Convert to a `RunSpec`, newer options at their defaults. Raises `UsageError` for a bad value."""
         return RunSpec.from_json(encode(self))
 
 
@@ -158,11 +158,11 @@ class JobPlace:
 
     @classmethod
     def of(cls, values: Mapping[str, Any] | None) -> Self | None:
-        """From a launcher's context, where the run is part of a job."""
+        """Place from a launcher's context; None if the run is part of no job."""
         return None if values is None else cls(**values)
 
 
-# --- what was measured
+# --- measurements
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,7 +196,7 @@ class StepSeconds:
 
     @classmethod
     def of(cls, seconds: Sequence[float]) -> "StepSeconds":
-        """Of at least one step; None where there are too few for a figure."""
+        """Summary of at least one step time; a figure that needs more steps is None."""
         several = len(seconds) > 1
         twentieths = quantiles(seconds, n=20, method="inclusive") if several else None
         return cls(
@@ -307,7 +307,7 @@ class MeasuredRate:
 
     @property
     def roof_per_s(self) -> float | None:
-        """What to hold a run against: the sustained rate where a device slowed down under load, else the median."""
+        """Rate to compare a run with: the sustained rate if the device slowed down under load, else the median."""
         return self.median if self.sustained is None else self.sustained
 
 
@@ -328,11 +328,11 @@ class CeilingsRecord:
     age_s: Number = None
 
     def compute(self, precision: str | None) -> MeasuredRate | None:
-        """The FLOP rate of a precision."""
+        """FLOP rate measured for a precision; None if there is none."""
         return (self.flop_per_s or {}).get(precision or "")
 
     def copy(self) -> MeasuredRate | None:
-        """The rate of a copy, by which bandwidth is judged."""
+        """Rate of a memory copy, which is the roof for bandwidth; None if not measured."""
         return (self.bytes_per_s or {}).get("copy")
 
 
@@ -392,7 +392,7 @@ class Usage:
     swaps: Number = None
 
 
-# --- what it cost, and where an imported run comes from
+# --- cost, and origin of an imported run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -493,26 +493,26 @@ class Record:
 
 FIELDS = tuple(leaves(Record))
 COLUMNS = tuple(leaf for leaf in FIELDS if leaf.column)
-# Where run.json has what a column holds, as messages name it.
+# Place in run.json of each column's value, for messages: `timing.step_s.median`.
 PLACES = {str(leaf.column): leaf.where for leaf in COLUMNS}
-# What a list of runs shows of one, see `labels_of`.
+# Labels of a run in lists, see `labels_of`.
 STATUS_LABEL, KEY_LABEL, JOB_LABEL, SECONDS_LABEL = "status", "run_key", "job", "seconds"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """A record, and what run.json says in a way that cannot be read."""
+    """A record, and remarks on the values of run.json that could not be read."""
 
     record: Record
     remarks: Sequence[str]
 
 
 def read(document: Mapping[str, Any]) -> Reading:
-    """The record in the content of a run.json of this schema or an older one.
+    """Parse the content of a run.json of this schema or an older one.
 
-    What has the wrong type or cannot be is left out, with a remark that names the field and its rule. `BundleError`
-    without the facts that every run has, and where the timing cannot be, because every figure is then in doubt.
-    Nothing behind this border has to defend itself.
+    A value of the wrong type or outside its range is left out, with a remark that names the field and its rule. Raises
+    `BundleError` if a required field is missing, or if a timing figure is impossible, because every figure is then in
+    doubt. Callers may rely on the types and ranges of the result.
     """
     tidy = Tidy()
     findings = Findings(remarks=tidy.remarks)
@@ -533,14 +533,14 @@ def read(document: Mapping[str, Any]) -> Reading:
 
 
 def to_json(record: Record) -> dict[str, Any]:
-    """The content of run.json."""
+    """Content of run.json."""
     return {"schema_version": SCHEMA_VERSION, **encode(record)}
 
 
 def labels_of(document: Mapping[str, Any]) -> dict[str, str]:
-    """How a run ended, the key of what was asked for, the job that it is part of and how long its process took.
+    """Labels of a run as text: its status, the key of its request, its job's name and its process time in seconds.
 
-    As text, of those that its run.json has.
+    Labels that run.json lacks are left out.
     """
     name, ended_s = (_inner(document, path) for path in (("job", "name"), ("timing", "phases", "end")))
     labels = {STATUS_LABEL: document.get("status"), KEY_LABEL: document.get("run_key"), JOB_LABEL: name}
@@ -549,7 +549,7 @@ def labels_of(document: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _inner(document: Mapping[str, Any], path: Iterable[str]) -> Any:
-    """A field of a document that nobody has checked yet."""
+    """Value at `path` in an unchecked document; None if absent."""
     value: Any = document
     for name in path:
         value = value.get(name) if isinstance(value, dict) else None
@@ -557,7 +557,7 @@ def _inner(document: Mapping[str, Any], path: Iterable[str]) -> Any:
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON Schema of run.json, as docs/run.schema.json has it."""
+    """JSON Schema of run.json, the content of docs/run.schema.json."""
     described = schema(Record)
     version = {"const": SCHEMA_VERSION}
     return {
@@ -570,13 +570,13 @@ def json_schema() -> dict[str, Any]:
 
 
 def upgraded(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`document` in the words of the present schema; the file stays as it is."""
+    """Convert `document` to the present schema; the file is not changed."""
     version = document.get("schema_version", SCHEMA_VERSION)
     return _without_busy_bound(_from_schema_1(document) if version == 1 else document)
 
 
 def _without_busy_bound(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Until 2026-11-22 `busy` stood in place of a bound, with its reason in place of the bound's."""
+    """Move the bound `busy`, written until 2026-11-22, to the field `busy`, together with its reason."""
     said = document.get("bound")
     if not isinstance(said, dict) or said.get("bound") != "busy":
         return document
@@ -585,7 +585,7 @@ def _without_busy_bound(document: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _from_schema_1(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Spot stood in three places: as the machine said it (`preemptible`), as it was asked for, and beside the price."""
+    """Replace `environment.cloud.preemptible` by `spot`. Schema 1 had three places for this fact."""
     environment = document.get("environment")
     cloud = environment.get("cloud") if isinstance(environment, dict) else None
     if not (isinstance(environment, dict) and isinstance(cloud, dict)):

@@ -1,4 +1,4 @@
-"""The words of somebody's own training script, as launcher and trainer read them. Standard library only."""
+"""Command line of the user's own training script, as launcher and trainer read it. Standard library only."""
 
 import re
 import shlex
@@ -7,18 +7,18 @@ from pathlib import Path
 
 from workload.contract.errors import UsageError
 
-# These start a process for each GPU.
+# Programs that start a process for each GPU.
 LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "mpirun", "horovodrun", "srun")
-# Stands in the script's arguments for where its data lies.
+# Placeholder in the script's arguments for the folder of its data.
 DATA = "{data}"
 DATA_EXAMPLE = "gs://BUCKET/PREFIX"
 HIDDEN = "[redacted]"
-# An option whose value is a secret, by the last words of its name: not --tokenizer, --max-tokens or --key-size.
+# Options whose value is a secret, by the last words of the name: not --tokenizer, --max-tokens or --key-size.
 SECRET = re.compile(
     r"-+([\w-]*[-_.])?(token|secret|password|passwd|auth|credentials?|(api|access|secret|private)[-_]?key)",
     re.IGNORECASE,
 )
-# How keys of Hugging Face, GitHub, GitLab, OpenAI, AWS, Google, Slack, Weights & Biases and JSON Web Tokens look.
+# Form of keys of Hugging Face, GitHub, GitLab, OpenAI, AWS, Google, Slack and Weights & Biases, and of JSON Web Tokens.
 TOKEN = re.compile(
     r"\b(hf_\w{20,}|gh[pousr]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|sk-[\w-]{16,}|(AKIA|ASIA)\w{12,}"
     r"|AIza[\w-]{30,}|xox[abprs]-[\w-]{10,}|[0-9a-f]{40}\b|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]+)"
@@ -29,7 +29,7 @@ USER_OF_URL = re.compile(r"(?<=://)[^/@\s]+@")
 
 
 def without_secrets(words: Sequence[str]) -> tuple[str, ...]:
-    """Arguments without tokens, passwords and keys."""
+    """Arguments with tokens, passwords and keys replaced by `[redacted]`."""
     shown: list[str] = []
     is_secret = False
     for word in words:
@@ -45,23 +45,23 @@ def without_secrets(words: Sequence[str]) -> tuple[str, ...]:
 
 
 def without_secrets_in(text: str) -> str:
-    """Keys by their look, users in addresses and the user's own folder left out of any text."""
+    """Any text without keys (recognised by their form), user names in URLs and the path of the user's home folder."""
     return without_home(TOKEN.sub(HIDDEN, USER_OF_URL.sub(f"{HIDDEN}@", text)))
 
 
 def redacted(words: Sequence[str]) -> tuple[str, ...]:
-    """Arguments without secrets and without the user's own folder."""
+    """Arguments without secrets and without the path of the user's home folder."""
     return tuple(map(without_home, without_secrets(words)))
 
 
 def without_home(text: str) -> str:
-    """A path or an argument with `~` for the user's own folder, whose name is often theirs."""
+    """A path or an argument with `~` for the user's home folder, whose name often is the user's own."""
     home = str(Path.home())
     return text.replace(home, "~") if len(home) > 1 else text
 
 
 def with_home(word: str) -> str:
-    """The inverse of `without_home`, of a path or of an option's value that is one."""
+    """Inverse of `without_home`, for a path or for an option whose value is a path."""
     return re.sub(r"(^|=)~(?=/|$)", lambda match: match[1] + str(Path.home()), word)
 
 
@@ -71,20 +71,21 @@ def shown(words: Sequence[str]) -> str:
 
 
 def name_of(words: Sequence[str]) -> str:
-    """`train.py`, or the module's name."""
+    """Name of the script, `train.py`, or of the module."""
     return words[1] if words[0] == "-m" and len(words) > 1 else Path(words[0]).name
 
 
 def slug(name: str) -> str:
-    """A script's name as it may stand in the name of a folder."""
+    """Name of a script in characters that suit a folder's name."""
     kept = "".join(letter if (letter.isalnum() and letter.isascii()) or letter in "._" else "-" for letter in name)
     return kept.strip("-._")[:MOST_NAME] or "script"
 
 
 def main_file(words: Sequence[str], folder: Path, *, example: str, python: str) -> Path | None:
-    """The script that is meant by the words after `--`, as seen from `folder`; None for `-m MODULE`.
+    """Path of the script named by the words after `--`, seen from `folder`; None for `-m MODULE`.
 
-    `example`: a whole command, for hints; `python`: what runs the script. Raises `UsageError` where there is no script.
+    `example`: a whole command, for hints; `python`: the interpreter that runs the script, in words. Raises `UsageError`
+    if there is no script.
     """
     if not words:
         raise UsageError("no script: it stands after --, with its own arguments", hint=example)

@@ -1,8 +1,7 @@
-"""What a run is told to do: `RunSpec`, its options, and where each value came from. Standard library only.
+"""Request for a run: `RunSpec`, its options, and the origin of each value. Standard library only.
 
-The launcher imports this module too, so both doors offer the same options, read the same configuration and
-print the same errors. A field that depends on the device or the data set is `None` until `RunSpec.filled`
-settles it.
+The launcher imports this module too, so that launcher and trainer offer the same options, read the same configuration
+and print the same errors. A field that depends on the device or the data set is `None` until `RunSpec.filled` sets it.
 """
 
 import difflib
@@ -22,12 +21,12 @@ from workload.contract.errors import UsageError
 
 CONFIG_NAME = "rooflaunch.toml"
 ENVIRONMENT_PREFIX = "ROOFLAUNCH_"
-# Variables with our prefix that are no run options.
+# Variables with our prefix that are not run options.
 OTHER_VARIABLES = frozenset(
     {
         "ROOFLAUNCH_COMPUTE_ENDPOINT",
         "ROOFLAUNCH_BATCH_ENDPOINT",
-        # Of a task of Cloud Batch: launcher/backends/batch/plan.py
+        # Set for a task of Cloud Batch: launcher/backends/batch/plan.py
         "ROOFLAUNCH_LAUNCH",
         "ROOFLAUNCH_STORE",
         "ROOFLAUNCH_RETRIES",
@@ -47,12 +46,12 @@ OTHER_VARIABLES = frozenset(
         "ROOFLAUNCH_SUBNETWORK",
     }
 )
-# Tables of rooflaunch.toml that are no run options: where a launcher finds its cloud.
+# Tables of rooflaunch.toml that are not run options: a launcher's settings for its backends.
 OTHER_TABLES = frozenset({"gcp", "ssh", "batch", "slurm"})
 
 
 class Device(StrEnum):
-    """Where a step computes; `auto` is the best device found."""
+    """Device that computes a step; `auto` is the best device found."""
 
     AUTO = "auto"
     CPU = "cpu"
@@ -61,7 +60,7 @@ class Device(StrEnum):
 
 
 class Precision(StrEnum):
-    """`fp32` has TF32 off; `amp` is fp16 autocast with a GradScaler; `bf16` is autocast without one."""
+    """Number format: `fp32` has TF32 off; `amp` is fp16 autocast with a GradScaler; `bf16` is autocast without one."""
 
     FP32 = "fp32"
     TF32 = "tf32"
@@ -70,7 +69,7 @@ class Precision(StrEnum):
 
 
 class Optimizer(StrEnum):
-    """PyTorch's own implementations, with their default (foreach) path."""
+    """PyTorch's own optimizers, with their default (foreach) implementation."""
 
     SGD = "sgd"
     ADAM = "adam"
@@ -78,10 +77,10 @@ class Optimizer(StrEnum):
 
 
 class Profile(StrEnum):
-    """What a second, separate pass after the timing run collects.
+    """Profiler of a second, separate pass after the timing run.
 
-    `ncu` counts FLOP and bytes per kernel with Nsight Compute; `torch` traces kernels and operators, without
-    privileges and on any device.
+    `ncu` counts FLOP and bytes per kernel with Nsight Compute; `torch` traces kernels and operators, without privileges
+    and on any device.
     """
 
     NONE = "none"
@@ -90,14 +89,14 @@ class Profile(StrEnum):
 
 
 class Origin(StrEnum):
-    """Who set a value that is not the default, strongest first."""
+    """Source of a value that is not the default, strongest first."""
 
     OPTION = "option"
     ENVIRONMENT = "environment"
     CONFIG = CONFIG_NAME
 
 
-# What others call them.
+# Other names for the precisions.
 SYNONYMS = {"fp16": "amp", "float16": "amp", "half": "amp", "bfloat16": "bf16", "float32": "fp32", "float": "fp32"}
 SYNTHETIC, CIFAR10, IMAGENETTE = "synthetic", "cifar10", "imagenette"
 CIFAR10_IMAGE_SIZE = 32
@@ -106,7 +105,7 @@ MAX_DEFAULT_WORKERS = 8
 # 100 steps of resnet18 take half a second on an H100: too short for its clock and power to settle, and for telemetry,
 # which samples once a second. On a CPU 20 steps take longer than that, but for the smallest models.
 GPU_MIN_SECONDS = 3.0
-# Options that a run of somebody's own script has too; all others say what our trainer does.
+# Options that a run of the user's own script has too; all others control our trainer.
 SCRIPTS_TOO = frozenset(
     {
         *("device", "warmup", "iterations", "min_seconds", "repeats", "ceilings", "fresh_ceilings", "samples_per_step"),
@@ -114,7 +113,7 @@ SCRIPTS_TOO = frozenset(
     },
 )
 FOR_SCRIPTS = frozenset({"samples_per_step"})
-# Why a script has not the others, where "the script decides its …" is no reason.
+# Why a script lacks the other options, where "the script decides its …" is not the reason.
 WHY_NOT_OF_A_SCRIPT = {
     "profile_step_bytes": "of a script each kernel is counted, and no more",
     "profile_throughput": "of a script each kernel is counted, and no more",
@@ -130,14 +129,14 @@ WHY_NOT_OF_A_SCRIPT = {
 
 
 def _option(default: Any, description: str, *, minimum: int | None = None, example: str = "") -> Any:
-    """A field of `RunSpec` which is a command-line option."""
+    """Field of `RunSpec` that is also a command-line option."""
     metadata = {"help": description, "minimum": minimum, "example": example}
     return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunSpec:
-    """One configuration. Sizes are counts; `image_size` is the edge of a square image in pixels."""
+    """Configuration of a run. Sizes are counts; `image_size` is the edge of a square image in pixels."""
 
     model: str = _option("resnet18", "any torchvision classifier", example="resnet50")
     device: Device = _option(Device.AUTO, "where to compute; auto: the best device found", example="cpu")
@@ -173,12 +172,12 @@ class RunSpec:
     samples_per_step: int | None = _option(
         None, "what a step of a script trains on, where no DataLoader tells", minimum=1, example="64"
     )
-    # Somebody's own training script with its arguments, in place of our trainer. No option: it stands after --.
+    # The user's own training script with its arguments, in place of our trainer. Not an option: it follows `--`.
     script: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:
-        """What a plan calls it: `resnet18, batch 16, fp32`, or the script with its arguments."""
+        """Name in a plan: `resnet18, batch 16, fp32`, or the script with its arguments."""
         if self.script:
             return scripts.shown(self.script)
         batch = "the device's default batch" if self.batch_size is None else f"batch {self.batch_size}"
@@ -186,7 +185,7 @@ class RunSpec:
 
     @property
     def where(self) -> str:
-        """The device, as a plan says it."""
+        """Device, in words for a plan."""
         if self.script and self.device is Device.CPU:
             return "the CPU: NVIDIA's GPUs are hidden from it"
         usual = "the device that it takes" if self.script else "the best device found"
@@ -194,13 +193,13 @@ class RunSpec:
 
     @property
     def images_per_step(self) -> int:
-        """Images that one step trains on; the spec must be filled."""
+        """Images per optimizer step. Raises `ValueError` if the spec is not filled."""
         if self.batch_size is None:
             raise ValueError("the spec is not filled: batch_size is None")
         return self.batch_size * self.grad_accumulation
 
     def filled(self, device: Device, *, cpus: int) -> "RunSpec":
-        """This spec with every value that depends on the device, the data set or the usable CPUs."""
+        """Copy this spec, with values for the fields that depend on the device, the data set or the usable CPUs."""
         on_cpu = device is Device.CPU
         size = CIFAR10_IMAGE_SIZE if self.dataset == CIFAR10 else IMAGENET_IMAGE_SIZE
         workers = 0 if self.dataset == SYNTHETIC else min(cpus, MAX_DEFAULT_WORKERS)
@@ -216,7 +215,7 @@ class RunSpec:
         )
 
     def checked(self) -> "RunSpec":
-        """This spec, or `UsageError` where two values contradict each other."""
+        """Return this spec. Raises `UsageError` if two values contradict each other."""
         if self.precision is Precision.TF32 and self.device in (Device.CPU, Device.MPS):
             raise UsageError(
                 f"precision tf32 needs an NVIDIA GPU of compute capability 8.0 or newer; got '{self.device}'",
@@ -257,14 +256,15 @@ class RunSpec:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "RunSpec":
-        """The inverse of `to_json`, each value checked as if it had been typed; `UsageError` names one that is wrong.
+        """Build a spec from the output of `to_json`.
 
-        None and names that are no options are left out: an option that is newer than `values` has its default.
+        Raises `UsageError` for a value that breaks its option's rule. Unknown names and values that are None are left
+        out: an option newer than `values` has its default.
         """
         known = {option.name: option for option in options()}
         words = values.get("script") or ()
         if isinstance(words, str | Mapping) or not all(isinstance(word, str) for word in words):
-            words = ()  # in a bundle what is known of the script
+            words = ()  # a bundle has an object here, with facts of the script
         return cls(
             **{name: known[name].parse(value) for name, value in values.items() if name in known and value is not None},
             script=tuple(words),
@@ -280,7 +280,7 @@ def _or(value: T | None, default: T) -> T:
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """One field of `RunSpec` as a command line shows it."""
+    """A field of `RunSpec` as a command-line option."""
 
     name: str
     kind: type
@@ -291,31 +291,31 @@ class Option:
 
     @property
     def flag(self) -> str:
-        """`--batch-size`; for a switch the flag that turns it on."""
+        """Command-line flag, `--batch-size`; for a switch the flag that turns it on."""
         return "--" + self.name.replace("_", "-")
 
     @property
     def off_flag(self) -> str:
-        """The flag that turns a switch off: `--no-compile`, and `--augment` against `--no-augment`."""
+        """Flag that turns a switch off: `--no-compile`, and `--augment` for `no_augment`."""
         return "--" + self.name.removeprefix("no_") if self.name.startswith("no_") else f"--no-{self.flag[2:]}"
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The values of a closed set, else empty."""
+        """Allowed values of an option with a closed set, else empty."""
         return tuple(self.kind) if issubclass(self.kind, StrEnum) else ()
 
     @property
     def is_number(self) -> bool:
-        """Whether its value is a count or a quantity."""
+        """Whether the value is an integer or a float."""
         return self.kind in (int, float)
 
     @property
     def label(self) -> str:
-        """The name as an error message says it: `batch size`."""
+        """Name for error messages: `batch size`."""
         return self.name.replace("_", " ")
 
     def parse(self, value: object) -> Any:
-        """`value` (a shell's text or a TOML value) as this option's type; `UsageError` if it breaks the rule."""
+        """Convert a shell's text or a TOML value to this option's type. Raises `UsageError` if it breaks the rule."""
         if self.kind is bool:
             return self._parse_switch(value)
         if self.kind is int:
@@ -331,7 +331,7 @@ class Option:
         return self.kind(value)
 
     def arguments(self, value: object) -> list[str]:
-        """The command line that sets this option to `value`."""
+        """Command-line words that set this option to `value`."""
         if self.kind is bool:
             return [self.flag if value else self.off_flag]
         return [self.flag, str(value)]
@@ -373,7 +373,7 @@ class Option:
         return number
 
     def _meant(self, value: str) -> str:
-        """The choice that a user had in mind, else the example."""
+        """Choice nearest to a mistyped value, else the example."""
         name = SYNONYMS.get(value.lower(), value.lower())
         return next(iter(difflib.get_close_matches(name, self.choices, n=1, cutoff=0.7)), self.example)
 
@@ -398,7 +398,7 @@ def options() -> tuple[Option, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Resolved:
-    """A spec with the origin of each field that is not at its default."""
+    """A spec, and the origin of each field that is not at its default."""
 
     spec: RunSpec
     origin: Mapping[str, Origin]
@@ -411,10 +411,11 @@ def resolve(
     *,
     script: Sequence[str] = (),
 ) -> Resolved:
-    """The spec from options over environment over `rooflaunch.toml` in `config_folder` over defaults.
+    """Combine options over environment over `rooflaunch.toml` in `config_folder` over defaults.
 
-    `given` holds only what the user typed. Raises `UsageError` for an unknown key or a value that breaks its
-    rule. With a script what is only our trainer's is refused where it was typed, and passed over in the other two.
+    `given` holds only the options that the user typed. Raises `UsageError` for an unknown key or a value that breaks
+    its rule. With a script, options of our trainer raise `UsageError` if typed, and are ignored in environment and
+    file.
     """
     if script:
         _require_a_scripts(given)
@@ -435,7 +436,7 @@ def resolve(
 
 
 def why_not_of_a_script(option: Option) -> str:
-    """Why a run of somebody's own script refuses an option that only our trainer has."""
+    """Reason why a run of the user's own script refuses an option that only our trainer has."""
     return WHY_NOT_OF_A_SCRIPT.get(option.name, f"the script decides its {option.label.removeprefix('no ')}")
 
 
@@ -498,8 +499,8 @@ def _nearest(word: str, known: Mapping[str, object] | set[str]) -> str:
 
 
 def arguments(spec: RunSpec) -> list[str]:
-    """The shortest options of `python -m workload train`, or of `script`, that give `spec`."""
-    # The device is the script's choice, and each of its repeats is a process of its own.
+    """Shortest options of `python -m workload train`, or of `script`, that give `spec`."""
+    # A script chooses its device, and each repeat of a script is a separate process.
     left_out = ("device", "repeats") if spec.script else ()
     return [
         word
@@ -510,9 +511,10 @@ def arguments(spec: RunSpec) -> list[str]:
 
 
 class KeptCeilings(StrEnum):
-    """Which ceilings that lie beside the bundles a run takes in place of measuring: those of the last hour, or none.
+    """Age of stored ceilings that a run may use instead of measuring: those of the last hour, or none.
 
-    `block`: as a later run of a block those of its first run, however long ago that was.
+    Ceilings are stored beside the bundles. `block`: a later run of a block uses those of the block's first run, of any
+    age.
     """
 
     HOUR = "hour"
@@ -522,13 +524,13 @@ class KeptCeilings(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """What a launcher knows and the trainer cannot: passed as one JSON argument, kept in the bundle.
+    """Facts that a launcher knows and the trainer cannot; passed as one JSON argument and kept in the bundle.
 
-    `outside`: facts by section of run.json's `environment` that were collected where a container cannot see them.
-    `profile_later`: the launcher profiles the bundle itself once the timing runs are done. `job` (name, task, block,
-    position) and `run_key` are those of a run of a sweep. `settles`: the device is let cool down before the warm-up, to
-    `settle_to_c` degrees Celsius, or as the first run of a task to what it has at the start. `script_commit`: of the
-    folder that a script was copied from, with `-dirty` where it had changed.
+    `outside`: facts by section of run.json's `environment`, collected outside the container because it cannot see them.
+    `profile_later`: the launcher profiles the bundle itself after the timing runs. `job` (name, task, block, position)
+    and `run_key` are set for a run of a sweep. `settles`: let the device cool down before the warm-up, to `settle_to_c`
+    degrees Celsius; None for the first run of a task, whose start temperature is the target. `script_commit`: commit of
+    the folder that a script was copied from, with `-dirty` if it had changes.
     """
 
     backend: str = "local"
@@ -548,14 +550,14 @@ class Context:
     script_commit: str = ""
 
     def to_argument(self) -> str:
-        """One line of JSON with what differs from the defaults."""
+        """JSON, in one line, of the fields that differ from their defaults."""
         told = {item.name: getattr(self, item.name) for item in fields(self)}
         plain = Context()
         return json.dumps({name: value for name, value in told.items() if value != getattr(plain, name)})
 
     @classmethod
     def from_argument(cls, text: str) -> "Context":
-        """The inverse of `to_argument`; `UsageError` for anything else."""
+        """Parse the output of `to_argument`. Raises `UsageError` for anything else."""
         try:
             return cls(**json.loads(text))
         except (TypeError, ValueError) as error:

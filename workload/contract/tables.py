@@ -1,4 +1,4 @@
-"""A table on stdout: for people as wide as their terminal, or as JSON or CSV with every digit and every column.
+"""Prints a table on stdout: for people as wide as their terminal, or complete as JSON or CSV.
 
 Standard library only.
 """
@@ -18,23 +18,23 @@ from typing import Any, Protocol, assert_never
 from workload.contract.text import NARROWEST, WIDEST, printable, terminal_width, wrapped
 
 PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""), (1e-3, "m"), (1e-6, "µ"))
-# Seconds are not counted in thousands.
+# Seconds have no prefix above 1: no kiloseconds.
 LARGEST_PREFIX = {"s": 1.0}
 GAP = "  "
-# Above it a float is no count.
+# A whole float above this is not shown as a count.
 MAX_COUNT = 1e15
-# Where stdout is no terminal and COLUMNS does not say: what an editor or a page shows without a scroll bar.
+# Width if stdout is no terminal and COLUMNS is not set: an editor or a page shows this much without a scroll bar.
 USUAL_WIDTH = 100
-# Long names are cut in their middle, where a table is too wide; a second time where it still is.
+# If a table is too wide, long names are cut in their middle to the first length, and if need be to the second.
 LONG_NAME, SHORT_NAME = 28, 14
-# What a spreadsheet takes for the start of a formula.
+# A spreadsheet reads a cell with one of these first characters as a formula.
 FORMULA_STARTS = ("=", "+", "-", "@")
-# What JSON leaves as it is and a terminal may not show.
+# Characters that JSON does not escape, but a terminal may not show.
 BEYOND_ASCII = re.compile(r"[^\n -~]")
 
 
 class TableFormat(StrEnum):
-    """How a result is printed on stdout."""
+    """Format of a result on stdout."""
 
     TABLE = "table"
     JSON = "json"
@@ -42,11 +42,11 @@ class TableFormat(StrEnum):
 
 
 class Role(StrEnum):
-    """What a column is to its reader; JSON and CSV do not care.
+    """Role of a column in a table for people; JSON and CSV ignore it.
 
-    A `FACT` says what a row is of: one value of all rows stands once, above the table. A `FIGURE` is what was found. A
-    `NOTE` is a list of remarks (or a text of them, with semicolons), which are numbered and stand below the table. A
-    `SENTENCE` stands below its row where it does not fit beside it.
+    A `FACT` identifies a row's subject; one that is equal in all rows stands once, above the table. A `FIGURE` is a
+    result. A `NOTE` is a list of remarks (or a text of remarks, separated by semicolons), which are numbered and stand
+    below the table. A `SENTENCE` stands below its row if it does not fit beside it.
     """
 
     FACT = "fact"
@@ -57,12 +57,12 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """One column: `name` in the data, JSON and CSV; `heading` and `unit` for people. What matters comes first.
+    """A column: `name` in the data, JSON and CSV; `heading` and `unit` for people. Order: the most important first.
 
     `unit` with `prefixed` gets one decimal prefix for the whole column (`step [ms]`); a `%` shows a fraction times 100.
-    `digits` are significant ones; absent values show as `-`, and an `optional` column without any value not at all. A
-    `detail` is shown only if it is a fact in which rows differ, or if the table may be wide. Where it would take the
-    room of a figure, it is a note of the rows that no other fact tells apart.
+    `digits`: significant digits. Absent values show as `-`; an `optional` column without any value is hidden. A
+    `detail` is shown only if it is a fact in which rows differ, or if the table may be wide. If it would take the room
+    of a figure, it becomes a note of the rows that no other fact tells apart.
     """
 
     name: str
@@ -76,7 +76,7 @@ class Column:
 
 
 class DataFrameLike(Protocol):
-    """A pandas DataFrame, as far as a table needs one."""
+    """Part of pandas.DataFrame's interface that a table needs."""
 
     def __getitem__(self, names: list[str], /) -> Any: ...
 
@@ -89,10 +89,11 @@ def render(
     width: int | None = None,
     wide: bool = False,
 ) -> str:
-    """`columns` of a frame or of rows as text without a final newline; JSON and CSV keep every digit and the names.
+    """Text of the `columns` of a frame or of rows, without a final newline.
 
-    A table for people is at most `width` wide, by default `table_width()`: the last columns give way, and it says
-    which. `wide`: every column, and a line per row however long.
+    JSON and CSV keep every digit, and use the columns' names. A table for people is at most `width` characters wide, by
+    default `table_width()`: the last columns are dropped, and the table names them. `wide`: show every column, in lines
+    of any length.
     """
     rows = [
         {column.name: _plain(value) for column, value in zip(columns, values, strict=True)}
@@ -110,7 +111,7 @@ def render(
 
 
 def table_width() -> int:
-    """The terminal's width; where stdout is none, the variable COLUMNS or 100. 40 to 200."""
+    """Width of the terminal, 40 to 200; if stdout is no terminal, the variable COLUMNS or 100."""
     if width := terminal_width(sys.stdout):
         return width
     said = os.environ.get("COLUMNS", "")
@@ -118,7 +119,7 @@ def table_width() -> int:
 
 
 def as_json(value: Any, *, indent: int | None = None) -> str:
-    """JSON with every letter as it is, and as an escape of JSON's what a terminal would obey or could not show."""
+    """JSON text that keeps printable letters and escapes characters that a terminal would obey or could not show."""
     text = json.dumps(value, indent=indent, ensure_ascii=False)
     return BEYOND_ASCII.sub(lambda match: match[0] if match[0].isprintable() else json.dumps(match[0])[1:-1], text)
 
@@ -131,7 +132,7 @@ def _values(table: DataFrameLike | Sequence[Mapping[str, Any]], names: list[str]
 
 
 def _plain(value: Any) -> Any:
-    """What JSON can say: None for what is absent, numbers of Python's own, times as ISO 8601."""
+    """Convert a value for JSON: absent values to None, numbers to Python's own types, times to ISO 8601."""
     if hasattr(value, "item"):
         value = value.item()
     if isinstance(value, float):
@@ -166,7 +167,7 @@ def _csv_cell(value: Any) -> Any:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        # A name from somebody's file is no formula for a spreadsheet, and no command for a terminal.
+        # A name from a foreign file must not be a formula for a spreadsheet, or a command for a terminal.
         text = printable(value)
         return f"'{text}" if text.startswith(FORMULA_STARTS) else text
     return value
@@ -177,7 +178,7 @@ def _csv_cell(value: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class _Laid:
-    """A column as it stands: the lines of its heading, and its cells."""
+    """A column ready to print: the lines of its heading, and its cells."""
 
     column: Column
     heading: tuple[str, ...]
@@ -225,9 +226,9 @@ def _table(rows: Sequence[dict[str, Any]], columns: Sequence[Column], width: int
 
 @dataclass(frozen=True, kw_only=True)
 class _Body:
-    """The rows of a table as they fit: columns, sentences under rows, notes of all rows and numbered ones.
+    """Rows of a table as they fit: columns, sentences under rows, notes of all rows and numbered notes.
 
-    `dropped` are the titles of the columns that did not fit.
+    `dropped`: titles of the columns that did not fit.
     """
 
     laid: Sequence[_Laid]
@@ -269,14 +270,14 @@ def _is_hidden(column: Column, rows: Sequence[dict[str, Any]]) -> bool:
 
 
 def _above(rows: Sequence[dict[str, Any]], common: Sequence[Column]) -> str:
-    """What all rows are of."""
+    """Text above the table: the facts that are equal in all rows."""
     return "; ".join(
         f"{column.heading} {_lay(column, rows[:1]).cells[0]}" for column in common if rows[0][column.name] is not None
     )
 
 
 def _numbered(by_row: Sequence[Sequence[str]]) -> tuple[list[str], dict[str, int]]:
-    """The notes of all rows, and the number of each other note."""
+    """Notes that all rows have, and the number of each other note."""
     every = list(dict.fromkeys(note for notes in by_row for note in notes))
     for_all = [note for note in every if all(note in notes for notes in by_row)]
     return for_all, {note: number for number, note in enumerate([each for each in every if each not in for_all], 1)}
@@ -285,7 +286,7 @@ def _numbered(by_row: Sequence[Sequence[str]]) -> tuple[list[str], dict[str, int
 def _apart(
     row: dict[str, Any], rows: Sequence[dict[str, Any]], facts: Sequence[str], details: Sequence[Column]
 ) -> list[str]:
-    """The known details of a row in which it differs from the rows that `facts` do not tell it from."""
+    """Details of a row that tell it from the other rows with equal `facts`."""
     namesakes = [other for other in rows if all(other[fact] == row[fact] for fact in facts)]
     return [
         f"{column.heading} {_cut(_lay(column, namesakes), LONG_NAME).cells[namesakes.index(row)]}"
@@ -307,14 +308,14 @@ def _notes(row: dict[str, Any], columns: Sequence[Column]) -> list[str]:
 
 
 def _marks(numbers: Mapping[str, int], by_row: Sequence[Sequence[str]]) -> _Laid:
-    """The column of the numbers of each row's notes."""
+    """Column with the numbers of each row's notes."""
     cells = [",".join(str(numbers[note]) for note in dict.fromkeys(notes) if note in numbers) for notes in by_row]
     column = Column(name=Role.NOTE, heading=Role.NOTE, role=Role.NOTE)
     return _Laid(column=column, heading=(column.heading,), cells=tuple(cells), to_right=False)
 
 
 def _under(row: dict[str, Any], sentences: Sequence[Column], width: int) -> Iterator[str]:
-    """The sentences of a row, below it."""
+    """Sentences printed below a row."""
     for column in sentences:
         if row[column.name] is not None:
             name = f"{column.heading}: " if len(sentences) > 1 else ""
@@ -326,10 +327,11 @@ def _fits(laid: Sequence[_Laid], width: int) -> bool:
 
 
 def _fitted(laid: Sequence[_Laid], marks: Sequence[_Laid], width: int) -> tuple[list[_Laid], list[_Laid]]:
-    """`laid` made to fit beside `marks`: headings in lines, long names cut, the last figures dropped (the second list).
+    """Columns of `laid` that fit beside `marks`, and the dropped ones.
 
-    Names are cut shorter where they would take more than half of the width. A fact and the first figure stay: without
-    them a row says nothing.
+    Headings are broken into lines first, then long names are cut, then the last figures dropped. Names are cut shorter
+    if they would take more than half of the width. Facts and the first figure always stay: without them a row says
+    nothing.
     """
     kept, dropped = list(laid), list[_Laid]()
     if _fits([*kept, *marks], width):
@@ -354,7 +356,7 @@ def _title(laid: _Laid) -> str:
 
 
 def _with_heading_in_lines(laid: _Laid) -> _Laid:
-    """The heading in as many lines as it takes to be no wider than the cells, or than its longest word."""
+    """Break the heading into lines no wider than the cells or the heading's longest word."""
     room = max(map(len, laid.cells), default=0)
     lines: list[str] = []
     for word in _title(laid).split():
@@ -366,7 +368,7 @@ def _with_heading_in_lines(laid: _Laid) -> _Laid:
 
 
 def _cut(laid: _Laid, room: int) -> _Laid:
-    """Long texts without their middle or their end, as long as what differs still does."""
+    """Shorten long texts in their middle or at their end, only as far as different texts stay different."""
     if laid.to_right or laid.width <= room:
         return laid
     for size in range(room, laid.width):
@@ -412,7 +414,7 @@ def _lay(column: Column, rows: Sequence[dict[str, Any]]) -> _Laid:
 
 
 def _scale(column: Column, values: Sequence[Any]) -> tuple[float, str]:
-    """The prefix that suits the largest value."""
+    """Divisor and prefix that suit the largest value."""
     if column.unit == "%":
         return 0.01, ""
     sizes = [abs(value) for value in values if isinstance(value, int | float) and value]
@@ -429,14 +431,14 @@ def _cell(column: Column, value: Any, factor: float) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int | float):
-        # A count without decimals, also where it may be absent and so is a float.
+        # A count has no decimals, even if it is a float because other rows lack it.
         is_count = not column.unit and (isinstance(value, int) or (value.is_integer() and abs(value) < MAX_COUNT))
         return str(int(value)) if is_count else number(value / factor, column.digits)
     return printable("; ".join(map(str, value)) if isinstance(value, list) else str(value))
 
 
 def number(value: float, digits: int = 4) -> str:
-    """`digits` significant ones, and no exponent where it can be read without: 1234567 is not `1.235e+06`."""
+    """Figure with `digits` significant digits, without an exponent if readable: 1234567 is not `1.235e+06`."""
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
     magnitude = math.floor(math.log10(abs(value)))

@@ -1,8 +1,8 @@
-"""A task: the runs that one machine works through in order, in one go. Standard library only.
+"""A task: runs that one machine makes in order, without a break. Standard library only.
 
-`launch ... --repeats N` is the task of one configuration, N blocks of one run; a sweep makes its tasks of whole blocks
-of a matrix. In a request a run holds only what differs from the request's own spec, so that a task of hundreds of runs
-fits into the metadata of a VM.
+`launch ... --repeats N` is a task of one configuration, N blocks of one run each. The tasks of a sweep have whole
+blocks of a matrix. In a request a run holds only its differences from the request's own spec, so that a task of
+hundreds of runs fits into the metadata of a VM.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,9 +16,9 @@ from workload.contract.text import counted
 
 @dataclass(frozen=True, kw_only=True)
 class TaskRun:
-    """One run: `spec` with `repeats` 1, its block, and its place in the order of that block, both from 1.
+    """A run: `spec` with `repeats` 1, its block, and its position within the block, both from 1.
 
-    `run_key` says what was asked for, in 16 hex digits: a sealed bundle that has it need not be measured again. Empty
+    `run_key`: hash of the request in 16 hex digits; a run whose sealed bundle has this key is not measured again. Empty
     outside of a sweep, where everything is measured.
     """
 
@@ -30,7 +30,7 @@ class TaskRun:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """`job`: the sweep's name, empty for a launch by itself; `number`: which task of the job, from 1."""
+    """Runs of one machine. `job`: the sweep's name, empty for a single launch; `number`: place in the job, from 1."""
 
     job: str = ""
     number: int = 1
@@ -38,22 +38,22 @@ class Task:
 
     @property
     def blocks(self) -> int:
-        """How many blocks it has runs of."""
+        """Number of blocks that the task has runs of."""
         return len({run.block for run in self.runs})
 
     def __str__(self) -> str:
-        """What a plan says of it: `6 runs in 2 blocks, task 1 of 'imagenette'`."""
+        """Words for a plan: `6 runs in 2 blocks, task 1 of 'imagenette'`."""
         job = f" of '{self.job}'" if self.job else ""
         return f"{counted(len(self.runs), 'run')} in {counted(self.blocks, 'block')}, task {self.number}{job}"
 
     @classmethod
     def of_repeats(cls, spec: RunSpec) -> Self:
-        """One configuration, as often as its `repeats` says."""
+        """Task of one configuration, run `spec.repeats` times."""
         once = replace(spec, repeats=1)
         return cls(runs=tuple(TaskRun(spec=once, block=block) for block in range(1, spec.repeats + 1)))
 
     def mapped(self, change: Callable[[RunSpec], RunSpec]) -> Self:
-        """The same runs with the options that `change` makes of theirs; what it refuses is said of which run."""
+        """Task with `change` applied to each run's spec. A `UsageError` that `change` raises gets the run's number."""
 
         def changed(number: int, run: TaskRun) -> TaskRun:
             try:
@@ -64,7 +64,7 @@ class Task:
         return replace(self, runs=tuple(changed(number, run) for number, run in enumerate(self.runs, 1)))
 
     def to_json(self, base: RunSpec) -> dict[str, Any]:
-        """Plain values; of each spec what differs from `base`."""
+        """Plain JSON values; each spec holds only its differences from `base`."""
         usual = base.to_json()
         runs = [
             {
@@ -79,12 +79,12 @@ class Task:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any], base: RunSpec) -> Self:
-        """The inverse of `to_json`. Raises `UsageError` for what is no task."""
+        """Parse the output of `to_json`. Raises `UsageError` for anything else."""
         usual = base.to_json()
         try:
             runs = tuple(
                 TaskRun(
-                    # A value that is None again, as a batch size left to the device, is the option's default.
+                    # A value that is None, such as a batch size left to the device, becomes the option's default.
                     spec=RunSpec.from_json({**usual, **run["spec"]}),
                     block=int(run["block"]),
                     position=int(run["position"]),

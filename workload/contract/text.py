@@ -1,4 +1,4 @@
-"""Figures and lines as people read them, the same in every command. Standard library only."""
+"""Formats figures and lines for people, the same way in every command. Standard library only."""
 
 import math
 import os
@@ -10,16 +10,16 @@ from typing import TextIO
 
 LARGE = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 SMALL = ((1.0, ""), (1e-3, "m"), (1e-6, "µ"), (1e-9, "n"))
-# Below this share the digits say nothing that anybody acts on.
+# Smaller shares need no digits: nobody acts on them.
 LEAST_SHARE = 0.001
-# From 10 %, rounded, on there are no decimals.
+# Shares that round to 10 % or more have no decimals.
 WHOLE_FROM = 0.0995
 MINUTE_S = 60
 # A ratio near 1 is shown with up to this many digits, so that it differs from 1.
 MOST_DIGITS = 12
 # A figure of more digits is shown with an exponent.
 MOST_SHOWN = 1e12
-# Of a duration: two minutes are worth telling in seconds, two hours in minutes, two days in hours.
+# A duration is shown in seconds up to two minutes, in minutes up to two hours, in hours up to two days.
 SECONDS_MATTER_UP_TO_S, MINUTES_ALONE_UP_TO_H, HOURS_UP_TO_DAYS = 120, 2, 2
 # Narrower lines are hard to read, and wider ones too.
 NARROWEST, WIDEST = 40, 200
@@ -49,9 +49,9 @@ def _prefixed(value: float, unit: str, prefixes: tuple[tuple[float, str], ...], 
 
 
 def percent(share: float, *, decimals: int = 0) -> str:
-    """A share of 1, never negative: `59 %`, `0.5 %` or `160 %`; `less than 0.1 %` for what is nearly nothing.
+    """Share of 1 as text, never negative: `59 %`, `0.5 %`, `160 %`; `less than 0.1 %` for nearly nothing.
 
-    `decimals`: of shares from 10 % on, where the reader compares them with a limit: `100.1 %`.
+    `decimals`: digits of shares from 10 % on, for a reader who compares them with a limit: `100.1 %`.
     """
     if 0 < share < LEAST_SHARE:
         return f"less than {100 * LEAST_SHARE:g} %"
@@ -62,20 +62,20 @@ def percent(share: float, *, decimals: int = 0) -> str:
 
 
 def signed_percent(share: float) -> str:
-    """How much more or less, as a share of 1: `+5.0 %`, `-12 %`; a small one with the digit that shows its sign."""
+    """Difference as text, a share of 1: `+5.0 %`, `-12 %`. A small one keeps the digit that shows its sign."""
     figure = f"{100 * share:+.{1 if abs(share) < WHOLE_FROM else 0}f}"
     return f"{100 * share:+.1g} %" if share and float(figure) == 0 else f"{figure} %"
 
 
 def digits_beside_one(ratios: Iterable[float], digits: int = 3) -> int:
-    """Significant digits, at least `digits`, with which no ratio reads 1 that is not 1: 1.0004 needs 5."""
+    """Significant digits, at least `digits`, so that no ratio other than 1 reads as 1: 1.0004 needs 5."""
     others = [ratio for ratio in ratios if ratio != 1]
     enough = (more for more in range(digits, MOST_DIGITS) if all(float(plain(one, more)) != 1 for one in others))
     return next(enough, MOST_DIGITS)
 
 
 def between(low: float, high: float) -> str:
-    """Two shares as one range: `12 % to 30 %`, `up to 3 %`, or one figure where both read the same."""
+    """Two shares as one range: `12 % to 30 %`, `up to 3 %`, or one figure if both read the same."""
     if 0 <= low < LEAST_SHARE:
         return percent(high) if high < LEAST_SHARE else f"up to {percent(high)}"
     first, last = percent(low), percent(high)
@@ -83,16 +83,13 @@ def between(low: float, high: float) -> str:
 
 
 def plain(value: float, digits: int) -> str:
-    """`digits` significant ones, and no exponent for a large one: 12,345 images/s is `12345`, not `1.23e+04`.
-
-    Nobody reads more than 12 digits: from there on there is an exponent.
-    """
+    """Figure with `digits` significant digits, and no exponent below 1e12: 12,345 is `12345`, not `1.23e+04`."""
     text = f"{value:.{digits}g}"
     return f"{value:.0f}" if "e+" in text and abs(value) < MOST_SHOWN else text
 
 
 def duration(value_s: float) -> str:
-    """How long something has lasted, in the two figures that matter: `45 s`, `12 min`, `3 h 05 min`, `2 d 4 h`."""
+    """Duration as text, in its two largest units: `45 s`, `12 min`, `3 h 05 min`, `2 d 4 h`."""
     whole = max(0, round(value_s))
     whole_minutes, hours, days = whole // 60, whole // 3600, whole // 86400
     if whole < SECONDS_MATTER_UP_TO_S:
@@ -103,13 +100,13 @@ def duration(value_s: float) -> str:
 
 
 def minutes(value_s: float) -> str:
-    """How long something may take, as options have it: `45 s`, `60 min`, `9.6 min`."""
+    """Time limit as text, in the form of options: `45 s`, `60 min`, `9.6 min`."""
     return f"{value_s:.0f} s" if value_s < MINUTE_S else f"{value_s / MINUTE_S:.1f}".removesuffix(".0") + " min"
 
 
 def dollars(usd: float | None) -> str:
-    """`0.55 USD`, rounded up to whole cents."""
-    # A millionth of a cent for the rounding of binary fractions.
+    """Price as text, rounded up to whole cents: `0.55 USD`; `cost unknown` for None."""
+    # Subtract a millionth of a cent, against rounding errors of binary fractions.
     return "cost unknown" if usd is None else f"{math.ceil(usd * 100 - 1e-6) / 100:.2f} USD"
 
 
@@ -122,12 +119,12 @@ def size(count: int) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """`1 step`, `3 steps`."""
+    """Number with its noun: `1 step`, `3 steps`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def unbroken(text: str) -> str:
-    """`text` that `wrapped` keeps on one line: a command to copy, say."""
+    """`text` that `wrapped` keeps on one line, for example a command to copy."""
     return text.replace(" ", NO_BREAK)
 
 
@@ -163,9 +160,9 @@ LINE_EVERY_S = 30.0
 
 
 def terminal_width(stream: TextIO) -> int | None:
-    """How wide lines on `stream` may be, 40 to 200; None where it is no terminal, whose lines nobody wraps.
+    """Width of lines on `stream`, 40 to 200 characters; None if it is no terminal, whose lines nobody wraps.
 
-    The variable COLUMNS sets it too, as everywhere.
+    The variable COLUMNS overrides the terminal's own width.
     """
     if not stream.isatty():
         return None
@@ -185,12 +182,12 @@ def _columns(stream: TextIO) -> int:
 
 
 def printable(text: str) -> str:
-    """One line of `text`: what a name from somebody's file holds must not move the cursor or break a row."""
+    """`text` as one line with control characters escaped: a foreign name must not move the cursor or break a row."""
     return "".join(character if character.isprintable() else _escape(character) for character in text)
 
 
 def printable_lines(text: str) -> str:
-    """As `printable`, for text of several lines."""
+    """Apply `printable` to each line of a text."""
     return "\n".join(map(printable, text.split("\n")))
 
 

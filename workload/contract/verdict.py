@@ -1,8 +1,8 @@
-"""Rule that decides what limits a training step: one for runs, scripts, imports, tables and pages.
+"""Rule that decides what limits a training step: the same for runs, scripts, imports, tables and pages.
 
-In this order: `input`, `overhead`, `compute` or `memory`, `neither`. A roof limits a step only from half of it on.
-Bytes may be modelled, which gives an interval from every tensor moved once to every operation using memory.
-A busy machine is no limit: it is a state of the measurement, `Verdict.busy`, beside whatever limits the step.
+Limits are tried in this order: `input`, `overhead`, `compute` or `memory`, `neither`. A roof limits a step only from
+half of it on. Bytes may be modelled as an interval, from every tensor moved once to every operation using memory. A
+busy machine is not a limit. It is a state of the measurement, `Verdict.busy`, given in addition to the limit.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -18,25 +18,26 @@ from workload.contract.text import between, percent, plain, seconds
 INPUT_BOUND_FRACTION = 0.10
 # From this share of a roof on, the roof limits the step: nothing else can make the step more than twice as fast. Nsight
 # Compute asks for 60 % before it calls a kernel bound by compute or memory
-# (docs.nvidia.com/nsight-compute/ProfilingGuide, speed of light); a step, unlike a kernel, has a beginning and an end.
+# (docs.nvidia.com/nsight-compute/ProfilingGuide, speed of light). A step is below its kernels, because it also has a
+# beginning and an end.
 LEAST_OF_ROOF = 0.5
-# Below this share of the step the device runs nothing for longer than it runs kernels.
+# Below this share of the step the device is idle for longer than it runs kernels.
 LEAST_DEVICE_BUSY = 0.5
-# A ceiling is a median, and noise in it of a few per cent is no fault; a run above this has shown it to be wrong.
+# A ceiling is a median with a few per cent of noise. A run above this share shows that the ceiling is wrong.
 ABOVE_CEILING = 1.05
 # Training steps alone keep their threads 90 % to 100 % busy; two runs at once get about half each.
 COMPETED_SHARE = 0.75
-# Waits for a CPU, as a share of the time in which the run wanted one. Threads of an idle machine waited for less than
-# 5 % of it (24 runs of analysis/example on two CPUs); with fewer busy threads than CPUs but more waits than this, other
+# Waits for a CPU, as a share of the time in which the run wanted one. On an idle machine it was less than 5 % (24 runs
+# of analysis/example on two CPUs). If fewer threads are busy than there are CPUs, but waits exceed this share, other
 # work had the CPUs.
 LEAST_WAITED_SHARE = 0.10
-# Waits for a CPU over the wall time, summed over threads: less cannot make a run slower by more than this share.
+# Waits for a CPU over the wall time, summed over threads. Shorter waits cannot slow a run by more than this share.
 LEAST_WAITED_CPUS = 0.10
 # Operators without a formula that take less of a trace's time than this change no verdict.
 MOST_UNATTRIBUTED = 0.05
-# A host needs about 5 us to launch a kernel: kernels that are not longer than two launches cannot fill a GPU.
+# A host needs about 5 us to launch a kernel: kernels shorter than two launches cannot fill a GPU.
 SMALL_KERNEL_S = 10e-6
-# CPU flags of which one is needed to compute in a type; without them each operation is emulated in fp32.
+# CPU flags, one of them needed to compute in a precision; without any, each operation is emulated in fp32.
 NATIVE_FLAGS: Mapping[str, frozenset[str]] = {
     "bf16": frozenset({"avx512_bf16", "amx_bf16", "avx10", "bf16", "svebf16"}),
     "amp": frozenset({"avx512_fp16", "amx_fp16", "avx10", "asimdhp"}),
@@ -44,7 +45,7 @@ NATIVE_FLAGS: Mapping[str, frozenset[str]] = {
 
 
 class Bound(StrEnum):
-    """Resource that limits a step."""
+    """Limit of a step."""
 
     INPUT = "input"
     OVERHEAD = "overhead"
@@ -53,9 +54,9 @@ class Bound(StrEnum):
     NEITHER = "neither"
 
 
-# Why no limit is known, where nothing better is.
+# Default reason for an unknown limit.
 UNKNOWN = "FLOP, bytes or roofs of the step are unknown"
-# Where a bound's name alone would be a riddle.
+# Names for people, of bounds whose own name says too little.
 NAMES: Mapping[str | None, str] = {None: "unknown", Bound.NEITHER: "neither compute nor memory"}
 
 
@@ -74,12 +75,12 @@ ROOF_NAMES: Mapping[str, tuple[str, str]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """Facts of a step that decide what limits it; None where unknown.
+    """Facts of a step that decide what limits it; None if unknown.
 
     `step_s`: wall time of a step without waits for data; with `kernels_alone`, the kernels' own time, so that gaps
-    between kernels are unknown. `device_busy_share`: share of the step in which kernels (on a CPU operators) run, with
-    `is_most` an upper limit of it. `running`: what runs then. `flop`, `bytes_low`, `bytes_high`: of a step; counted
-    bytes have equal ends. `known`: further facts, as words, for a step that no roof limits.
+    between kernels are unknown. `device_busy_share`: share of the step in which kernels (on a CPU operators) run; with
+    `is_most`, an upper limit of that share. `running`: `kernels` or `operators`. `flop`, `bytes_low`, `bytes_high`: per
+    step; counted bytes have equal ends. `known`: further facts, as sentences, for a step that no roof limits.
     """
 
     step_s: float | None
@@ -98,7 +99,10 @@ class Figures:
 
     @property
     def fractions(self) -> tuple[float, float, float] | None:
-        """Shares of the roofs reached: compute, and memory from the fewest to the most bytes."""
+        """Shares of the roofs reached: compute, memory by the fewest bytes, memory by the most.
+
+        None if a figure is missing.
+        """
         if not (self.step_s and self.roof_flop_per_s and self.roof_bytes_per_s):
             return None
         if self.flop is None or self.bytes_low is None or self.bytes_high is None:
@@ -160,11 +164,11 @@ def _decided(figures: Figures, shares: tuple[float, float, float] | None, lack: 
 
 
 def by_fractions(*, compute: float, low: float) -> Bound:
-    """Which roof limits a step, by its shares of both; `low`: of the memory's, by the fewest bytes it can have moved.
+    """Decide which roof limits a step.
 
-    FLOP are known, so half of the compute roof suffices. Memory needs half of its roof at the fewest bytes that the
-    model allows, because caches may hold all others. Even the fewest do not come from memory where they exceed its
-    bandwidth.
+    `low`: share of the memory roof, by the fewest bytes that the step can have moved. FLOP are known, so half of the
+    compute roof suffices. Memory needs half of its roof at the fewest bytes that the model allows, because caches may
+    hold all others. If even the fewest bytes exceed the bandwidth, caches hold the tensors and memory is not the limit.
     """
     is_memory = LEAST_OF_ROOF <= low <= ABOVE_CEILING
     if is_memory and low > compute:
@@ -173,14 +177,14 @@ def by_fractions(*, compute: float, low: float) -> Bound:
 
 
 def memory_words(low: float, high: float) -> str:
-    """The share of the bandwidth; more than all of it stayed in caches."""
+    """Share of the bandwidth as text; bytes beyond the whole bandwidth stayed in caches."""
     if low > ABOVE_CEILING:
         return "an unknown share"
     return f"{percent(low)} or more" if high > ABOVE_CEILING else between(low, high)
 
 
 def _neither(figures: Figures, reached: str, *, low: float, high: float) -> Iterator[str]:
-    """Why no roof is the limit, and all that is known of the reason."""
+    """Reasons why no roof is the limit, with the known causes."""
     if figures.kernels_alone:
         yield reached
     elif low > ABOVE_CEILING:
@@ -203,7 +207,7 @@ def _device_busy(figures: Figures, share: float) -> str:
 
 
 def from_record(run: Record) -> Verdict | None:
-    """The verdict on a run; None where nothing timed its steps."""
+    """Verdict on a run; None if no step was timed and the machine was not busy."""
     figures = figures_of(run)
     busy = competition(run)
     if figures is None:
@@ -213,7 +217,7 @@ def from_record(run: Record) -> Verdict | None:
 
 
 def figures_of(run: Record) -> Figures | None:
-    """Facts of a run that decide what limits it; None where nothing timed its steps."""
+    """Facts of a run that decide what limits it; None if no step was timed."""
     profile, complexity = run.profile, run.complexity
     step_s = _step_s(run)
     traced_s = traced_step_s(profile.wall_s_per_step, profile.busy_s_per_step) if run.imported else None
@@ -245,7 +249,7 @@ def figures_of(run: Record) -> Figures | None:
 
 
 def _step_s(run: Record) -> float | None:
-    """The median step; from a table of rates, where nobody timed a step, a batch over images/s."""
+    """Median step in seconds; for an imported table of rates, which has no step times, batch size over images/s."""
     timing = run.timing
     if timing.step_s is not None or run.imported is None:
         return timing.step_s.median if timing.step_s else None
@@ -254,18 +258,19 @@ def _step_s(run: Record) -> float | None:
 
 
 def traced_step_s(wall_s: float | None, busy_s: float | None) -> float | None:
-    """Seconds of a step that only torch.profiler timed: its wall time, or where unknown that of its kernels.
+    """Seconds of a step timed by torch.profiler alone: its wall time or its kernels' time, whichever is longer.
 
-    A step that begins before the kernels of the one before have ended may last longer than the profiler marks.
+    None if both are unknown. A step that begins before the kernels of the previous step have ended may last longer than
+    the profiler marks.
     """
     return max(wall_s or 0.0, busy_s or 0.0) or None
 
 
 def device_busy_share(run: Record) -> float | None:
-    """The share of a step in which the device runs kernels (a CPU: operators); None where no profile says it.
+    """Share of a step in which the device runs kernels (on a CPU operators); None if no profile tells.
 
-    A profile of our own is another pass: kernels that overlap count each in full, and under a profiler none is faster.
-    So its share is at most too high, and one that reaches the whole step says nothing.
+    Our own profile is a separate pass, in which overlapping kernels count in full and none runs faster than without a
+    profiler. Its share is therefore an upper limit, and None if it reaches the whole step.
     """
     profile = run.profile
     if run.imported is not None:
@@ -296,7 +301,7 @@ def known_of(run: Record) -> Iterator[str]:
 
 
 def _kernels(profile: ProfileResult) -> tuple[float | None, float | None]:
-    """How many kernels a step has, and how long they are on average."""
+    """Number of kernels per step, and their mean duration in seconds."""
     for number, all_s in (
         (profile.calls_per_step, profile.time_s_per_step),
         (profile.kernels_per_step, profile.kernel_time_s_per_step),
@@ -307,7 +312,7 @@ def _kernels(profile: ProfileResult) -> tuple[float | None, float | None]:
 
 
 def _roof(run: Record) -> tuple[str | None, float | None, float | None]:
-    """FLOP/s and bytes/s: what the machine reached, else what its vendor claims."""
+    """Kind of roof, FLOP/s and bytes/s: measured on this machine, else the vendor's peaks; None if unknown."""
     compute, copy = compute_roof_per_s(run), run.ceilings.copy() if run.ceilings else None
     if compute and copy and copy.roof_per_s:
         return RoofKind.MEASURED, compute, copy.roof_per_s
@@ -317,7 +322,7 @@ def _roof(run: Record) -> tuple[str | None, float | None, float | None]:
 
 
 def _lack(run: Record, figures: Figures) -> str:
-    """Why it is unknown which shares of the roofs a run reached."""
+    """Reason why the shares of the roofs that a run reached are unknown."""
     if figures.roof is None:
         return _why_no_roof(run)
     names = {"FLOP": figures.flop, "bytes": figures.bytes_low and figures.bytes_high}
@@ -340,7 +345,7 @@ def _why_no_roof(run: Record) -> str:
 
 
 def competition(run: Record) -> str | None:
-    """What a CPU run got of the CPUs that it has threads for, where other work had the rest; otherwise None."""
+    """Sentence on a CPU run that lost CPUs to other processes; None if it did not."""
     used, waited, threads = run.timing.cpus_used, run.timing.cpus_waited, run.environment.device.threads or 0
     if not lacks_cpus(run) or used is None or waited is None or not is_starved(used, waited):
         return None
@@ -352,21 +357,21 @@ def competition(run: Record) -> str | None:
 
 
 def is_starved(used: float, waited: float) -> bool:
-    """Whether a run waited for CPUs for longer than an idle machine lets it, and long enough to be slower for it.
+    """Whether a run waited for CPUs longer than on an idle machine, and long enough to be slowed down.
 
-    CPUs on average over the wall time: `used` by the run, `waited` for by its threads.
+    `used` by the run and `waited` for by its threads: CPUs on average over the wall time.
     """
     return waited >= LEAST_WAITED_SHARE * (used + waited) and waited >= LEAST_WAITED_CPUS
 
 
 def lacks_cpus(run: Record) -> bool:
-    """Whether a CPU run kept few of its threads busy, for whatever reason."""
+    """Whether a CPU run kept few of its threads busy, for any reason."""
     used, threads = run.timing.cpus_used, run.environment.device.threads
     return run.spec.device == "cpu" and used is not None and bool(threads) and used < COMPETED_SHARE * (threads or 0)
 
 
 def busy_words(busy: Collection[str | None]) -> str | None:
-    """How many of these runs were on a busy machine, from `Verdict.busy` of each; None where none was."""
+    """Sentence on how many runs were on a busy machine, from `Verdict.busy` of each; None if none was."""
     known = [why for why in busy if why]
     if not known:
         return None
@@ -380,19 +385,19 @@ def busy_words(busy: Collection[str | None]) -> str | None:
 
 
 def flop_per_s(run: Record) -> float | None:
-    """The FLOP of a step by its median time; unlike images/s it leaves out waits for data."""
+    """FLOP of a step over its median time; unlike images/s, this rate excludes waits for data."""
     flop = run.complexity.train_flop_per_step if run.complexity else None
     median_s = run.timing.step_s.median if run.timing.step_s else None
     return None if flop is None or median_s is None else flop / median_s
 
 
 def share_of_ceiling(run: Record) -> float | None:
-    """The FLOP/s of the median step by the ceiling that was measured for its precision; None where one is unknown."""
+    """FLOP/s of the median step over the measured ceiling of its precision; None if either is unknown."""
     reached, roof = flop_per_s(run), compute_roof_per_s(run)
     return None if reached is None or roof is None else reached / roof
 
 
 def compute_roof_per_s(run: Record) -> float | None:
-    """The measured ceiling of the run's precision."""
+    """Measured ceiling of the run's precision in FLOP/s; None if not measured."""
     rate = run.ceilings.compute(run.spec.precision) if run.ceilings else None
     return rate.roof_per_s if rate else None

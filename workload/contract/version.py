@@ -1,4 +1,4 @@
-"""Which code this is: its version, and the commit that a wheel was made from. Standard library only."""
+"""Version of this code, and the commit that a wheel was built from. Standard library only."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ COMMIT_FILE = Path(__file__).parents[1] / "commit.txt"
 
 
 def packaged_commit() -> str:
-    """The commit of an installed wheel, with `-dirty` where files were changed after it; empty where none is known."""
+    """Commit of an installed wheel, with `-dirty` if files were changed after it; empty if unknown."""
     try:
         return COMMIT_FILE.read_text(encoding="utf-8").strip()
     except OSError:

@@ -1,4 +1,4 @@
-"""What the names of Nsight Compute's metrics and of GPU kernels mean: one vocabulary for profile and analysis.
+"""Meaning of the names of Nsight Compute's metrics and of GPU kernels, shared by profile and analysis.
 
 Standard library only.
 """
@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-# How NVIDIA's libraries name kernels that use tensor cores.
+# Names that NVIDIA's libraries give to kernels on tensor cores.
 _TENSOR_KERNEL = re.compile(
     r"tensorop|tensor\d+x\d+x\d+"  # CUTLASS, xmma: ..._tensor16x8x16
     r"|[shi](?:884|1688|16816|16832)"  # volta_fp16_s884gemm, turing_h1688cudnn, ampere_fp16_s16816gemm
@@ -17,76 +17,78 @@ _TENSOR_KERNEL = re.compile(
     r"|flash_(?:fwd|bwd)_|fmha_cutlass[FB]_b?f16",  # attention in 16 bit
     re.IGNORECASE,
 )
-# Names of thousands of characters are template arguments after the part that tells.
+# Longer names only continue with template arguments.
 TELLING_CHARACTERS = 2000
 
 # Compute capabilities on which every instruction of the tensor pipe is a matrix product. On 8.0 and 9.0 the compiler
-# builds constants there too (`HFMA2.MMA R, -RZ, RZ, imm`): 15 of 20 batch norm and 99 of 120 softmax kernels in torch
-# 2.15's code for sm_90 have it and no matrix product (cuobjdump of the wheel, 2026-11). Newer ones are not known.
+# also builds constants in that pipe (`HFMA2.MMA R, -RZ, RZ, imm`): 15 of 20 batch norm and 99 of 120 softmax kernels in
+# torch 2.15's code for sm_90 have this instruction and no matrix product (cuobjdump of the wheel, 2026-11). Newer
+# capabilities are unknown.
 TENSOR_PIPE_IS_PRODUCTS = frozenset({"7.0", "7.2", "7.5", "8.6", "8.7", "8.9"})
 
 # On A100 and H100 `srcunit_ltcfabric` exists: traffic between the two halves of the L2 seems to be in `lts__t_bytes`.
 _L2, _L2_SPLIT = "requests of the whole GPU to L2", "requests to L2, most likely with those between its two halves"
 _SPLIT_L2 = ("8.0", "9.0")
 
-# Operations on tensor cores, 2 per multiply-accumulate already. `_sparsity_on` and `_off` are parts of them.
+# Operations on tensor cores, already 2 per multiply-accumulate. Metrics with `_sparsity_on` and `_off` are parts of
+# these.
 _TENSOR_METRIC = re.compile(r"sm__ops_path_tensor(?:_op_([a-z0-9]+))?_src_([a-z0-9_]+?)(?:_dst_([a-z0-9]+))?\.sum")
 _FLOATS = re.compile(r"(?:fp|bf|tf)\d+")
 
-# What the profiled process calls its ranges; kernels outside of them belong to no step.
+# Names of the profiled process's ranges; kernels outside of all ranges belong to no step.
 STEP_RANGE = re.compile(r"step (\d+) (data|forward|backward|optimizer)")
 CALIBRATION_RANGE = re.compile(r"calibration (\w+)")
 
-# Counted FLOP of a matrix product of known size: libraries pad and reduce, so a few per cent more than 2 n^3. Less
-# means that something is not counted.
+# Counted FLOP of a matrix product of known size, over 2 n^3. Libraries pad and reduce, which adds a few per cent. Less
+# means that the counters miss operations.
 CALIBRATED_FROM, CALIBRATED_TO = 0.98, 1.10
-# Counted FLOP of a step by those of the model: outside, something is missing or padded (Winograd 0.7, element-wise
-# work 1.1).
+# Counted FLOP of a step over those of the model (Winograd 0.7, element-wise work 1.1). Outside of this range operations
+# are missing or padded.
 MODEL_RATIO_FROM, MODEL_RATIO_TO = 0.7, 1.5
 
 
 def step_range(number: int, part: str) -> str:
-    """The name of the range around a part of a profiled step."""
+    """Name of the range around a part of a profiled step."""
     return f"step {number} {part}"
 
 
 def calibration_range(number_type: str) -> str:
-    """The name of the range around a matrix product of known size."""
+    """Name of the range around a matrix product of known size."""
     return f"calibration {number_type}"
 
 
 def step_of(name: str | None) -> tuple[int, str] | None:
-    """Number and part of the profiled step that a range of this name is; None for every other range."""
+    """Step number and part from the name of a range; None if the range is no part of a step."""
     match = STEP_RANGE.fullmatch(name or "")
     return (int(match[1]), match[2]) if match else None
 
 
 def calibration_of(name: str | None) -> str | None:
-    """The type whose matrix product of known size was launched in this range; None for every other range."""
+    """Element type from the name of a calibration range, around a product of known size; None for other ranges."""
     match = CALIBRATION_RANGE.fullmatch(name or "")
     return match[1] if match else None
 
 
 def l2_bytes_are(capability: str) -> str:
-    """Which traffic `lts__t_bytes` counts on GPUs of this compute capability."""
+    """Traffic that `lts__t_bytes` counts on GPUs of this compute capability, in words."""
     return _L2_SPLIT if capability in _SPLIT_L2 else _L2
 
 
 def names_tensor_cores(kernel: str) -> bool:
-    """Whether NVIDIA's libraries name kernels for tensor cores so."""
+    """Whether a kernel's name has a form that NVIDIA's libraries use for kernels on tensor cores."""
     return _TENSOR_KERNEL.search(kernel[:TELLING_CHARACTERS]) is not None
 
 
 @dataclass(frozen=True, kw_only=True)
 class TensorMetric:
-    """What a metric of tensor operations counts; None where it counts every instruction or accumulator."""
+    """Operations that a metric of tensor cores counts; None if it counts every instruction or accumulator."""
 
     instruction: str | None
     operands: frozenset[str]
     accumulator: str | None
 
     def covers(self, other: "TensorMetric") -> bool:
-        """Whether everything that `other` counts is counted here too."""
+        """Whether this metric counts everything that `other` counts."""
         return (
             self.instruction in {None, other.instruction}
             and self.operands >= other.operands
@@ -95,7 +97,7 @@ class TensorMetric:
 
 
 def tensor_operations(names: Iterable[str]) -> dict[str, TensorMetric]:
-    """The metrics that count floating-point operations on tensor cores, none of which counts a part of another."""
+    """Metrics of floating-point operations on tensor cores, without those that another metric includes."""
     metrics = {name: metric for name in sorted(names) if (metric := _tensor_metric(name))}
     return {
         name: metric

@@ -1,1 +1,1 @@
-"""What identifies the place of a run; `collect` gathers it, `outside` what a container cannot see of its host."""
+"""Facts that identify the place of a run; `collect` gathers them, `outside` adds facts that a container cannot see."""

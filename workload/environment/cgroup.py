@@ -1,4 +1,4 @@
-"""CPU and memory limits of the process's own control group and of those above it, versions 1 and 2.
+"""CPU and memory limits of the process's control group and of its parents, versions 1 and 2.
 
 Format: docs.kernel.org/admin-guide/cgroup-v2.html, cgroup-v1/memory.html, scheduler/sched-bwc.html.
 """
@@ -19,7 +19,7 @@ US_PER_S = 1e6
 
 @dataclass(frozen=True, kw_only=True)
 class CgroupLimits:
-    """`cpus` may be a fraction. `cpu_folder` holds the `cpu.stat` of the group whose CPU limit binds."""
+    """Limits. `cpus` may be a fraction. `cpu_folder` holds the `cpu.stat` of the group whose CPU limit binds."""
 
     cpus: float | None
     memory_bytes: int | None
@@ -27,7 +27,7 @@ class CgroupLimits:
 
 
 def limits(machine: HostSystem) -> CgroupLimits:
-    """The tightest limit on the way from the process's own group to the top; None where none is set."""
+    """Tightest limits of the process's group and its parents; None if no limit is set."""
     mounted = mounts(machine)
     cpu_folders = list(_folders(machine, mounted, "cpu"))
     quotas = [(quota, folder) for folder in cpu_folders if (quota := _cpus(machine, folder)) is not None]
@@ -41,7 +41,7 @@ def limits(machine: HostSystem) -> CgroupLimits:
 
 
 def throttled_s(machine: HostSystem, folder: str) -> float | None:
-    """Seconds that the group's CPUs were held back by its quota, summed over CPUs, since it was made."""
+    """Seconds for which the quota withheld CPUs from the group, summed over CPUs, since the group was made."""
     stat = dict(
         line.split(maxsplit=1) for line in (machine.text(f"{folder}/cpu.stat") or "").splitlines() if " " in line
     )
@@ -52,7 +52,7 @@ def throttled_s(machine: HostSystem, folder: str) -> float | None:
 
 
 def _folders(machine: HostSystem, mounted: list[Mount], controller: str) -> Iterator[str]:
-    """The group's folder and those above it, in each hierarchy that can hold the controller."""
+    """Folders of the group and its parents, in each hierarchy that can hold the controller."""
     groups = _own_groups(machine)
     for mount in mounted:
         if mount.kind == "cgroup2":
@@ -66,7 +66,7 @@ def _folders(machine: HostSystem, mounted: list[Mount], controller: str) -> Iter
 
 
 def _own_groups(machine: HostSystem) -> dict[str, str]:
-    """Controller -> the group's path; version 2 is the controller without a name."""
+    """Path of the process's group by controller; version 2 has the empty name."""
     groups: dict[str, str] = {}
     for line in (machine.text("/proc/self/cgroup") or "").splitlines():
         _, _, rest = line.partition(":")
@@ -76,7 +76,7 @@ def _own_groups(machine: HostSystem) -> dict[str, str]:
 
 
 def _upwards(mount: Mount, group: str) -> Iterator[str]:
-    """Folders from the group's up to the mount point; for a group outside the mounted part that point alone."""
+    """Folders from the group's up to the mount point; for a group outside the mounted part only the mount point."""
     try:
         inside = PurePosixPath(group).relative_to(mount.root)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Everything about the place of a run that could explain a difference, as one JSON-ready dict."""
+"""Collects everything about the place of a run that could explain a difference, as one JSON-ready dict."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,10 +22,10 @@ def collect(
     machine: HostSystem | None = None,
     outside: Mapping[str, Mapping[str, object]] | None = None,
 ) -> dict[str, object]:
-    """The sections of `run.json`'s `environment`; `device` as torch writes it: `cuda:0`.
+    """Sections of run.json's `environment`; `device` in torch's form: `cuda:0`.
 
-    A fact that cannot be read is None, and so is a section that does not apply: `cloud` off Compute Engine,
-    `container` outside one, `slurm` outside a job. `outside`: what a launcher read on the host; it wins.
+    A fact that cannot be read is None, and so is a section that does not apply: `cloud` off Compute Engine, `container`
+    outside one, `slurm` outside a job. `outside`: facts that a launcher read on the host; these take precedence.
     """
     machine = machine or HostSystem()
     seen = _inside(machine, device, dataset_path)
@@ -40,7 +40,7 @@ def _merged(section: Mapping[str, object] | None, told: Mapping[str, object] | N
 
 def _inside(machine: HostSystem, device: str, dataset_path: Path | None) -> dict[str, dict[str, object] | None]:
     return {
-        # First: the load average then holds nothing of what follows.
+        # First, so that the load average does not include the following work.
         "host": host_facts(machine, dataset_path=dataset_path),
         "device": device_facts(machine, torch.device(device)),
         "software": software_facts(machine),
@@ -51,7 +51,7 @@ def _inside(machine: HostSystem, device: str, dataset_path: Path | None) -> dict
 
 
 def device_facts(machine: HostSystem, device: torch.device) -> dict[str, object]:
-    """`type` and `name` for every device; the other keys depend on the type."""
+    """Facts of a device: `type` and `name` always, the other keys depend on the type."""
     match device.type:
         case "cpu":
             return {"type": "cpu", "name": cpu_model(machine), "threads": torch.get_num_threads()}
@@ -65,7 +65,7 @@ def device_facts(machine: HostSystem, device: torch.device) -> dict[str, object]
 
 
 def _cuda_facts(machine: HostSystem, device: torch.device) -> dict[str, object]:
-    """NVML's facts, and torch's where both know one: torch describes what it computes on."""
+    """Facts of a GPU from NVML and torch. torch takes precedence, because it describes its own device."""
     if not torch.cuda.is_available():
         return {"type": "cuda", "name": None}
     index = torch.cuda.current_device() if device.index is None else device.index
@@ -81,7 +81,7 @@ def _cuda_facts(machine: HostSystem, device: torch.device) -> dict[str, object]:
 
 
 def _torch_facts(properties: object) -> dict[str, object]:
-    """`usable_memory_bytes` is what CUDA can hand out: less than NVML's `memory_total_bytes`."""
+    """Facts from torch. `usable_memory_bytes` is what CUDA can allocate: less than NVML's `memory_total_bytes`."""
     names = {
         "name": "name",
         "sm_count": "multi_processor_count",

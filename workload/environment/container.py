@@ -1,4 +1,4 @@
-"""Whether this process runs in a container, and in whose."""
+"""Detects whether this process runs in a container, and in which kind."""
 
 import shutil
 from enum import StrEnum
@@ -10,7 +10,7 @@ from workload.environment.system import os_name
 
 
 class ContainerRuntime(StrEnum):
-    """Who made the container; `unknown` is certainly a container, of none of these makers."""
+    """Runtime that made the container; `unknown`: certainly a container, but of no known runtime."""
 
     DOCKER = "docker"
     PODMAN = "podman"
@@ -20,14 +20,14 @@ class ContainerRuntime(StrEnum):
     UNKNOWN = "unknown"
 
 
-# What a container's maker calls itself in `container=`, where that differs from our names.
+# Names of runtimes in `container=` that differ from ours.
 NAMES = {
     "oci": ContainerRuntime.UNKNOWN,
     "singularity": ContainerRuntime.APPTAINER,
     "lxc-libvirt": ContainerRuntime.LXC,
 }
 
-# Starts of a part of a control group's path. On cgroup v2 a container usually sees "/" alone.
+# Beginnings of a part of a control group's path. On cgroup v2 a container usually sees only "/".
 GROUP_MARKS = {
     "kubepods": ContainerRuntime.KUBERNETES,
     "libpod": ContainerRuntime.PODMAN,
@@ -39,7 +39,10 @@ SHM = "/dev/shm"  # noqa: S108 - its size is read; nothing is written there
 
 
 def container_facts(machine: HostSystem) -> dict[str, object] | None:
-    """None outside a container. The limits are the host section's: of the group that this process is in."""
+    """Facts of the container; None outside one.
+
+    Its limits equal those of the host section: one group holds the process.
+    """
     found = runtime(machine)
     if found is None:
         return None
@@ -55,7 +58,7 @@ def container_facts(machine: HostSystem) -> dict[str, object] | None:
 
 
 def runtime(machine: HostSystem) -> ContainerRuntime | None:
-    """From the most specific sign to the least: a Kubernetes pod also has the marks of its node's runtime."""
+    """Runtime, from the most specific sign to the least: a Kubernetes pod also has the marks of its node's runtime."""
     signs = (
         _from_variables,
         _from_files,
@@ -79,7 +82,7 @@ def _from_files(machine: HostSystem) -> ContainerRuntime | None:
 
 
 def _from_first_process(machine: HostSystem) -> ContainerRuntime | None:
-    """After systemd.io/CONTAINER_INTERFACE, which Podman and LXC follow too."""
+    """Runtime by systemd.io/CONTAINER_INTERFACE, which Podman and LXC follow too."""
     variables = (machine.text("/proc/1/environ") or "").split("\0")
     named = next((text.removeprefix("container=") for text in variables if text.startswith("container=")), None)
     name = named or machine.environ.get("container") or machine.text("/run/systemd/container")
@@ -94,13 +97,13 @@ def _from_groups(machine: HostSystem) -> ContainerRuntime | None:
 
 
 def _from_root(machine: HostSystem) -> ContainerRuntime | None:
-    """Images are mounted as overlays; an installed system's root is a disk."""
+    """Unknown runtime if the root is an overlay, as for images; None if it is a disk, as for an installed system."""
     overlay = any(mount.point == "/" and mount.kind == "overlay" for mount in mounts(machine))
     return ContainerRuntime.UNKNOWN if overlay else None
 
 
 def _shm_bytes(machine: HostSystem) -> int | None:
-    """Size of /dev/shm, through which workers hand over batches; Docker's 64 MB are too few for that."""
+    """Size of /dev/shm, through which data workers pass batches; Docker's default of 64 MB is too small for that."""
     if all(mount.point != SHM for mount in mounts(machine)):
         return None
     try:

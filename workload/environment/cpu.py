@@ -1,4 +1,4 @@
-"""The processor: name, topology, caches, instruction sets, frequency governor."""
+"""Facts of the processor: name, topology, caches, instruction sets, frequency governor."""
 
 import os
 import platform
@@ -10,7 +10,7 @@ from workload.environment.machine import HostSystem, as_integer, cpu_info, cpu_l
 
 CPUS = "/sys/devices/system/cpu"
 
-# Those by which oneDNN, MKL and ATen choose their kernels: x86 first, then 64-bit Arm.
+# Flags by which oneDNN, MKL and ATen choose their kernels: x86 first, then 64-bit Arm.
 FLAGS_THAT_MATTER = (
     "sse4_2", "avx", "f16c", "fma", "avx2", "avx_vnni", "avx512f", "avx512dq", "avx512bw", "avx512vl",
     "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_int8", "amx_bf16", "amx_fp16", "avx10",
@@ -36,7 +36,7 @@ def cpu_facts(machine: HostSystem) -> dict[str, object]:
 
 
 def cpu_model(machine: HostSystem) -> str | None:
-    """Arm kernels give part numbers instead of a name; lscpu holds the table of these."""
+    """Name of the processor. Arm kernels give part numbers instead, which lscpu translates."""
     name = cpu_info(machine).get("model name")
     if name is None and machine.exists("/proc/cpuinfo"):
         name = fields(machine.tool("lscpu")).get("Model name")
@@ -48,12 +48,12 @@ def cpu_model(machine: HostSystem) -> str | None:
 
 
 def allowed_cpus(machine: HostSystem) -> list[int] | None:
-    """The CPUs that the process may run on: affinity and cpuset."""
+    """CPUs that the process may run on, by affinity and cpuset."""
     return cpu_list(_allowed_list(machine))
 
 
 def caches(machine: HostSystem) -> list[dict[str, object]] | None:
-    """Those of the first CPU that the process may use, `size_bytes` for one instance; None where unknown."""
+    """Caches of the first CPU that the process may use, `size_bytes` for one instance; None if unknown."""
     found: list[dict[str, object]] = []
     folder = f"{CPUS}/cpu{_first_cpu(machine)}/cache"
     index = 0
@@ -80,7 +80,7 @@ def _first_cpu(machine: HostSystem) -> int:
 
 
 def _flags(info: dict[str, str]) -> list[str] | None:
-    """x86 says `flags`, Arm `Features`."""
+    """Relevant CPU flags; x86 lists them as `flags`, Arm as `Features`."""
     text = info.get("flags") or info.get("Features")
     return None if text is None else [flag for flag in FLAGS_THAT_MATTER if flag in text.split()]
 
@@ -98,7 +98,7 @@ def _topology(machine: HostSystem) -> dict[str, object]:
 
 
 def _distinct(machine: HostSystem, cpus: list[int] | None, name: str, old_name: str) -> int | None:
-    """How many different sets of CPUs the file names; `old_name` is what kernels before 5.x call it."""
+    """Number of different sets of CPUs in the file; `old_name`: the file's name in kernels before 5.x."""
     folders = [f"{CPUS}/cpu{cpu}/topology" for cpu in cpus or []]
     sets = {machine.text(f"{folder}/{name}") or machine.text(f"{folder}/{old_name}") for folder in folders}
     return len(sets) if sets and None not in sets else None

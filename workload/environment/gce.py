@@ -1,7 +1,7 @@
-"""What Compute Engine says about the VM, asked in no more than a second: a run on a laptop must not wait for it.
+"""Facts of the VM from Compute Engine's metadata server, within a second: a run on a laptop must not wait for it.
 
-Only the named keys are asked for, one by one: a recursive query would also answer with service accounts, SSH
-keys and start-up scripts.
+Only the named keys are requested, one by one: a recursive query would also return service accounts, SSH keys and
+start-up scripts.
 """
 
 import json
@@ -13,9 +13,9 @@ from workload.environment.machine import HostSystem
 from workload.environment.metadata import HOST_VARIABLE, METADATA_ADDRESS, MetadataServer, named_address
 from workload.environment.virtualization import dmi_makers
 
-# For all questions together. On a VM an answer takes about a millisecond.
+# Limit of all requests together. On a VM an answer takes about a millisecond.
 LIMIT_S = 1.0
-# Of one answer: these values are short.
+# Limit of one answer: these values are short.
 MOST_BYTES = 64 * 1024
 
 TEXT_KEYS = {
@@ -38,7 +38,7 @@ TOPOLOGY_KEY = "instance/attributes/physical_host_topology"
 
 
 def gce_facts(machine: HostSystem, *, clock: Callable[[], float] = time.monotonic) -> dict[str, object] | None:
-    """None off Compute Engine; a key that the server does not have is None."""
+    """Facts of the VM; None off Compute Engine. A key that the server does not have is None."""
     address = _address(machine)
     if address is None:
         return None
@@ -56,7 +56,7 @@ def gce_facts(machine: HostSystem, *, clock: Callable[[], float] = time.monotoni
 
 
 def _address(machine: HostSystem) -> tuple[str, int] | None:
-    """Where to ask, or None where asking is pointless: no Linux, or firmware by another maker than Google."""
+    """Address of the server; None if a request is pointless: not Linux, or firmware by another maker than Google."""
     if machine.environ.get(HOST_VARIABLE):
         return named_address(machine.environ)
     makers = dmi_makers(machine)
@@ -73,7 +73,10 @@ def _text(server: MetadataServer, key: str) -> str | None:
 
 
 def _last_part(name: str, text: str | None) -> str | None:
-    """`projects/1/zones/us-central1-a` -> `us-central1-a`; an image keeps its project: it says whose it is."""
+    """Last part of a zone or machine type: `projects/1/zones/us-central1-a` -> `us-central1-a`; other texts unchanged.
+
+    An image keeps its project, which names its owner.
+    """
     return text.rpartition("/")[2] if text and name in {"zone", "machine_type"} else text
 
 
@@ -82,7 +85,7 @@ def _flag(text: str | None) -> bool | None:
 
 
 def _topology(text: str | None) -> dict[str, str] | None:
-    """Cluster, block, sub-block and host, each an opaque name."""
+    """Names of cluster, block, sub-block and host, each opaque."""
     try:
         parsed = json.loads(text or "null")
     except ValueError:

@@ -1,4 +1,4 @@
-"""The host: operating system, processor, memory, limits, storage; in a container, as the container sees it."""
+"""Facts of the host: operating system, processor, memory, limits, storage. A container shows its own view."""
 
 import os
 import re
@@ -32,14 +32,14 @@ def host_facts(machine: HostSystem, *, dataset_path: Path | None) -> dict[str, o
 
 
 def memory_bytes(machine: HostSystem, name: str) -> int | None:
-    """One row of /proc/meminfo."""
+    """Value of one row of /proc/meminfo in bytes; None if absent."""
     value, _, unit = fields(machine.text("/proc/meminfo")).get(name, "").partition(" ")
     number = as_integer(value)
     return number * KIB_BYTES if number is not None and unit == "kB" else None
 
 
 def memory_available_bytes(machine: HostSystem) -> int | None:
-    """What new programs can have without swapping; the host's figure, also inside a container."""
+    """Memory that new programs can have without swapping, in bytes; the host's figure even inside a container."""
     available = memory_bytes(machine, "MemAvailable")
     if available is None and machine.native:
         return int(psutil.virtual_memory().available)
@@ -54,7 +54,7 @@ def _memory_facts(machine: HostSystem) -> dict[str, object]:
 
 
 def _load_average(machine: HostSystem) -> list[float] | None:
-    """Over 1, 5 and 15 minutes, before the run adds to it."""
+    """Load over 1, 5 and 15 minutes, before the run adds to it."""
     try:
         first_three = [float(value) for value in (machine.text("/proc/loadavg") or "").split()[:3]]
         if not first_three and machine.native and hasattr(os, "getloadavg"):
@@ -65,6 +65,6 @@ def _load_average(machine: HostSystem) -> list[float] | None:
 
 
 def _chosen(text: str | None) -> str | None:
-    """The bracketed word in `always [madvise] never`."""
+    """Word in brackets: `madvise` in `always [madvise] never`."""
     match = re.search(r"\[(\w+)\]", text or "")
     return match[1] if match else None

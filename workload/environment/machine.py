@@ -1,6 +1,6 @@
-"""The machine as a process sees it: files under one root, environment variables, small tools.
+"""Access to the machine as a process sees it: files under one root, environment variables, small tools.
 
-Nothing here raises for what a machine lacks: an unreadable fact is None.
+No function here raises for something that a machine lacks: an unreadable fact is None.
 """
 
 import os
@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-# A tool that describes the machine answers in milliseconds; a hanging one must not hold up a run.
+# Tools that describe the machine answer in milliseconds. A hanging one must not delay a run.
 TOOL_LIMIT_S = 1.0
 
 
 def run_tool(*argv: str, limit_s: float = TOOL_LIMIT_S) -> str | None:
-    """What the tool prints, whatever its exit status; None where it is absent, too slow or silent."""
+    """Output of the tool, for any exit status; None if it is absent, too slow or prints nothing."""
     try:
         done = subprocess.run(
             argv,
@@ -33,7 +33,7 @@ def run_tool(*argv: str, limit_s: float = TOOL_LIMIT_S) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class HostSystem:
-    """Where facts are read from; a test or a caller lays out a tree of its own as `root`."""
+    """Source of facts; a test or another caller may give its own tree of files as `root`."""
 
     root: Path = Path("/")
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
@@ -41,7 +41,7 @@ class HostSystem:
 
     @property
     def native(self) -> bool:
-        """Whether psutil, os and platform speak of this machine, and not of another one than `root`."""
+        """Whether `root` is this machine, which psutil, os and platform describe."""
         return self.root == Path("/")
 
     def path(self, path: str) -> Path:
@@ -54,7 +54,7 @@ class HostSystem:
             return False
 
     def text(self, path: str) -> str | None:
-        """The stripped text of a file; None where it cannot be read or is empty."""
+        """Stripped text of a file; None if it is empty or cannot be read."""
         try:
             return self.path(path).read_text(encoding="utf-8", errors="replace").strip() or None
         except OSError:
@@ -65,7 +65,7 @@ class HostSystem:
 
 
 def as_integer(text: str | None) -> int | None:
-    """The decimal integer that the whole text is, or None."""
+    """Integer of a text that is one decimal number, else None."""
     try:
         return None if text is None else int(text)
     except ValueError:
@@ -73,7 +73,7 @@ def as_integer(text: str | None) -> int | None:
 
 
 def fields(text: str | None) -> dict[str, str]:
-    """The `key: value` lines of /proc files and of lscpu; a repeated key keeps its first value."""
+    """Values by key, from the `key: value` lines of /proc files and lscpu; a repeated key keeps its first value."""
     found: dict[str, str] = {}
     for line in (text or "").splitlines():
         key, colon, value = line.partition(":")
@@ -83,13 +83,13 @@ def fields(text: str | None) -> dict[str, str]:
 
 
 def cpu_info(machine: HostSystem) -> dict[str, str]:
-    """What /proc/cpuinfo says of the first processor."""
+    """Fields of the first processor in /proc/cpuinfo."""
     first, _, _ = (machine.text("/proc/cpuinfo") or "").partition("\n\n")
     return fields(first)
 
 
 def cpu_list(text: str | None) -> list[int] | None:
-    """The members of a kernel list such as `0-3,8`; None for no list or a malformed one."""
+    """Members of a kernel list such as `0-3,8`; None for no list or a malformed one."""
     if not text:
         return None
     members: list[int] = []

@@ -1,4 +1,4 @@
-"""The client of Compute Engine's metadata server: for the record's facts and for a VM's agent. Standard library only.
+"""Client of Compute Engine's metadata server, for a run's facts and for a VM's agent. Standard library only.
 
 Keys: cloud.google.com/compute/docs/metadata/predefined-metadata-keys, read 2026-11.
 """
@@ -16,18 +16,19 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 HOST_VARIABLE = "GCE_METADATA_HOST"
-# The address, not the name: elsewhere a name server could take seconds to deny it, and a container's may not know it.
+# The address, not the name: off the cloud a name server could take seconds to deny the name, and in a container the
+# name may be unknown.
 METADATA_ADDRESS = ("169.254.169.254", 80)
 FLAVOR = "Google"
-# Where nothing is there packets vanish: this is then the whole wait.
+# Without a server packets vanish, and this is the whole wait.
 CONNECT_LIMIT_S = 0.3
-# Google keeps a value at 256 KB: https://cloud.google.com/compute/docs/metadata/overview
+# Google limits a value to 256 KB: https://cloud.google.com/compute/docs/metadata/overview
 MOST_BYTES = 512 * 1024
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """From a server that identified itself as Google's; `tag` changes with the value."""
+    """Answer of a server that identified itself as Google's; `tag` changes with the value."""
 
     status: int
     text: str
@@ -36,7 +37,7 @@ class Answer:
 
 @dataclass(frozen=True, kw_only=True)
 class MetadataServer:
-    """A server that is asked until `deadline_s` on `clock`, and not one byte longer."""
+    """Server that answers requests until `deadline_s` on `clock`; no byte is read later."""
 
     address: tuple[str, int]
     deadline_s: float
@@ -45,9 +46,9 @@ class MetadataServer:
     most_bytes: int = MOST_BYTES
 
     def ask(self, key: str, *, put: str | None = None) -> Answer:
-        """The answer for a key, or to a value that is `put` there.
+        """Request a key's value, or with `put` store a value; return the answer.
 
-        Raises `OSError` where nobody answers in time, or somebody else than Google's metadata server.
+        Raises `OSError` if no answer comes in time, or if it is not from Google's metadata server.
         """
         limit_s = min(self.connect_limit_s, self._left_s())
         try:
@@ -73,7 +74,7 @@ class MetadataServer:
         return Answer(status=response.status, text=response.read().decode(), tag=response.getheader("ETag") or "")
 
     def _left_s(self) -> float:
-        """Seconds to the deadline; raises TimeoutError behind it."""
+        """Seconds to the deadline. Raises `TimeoutError` after it."""
         left_s = self.deadline_s - self.clock()
         if left_s <= 0:
             raise TimeoutError("timed out")
@@ -81,7 +82,7 @@ class MetadataServer:
 
 
 class _BoundedSocket(io.RawIOBase):
-    """What HTTPResponse reads from: a socket's own limit starts anew with every byte that drips in."""
+    """Socket that HTTPResponse reads from, limited by the deadline: a socket's own limit restarts with every byte."""
 
     def __init__(self, connection: socket.socket, left_s: Callable[[], float], most_bytes: int) -> None:
         super().__init__()
@@ -105,7 +106,7 @@ class _BoundedSocket(io.RawIOBase):
 
 
 def named_address(environ: Mapping[str, str]) -> tuple[str, int] | None:
-    """Host and port that GCE_METADATA_HOST names; `METADATA_ADDRESS` where it is not set, None where it is damaged."""
+    """Host and port from GCE_METADATA_HOST; `METADATA_ADDRESS` if the variable is not set, None if it is malformed."""
     named = environ.get(HOST_VARIABLE)
     if not named:
         return METADATA_ADDRESS

@@ -1,4 +1,4 @@
-"""What is mounted where, and the storage under a path."""
+"""Lists mounted file systems, and describes the storage under a path."""
 
 import re
 import shutil
@@ -15,7 +15,7 @@ FIXED_FIELDS = 6
 
 @dataclass(frozen=True, kw_only=True)
 class Mount:
-    """One line of /proc/self/mountinfo; `root` is the part of the file system that is visible."""
+    """Line of /proc/self/mountinfo; `root`: the visible part of the file system."""
 
     number: str
     root: str
@@ -26,13 +26,13 @@ class Mount:
 
 
 def mounts(machine: HostSystem) -> list[Mount]:
-    """In the order of mounting; empty where the kernel does not say."""
+    """Mounts in the order of mounting; empty if the kernel does not list them."""
     lines = (machine.text("/proc/self/mountinfo") or "").splitlines()
     return [mount for line in lines if (mount := _parse(line)) is not None]
 
 
 def storage_facts(machine: HostSystem, path: Path) -> dict[str, object]:
-    """Where the data lies. A path that does not exist yet is described by the folder that will hold it."""
+    """Facts of the storage under `path`. For a path that does not exist yet, those of the folder that will hold it."""
     path = Path(path).absolute()
     present = next((folder for folder in (path, *path.parents) if folder.exists()), path).resolve()
     mount = _mount_of(present, mounts(machine)) or _portable_mount_of(machine, present)
@@ -62,13 +62,13 @@ def _parse(line: str) -> Mount | None:
 
 
 def _unescaped(text: str) -> str:
-    """The kernel writes a space, tab, newline and backslash in a path as three octal digits."""
+    """Path without the kernel's escapes: three octal digits for a space, tab, newline or backslash."""
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
 
 
 def _mount_of(path: Path, mounted: list[Mount]) -> Mount | None:
     holding = [mount for mount in mounted if path.is_relative_to(PurePosixPath(mount.point))]
-    # Of two at the same point the later one hides the earlier.
+    # Of two mounts at the same point the later one hides the earlier.
     return max(reversed(holding), key=lambda mount: len(mount.point), default=None)
 
 
@@ -91,8 +91,8 @@ def _portable_mount_of(machine: HostSystem, path: Path) -> Mount | None:
 
 
 def _rotational(machine: HostSystem, mount: Mount) -> bool | None:
-    """Of the disk, or of the disk that the partition is on; a virtual disk repeats what its host claims."""
-    # overlay and btrfs number their mounts 0:N, which no block device has: the source's name then helps.
+    """Whether the disk, or the disk of the partition, is rotational; a virtual disk repeats its host's claim."""
+    # overlay and btrfs number their mounts 0:N, which is no block device: the source's name is used instead.
     name = Path(mount.source).resolve().name if mount.source.startswith("/dev/") else ""
     for folder in (f"/sys/dev/block/{mount.number}", f"/sys/class/block/{name}"):
         for queue in ("queue", "../queue"):

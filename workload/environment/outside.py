@@ -1,4 +1,4 @@
-"""What a container cannot see of the machine that it runs on. Standard library only: a launcher collects it there."""
+"""Facts of the machine that a container cannot see. Standard library only: a launcher collects them on the host."""
 
 from workload.environment.gce import gce_facts
 from workload.environment.machine import HostSystem
@@ -7,7 +7,7 @@ from workload.environment.system import system_facts
 
 
 def outside_facts(machine: HostSystem | None = None) -> dict[str, dict[str, object]]:
-    """By section of run.json's `environment`; a section that does not apply here is absent."""
+    """Facts by section of run.json's `environment`; a section that does not apply is absent."""
     machine = machine or HostSystem()
     sections = {"host": system_facts(machine), "cloud": gce_facts(machine), "slurm": slurm_facts(machine)}
     return {name: section for name, section in sections.items() if section is not None}

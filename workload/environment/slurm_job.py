@@ -1,8 +1,8 @@
-"""The Slurm job that this process belongs to."""
+"""Facts of the Slurm job that this process belongs to."""
 
 from workload.environment.machine import HostSystem, as_integer
 
-# Ours -> Slurm's (sbatch(1), OUTPUT ENVIRONMENT VARIABLES).
+# Our name -> Slurm's variable (sbatch(1), OUTPUT ENVIRONMENT VARIABLES).
 TEXTS = {
     "job_id": "SLURM_JOB_ID",
     "job_name": "SLURM_JOB_NAME",
@@ -35,7 +35,7 @@ COUNTS = {
 
 
 def slurm_facts(machine: HostSystem) -> dict[str, object] | None:
-    """None outside a job."""
+    """Facts of the Slurm job; None outside a job."""
     if "SLURM_JOB_ID" not in machine.environ:
         return None
     return {

@@ -1,4 +1,4 @@
-"""The software that a run's speed depends on: versions, builds, thread counts, environment variables."""
+"""Facts of the software that a run's speed depends on: versions, builds, thread counts, environment variables."""
 
 import fnmatch
 import importlib.metadata
@@ -13,7 +13,7 @@ from workload import __version__
 from workload.contract.version import packaged_commit
 from workload.environment.machine import HostSystem
 
-# Variables that change speed. Only these are recorded: a bundle is shared, and others hold credentials.
+# Variables that change speed. Only these are recorded: bundles are shared, and other variables may hold credentials.
 SPEED_VARIABLES = (
     "OMP_*",
     "GOMP_*",
@@ -87,11 +87,12 @@ def speed_variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def commit_facts(machine: HostSystem, folder: Path) -> dict[str, object]:
-    """The commit that the code in `folder` is from, and whether the trainer differs from it.
+    """Commit of the code in `folder`, and whether the trainer differs from it.
 
-    An image or a wheel was built from a commit, or from changed files after it: `-dirty`. None where nobody knows.
+    For an image or a wheel, the commit that it was built from; `-dirty` means that it was built from changed files.
+    None if unknown.
     """
-    # Only a checkout of this project: an installed copy may lie in some other project's repository.
+    # Only for a checkout of this project: an installed copy may lie in another project's repository.
     if (folder / ".git").exists():
         status = machine.tool(
             "git",
@@ -126,17 +127,17 @@ def _onednn_available() -> bool:
 
 
 def _cudnn() -> int | None:
-    """As torch writes it: 91900 is 9.19.0."""
+    """Version of cuDNN in torch's form: 91900 is 9.19.0; None if unavailable."""
     version: Callable[[], int | None] = torch.backends.cudnn.version
     try:
         return version()
     except RuntimeError:
-        # torch's answer to a library of another version than it was built for.
+        # torch raises this for a library of another version than it was built for.
         return None
 
 
 def _build_facts(text: str) -> dict[str, object]:
-    """The lines of torch's build description that decide CPU speed."""
+    """Facts from torch's build description that decide CPU speed."""
     patterns = {
         "blas": r"\bBLAS_INFO=(\w+)",
         "mkl": r"(?:oneAPI )?Math Kernel Library Version (\S+)",

@@ -1,4 +1,4 @@
-"""The operating system that a machine runs, and the machine it pretends to be. Standard library only."""
+"""Facts of the operating system and of the virtual machine, if any. Standard library only."""
 
 import platform
 import re

@@ -1,10 +1,10 @@
-"""Which hypervisor, if any, this machine runs under, and what says so."""
+"""Detects the hypervisor, if any, and the source of that fact."""
 
 from workload.environment.machine import HostSystem, cpu_info, fields
 
 DMI = "/sys/class/dmi/id"
 
-# Start of a DMI text -> hypervisor, after systemd's src/basic/virt.c (v257) and under its names.
+# Beginning of a DMI text -> hypervisor, from systemd's src/basic/virt.c (v257), with systemd's names.
 MAKERS = {
     "KVM": "kvm",
     "OpenStack": "kvm",
@@ -27,9 +27,9 @@ MAKER_FIELDS = ("product_name", "sys_vendor", "board_vendor", "bios_vendor", "pr
 
 
 def virtualization_facts(machine: HostSystem) -> dict[str, object] | None:
-    """`hypervisor` under systemd's names ("none" on bare metal, "unknown" if it hides its name), and the source.
+    """Hypervisor under systemd's names ("none" on bare metal, "unknown" if it hides its name), and the fact's source.
 
-    None where nothing tells. `--vm` because inside a container the bare tool names the container.
+    None if unknown. systemd-detect-virt gets `--vm`, because without it the tool names a container if there is one.
     """
     if detected := machine.tool("systemd-detect-virt", "--vm"):
         return {"hypervisor": detected, "source": "systemd-detect-virt"}
@@ -45,7 +45,7 @@ def virtualization_facts(machine: HostSystem) -> dict[str, object] | None:
 
 
 def dmi_makers(machine: HostSystem) -> list[str]:
-    """Who the firmware says made the machine; empty where DMI cannot be read."""
+    """Makers of the machine according to its firmware; empty if DMI cannot be read."""
     return [text for name in MAKER_FIELDS if (text := machine.text(f"{DMI}/{name}")) is not None]
 
 

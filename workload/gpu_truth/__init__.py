@@ -1,4 +1,4 @@
-"""The evidence of one GPU: which of this project's assumptions about GPUs hold on it. `analyze gpu-truth` reads it.
+"""Collects the evidence of one GPU: which of this project's assumptions about GPUs hold. `analyze gpu-truth` reads it.
 
-It needs torch, torchvision, numpy, psutil, nvidia-ml-py and Nsight Compute, and nothing else.
+Requires torch, torchvision, numpy, psutil, nvidia-ml-py and Nsight Compute, and nothing else.
 """

@@ -1,6 +1,6 @@
-"""What a part of the collector works with: the machine as found, and children with a time limit.
+"""Test bench for the parts of the collector: the machine's facts, and children with a time limit.
 
-The collector holds no GPU itself: everything that needs torch is a child, which may run out of memory, hang or crash.
+The collector itself holds no GPU: everything that needs torch is a child, which may run out of memory, hang or crash.
 """
 
 import json
@@ -17,12 +17,12 @@ from workload.profile.supervise import End
 
 TRAINER = (sys.executable, "-m", "workload")
 PROBER = (sys.executable, "-m", "workload.gpu_truth.probes")
-# What a child printed last says why it failed.
+# The end of a child's output tells why it failed.
 TAIL_CHARACTERS = 2000
 
 
 class PartFailedError(Exception):
-    """A part could not answer; its text says why, and `output` is the end of what its child printed."""
+    """A part failed; the text is the reason, and `output` the end of its child's output."""
 
     def __init__(self, why: str, output: str = "") -> None:
         super().__init__(why)
@@ -30,14 +30,15 @@ class PartFailedError(Exception):
 
 
 class OutOfTimeError(Exception):
-    """The time of this call of the collector was over before the part had its own."""
+    """The time of this call of the collector ended before the part's own time limit."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
-    """`scratch` is emptied after every part. `facts` is what the probe `device` says of torch and the GPU.
+    """Machine and time limit.
 
-    `end_s`: when this call of the collector is over, on `time.monotonic`.
+    `scratch` is emptied after every part. `facts`: answer of the probe `device`, on torch and GPU. `end_s`: end of this
+    call of the collector, on `time.monotonic`.
     """
 
     scratch: Path
@@ -51,7 +52,7 @@ class Bench:
 
     @property
     def gpu(self) -> Mapping[str, Any] | None:
-        """Its name, compute capability and memory; None where torch can compute on none."""
+        """Name, compute capability and memory of the GPU; None if torch cannot compute on one."""
         return self.facts.get("gpu")
 
     @property
@@ -63,7 +64,7 @@ class Bench:
         return "cuda" if self.gpu else "cpu"
 
     def run(self, words: Sequence[str], *, limit_s: float, environment: Mapping[str, str] | None = None) -> End:
-        """A child that ends by itself, at its limit, or when this call's time is over; that one raises."""
+        """Run a child until it ends or reaches `limit_s`. Raises `OutOfTimeError` if this call's time ends first."""
         left_s = self.end_s - self.now_s()
         if left_s <= 0:
             raise OutOfTimeError
@@ -80,12 +81,12 @@ class Bench:
         return end
 
     def probe(self, name: str, *words: str, limit_s: float) -> dict[str, Any]:
-        """The answer of one of `probes`."""
+        """Answer of a probe, see `probes`."""
         answer = self.scratch / f"{name}.json"
         return self.answer(answer, self.run([*self.prober, name, str(answer), *words], limit_s=limit_s))
 
     def answer(self, path: Path, end: End) -> dict[str, Any]:
-        """What a child left in `path`; raises where it came to nothing."""
+        """Answer that a child wrote to `path`. Raises `PartFailedError` if there is none."""
         try:
             content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
@@ -97,9 +98,9 @@ class Bench:
     def train(
         self, *words: str, limit_s: float, output: Path | None = None, environment: Mapping[str, str] | None = None
     ) -> dict[str, Any]:
-        """A run of the trainer: its command, how it ended, what it said last, and its record without the environment.
+        """Run the trainer; return its command, end, last output, and its record without the environment.
 
-        `output`: where its bundle is kept.
+        `output`: folder for its bundle, by default in the scratch folder.
         """
         folder = output or self.scratch / f"run-{self.now_s():.3f}"
         command = ["train", *words, "-o", str(folder)]
@@ -115,12 +116,12 @@ class Bench:
 
 
 def last_lines(output: str) -> str:
-    """The end of what a child printed."""
+    """End of a child's output."""
     return output.strip()[-TAIL_CHARACTERS:]
 
 
 def _record(folder: Path) -> dict[str, Any] | None:
-    """Run.json of the only bundle in `folder`, without what is the same for all of them."""
+    """Run.json of the only bundle in `folder`, without the sections that are equal for all; None if absent."""
     records = sorted(folder.glob("*/run.json"))
     if len(records) != 1:
         return None

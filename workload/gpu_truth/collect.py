@@ -1,7 +1,7 @@
-"""Collecting: part after part, each into a file of its own, until all are there or the time of this call is over.
+"""Collects part after part, each into its own file, until all are done or the time of this call is over.
 
-A file is written when its part is done, so that whatever ends the collector costs the part that was running; the same
-command goes on with what is left.
+A file is written when its part is done. If the collector is ended, only the running part is lost, and the same command
+continues with the remaining parts.
 """
 
 import io
@@ -31,12 +31,12 @@ from workload.profile.status import ProfileError
 FORMAT, SCHEMA = "rooflaunch gpu-truth", 1
 ARCHIVE = "gpu-truth.tar.gz"
 PARTS_FOLDER, SCRATCH = "parts", "scratch.tmp"
-# The archive stays below 16 MiB also where nothing in it can be compressed.
+# With these limits the archive stays below 16 MiB even if nothing can be compressed.
 MEMBER_LIMIT_BYTES, ARCHIVE_LIMIT_BYTES = 2 << 20, 15 << 20
 
 
 class CollectState(StrEnum):
-    """How a part ended. What is `skipped` is tried again by the next call, on a machine that has what it needs."""
+    """End of a part. A part that was `skipped` is tried again by the next call, which may find its requirements."""
 
     DONE = "done"
     SKIPPED = "skipped"
@@ -46,9 +46,9 @@ class CollectState(StrEnum):
 def collect(
     folder: Path, bench: Bench, *, only: Sequence[str] = (), again: bool = False, parts: Sequence[EvidencePart] = PARTS
 ) -> int:
-    """Collect what is left, or the parts `only`, into `folder`; the exit code.
+    """Collect the remaining parts, or the parts `only`, into `folder`; return the exit code.
 
-    `bench` has the machine and the time; `again` does parts anew that are there.
+    `bench`: machine and time limit; `again`: also collect parts that are done.
     """
     wanted = [part for part in parts if not only or part.name in only]
     _check_names(only, parts)
@@ -65,7 +65,7 @@ def collect(
         if document is None:
             break
         _write(folder / PARTS_FOLDER / f"{part.name}.json", document)
-        # A part that was skipped took no time.
+        # A skipped part took no time.
         is_first = is_first and document["status"] == CollectState.SKIPPED
     return _close(folder, parts, bench.now_s() - began_s)
 
@@ -85,7 +85,7 @@ def _make(folder: Path) -> None:
 
 
 def _require_same_gpu(folder: Path, bench: Bench) -> None:
-    """Parts of two GPUs in one folder would settle nothing."""
+    """Raise `UsageError` if the folder has parts of another GPU: mixed evidence would prove nothing."""
     before = (read_part(folder, "machine") or {}).get("evidence", {}).get("gpu")
     if before and bench.gpu and before.get("name") != bench.gpu["name"]:
         raise UsageError(
@@ -99,7 +99,7 @@ def _is_settled(folder: Path, name: str) -> bool:
 
 
 def read_part(folder: Path, name: str) -> dict[str, Any] | None:
-    """A part that is there; None for one that is missing or damaged, which is then collected anew."""
+    """Content of a collected part; None if it is missing or damaged, and must be collected again."""
     try:
         document = json.loads((folder / PARTS_FOLDER / f"{name}.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -108,7 +108,7 @@ def read_part(folder: Path, name: str) -> dict[str, Any] | None:
 
 
 def _attempt(part: EvidencePart, bench: Bench, *, is_first: bool) -> dict[str, Any] | None:
-    """The part's document; None where the time of this call was over before the part's own."""
+    """Collect a part and return its document; None if the time of this call ended before the part's own."""
     began, began_s = datetime.now(UTC).isoformat(timespec="seconds"), bench.now_s()
     state, reason, trace, evidence = CollectState.DONE, None, None, dict[str, Any]()
     if lacking := _lacking(part, bench):
@@ -150,7 +150,7 @@ def _attempt(part: EvidencePart, bench: Bench, *, is_first: bool) -> dict[str, A
 
 
 def _lacking(part: EvidencePart, bench: Bench) -> str | None:
-    """Why this machine cannot answer."""
+    """Reason why this machine cannot answer; None if it can."""
     if PartNeed.GPU in part.needs and bench.gpu is None:
         return f"it needs an NVIDIA GPU: {bench.facts.get('obstacle')}"
     if PartNeed.NCU in part.needs and not bench.ncus:
@@ -163,7 +163,7 @@ def _write(path: Path, document: Mapping[str, Any]) -> None:
 
 
 def _close(folder: Path, parts: Sequence[EvidencePart], elapsed_s: float) -> int:
-    """Pack what is there, and say what is left and what to do next."""
+    """Pack the collected parts, and print the remaining ones and the next step."""
     shutil.rmtree(folder / SCRATCH, ignore_errors=True)
     print(pack(folder))
     documents = {part.name: read_part(folder, part.name) or {} for part in parts}
@@ -186,7 +186,7 @@ def _close(folder: Path, parts: Sequence[EvidencePart], elapsed_s: float) -> int
 
 
 def pack(folder: Path) -> Path:
-    """One archive of all parts, below 16 MiB; a part that is too large is named in it instead."""
+    """Pack all parts into one archive below 16 MiB; a part that is too large is only named in it."""
     archive, total, too_large = folder / ARCHIVE, 0, []
     temporary = archive.with_suffix(".tmp")
     with tarfile.open(temporary, "w:gz") as packed:
@@ -207,14 +207,14 @@ def pack(folder: Path) -> Path:
 
 
 def _anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Without the name of who collected it."""
+    """Remove the user's name from an archive member."""
     member.uid = member.gid = 0
     member.uname = member.gname = ""
     return member
 
 
 def run(folder: Path, *, max_seconds: float, only: Sequence[str], again: bool, quick: bool) -> int:
-    """The command `gpu-truth`: this machine, its GPU as torch sees it, its ncu, and the time from now on."""
+    """Command `gpu-truth`: collect with this machine, its GPU as torch sees it, its ncu, and the time from now on."""
     if not max_seconds > 0:  # a NaN too
         raise UsageError(f"--max-seconds must be positive; got '{max_seconds:g}'", hint="--max-seconds 540")
     _check_names(only, PARTS)
@@ -225,7 +225,7 @@ def run(folder: Path, *, max_seconds: float, only: Sequence[str], again: bool, q
 
 
 def looked_at(bench: Bench) -> Bench:
-    """With what torch says of the GPU."""
+    """Bench with torch's facts of the GPU."""
     bench.scratch.mkdir(parents=True, exist_ok=True)
     try:
         facts = bench.probe("device", limit_s=120)

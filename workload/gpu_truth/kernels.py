@@ -1,7 +1,7 @@
-"""Hand-written CUDA kernels of known count, compiled at run time by the NVRTC that torch brings along.
+"""Hand-written CUDA kernels with known counts, compiled at run time by torch's NVRTC.
 
-What they are in machine code was read with nvdisasm 13.2 for compute capability 8.0 to 12.0 (2026-11): `constants` is
-16 stores, of which 8 get their constant from HFMA2.MMA on 8.0 and 9.0, from MOV alone on 8.6 and 8.9.
+Their machine code was read with nvdisasm 13.2 for compute capability 8.0 to 12.0 (2026-11): `constants` is 16 stores,
+of which 8 get their constant from HFMA2.MMA on 8.0 and 9.0, from MOV alone on 8.6 and 8.9.
 """
 
 import importlib.util
@@ -13,9 +13,9 @@ from pathlib import Path
 
 BLOCKS, THREADS, LOOPS, UNROLLED = 64, 128, 100, 16
 WARP = 32
-# m16n8k16, 2 per multiply-accumulate.
+# FLOP of an m16n8k16 product, 2 per multiply-accumulate.
 FLOP_PER_PRODUCT = 2 * 16 * 8 * 16
-# Before 8.0 there is no product of this shape.
+# Older compute capabilities have no product of this shape.
 PRODUCT_FROM = (8, 0)
 INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?\w+ )?([A-Z][A-Z0-9_.]*)")
 FUNCTION = re.compile(r"^\.text\.(\w+):")
@@ -54,7 +54,7 @@ extern "C" __global__ void product(float* out, int loops, int factor) {
 
 @dataclass(frozen=True, kw_only=True)
 class Hand:
-    """A kernel of `BLOCKS` x `THREADS`; `known`: what all its threads do, by what to hold against it."""
+    """A kernel of `BLOCKS` x `THREADS`; `known`: total counts of all its threads, by the counter to compare with."""
 
     name: str
     source: str
@@ -93,7 +93,7 @@ HANDS = (
 
 
 def disassembler() -> Path | None:
-    """NVIDIA's nvdisasm, which comes with torch's triton; None where it does not."""
+    """NVIDIA's nvdisasm, which comes with torch's triton; None if absent."""
     triton = importlib.util.find_spec("triton")
     places = list(triton.submodule_search_locations or ()) if triton else []
     tools = [Path(place) / "backends" / "nvidia" / "bin" / "nvdisasm" for place in places]
@@ -101,7 +101,7 @@ def disassembler() -> Path | None:
 
 
 def instructions(cubin: bytes, scratch: Path, tool: Path) -> dict[str, int]:
-    """How often each instruction stands in the machine code."""
+    """Number of occurrences of each instruction in the machine code."""
     path = scratch / "kernel.cubin"
     path.write_bytes(cubin)
     done = subprocess.run([tool, path], capture_output=True, text=True, check=False, timeout=60)

@@ -1,4 +1,4 @@
-"""The measured loop with everything around it, and the same steps bare, in turn on one model."""
+"""Compares the measured loop, with all its instruments, with the same steps without them, in turn on one model."""
 
 import random
 import tempfile
@@ -20,7 +20,7 @@ Step = Callable[[Iterator[data.Batch], Callable[[StepPart], object]], torch.Tens
 
 
 def ours(step: Step, batches: Iterator[data.Batch], spec: RunSpec, clock: Clock, steps: int) -> float:
-    """Seconds of a measured region, as `workload.train` has it."""
+    """Seconds of a measured region with the instruments of `workload.train`."""
     with tempfile.TemporaryDirectory() as name:
         folder, started_s = Path(name), time.perf_counter()
         telemetry = Telemetry(folder / "telemetry.csv", device=spec.device, origin_s=started_s)
@@ -37,7 +37,7 @@ def ours(step: Step, batches: Iterator[data.Batch], spec: RunSpec, clock: Clock,
 
 
 def bare(step: TrainingStep, batches: Iterator[data.Batch], clock: Clock, steps: int) -> float:
-    """Seconds of the same steps with nothing around them."""
+    """Seconds of the same steps without instruments."""
     clock.synchronize()
     begin_s = time.perf_counter()
     for _ in range(steps):
@@ -49,7 +49,7 @@ def bare(step: TrainingStep, batches: Iterator[data.Batch], clock: Clock, steps:
 def ratios(first: Callable[[], float], second: Callable[[], float], *, pairs: int, seed: int = 0) -> list[float]:
     """`pairs` ratios first / second of the seconds that each call returns; the order within a pair is random.
 
-    In turn, so that a machine that drifts drifts for both.
+    The calls alternate, so that a drift of the machine affects both.
     """
     order = random.Random(seed)  # noqa: S311 - an order, no secret
     found = []
@@ -63,12 +63,12 @@ def ratios(first: Callable[[], float], second: Callable[[], float], *, pairs: in
 
 
 def measure(spec: RunSpec, *, pairs: int, steps: int) -> list[float]:
-    """Ratios of the time with instruments to the time without, of a filled `spec`."""
+    """Ratios of the time with instruments to the time without, for a filled `spec`."""
     device.prepare(spec, cpus=device.usable_cpus())
     clock = clock_for(spec.device)
     batches = data.open_source(spec).batches()
     step = TrainingStep(models.build(spec.model, num_classes=1000, image_size=spec.image_size or 224), spec)
-    # cuDNN's autotuning, and what the allocator learns.
+    # Warm up: cuDNN's autotuning and the allocator.
     bare(step, batches, clock, 2 * steps)
     return ratios(
         lambda: ours(step, batches, spec, clock, steps), lambda: bare(step, batches, clock, steps), pairs=pairs

@@ -1,4 +1,4 @@
-"""The parts of the evidence: a table of what each needs, about how long it takes, and the function that collects it."""
+"""Parts of the evidence: a table with each part's requirements, approximate duration and collecting function."""
 
 import csv
 import importlib.util
@@ -24,16 +24,17 @@ from workload.profile.metrics import MetricSet, base, choose, choose_step, choos
 
 BANDS = Path(__file__).with_name("bands.toml")
 ROOT = Path(__file__).parents[2]
-# No part may take longer: a caller whose commands are cut off after ten minutes gets every part.
+# Limit of each part, so that a caller whose commands are cut off after ten minutes can collect every part.
 PART_LIMIT_S = 540.0
 BATCH = 64
-# ResNet50 in fp32 takes about 90 MB an image: 1.1 times what the GPU has, and eight times that.
+# ResNet50 in fp32 takes about 90 MB per image. The failing batches need 1.1 times the GPU's memory, and eight times
+# that.
 BYTES_PER_IMAGE, MUCH_MORE = 80e6, 8
-# So that the signal comes while ncu replays kernels: the trainer starts twice before.
+# Late enough for ncu to be replaying kernels: the trainer starts twice before.
 INTERRUPT_AFTER_S = 75.0
-# What the claims ask about beside what a profile asks for.
+# Metrics that the claims need in addition to those of a profile.
 PIPE, CONSTANTS = "sm__inst_executed_pipe_tensor.sum", "sm__inst_executed_pipe_tensor_op_hmma_type_hfma2.sum"
-# By who asks: the SMs, and on GPUs whose L2 has two halves the other half.
+# L2 traffic by its source: the SMs, and on GPUs whose L2 has two halves the other half.
 L2_NAMES = (
     "lts__t_bytes.sum",
     "lts__t_sectors.sum",
@@ -44,7 +45,7 @@ PUSHED = "Push/Pop_Range"
 
 
 class PartNeed(StrEnum):
-    """What a machine must have for a part."""
+    """Requirement of a part."""
 
     GPU = "gpu"
     NCU = "ncu"
@@ -52,7 +53,7 @@ class PartNeed(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class EvidencePart:
-    """One question to the machine. `about_s`: on a GPU of the last ten years."""
+    """A question to the machine. `about_s`: approximate seconds on a GPU of the last ten years."""
 
     name: str
     what: str
@@ -61,7 +62,7 @@ class EvidencePart:
     needs: frozenset[PartNeed] = frozenset()
 
 
-# --- what is there
+# --- the machine
 
 
 def _machine(bench: Bench) -> dict[str, Any]:
@@ -93,7 +94,7 @@ def _compiler(bench: Bench) -> dict[str, Any]:
 
 
 def _metrics(bench: Bench) -> dict[str, Any]:
-    """What each ncu knows of this GPU, or without one of a chip of each capability in our table."""
+    """Metrics that each ncu has for this GPU, or without one for a chip of each capability in our table."""
     return {"ncu": [_known(tool.Ncu(path=path), bench) for path in bench.ncus]}
 
 
@@ -117,7 +118,7 @@ def _known(ncu: tool.Ncu, bench: Bench) -> dict[str, Any]:
 
 
 def _missing(capability: str, known: frozenset[str]) -> list[str]:
-    """Names that our table asks this GPU for and ncu does not have."""
+    """Names that our table requests for this GPU and ncu does not have."""
     sets = [choose(capability, precision, known) for precision in Precision]
     sets += [choose_throughput(capability, known), choose_step(known)]
     return sorted({name for wanted in sets for name in wanted.missing})
@@ -127,7 +128,7 @@ def _missing(capability: str, known: frozenset[str]) -> list[str]:
 
 
 def _counters(bench: Bench) -> dict[str, Any]:
-    """Hand-written and plain kernels under ncu, a row each."""
+    """Run hand-written and plain kernels under ncu; one row for each launch."""
     fitting = tool.choose([tool.Ncu(path=path) for path in bench.ncus], bench.capability or "")
     wanted = _wanted(bench.capability or "", fitting.metrics)
     known = tuple(name for name in wanted if base(name) in fitting.metrics)
@@ -169,7 +170,7 @@ def _launch(kernel: kernels.Kernel) -> dict[str, Any]:
 
 
 def _pushed(text: str) -> int | None:
-    """How many launches lie in a range of one thread; None where the table has no such column."""
+    """Number of launches in a range of one thread; None if the table has no such column."""
     lines = text[max(text.find('"ID",'), 0) :].splitlines()
     rows = list(csv.DictReader(lines))
     columns = [name for name in (rows[0] if rows else {}) if name and PUSHED in name]
@@ -177,7 +178,7 @@ def _pushed(text: str) -> int | None:
 
 
 def _profile(precision: str, bench: Bench) -> dict[str, Any]:
-    """ResNet18's step by the product itself, with calibration."""
+    """Profile a step of ResNet18 with this product, including calibration."""
     words = ["--model", "resnet18", "--precision", precision, "--batch-size", "32", "--iterations", "20"]
     folder = bench.scratch / "profiled"
     run = bench.train(
@@ -191,7 +192,7 @@ def _profile(precision: str, bench: Bench) -> dict[str, Any]:
 
 
 def _interrupt(bench: Bench) -> dict[str, Any]:
-    """Ctrl-C while ncu replays kernels: the run stays whole, and nothing is left of ncu."""
+    """Send Ctrl-C while ncu replays kernels: the run must stay complete, and no process of ncu may be left."""
     folder = bench.scratch / "interrupted"
     words = ["--model", "resnet18", "--iterations", "20", "--device", "cuda", "--no-ceilings"]
     run = bench.train(*words, limit_s=120, output=folder)
@@ -227,7 +228,7 @@ def _processes_of(text: str) -> list[str]:
 
 
 def _ceilings(bench: Bench) -> dict[str, Any]:
-    """From idle for 6 s each, and what the product itself measures."""
+    """Rates from idle for 6 s each, and the ceilings that this product measures."""
     seconds, idle_s = ("0.2", "0") if bench.quick else ("6", "5")
     found = bench.probe("loads", seconds, idle_s, limit_s=240)
     own = bench.run([*bench.trainer, "ceilings", "--device", bench.device, "--format", "json"], limit_s=200)
@@ -239,7 +240,7 @@ def _ceilings(bench: Bench) -> dict[str, Any]:
 
 
 def _model(model: str, bench: Bench) -> dict[str, Any]:
-    """Four precisions, with what others published for this GPU."""
+    """Runs in all four precisions, with figures that others published for this GPU."""
     found = {}
     for precision in Precision:
         words = ["--model", model, "--precision", precision, "--device", bench.device, "--no-ceilings"]
@@ -249,7 +250,7 @@ def _model(model: str, bench: Bench) -> dict[str, Any]:
 
 
 def published(gpu: str | None, model: str, precision: str) -> list[dict[str, Any]]:
-    """What others measured on GPUs of this name, from bands.toml."""
+    """Figures that others measured on GPUs of this name, from bands.toml."""
     rows = tomllib.loads(BANDS.read_text(encoding="utf-8"))["published"]
     return [
         {name: value for name, value in row.items() if name != "names"}
@@ -263,7 +264,7 @@ def _names(bench: Bench) -> dict[str, Any]:
 
 
 def _loops(bench: Bench) -> dict[str, Any]:
-    """With instruments against bare, on a small step, where they would weigh most."""
+    """Compare loops with and without instruments on a small step, where instruments weigh most."""
     if bench.gpu:
         words = ("resnet18", "32", "224", "40", "20")
     else:
@@ -271,11 +272,11 @@ def _loops(bench: Bench) -> dict[str, Any]:
     return bench.probe("paired", *words, limit_s=300)
 
 
-# --- what goes wrong
+# --- failures
 
 
 def _refusals(bench: Bench) -> dict[str, Any]:
-    """What the product says where there is no such device; no GPU is needed for it."""
+    """Error messages of this product for absent devices; needs no GPU."""
     small = [
         "--model",
         "squeezenet1_1",
@@ -297,7 +298,7 @@ def _refusals(bench: Bench) -> dict[str, Any]:
 
 
 def _failures(bench: Bench) -> dict[str, Any]:
-    """Two ways to run out of memory, and the two switches that change which kernels run."""
+    """Run out of memory in two ways, and try the switches that change which kernels run."""
     memory_bytes = (bench.gpu or {}).get("memory_bytes") or 16e9
     little_more = int(memory_bytes / BYTES_PER_IMAGE) + 1
     common = ["--device", "cuda", "--no-ceilings", "--iterations", "10"]
@@ -316,12 +317,12 @@ def _failures(bench: Bench) -> dict[str, Any]:
 
 
 def _tests(bench: Bench) -> dict[str, Any]:
-    """tests/gpu, without the profiles, which are parts of their own."""
+    """Run tests/gpu without the tests of profiles, which are separate parts."""
     if importlib.util.find_spec("pytest") is None:
         raise PartFailedError("pytest is not installed")
     if not (ROOT / "tests" / "gpu").is_dir():
         raise PartFailedError("there is no tests/gpu beside the package: run it from a checkout")
-    # Our settings and fixtures ask for plugins that a machine with pytest alone lacks; these tests need none of them.
+    # Our settings and fixtures need plugins that a machine with only pytest lacks. These tests need none of them.
     words = [bench.trainer[0], "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull, "--noconftest"]
     words += ["-W", "ignore", "--rootdir", str(ROOT), str(ROOT / "tests" / "gpu")]
     words += ["-k", "not counted_flop and not further_profiles"]
@@ -330,7 +331,7 @@ def _tests(bench: Bench) -> dict[str, Any]:
 
 
 ON_GPU, UNDER_NCU = frozenset({PartNeed.GPU}), frozenset({PartNeed.GPU, PartNeed.NCU})
-# What settles most comes first: a call that is cut off has it.
+# The most decisive parts come first, in case a call is cut off.
 PARTS: tuple[EvidencePart, ...] = (
     EvidencePart(name="machine", what="GPU, driver, torch", about_s=20, collect=_machine),
     EvidencePart(name="compiler", what="hand-written kernels in machine code", about_s=15, collect=_compiler),

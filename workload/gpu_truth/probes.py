@@ -1,6 +1,6 @@
-"""What the collector's children do: `python -m workload.gpu_truth.probes NAME ANSWER.json …`, the answer written last.
+"""Probes that run as the collector's children: `python -m workload.gpu_truth.probes NAME ANSWER.json …`.
 
-They hold the GPU; the collector does not.
+The children hold the GPU; the collector does not. Each writes its answer last.
 """
 
 import json
@@ -30,11 +30,11 @@ from workload.profile import trace
 from workload.training_step import TrainingStep
 
 OWNER_CHECK_S = 1.0
-# For which the compiler is asked: where HFMA2.MMA exists, where it does not, and what is newer.
+# Compile targets: one with HFMA2.MMA, one without, and a newer one.
 COMPILED_FOR = ("80", "89", "90")
-# Launches of one product that are queued between two looks at the sensors.
+# Seconds of launches queued between two readings of the sensors.
 ROW_S = 0.05
-# The best of so many says how many launches that are; a wait looks like work.
+# The best of this many times gives the number of launches, because a wait looks like work.
 TIMINGS, SHORTEST_S = 5, 1e-6
 SMALL_MEMORY_BYTES = 20 * 10**9
 NAME_CHARACTERS, NAMES_KEPT = 300, 200
@@ -42,7 +42,7 @@ TRACED = ("resnet50", "resnet18", "mobilenet_v2", "vit_b_16")
 
 
 def device_facts() -> dict[str, Any]:
-    """What torch is, and the GPU that it can compute on."""
+    """Facts of torch, and of the GPU that it can compute on."""
     obstacle = cuda.obstacle()
     facts: dict[str, Any] = {
         "torch": torch.__version__,
@@ -71,7 +71,7 @@ def device_facts() -> dict[str, Any]:
 
 
 def compiler() -> dict[str, Any]:
-    """Each hand-written kernel in machine code, for several GPUs and without one."""
+    """Machine code of each hand-written kernel, for several GPUs; needs no GPU."""
     from torch.cuda import _utils  # noqa: PLC0415 - there is no public way to compile without a GPU
 
     tool = kernels.disassembler()
@@ -90,19 +90,19 @@ def compiler() -> dict[str, Any]:
 
 
 def _compiled(hand: kernels.Hand) -> Callable[[], object]:
-    """The kernel, ready to be launched on this GPU."""
+    """Function that launches the kernel on this GPU."""
     launch = torch.cuda._compile_kernel(hand.source, hand.name)  # noqa: SLF001 - since 2.9
     threads = kernels.BLOCKS * kernels.THREADS
     size = len(kernels.CONSTANTS) * threads
     out = torch.zeros(size, dtype=torch.int32, device="cuda")
     number = threads if hand.name == "constants" else kernels.LOOPS
     grid, block = (kernels.BLOCKS, 1, 1), (kernels.THREADS, 1, 1)
-    # 0x3c003c00 is 1 and 1 as halves.
+    # 0x3c003c00 is a pair of half-precision ones.
     return lambda: launch(grid=grid, block=block, args=[out, number, 0x3C003C00])
 
 
 def counters() -> dict[str, Any]:
-    """Under ncu: the hand-written kernels, plain ones of torch, and a backward pass, each in a range of its own."""
+    """Run hand-written kernels, plain ones of torch, and a backward pass, each in its own range; started under ncu."""
     capability = torch.cuda.get_device_capability()
     hands = [hand for hand in kernels.HANDS if capability >= hand.needs]
     works: dict[str, Callable[[], object]] = {hand.name: _compiled(hand) for hand in hands}
@@ -119,7 +119,7 @@ def counters() -> dict[str, Any]:
             work()
     loss = model(images).sum()
     torch.cuda.synchronize()
-    # Two kinds of range around one backward pass: per thread, and of the whole process.
+    # Two kinds of range around one backward pass: of the thread, and of the whole process.
     nvtx.range_push("pushed")
     with _range("backward"):
         loss.backward()
@@ -130,7 +130,7 @@ def counters() -> dict[str, Any]:
 
 
 def _plain_works() -> dict[str, Callable[[], object]]:
-    """What uses no matrix product, and is full of constants in torch's code for A100 and H100."""
+    """Work without matrix products, whose code in torch for A100 and H100 has many constants."""
     images = torch.randn(8, 64, 56, 56, device="cuda", requires_grad=True)
     rows = torch.randn(512, 1000, device="cuda", requires_grad=True)
     norm = nn.BatchNorm2d(64).cuda()
@@ -155,7 +155,7 @@ def _range(name: str) -> Iterator[None]:
 
 
 def loads(seconds: str, idle_s: str) -> dict[str, Any]:
-    """A product of each precision and a copy, each from idle for some seconds, with the sensors beside every row."""
+    """Run a product of each precision and a copy, each from idle for some seconds, with sensor readings."""
     on_gpu = torch.cuda.is_available()
     used = Device.CUDA if on_gpu else Device.CPU
     read = _sensors() if on_gpu else dict
@@ -190,7 +190,7 @@ def _product(used: Device, precision: Precision, edge: int) -> Callable[[], Tens
 def _load(
     used: Device, call: Callable[[], object], seconds: float, idle_s: float, read: Callable[[], Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Seconds per call and what the sensors said meanwhile, a row about every 50 ms."""
+    """Rows about every 50 ms, each with seconds per call and sensor readings."""
     clock = clock_for(used)
     call()
     clock.synchronize()
@@ -209,7 +209,7 @@ def _put(row: dict[str, Any], read: Callable[[], Mapping[str, Any]]) -> None:
 
 
 def _timed(clock: Clock, call: Callable[[], object], calls: int, meanwhile: Callable[[], object] = dict) -> float:
-    """Seconds of one of `calls` calls; `meanwhile` runs while a GPU works them off."""
+    """Device seconds per call, over `calls` calls; `meanwhile` runs on the host while a GPU executes them."""
     start = clock.mark()
     for _ in range(calls):
         call()
@@ -220,7 +220,7 @@ def _timed(clock: Clock, call: Callable[[], object], calls: int, meanwhile: Call
 
 
 def _sensors() -> Callable[[], Mapping[str, Any]]:
-    """Clock, temperature, reasons, and power asked in three ways: now, averaged, and by the usual question."""
+    """Function that reads clock, temperature, clock event reasons, and power: now, averaged, and by the usual query."""
     gpu = GpuSensors.open(torch.cuda.current_device())
     if gpu is None:
         return dict
@@ -276,7 +276,7 @@ def _names(model: str, precision: str) -> list[dict[str, Any]]:
 
 
 def paired(model: str, batch_size: str, image_size: str, pairs: str, steps: str) -> dict[str, Any]:
-    """The measured loop with instruments against the bare one."""
+    """Compare the measured loop with instruments with the bare one."""
     used = device.choose(Device.AUTO)
     given = RunSpec(model=model, batch_size=int(batch_size), image_size=int(image_size))
     spec = given.filled(used, cpus=1)
@@ -295,7 +295,7 @@ PROBES: dict[str, Callable[..., dict[str, Any]]] = {
 
 
 def main(words: Sequence[str]) -> None:
-    """Answer one question in a file."""
+    """Run one probe and write its answer to a file."""
     name, answer, *arguments = words
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     found = PROBES[name](*arguments)
@@ -303,7 +303,7 @@ def main(words: Sequence[str]) -> None:
 
 
 def _end_with(parent: int) -> None:
-    """A collector that was killed leaves no child that holds the GPU; under ncu the parent is ncu."""
+    """End this process when its parent is gone, so that it does not hold the GPU; under ncu the parent is ncu."""
     while os.getppid() == parent:
         time.sleep(OWNER_CHECK_S)
     os._exit(1)

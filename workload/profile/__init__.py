@@ -1,4 +1,4 @@
-"""The profile pass: a second, separate process after the timing run, by Nsight Compute or torch.profiler.
+"""Profile pass: a second, separate process after the timing run, by Nsight Compute or torch.profiler.
 
-Only `profiled` imports torch: whoever starts a profile holds no GPU while it runs.
+Only `profiled` imports torch, so that the process which starts a profile holds no GPU while the profile runs.
 """

@@ -1,4 +1,4 @@
-"""The command lines of a profile pass, and how long they may take. Pure: nothing is started here."""
+"""Command lines of a profile pass, and their time limits. Pure: nothing is started here."""
 
 import shlex
 from collections.abc import Callable, Sequence
@@ -10,28 +10,28 @@ from workload.contract.invocation import TRAINER
 from workload.contract.spec import Profile, RunSpec, arguments
 from workload.profile.metrics import MetricSet
 
-# cuDNN's autotuning and the allocator have settled by then, also where the timing run warmed up for less.
+# cuDNN's autotuning and the allocator have settled by then, even if the timing run had fewer warm-up steps.
 WARMUP_STEPS = 20
-# A step whose optimizer AMP left out is no whole step: it is profiled again, after more warm-up, at most so often.
+# A step whose optimizer AMP left out is incomplete. It is profiled again after more warm-up, at most this often.
 RETAKES = 2
 
 LOCALE = {"LC_ALL": "C"}  # thousands and decimal marks follow the locale
 
-# An A100 took 0.8 s for a kernel in 3 passes whatever its length: it is ncu's own work between the passes.
+# An A100 took 0.8 s for a kernel of any length in 3 passes. The time is ncu's own work between the passes.
 KERNEL_S, KERNEL_PASSES = 0.8, 3
 KERNEL_LIMIT_S = 2.0
-# The profiled process starts slower under ncu than the counting one did: modules are patched as they are loaded.
+# The profiled process starts slower under ncu than the counting process did: ncu patches modules as they are loaded.
 START_LIMIT_S = 120.0
 START_LIMIT_FACTOR = 5
-# torch.profiler and its trace: a step takes up to some times as long, and the trace is written afterwards.
+# With torch.profiler a step takes a few times as long, and the trace is written afterwards.
 TRACE_LIMIT_S = 300.0
 TRACE_LIMIT_FACTOR = 20
-# Where torch.profiler saw no kernel to count: as many as large models launch in a step.
+# Used if torch.profiler saw no kernels: the number that large models launch in a step.
 UNKNOWN_KERNELS = 2000
 
 
 class Mode(StrEnum):
-    """What the profiled process does."""
+    """Task of the profiled process."""
 
     COUNT = "count"
     CALIBRATED = "calibrated"
@@ -40,14 +40,14 @@ class Mode(StrEnum):
 
 
 class Replay(StrEnum):
-    """How ncu takes its passes: kernel by kernel, or the whole step by running the application again."""
+    """Unit that ncu repeats for its passes: each kernel, or the whole step by running the application again."""
 
     KERNEL = "kernel"
     RANGE = "app-range"
 
 
 class Caches(StrEnum):
-    """Flushed before every kernel, or as the step finds them."""
+    """State of the GPU's caches: flushed before every kernel, or as the step leaves them."""
 
     ALL = "all"
     NONE = "none"
@@ -63,10 +63,10 @@ class ExpectedTime:
 
 @dataclass(frozen=True, kw_only=True)
 class Application:
-    """The process of ours that is profiled: its command by mode, report and warm-up steps (None: as usual).
+    """Our process to be profiled: its command by mode, report and warm-up steps (None: the default).
 
-    `shown`: the command without secrets. `setup_s`: what its preparation may add to the time limits. `is_script`: a
-    step that is no whole one may hold anything, and not only AMP's left-out optimizer.
+    `shown`: the command without secrets. `setup_s`: seconds that its preparation adds to the time limits. `is_script`:
+    an incomplete step may have any cause, not only that AMP left out the optimizer.
     """
 
     words: Callable[[Mode, Path, int | None], list[str]]
@@ -76,7 +76,7 @@ class Application:
     is_script: bool = False
 
     def skipped(self, number: int, steps: int) -> str:
-        """What became of steps that were no whole ones."""
+        """Sentence on the steps that were incomplete."""
         of = f"{number} of {counted_steps(steps)}"
         if not self.is_script:
             return f"AMP skipped {of}"
@@ -86,7 +86,7 @@ class Application:
 def profiled_process(
     spec: RunSpec, mode: Mode, report: Path, owner: int, warmup_steps: int = WARMUP_STEPS
 ) -> list[str]:
-    """Our own process that trains the steps; it ends itself when the process `owner` is gone."""
+    """Command of our process that trains the steps; the process ends when the process `owner` is gone."""
     plain = replace(
         spec,
         repeats=1,
@@ -110,13 +110,14 @@ def profile(
     caches: Caches = Caches.ALL,
     plain_suffixes: bool,
 ) -> list[str]:
-    """Run `application` under ncu, which writes `report`. The range is what the process marks by cudaProfilerStart.
+    """Command that runs `application` under ncu, which writes `report`.
 
-    Clocks are left alone: locking them to base would show a T4 at 585 of its 1590 MHz.
+    Profiling starts when the application calls cudaProfilerStart. Clocks are not locked: locked to base, a T4 would run
+    at 585 of its 1590 MHz.
     """
-    # Newer ones collect min, max and average beside each sum unless told otherwise.
+    # Newer versions of ncu also collect min, max and average of each sum by default.
     suffixes = ["--disable-extra-suffixes"] if plain_suffixes else []
-    # Ranges have no such option: they start with the profiler anyway, and ncu refuses it.
+    # ncu refuses this option for ranges, which start with the profiler anyway.
     from_start = ["--profile-from-start", "off"] if replay is Replay.KERNEL else []
     return [
         str(ncu),
@@ -130,18 +131,18 @@ def profile(
 
 
 def import_report(ncu: Path, report: Path) -> list[str]:
-    """Print the report as CSV; `--csv` alone would not give base units, whatever the manual says."""
+    """Command that prints the report as CSV; despite the manual, `--csv` alone does not give base units."""
     return [str(ncu), "--import", str(report), "--csv", "--page", "raw", "--print-units", "base"]
 
 
 def quoted(command: Sequence[str], *, under_ncu: bool) -> str:
-    """The command as a shell takes it."""
+    """Command as text for a shell."""
     prefix = "".join(f"{name}={value} " for name, value in LOCALE.items()) if under_ncu else ""
     return prefix + shlex.join(command)
 
 
 def estimate_kernels(kernels: int | None, passes: int | None, start_s: float) -> ExpectedTime:
-    """For kernel replay; `start_s` is what the counting process took to start and warm up."""
+    """Expected and longest seconds of kernel replay; `start_s`: time of the counting process until warmed up."""
     factor = max(1.0, (passes or KERNEL_PASSES) / KERNEL_PASSES)
     number = UNKNOWN_KERNELS if kernels is None else kernels
     return ExpectedTime(
@@ -151,7 +152,7 @@ def estimate_kernels(kernels: int | None, passes: int | None, start_s: float) ->
 
 
 def estimate_range(passes: int | None, start_s: float) -> ExpectedTime:
-    """For range replay: the application starts again for every pass."""
+    """Expected and longest seconds of range replay, in which the application starts again for every pass."""
     times = passes or KERNEL_PASSES
     return ExpectedTime(expected_s=times * start_s, limit_s=times * _start_limit_s(start_s))
 
@@ -161,10 +162,10 @@ def _start_limit_s(start_s: float) -> float:
 
 
 def trace_limit_s(step_s: float, steps: int) -> float:
-    """For a pass with torch.profiler of `steps` steps, warm-up included, that took `step_s` each without it."""
+    """Time limit in seconds for torch.profiler; `steps`: including warm-up, `step_s` each without profiler."""
     return TRACE_LIMIT_S + TRACE_LIMIT_FACTOR * step_s * steps
 
 
 def counted_steps(number: int) -> str:
-    """`1 step`, `4 steps`."""
+    """Number of steps as text: `1 step`, `4 steps`."""
     return f"{number} step{'s' if number > 1 else ''}"

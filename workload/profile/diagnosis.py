@@ -1,4 +1,4 @@
-"""What an ncu that failed says, as a reason and a next step. The texts are those of Nsight Compute 2024.1.1."""
+"""Translates the output of a failed ncu into a reason and a next step. Texts are those of Nsight Compute 2024.1.1."""
 
 import re
 from collections.abc import Sequence
@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from workload.profile import preflight
 from workload.profile.status import ProfileError, ProfileStatus, unavailable
 
-# What ncu puts in front of its own lines.
+# Prefixes of ncu's own lines.
 ERROR, WARNING = "==ERROR==", "==WARNING=="
 NOTHING_PROFILED = ("No kernels were profiled", "No ranges were profiled")
 
-# (what ncu prints, reason, hint), the cause before its consequences.
+# (text that ncu prints, reason, hint), with a cause before its consequences.
 KNOWN: tuple[tuple[str, str, str], ...] = (
     (
         "driver resource was unavailable",
@@ -62,7 +62,7 @@ KNOWN: tuple[tuple[str, str, str], ...] = (
 
 
 def explain(output: str, facts: preflight.Facts) -> ProfileError | None:
-    """Why ncu failed, from what it and the profiled process printed; None where nothing says so."""
+    """Reason why ncu failed, from its output and the profiled process's; None if the output does not tell."""
     if "ERR_NVGPUCTRPERM" in output:
         return preflight.restricted(facts)
     for text, reason, hint in KNOWN:
@@ -72,7 +72,7 @@ def explain(output: str, facts: preflight.Facts) -> ProfileError | None:
 
 
 def own_error(output: str) -> ProfileError | None:
-    """The two lines that our own process ended with."""
+    """Error that our own profiled process printed last, in its two lines; None if there is none."""
     found = re.findall(r"^error: (.+)\nhint: (.+)$", output, re.MULTILINE)
     if not found:
         return None

@@ -1,4 +1,4 @@
-"""kernels.csv as `ncu --import --csv --page raw --print-units base` writes it: wide, units in the second row."""
+"""Reads kernels.csv, the wide table of `ncu --import --csv --page raw --print-units base`; its second row has units."""
 
 import csv
 import re
@@ -13,9 +13,10 @@ from workload.profile.metrics import DRAM, DRAM_PARTS, HFMA2, TENSOR_PIPE, TENSO
 
 HEADER_START = '"ID",'
 ID, PROCESS, NAME, PASSES = "ID", "Process ID", "Kernel Name", "profiler__replayer_passes"
-# The name of the column says what its cells hold; ranges of `range_start` are process-wide.
+# Column of the ranges around a kernel, with the format of its cells in its name. Ranges of `range_start` are
+# process-wide.
 MARKS_PREFIX = "Id:Domain:Start/Stop_Range"
-# Units in the spelling of several versions, as factors of ours; prefixes are decimal.
+# Units in the spelling of several versions of ncu, and their factors to our base units. Prefixes are decimal.
 UNITS = {
     "": 1.0,
     "inst": 1.0,
@@ -37,7 +38,7 @@ UNITS = {
     "s": 1.0,
 }
 ABSENT = ("", "n/a")
-# LC_ALL=C is set, which some versions do not heed: 4,195,712.
+# Some versions ignore LC_ALL=C and write 4,195,712.
 NUMBER = re.compile(r"-?(?:\d+|\d{1,3}(?:,\d{3})+)(?:\.\d+)?(?:[eE][+-]?\d+)?")
 AGAIN = "LC_ALL=C ncu --import profile.ncu-rep --csv --page raw --print-units base"
 
@@ -46,9 +47,9 @@ FLOATS = ("fp64", "fp32", "fp16")
 
 @dataclass(frozen=True, kw_only=True)
 class Kernel:
-    """One launch. `values` by role, in bytes, seconds, instructions or FLOP; None where ncu gave none.
+    """A launch of a kernel. `values` by role, in bytes, seconds, instructions or FLOP; None if ncu gave none.
 
-    `marks` are the ranges around the launch, None where the table has no such column.
+    `marks`: the ranges around the launch, None if the table has no such column.
     """
 
     process_id: str
@@ -60,9 +61,9 @@ class Kernel:
 
     @property
     def flop_by_class(self) -> dict[str, float | None]:
-        """FLOP per type: add + mul + 2 fma, and tensor operations, which count 2 per multiply-accumulate already.
+        """FLOP by type: add + mul + 2 fma, and tensor operations, which already count 2 per multiply-accumulate.
 
-        None for what was not counted.
+        None for a type that was not counted.
         """
         tensor = {role.removeprefix(TENSOR_PREFIX): role for role in self.values if role.startswith(TENSOR_PREFIX)}
         plain = {kind: self._plain_flop(kind) for kind in FLOATS}
@@ -70,7 +71,7 @@ class Kernel:
 
     @property
     def tensor_products(self) -> float | None:
-        """Instructions of matrix products on tensor cores; None where no counter tells them from others there."""
+        """Instructions of matrix products on tensor cores; None if no counter tells them from other instructions."""
         pipe, constants = self.values.get(TENSOR_PIPE), self.values.get(HFMA2)
         if pipe == 0:
             return 0.0
@@ -80,13 +81,13 @@ class Kernel:
 
     @property
     def uses_tensor_cores(self) -> bool:
-        """By the counter of their instructions, or by the name where there is none."""
+        """Whether the kernel uses tensor cores, by the counter of their instructions or, without one, by its name."""
         products = self.tensor_products
         return names_tensor_cores(self.name) if products is None else products > 0
 
     @property
     def tensor_flop(self) -> float:
-        """What was counted on tensor cores."""
+        """FLOP counted on tensor cores."""
         return sum(value or 0 for kind, value in self.flop_by_class.items() if kind.startswith("tensor_"))
 
     def _plain_flop(self, kind: str) -> float | None:
@@ -95,17 +96,17 @@ class Kernel:
 
 
 def read(path: Path, roles: Mapping[str, str]) -> tuple[list[Kernel], tuple[str, ...]]:
-    """The launches in the order of the table, and notes on cells that could not be read; `roles` by metric name.
+    """Kernel launches in the order of the table, and notes on unreadable cells; `roles`: by metric name.
 
-    Metrics that share a role are added up; a metric without a column, in an unknown unit or without a number has no
-    value. Raises `ToolError` where there is no table.
+    Metrics that share a role are added up. A metric without a column, in an unknown unit or without a number has no
+    value. Raises `ToolError` if the file has no table.
     """
     with path.open(encoding="utf-8-sig", newline="") as lines:
         return parse(lines, roles)
 
 
 def parse(lines: Iterable[str], roles: Mapping[str, str]) -> tuple[list[Kernel], tuple[str, ...]]:
-    """As `read`, from lines."""
+    """Read the table from lines; see `read`."""
     rows = iter(csv.reader(_from_header(lines)))
     header, units = next(rows), next(rows, [])
     columns = {name: index for index, name in enumerate(header)}
@@ -119,7 +120,7 @@ def parse(lines: Iterable[str], roles: Mapping[str, str]) -> tuple[list[Kernel],
 
 
 def _from_header(lines: Iterable[str]) -> Iterable[str]:
-    """From the table's first line on; what stands before it are messages."""
+    """Lines from the table's header on; earlier lines are messages."""
     source = iter(lines)
     seen: list[str] = []
     for line in source:
@@ -136,7 +137,7 @@ def _chain(first: str, rest: Iterable[str]) -> Iterable[str]:
 
 
 class _Reader:
-    """Makes a kernel of each row, and counts what could not be read: it costs a cell, never the profile."""
+    """Converts rows to kernels and counts unreadable cells: a bad cell is left out, the rest of the profile is kept."""
 
     def __init__(
         self, columns: Mapping[str, int], units: Mapping[str, str], roles: Mapping[str, str], marks: int | None
@@ -152,7 +153,7 @@ class _Reader:
         return whole
 
     def kernel(self, row: Sequence[str]) -> Kernel:
-        """The launch in a whole row."""
+        """Kernel launch in a whole row."""
         values: dict[str, float | None] = {}
         for name, role in self._roles.items():
             value = self._value(row, name)
@@ -185,7 +186,7 @@ class _Reader:
         return None
 
     def notes(self) -> Iterator[str]:
-        """A line for each kind of cell that was left out."""
+        """Note on each kind of cell that was left out."""
         for what, number in self._unread.items():
             yield f"{what}: left out of {number} launch{'' if number == 1 else 'es'}"
         if number := self._broken_rows:

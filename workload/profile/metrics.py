@@ -1,4 +1,4 @@
-"""Which counters to ask for: the sourced table in metrics.toml, narrowed to what an ncu knows of a chip."""
+"""Chooses the counters to collect: the sourced table in metrics.toml, limited to those that an ncu has for a chip."""
 
 import functools
 import tomllib
@@ -11,7 +11,7 @@ from workload.contract.vocabulary import TENSOR_PIPE_IS_PRODUCTS, tensor_operati
 
 TABLE = Path(__file__).with_name("metrics.toml")
 
-# The operand types whose tensor FLOP are asked for; TF32 always, to unmask a library that uses it unasked.
+# Operand types whose tensor FLOP are counted. TF32 is always among them, to detect a library that uses it unasked.
 TENSOR_TYPES = {
     Precision.FP32: ("tf32",),
     Precision.TF32: ("tf32",),
@@ -21,13 +21,13 @@ TENSOR_TYPES = {
 TENSOR_PREFIX = "tensor_flop_"
 TENSOR_PIPE, TENSOR_PRODUCTS, HFMA2 = "tensor_pipe_instructions", "tensor_instructions", "hfma2_instructions"
 DRAM, DRAM_PARTS = "dram_bytes", ("dram_read_bytes", "dram_write_bytes")
-# What the whole-step run asks for: SASS metrics cannot be had of ranges.
+# Metrics of the whole-step run. SASS metrics cannot be collected for ranges.
 STEP_ROLES = ("dram_bytes", "dram_read_bytes", "dram_write_bytes", "l2_bytes", "l1_bytes", "time_s")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chips:
-    """One row of the table: what GPUs of one compute capability can count, and in how many passes."""
+    """Row of the table: the metrics that GPUs of one compute capability have, and the number of passes they need."""
 
     capability: str
     chips: tuple[str, ...]
@@ -38,7 +38,7 @@ class Chips:
 
 @dataclass(frozen=True, kw_only=True)
 class MetricTable:
-    """metrics.toml: names by role, and the rows by compute capability."""
+    """Content of metrics.toml: names by role, and rows by compute capability."""
 
     common: Mapping[str, tuple[str, ...]]
     throughput: Mapping[str, tuple[str, ...]]
@@ -47,9 +47,9 @@ class MetricTable:
 
 @dataclass(frozen=True, kw_only=True)
 class MetricSet:
-    """The metrics to ask for, each with its role, and those that this ncu lacks: they are unavailable, never 0.
+    """Metrics to collect, each with its role, and the names of those that this ncu lacks: unavailable, never 0.
 
-    `passes` is what the table expects; None for a compute capability that is not listed.
+    `passes`: expected number from the table; None for a compute capability that is not listed.
     """
 
     roles: Mapping[str, str]
@@ -58,13 +58,13 @@ class MetricSet:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names as `ncu --metrics` takes them."""
+        """Names in the form of `ncu --metrics`."""
         return tuple(self.roles)
 
 
 @functools.cache
 def table() -> MetricTable:
-    """The table of this version of rooflaunch."""
+    """Table in this version of rooflaunch."""
     content = tomllib.loads(TABLE.read_text(encoding="utf-8"))
     return MetricTable(
         common=_names(content["common"]),
@@ -87,7 +87,7 @@ def _names(rows: Mapping[str, list[str]]) -> dict[str, tuple[str, ...]]:
 
 
 def choose(capability: str, precision: Precision, known: Collection[str]) -> MetricSet:
-    """FLOP, bytes and time per kernel. `known`: the base names (`dram__bytes`) that the ncu at hand has."""
+    """Metrics for FLOP, bytes and time per kernel. `known`: base names (`dram__bytes`) that this ncu has."""
     row = table().rows.get(capability)
     only_products = capability in TENSOR_PIPE_IS_PRODUCTS
     wanted = {role: names for role, names in table().common.items() if not (only_products and role == HFMA2)}
@@ -96,14 +96,14 @@ def choose(capability: str, precision: Precision, known: Collection[str]) -> Met
         roles = {name: TENSOR_PRODUCTS if role == TENSOR_PIPE else role for name, role in roles.items()}
     tensor = _tensor_names(row, precision, known)
     absent = [name for name in tensor if base(name) not in known]
-    # Of a type that is half known only a part would be counted.
+    # Leave out types with an unknown metric: only a part of their FLOP would be counted.
     half = {tensor[name] for name in absent}
     roles |= {name: role for name, role in tensor.items() if role not in half}
     return MetricSet(roles=roles, missing=(*missing, *absent), passes=row.passes if row else None)
 
 
 def _tensor_names(row: Chips | None, precision: Precision, known: Collection[str]) -> dict[str, str]:
-    """Metrics of tensor operations with their roles: those of the table, or of a GPU that it lacks what ncu names."""
+    """Metrics of tensor operations with their roles: from the table, or for an unlisted GPU those that ncu names."""
     kinds = TENSOR_TYPES[precision]
     if row:
         return {name: TENSOR_PREFIX + kind for kind in kinds for name in row.tensor.get(kind, ())}
@@ -116,21 +116,21 @@ def _tensor_names(row: Chips | None, precision: Precision, known: Collection[str
 
 
 def choose_throughput(capability: str, known: Collection[str]) -> MetricSet:
-    """SM %, memory % and DRAM % per kernel, and its time to weigh them with."""
+    """Metrics for SM %, memory % and DRAM % per kernel, and for the kernel's time, which is the weight."""
     row = table().rows.get(capability)
     roles, missing = _first_known(table().throughput, known)
     return MetricSet(roles=roles, missing=missing, passes=row.throughput_passes if row else None)
 
 
 def choose_step(known: Collection[str]) -> MetricSet:
-    """Bytes and time of a whole step as one range."""
+    """Metrics for bytes and time of a whole step as one range."""
     wanted = {role: names for role, names in table().common.items() if role in STEP_ROLES}
     roles, missing = _first_known(wanted, known)
     return MetricSet(roles=roles, missing=missing, passes=1)
 
 
 def _first_known(wanted: Mapping[str, Iterable[str]], known: Collection[str]) -> tuple[dict[str, str], tuple[str, ...]]:
-    """The first known name of each role; the preferred name of a role without one."""
+    """First known name of each role, and the preferred names of roles without a known one."""
     roles: dict[str, str] = {}
     missing: list[str] = []
     for role, names in wanted.items():
@@ -141,11 +141,11 @@ def _first_known(wanted: Mapping[str, Iterable[str]], known: Collection[str]) ->
         else:
             missing.append(choices[0])
     if set(DRAM_PARTS) <= set(roles.values()):
-        # Reading adds the two up.
+        # The reader of the results adds read and written bytes.
         missing = [name for name in missing if name not in wanted.get(DRAM, ())]
     return roles, tuple(missing)
 
 
 def base(name: str) -> str:
-    """The name without its suffix: `dram__bytes` of `dram__bytes.sum`."""
+    """Name without its suffix: `dram__bytes` for `dram__bytes.sum`."""
     return name.partition(".")[0]

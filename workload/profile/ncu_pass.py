@@ -1,4 +1,4 @@
-"""A pass with Nsight Compute: count kernels, profile them, read what was counted. This process holds no GPU."""
+"""Profile pass with Nsight Compute: counts kernels, profiles them, reads the results. This process holds no GPU."""
 
 import json
 import logging
@@ -29,9 +29,9 @@ from workload.progress import Progress
 
 FOLDER = "ncu"
 COMMANDS, LOG = "command.txt", "ncu.log"
-# Hundreds of kernels take a second; a slow disk and 20,000 of them some more.
+# Hundreds of kernels take a second; 20,000 kernels and a slow disk take longer.
 IMPORT_LIMIT_S = 300.0
-# Lines of ncu that say how far it is, by replay mode.
+# Lines of ncu that show its progress, by replay mode.
 PROGRESS_LINES = {
     Replay.KERNEL: re.compile(r'==PROF== Profiling "'),
     Replay.RANGE: re.compile(r"Application replay pass \d+"),
@@ -48,7 +48,7 @@ _Extra = Callable[["_Counted", tool.Fitting], dict[str, Any]]
 
 
 class _Progress(Progress):
-    """Kernels or passes instead of training steps."""
+    """Progress in kernels or passes instead of training steps."""
 
     def __init__(self, total: int, unit: str) -> None:
         super().__init__("profile", total, images_per_step=1)
@@ -64,7 +64,7 @@ class _Progress(Progress):
 
 @dataclass(frozen=True, kw_only=True)
 class _Counted:
-    """What the counting process found; see `profiled`. `kernels_per_step` is None where it could not count."""
+    """Results of the counting process; see `profiled`. `kernels_per_step`: None if it could not count."""
 
     device: str
     compute_capability: str
@@ -78,7 +78,7 @@ class _Counted:
     calibration_flop: Mapping[str, float]
 
     def kernels(self, steps: int, *, calibrated: bool) -> int | None:
-        """How many launches a run under ncu has to profile."""
+        """Number of launches that a run under ncu has to profile; None if unknown."""
         if self.kernels_per_step is None:
             return None
         return steps * self.kernels_per_step + (self.calibration_kernels or 0 if calibrated else 0)
@@ -86,7 +86,7 @@ class _Counted:
 
 @dataclass(frozen=True, kw_only=True)
 class _Plan:
-    """One run under ncu. `total` is what the progress counts towards."""
+    """A run under ncu. `total`: number of kernels or passes at the end of the progress."""
 
     name: str
     table: str
@@ -101,7 +101,7 @@ class _Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class _Run:
-    """What came of a plan; `finished`: the process trained all its steps, of which AMP skipped some."""
+    """Result of a plan; `finished`: the process trained all its steps, even if AMP skipped some."""
 
     end: End
     launches: Sequence[Kernel]
@@ -114,9 +114,9 @@ class _Run:
 def profile(
     spec: RunSpec, record: Record, folder: Path, application: Application, machine: HostSystem | None = None
 ) -> ProfileResult:
-    """Run.json's `profile` of the bundle with this `record`; files go to `folder`, which exists.
+    """Profile the bundle with this `record` and return run.json's `profile`; files go to `folder`, which must exist.
 
-    Raises `ProfileError` where nothing could be collected. Call it within `interrupt.stoppable`.
+    Raises `ProfileError` if nothing could be collected. Call it within `interrupt.stoppable`.
     """
     facts = preflight.gather(spec.device, machine or HostSystem())
     if obstacle := preflight.obstacle(facts):
@@ -125,7 +125,7 @@ def profile(
 
 
 class NcuPass:
-    """One bundle's pass; the first run counts FLOP and bytes per kernel, the others are optional."""
+    """Pass over one bundle; the first run counts FLOP and bytes per kernel, further runs are optional."""
 
     def __init__(
         self, spec: RunSpec, record: Record, folder: Path, facts: preflight.Facts, application: Application
@@ -137,7 +137,7 @@ class NcuPass:
         self._application = application
 
     def run(self) -> ProfileResult:
-        """Everything, in order."""
+        """Run all parts of the pass, in order."""
         counted = self._count()
         self._require_same_gpu(counted)
         candidates = [tool.Ncu(path=path) for path in self._facts.ncus]
@@ -154,7 +154,7 @@ class NcuPass:
     # --- counting
 
     def _count(self) -> _Counted:
-        """How many kernels a step has, what the GPU is, and how long the process takes to get there."""
+        """Count the kernels of a step, identify the GPU, and time the process's start."""
         LOGGER.info("profile    counting the kernels of a step")
         report = self._folder / "count.json"
         words = self._application.words(Mode.COUNT, report, None)
@@ -210,7 +210,7 @@ class NcuPass:
         LOGGER.info("profile    %s kernels in %s: about %s, at most %s", number, steps, expected, limit)
 
     def _under_ncu(self, fitting: tool.Fitting, plan: _Plan) -> _Run:
-        """A run whose steps are whole: where AMP skipped one, it is taken again after more warm-up."""
+        """Run a plan; if AMP skipped a step, repeat it after more warm-up."""
         notes: list[str] = []
         for attempt in range(RETAKES + 1):
             done = self._once_under_ncu(fitting, plan, plan.warmup_steps * 2**attempt)
@@ -276,7 +276,7 @@ class NcuPass:
             text.write(f"{line}\n")
 
     def _import(self, ncu: tool.Ncu, report: Path, plan: _Plan) -> tuple[list[Kernel], tuple[str, ...]]:
-        """The table as ncu writes it, kept and read. Raises `ToolError` where it cannot be read."""
+        """Export the report as CSV with ncu, and read it. Raises `ToolError` if it cannot be read."""
         words = command.import_report(ncu.path, report)
         table = self._folder / f"{plan.table}.csv"
         self._echo(words, under_ncu=True)
@@ -302,7 +302,7 @@ class NcuPass:
             or ProfileError(ProfileStatus.FAILED, reason, hint=LOOK)
         )
 
-    # --- what it means
+    # --- results
 
     def _describe(self, counted: _Counted, fitting: tool.Fitting, plan: _Plan, done: _Run) -> dict[str, Any]:
         labelled = summary.label(done.launches)
@@ -346,7 +346,7 @@ class NcuPass:
         }
 
     def _problem(self, plan: _Plan, done: _Run, complete: summary.Labelled | None) -> ProfileError | None:
-        """Why the profile is not whole; None if it is."""
+        """Reason why the profile is incomplete; None if it is complete."""
         number = f"after {len(done.launches)} kernels"
         said = diagnosis.explain(done.end.output, self._facts)
         if broken_off := _broken_off(done.end, plan.estimate.limit_s, number):
@@ -391,7 +391,7 @@ class NcuPass:
     # --- further runs
 
     def _extras(self, counted: _Counted, fitting: tool.Fitting) -> dict[str, Any]:
-        """Those that were asked for, until one is interrupted; the first profile is kept whatever becomes of them."""
+        """Results of the optional runs requested, until one is interrupted; the first profile is kept in any case."""
         wanted: dict[str, tuple[bool, _Extra]] = {
             "step_bytes": (self._spec.profile_step_bytes, self._step_bytes),
             "throughput": (self._spec.profile_throughput, self._throughput),
@@ -441,7 +441,10 @@ class NcuPass:
         return _settings(plan, COLD, done) | summary.throughput(labelled)
 
     def _whole(self, fitting: tool.Fitting, plan: _Plan) -> _Run:
-        """A further run is of use only if it came to its end."""
+        """Run a plan and return its result.
+
+        Raises `ProfileError` if it is incomplete, because a part is of no use here.
+        """
         LOGGER.info("profile    %s: about %s", plan.name, duration(plan.estimate.expected_s))
         done = self._under_ncu(fitting, plan)
         if not done.launches or not done.end.ok or not done.finished:
@@ -470,7 +473,7 @@ def _attempt(name: str, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 
 class _Watch:
-    """Follows what ncu prints; the lines come from a thread of their own."""
+    """Progress from ncu's output, whose lines come from a thread."""
 
     def __init__(self, plan: _Plan) -> None:
         self._pattern = PROGRESS_LINES[plan.replay]
@@ -479,15 +482,15 @@ class _Watch:
         self._progress = _Progress(plan.total or command.UNKNOWN_KERNELS, unit)
 
     def on_line(self, line: str) -> None:
-        """Count what the line reports."""
+        """Count the kernels or passes that the line reports."""
         self._done += len(self._pattern.findall(line))
 
     def on_tick(self) -> None:
-        """Show it."""
+        """Show the progress."""
         self._progress.update(self._done)
 
     def finish(self) -> None:
-        """Leave a last line."""
+        """Print a last line."""
         self._progress.finish(self._done)
 
 
@@ -512,7 +515,7 @@ def _broken_off(end: End, limit_s: float, when: str) -> ProfileError | None:
 
 
 def _answer(report: Path) -> dict[str, Any] | None:
-    """What the profiled process wrote; None if it did not come to that."""
+    """Result written by the profiled process; None if there is none."""
     try:
         found: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -521,5 +524,5 @@ def _answer(report: Path) -> dict[str, Any] | None:
 
 
 def duration(seconds: float) -> str:
-    """`45 s`, `12 min`."""
+    """Duration as text: `45 s`, `12 min`."""
     return f"{seconds:.0f} s" if seconds < SHOW_MINUTES_FROM_S else f"{seconds / MINUTE_S:.0f} min"

@@ -1,4 +1,4 @@
-"""A profiled process ends with the one that wants its profile. Standard library only."""
+"""Ends a profiled process when the process that requested the profile is gone. Standard library only."""
 
 import os
 import threading
@@ -7,12 +7,12 @@ import time
 from workload.contract.errors import ExitCode
 
 OWNER_CHECK_S = 1.0
-# The original: a measured script's own calls of it are heard.
+# The original function: `os._exit` itself is wrapped while a script is measured.
 LEAVE = os._exit
 
 
 def end_with(owner: int) -> None:
-    """End this process when the one that wants its profile has gone, also by SIGKILL: it holds a GPU."""
+    """End this process when the process `owner` is gone, even by SIGKILL, because this one holds a GPU."""
 
     def watch() -> None:
         while is_alive(owner):
@@ -23,7 +23,7 @@ def end_with(owner: int) -> None:
 
 
 def is_alive(process_id: int) -> bool:
-    """Whether a process with this number is there."""
+    """Whether a process with this number exists."""
     try:
         os.kill(process_id, 0)
     except ProcessLookupError:

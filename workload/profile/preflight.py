@@ -1,4 +1,4 @@
-"""What can be known before a profile starts: each check says what is in the way and what to do about it."""
+"""Checks before a profile starts: each names an obstacle and its cure."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from workload.profile.status import ProfileError, unavailable
 
 # capabilities(7): the bit that lets a process use restricted counters.
 CAP_SYS_ADMIN = 21
-# The driver's own parameters, and WSL's device, behind which there is no /proc/driver/nvidia.
+# Files of the driver, and WSL's device; under WSL there is no /proc/driver/nvidia.
 DRIVER_VERSION, DRIVER_PARAMETERS, WSL_DEVICE = "/proc/driver/nvidia/version", "/proc/driver/nvidia/params", "/dev/dxg"
 UNLOCK_CONTAINER = (
     "docker run --cap-add=SYS_ADMIN … for the profile pass, or the module option NVreg_RestrictProfilingToAdminUsers=0 "
@@ -30,7 +30,7 @@ UNLOCK = (
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What the checks look at. `admin_only`: the driver restricts counters; None where it does not say."""
+    """Input of the checks. `admin_only`: the driver restricts counters to administrators; None if it does not tell."""
 
     device: Device
     driver: bool
@@ -42,7 +42,7 @@ class Facts:
 
 
 def gather(device: Device, machine: HostSystem) -> Facts:
-    """The facts of this machine, for a spec that ran on `device`."""
+    """Collect the facts of this machine, for a spec that ran on `device`."""
     parameters = fields(machine.text(DRIVER_PARAMETERS))
     restricted = parameters.get("RmProfilingAdminOnly")
     return Facts(
@@ -65,7 +65,7 @@ def has_capability(status: str | None, bit: int) -> bool:
 
 
 def obstacle(facts: Facts) -> ProfileError | None:
-    """The first thing in the way, or None."""
+    """First obstacle, or None."""
     checks: tuple[Callable[[Facts], ProfileError | None], ...] = (_no_gpu_used, _no_driver, _no_ncu, _restricted)
     return next((found for check in checks if (found := check(facts)) is not None), None)
 
@@ -95,7 +95,7 @@ def _restricted(facts: Facts) -> ProfileError | None:
 
 
 def restricted(facts: Facts) -> ProfileError:
-    """Counters are for administrators only, found beforehand or said by ncu."""
+    """Error for counters that only administrators may use, found by a check or reported by ncu."""
     if facts.wsl:
         return unavailable("Windows restricts the GPU's counters to administrators (ERR_NVGPUCTRPERM)", hint=UNLOCK_WSL)
     return unavailable(

@@ -1,7 +1,7 @@
-"""The profiled process: trains the very step of the timing run, a few times, and marks what is to be profiled.
+"""Profiled process: trains the same step as the timing run, a few times, and marks the part to be profiled.
 
-`python -m workload profiled-step` is started by a profile pass, for counting kernels, under ncu, or with
-torch.profiler. It answers in a JSON file, which it writes last.
+A profile pass starts `python -m workload profiled-step` to count kernels, under ncu, or with torch.profiler. The
+process writes its results to a JSON file at the end.
 """
 
 import json
@@ -30,11 +30,11 @@ from workload.profile.owner import end_with
 from workload.recorder import StepPart
 from workload.training_step import TrainingStep
 
-# For the step time without a profiler.
+# Steps timed without a profiler.
 TIMED_STEPS = 5
-# A multiple of every tile, so that padding adds nothing; 17 GFLOP.
+# A multiple of every tile size, so that padding adds nothing. The product has 17 GFLOP.
 PRODUCT_EDGE = 2048
-# Which products to calibrate with, by what the step computes in. Autocast leaves some of it in fp32.
+# Types of the calibration products, by the step's precision. Autocast leaves some operations in fp32.
 PRODUCTS = {
     Precision.FP32: (Precision.FP32,),
     Precision.TF32: (Precision.TF32,),
@@ -49,7 +49,7 @@ T = TypeVar("T")
 
 
 class _Session:
-    """A model, its data and its optimizer, warmed up; call it for a step."""
+    """A model, its data and its optimizer, warmed up."""
 
     def __init__(self, spec: RunSpec, batches: Iterator[Batch], step: TrainingStep) -> None:
         self.spec = spec
@@ -64,11 +64,11 @@ class _Session:
 
     @property
     def skipped(self) -> int:
-        """Steps so far in which AMP left the optimizer out."""
+        """Number of steps so far in which AMP left the optimizer out."""
         return self._step.skipped
 
     def whole(self, take: Callable[[], T]) -> T:
-        """What `take` returns, which trains and measures; taken again where AMP skipped one of its steps."""
+        """Return the result of `take`, which trains and measures; repeat it if AMP skipped one of its steps."""
         for _ in range(RETAKES):
             before = self.skipped
             taken = take()
@@ -78,7 +78,7 @@ class _Session:
         return take()
 
     def timed_s(self, steps: int) -> float:
-        """Seconds per step, device time included."""
+        """Seconds per step, including device time."""
         self.clock.synchronize()
         began_s = time.perf_counter()
         self.train(steps)
@@ -87,7 +87,7 @@ class _Session:
 
 
 def run(mode: Mode, spec: RunSpec, report: Path, *, owner: int, warmup_steps: int | None = None) -> None:
-    """Profile `spec`, which is filled, and write the report. Raises what training raises."""
+    """Profile `spec`, which must be filled, and write the report. Raises the errors of training."""
     end_with(owner)
     began_s = time.perf_counter()
     warmup = warmup_steps or (max(1, spec.warmup or 0) if mode is Mode.TRACE else WARMUP_STEPS)
@@ -107,7 +107,7 @@ def run(mode: Mode, spec: RunSpec, report: Path, *, owner: int, warmup_steps: in
 
 @contextmanager
 def _prepared(spec: RunSpec, warmup: int) -> Generator[_Session]:
-    """As the timing run prepares it, but data comes from this process: workers would be profiled too."""
+    """Prepare a session like the timing run, but with data loaded in this process: workers would be profiled too."""
     alone = replace(spec, workers=0)
     device.choose(alone.device)
     device.prepare(alone, cpus=device.usable_cpus())
@@ -141,7 +141,7 @@ def _count(session: _Session) -> dict[str, Any]:
 
 
 def kernels_of(work: Callable[[], object]) -> int | None:
-    """How many kernels `work` launches; None where torch.profiler sees none at all."""
+    """Number of kernels that `work` launches; None if torch.profiler sees none at all."""
     with torch.profiler.profile(activities=[ProfilerActivity.CUDA]) as profiler:
         work()
         torch.cuda.synchronize()
@@ -155,7 +155,7 @@ def kernels_of(work: Callable[[], object]) -> int | None:
 
 
 def _under_ncu(session: _Session, *, calibrate: bool) -> dict[str, Any]:
-    """What lies between profiler start and stop is profiled, whichever thread launches it."""
+    """Train between start and stop of the profiler; kernels launched there by any thread are profiled."""
     products = calibration_products(session.spec) if calibrate else {}
     skipped_before = session.skipped
     torch.cuda.synchronize()
@@ -172,7 +172,7 @@ def _under_ncu(session: _Session, *, calibrate: bool) -> dict[str, Any]:
 
 
 class _Marks:
-    """A process-wide range around each part of a step, one at a time: autograd launches from a thread of its own."""
+    """Process-wide range around each part of a step, one at a time, because autograd launches from its own thread."""
 
     def __init__(self, number: int, passes: int) -> None:
         parts = [*(StepPart.DATA, StepPart.FORWARD, StepPart.BACKWARD) * passes, StepPart.OPTIMIZER]
@@ -197,7 +197,7 @@ def process_range(name: str) -> Iterator[None]:
 
 
 def calibration_products(spec: RunSpec) -> dict[str, Product]:
-    """A matrix product per type, called once so that libraries and workspaces are there."""
+    """Matrix product by type, called once already so that libraries and workspaces are loaded."""
     products = {TYPE_NAMES[precision]: _product(precision) for precision in PRODUCTS[spec.precision]}
     for product in products.values():
         product()
@@ -245,7 +245,7 @@ def _trace(session: _Session, folder: Path) -> dict[str, Any]:
 
 
 def _traced(session: _Session) -> tuple[torch.profiler.profile, list[float]]:
-    """The profiler of the steps, and their seconds."""
+    """Profiler of the steps, and the seconds of each step."""
     step_s = []
     with torch.profiler.profile(activities=ACTIVITIES.get(session.spec.device)) as profiler:
         for number in range(session.spec.profile_steps):
@@ -255,7 +255,7 @@ def _traced(session: _Session) -> tuple[torch.profiler.profile, list[float]]:
 
 
 def _operators(profiler: torch.profiler.profile) -> list[trace.TraceRow]:
-    """The time of each operator without those that it calls."""
+    """Time of each operator without the operators that it calls."""
     return trace.ordered(
         trace.TraceRow(name=each.key, calls=each.count, total_s=each.self_cpu_time_total / trace.US_PER_S)
         for each in profiler.key_averages()

@@ -1,4 +1,4 @@
-"""How a profile pass ended, as run.json's `profile` says it."""
+"""Status of a profile pass, in the terms of run.json's `profile`."""
 
 from enum import StrEnum
 
@@ -8,7 +8,7 @@ from workload.contract.spec import Context, Profile
 
 
 class ProfileStatus(StrEnum):
-    """`partial`: figures are there, and `reason` says which are not; `unavailable`: this machine does not allow it."""
+    """Status of a pass. `partial`: `reason` names the missing figures; `unavailable`: not possible on this machine."""
 
     NOT_REQUESTED = "not requested"
     NOT_PROFILED = "not profiled"
@@ -21,7 +21,7 @@ class ProfileStatus(StrEnum):
 
 
 class ProfileError(RooflaunchError):
-    """Why there is no profile; the timing run stays what it is."""
+    """Reason why there is no profile; the timing run stays valid."""
 
     exit_code = ExitCode.TOOL
 
@@ -30,21 +30,24 @@ class ProfileError(RooflaunchError):
         self.status = status
 
     def headline(self) -> str:
-        """What stands after `error:`."""
+        """Text after `error:`."""
         return f"profile {self.status}: {self}"
 
     def recorded(self, kind: Profile | None = None) -> ProfileResult:
-        """Run.json's `profile` where this is all that came of the pass."""
+        """Run.json's `profile` for a pass that gave nothing but this error."""
         return ProfileResult(status=self.status, reason=str(self), hint=self.hint, kind=kind)
 
 
 def unavailable(reason: str, *, hint: str) -> ProfileError:
-    """Something that the machine lacks or forbids."""
+    """Error for something that the machine lacks or forbids."""
     return ProfileError(ProfileStatus.UNAVAILABLE, reason, hint=hint)
 
 
 def before_the_pass(profile: Profile, context: Context) -> ProfileResult:
-    """What the timing run itself writes of its profile; of a sweep each run has its own, of repeats the first."""
+    """Run.json's `profile` as the timing run writes it, before the pass.
+
+    Every run of a sweep has its own profile; of repeats only the first has one.
+    """
     if profile is Profile.NONE:
         return ProfileResult(status=ProfileStatus.NOT_REQUESTED)
     has_its_own = context.repeat == 1 or context.job is not None

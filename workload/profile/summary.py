@@ -1,4 +1,4 @@
-"""From kernels to the figures of a step, and the checks that say how far they can be trusted. Pure."""
+"""Figures of a step from its kernels, and checks of how far the figures can be trusted. Pure."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -18,9 +18,11 @@ from workload.profile.metrics import TENSOR_PREFIX
 
 FORWARD, BACKWARD = "forward", "backward"
 
-# Two products backward for one forward, one less in the first layer, fewer in kernels that work with less FLOP.
+# A backward pass has two products for each one of the forward pass, one less in the first layer; kernels that work with
+# fewer FLOP lower the ratio further.
 BACKWARD_OVER_FORWARD = 0.5
-# fp16 work outside tensor cores is element-wise: a few per cent of a step. More is most likely none.
+# fp16 work outside tensor cores is element-wise, a few per cent of a step. A larger share is most likely constants
+# instead.
 CONSTANTS_FROM = 0.2
 TOP_KERNELS = 5
 
@@ -30,14 +32,14 @@ PERCENTAGES = ("sm_percent", "memory_percent", "dram_percent")
 
 @dataclass(frozen=True, kw_only=True)
 class Labelled:
-    """Kernels by where they were launched: `steps[number][part]`, calibrations by type, and the rest."""
+    """Kernels by the range of their launch: `steps[number][part]`, calibrations by type, and the others."""
 
     steps: Mapping[int, Mapping[str, Sequence[Kernel]]]
     calibrations: Mapping[str, Sequence[Kernel]]
     outside: Sequence[Kernel]
 
     def complete(self, *, finished: bool) -> "Labelled":
-        """Without the last step where the profile broke off in it."""
+        """Drop the last step if the profile broke off in it."""
         if finished or not self.steps:
             return self
         last = max(self.steps)
@@ -46,7 +48,7 @@ class Labelled:
 
 
 def label(kernels: Sequence[Kernel]) -> Labelled | None:
-    """By the ranges around each launch; None where the table does not tell."""
+    """Group kernels by the range around each launch; None if the table has no ranges."""
     if any(kernel.marks is None for kernel in kernels):
         return None
     steps: dict[int, dict[str, list[Kernel]]] = {}
@@ -63,7 +65,7 @@ def label(kernels: Sequence[Kernel]) -> Labelled | None:
 
 
 def per_step(labelled: Labelled) -> dict[str, Any]:
-    """The mean over the steps: figures, parts, and the kernels that take longest."""
+    """Means over the steps: figures, parts, and the kernels with the most time."""
     number = len(labelled.steps)
     every = [kernel for parts in labelled.steps.values() for kernels in parts.values() for kernel in kernels]
     by_part: dict[str, list[Kernel]] = defaultdict(list)
@@ -79,7 +81,7 @@ def per_step(labelled: Labelled) -> dict[str, Any]:
 
 
 def figures(kernels: Sequence[Kernel], steps: int) -> dict[str, Any]:
-    """Sums per step; None for what was not counted of every kernel."""
+    """Sums per step; a sum is None if the figure was not counted for every kernel."""
     flop_by_class = _flop_by_class(kernels, steps)
     flop = _total([flop_by_class[kind] for kind in flop_by_class])
     sums = {f"{role}_per_step": _sum(kernels, role, steps) for role in TOTALS}
@@ -113,7 +115,7 @@ def _sum(kernels: Sequence[Kernel], role: str, steps: int) -> float | None:
 
 
 def _total(values: Sequence[float | None]) -> float | None:
-    """None as soon as one is not known: a sum without it would be too low."""
+    """Sum of the values; None if any value is unknown, because the sum would be too low."""
     known = [value for value in values if value is not None]
     return sum(known) if values and len(known) == len(values) else None
 
@@ -135,13 +137,13 @@ def _tensor_flop(kernels: Sequence[Kernel], flop_by_class: Mapping[str, float | 
     counted = [flop for kind, flop in flop_by_class.items() if kind.startswith("tensor_")]
     if counted:
         return _total(counted)
-    # None of them was asked for: 0 only where the counter of tensor instructions says so.
+    # No tensor FLOP were collected: they are 0 only if the counter of tensor instructions shows none.
     idle = all(kernel.tensor_products == 0 for kernel in kernels)
     return 0.0 if kernels and idle else None
 
 
 def hidden_tensor_work(kernels: Sequence[Kernel]) -> str | None:
-    """Why the counted FLOP are too few: kernels that use tensor cores, of which no FLOP were counted."""
+    """Why the counted FLOP are too few: kernels use tensor cores, but none of those FLOP were counted. None if not."""
     hidden = [kernel for kernel in kernels if kernel.uses_tensor_cores and kernel.tensor_flop == 0]
     if not hidden:
         return None
@@ -152,7 +154,7 @@ def hidden_tensor_work(kernels: Sequence[Kernel]) -> str | None:
 
 
 def top(kernels: Sequence[Kernel], steps: int) -> list[dict[str, Any]]:
-    """The kernels that take most of the time, by name."""
+    """Kernels that take most of the time, by name."""
     by_name: dict[str, list[float]] = defaultdict(list)
     for kernel in kernels:
         by_name[kernel.name].append(kernel.values.get("time_s") or 0.0)
@@ -173,7 +175,7 @@ def top(kernels: Sequence[Kernel], steps: int) -> list[dict[str, Any]]:
 
 
 def calibrations(labelled: Labelled, known_flop: Mapping[str, float]) -> dict[str, dict[str, Any]]:
-    """Per type: a matrix product of known size against what was counted of it."""
+    """Counted FLOP of a matrix product of known size, by type, compared with the known FLOP."""
     found = {}
     for kind, known in known_flop.items():
         counted = _flop(labelled.calibrations.get(kind, ()), 1)
@@ -188,7 +190,7 @@ def calibrations(labelled: Labelled, known_flop: Mapping[str, float]) -> dict[st
 
 
 def backward(labelled: Labelled) -> dict[str, Any]:
-    """Whether the kernels of the backward pass, which another thread launches, are in the profile."""
+    """Check that the profile has the kernels of the backward pass, which another thread launches."""
     number = len(labelled.steps)
     parts = {
         part: [kernel for step in labelled.steps.values() for kernel in step.get(part, ())]
@@ -204,7 +206,7 @@ def backward(labelled: Labelled) -> dict[str, Any]:
 
 
 def model_flop(figure: Mapping[str, Any], model_flop_per_step: float | None, *, has_backward: bool) -> dict[str, Any]:
-    """Counted FLOP against those of the model's formulas; outside the band with the likely cause."""
+    """Counted FLOP compared with those of the model's formulas; with a likely cause if the ratio is unusual."""
     counted = figure["flop_per_step"]
     ratio = counted / model_flop_per_step if counted is not None and model_flop_per_step else None
     flagged = ratio is not None and not MODEL_RATIO_FROM <= ratio <= MODEL_RATIO_TO
@@ -235,7 +237,7 @@ def _likely_cause(figure: Mapping[str, Any], *, too_few: bool, has_backward: boo
 
 
 def step_bytes(kernels: Sequence[Kernel], steps: int) -> dict[str, Any]:
-    """The range of all steps as one row, per step."""
+    """Bytes and seconds per step, from a single row for the range of all steps."""
     return {
         **{f"{role}_per_step": _sum(kernels, role, steps) for role in TOTALS},
         "range_time_s_per_step": _sum(kernels, "time_s", steps),
@@ -261,5 +263,5 @@ def _weighted(kernels: Sequence[Kernel], role: str) -> float | None:
 
 
 def passes(kernels: Sequence[Kernel]) -> float | None:
-    """The most that ncu took for a kernel."""
+    """Largest number of passes that ncu took for a kernel; None if unknown."""
     return max((kernel.passes for kernel in kernels if kernel.passes is not None), default=None)

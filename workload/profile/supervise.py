@@ -1,4 +1,4 @@
-"""A child process under watch: its output goes to a log, its time is limited, and nothing of it is left behind."""
+"""Runs a child process with a log and a time limit, and ends its whole process group."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ from typing import IO
 
 from workload.contract.errors import InterruptedRunError
 
-# ncu writes the report of what it has when it is interrupted; of a thousand kernels that takes seconds.
+# When interrupted, ncu writes a report of the kernels so far; for a thousand kernels that takes seconds.
 GRACE_S = 30.0
 TICK_S = 0.5
 READER_LIMIT_S = 5.0
@@ -24,7 +24,7 @@ OnTick = Callable[[], None]
 
 @dataclass(frozen=True, kw_only=True)
 class End:
-    """How a child ended; `output` is what it printed. `returncode` is negative for a signal."""
+    """End of a child; `output`: all that it printed. `returncode` is negative for a signal."""
 
     returncode: int
     output: str
@@ -34,7 +34,7 @@ class End:
 
     @property
     def ok(self) -> bool:
-        """Whether it ended by itself and well."""
+        """Whether the child ended by itself with exit code 0."""
         return self.returncode == 0 and not self.timed_out and not self.interrupted
 
 
@@ -48,10 +48,10 @@ def run(
     on_tick: OnTick = lambda: None,
     monotonic: Callable[[], float] = time.monotonic,
 ) -> End:
-    """Run `command` in a process group of its own until it ends, its time is over or the user interrupts.
+    """Run `command` in its own process group until it ends, reaches its time limit or the user interrupts.
 
-    Call it within `interrupt.stoppable`, whose error is taken as the order to end the child. Then the group gets
-    SIGINT, as from a terminal, and after 30 s SIGKILL. `OSError` where it cannot be started.
+    Call it within `interrupt.stoppable`, whose error ends the child: the group gets SIGINT, as from a terminal, and
+    after 30 s SIGKILL. Raises `OSError` if the command cannot be started.
     """
     began_s = monotonic()
     timed_out = interrupted = False
@@ -89,7 +89,7 @@ def _start(command: Sequence[str], environment: Mapping[str, str] | None) -> "su
 
 
 def _read(source: IO[str], kept: IO[str], lines: list[str], on_line: OnLine) -> None:
-    # The log may be closed under a reader that a left-over process keeps waiting.
+    # A leftover process may keep this reader waiting until after the log is closed.
     with suppress(ValueError):
         for line in source:
             kept.write(line)
@@ -109,7 +109,7 @@ def _wait(child: "subprocess.Popen[str]", end_s: float, on_tick: OnTick, monoton
 
 
 def _end_group(child: "subprocess.Popen[str]", grace_s: float) -> None:
-    """The group outlives its leader where the profiled process hangs: it is killed in any case."""
+    """Interrupt the group, then kill it in any case: it outlives its leader if the profiled process hangs."""
     if grace_s:
         _signal(child, signal.SIGINT)
         with suppress(subprocess.TimeoutExpired, InterruptedRunError):

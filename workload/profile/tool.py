@@ -1,4 +1,4 @@
-"""The border to Nsight Compute's `ncu`: where it is, which one fits the GPU, and what it knows. It needs no GPU."""
+"""Interface to Nsight Compute's `ncu`: finds it, chooses one that fits the GPU, and lists its metrics. Needs no GPU."""
 
 import os
 import re
@@ -12,7 +12,7 @@ from workload.profile.status import ProfileError, unavailable
 
 # `--query-metrics` takes 0.2 s, and some seconds the first time on a cold disk.
 ANSWER_LIMIT_S = 60.0
-# Where NVIDIA's installers and the CUDA toolkit put it, relative to the root of the file system.
+# Places where NVIDIA's installers and the CUDA toolkit put ncu, relative to the root of the file system.
 PLACES = (
     "opt/nvidia/nsight-compute/*/ncu",
     "usr/local/NVIDIA-Nsight-Compute*/ncu",
@@ -25,32 +25,32 @@ INSTALL = (
 
 
 def ask(argv: Sequence[str]) -> str | None:
-    """What the tool prints to stdout, whatever its exit status; None where it does not start, answer or print."""
+    """Output of the tool, for any exit status; None if it does not start, answer or print."""
     return run_tool(*argv, limit_s=ANSWER_LIMIT_S)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ncu:
-    """One installed ncu."""
+    """An installed ncu."""
 
     path: Path
     ask: Callable[[Sequence[str]], str | None] = ask
 
     def version(self) -> str | None:
-        """`2024.1.1.0`."""
+        """Version such as `2024.1.1.0`; None if ncu does not answer."""
         match = re.search(r"^Version (\d[\d.]*)", self._answer("--version"), re.MULTILINE)
         return match[1] if match else None
 
     def chips(self) -> frozenset[str]:
-        """The chips that it can profile, `ad104`."""
+        """Names of the chips that this ncu can profile, such as `ad104`."""
         return frozenset(re.findall(r"\b[a-z]{2}\d{2}[0-9a-z]\b", self._answer("--list-chips")))
 
     def has_option(self, option: str) -> bool:
-        """Whether `ncu --help` lists it."""
+        """Whether `ncu --help` lists the option."""
         return re.search(rf"^\s*{re.escape(option)}(?![\w-])", self._answer("--help"), re.MULTILINE) is not None
 
     def metrics(self, chip: str | None) -> frozenset[str]:
-        """The base names that it knows of a chip, or of the GPU in this machine; empty where it does not answer."""
+        """Base names of the metrics of a chip, or of the GPU in this machine; empty if ncu does not answer."""
         of_chip = ("--chip", chip) if chip else ()
         text = self._answer("--query-metrics", *of_chip)
         return frozenset(re.findall(r"^([a-z][a-z0-9_]*__[a-z0-9_]+)\s", text, re.MULTILINE))
@@ -70,7 +70,7 @@ class Fitting:
 
 
 def find(environ: Mapping[str, str], root: Path = Path("/")) -> list[Path]:
-    """Every ncu: the one on PATH first, then the installed ones, newest first."""
+    """Every installed ncu: the one on PATH first, then the others, newest first."""
     found = [path for path in (*_on_path(environ), *_installed(root)) if os.access(path, os.X_OK) and path.is_file()]
     unique = {path.resolve(): path for path in reversed(found)}
     return [path for path in found if unique[path.resolve()] is path]
@@ -88,7 +88,10 @@ def _installed(root: Path) -> list[Path]:
 
 
 def choose(candidates: Sequence[Ncu], capability: str) -> Fitting:
-    """The first that can profile a GPU of this compute capability. Raises `ProfileError` with what is wrong."""
+    """First ncu that can profile a GPU of this compute capability.
+
+    Raises `ProfileError` with the reason if none can.
+    """
     row = table().rows.get(capability)
     for ncu in candidates:
         fitting = _fitting(ncu, row.chips if row else None)
@@ -100,13 +103,16 @@ def choose(candidates: Sequence[Ncu], capability: str) -> Fitting:
 
 
 def no_ncu() -> ProfileError:
-    """Neither on PATH nor where installers put it."""
+    """Error for a machine without ncu, neither on PATH nor in the usual places."""
     places = ", ".join(f"/{place}" for place in PLACES)
     return unavailable(f"no ncu found on PATH or at {places}", hint=f"{INSTALL}; or --profile torch, which needs none")
 
 
 def _fitting(ncu: Ncu, chips: Sequence[str] | None) -> Fitting | None:
-    """Chips of one kind differ: ncu is asked about the GPU in the machine first. `chips` is None if none are listed."""
+    """This ncu with its metrics for the GPU; None if it cannot profile the GPU. `chips`: None if none are listed.
+
+    Chips of one kind differ, so ncu is asked about the GPU in the machine first.
+    """
     known = ncu.chips()
     chip = next((chip for chip in chips or () if chip in known), None)
     if chips and chip is None:

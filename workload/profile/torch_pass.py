@@ -1,4 +1,4 @@
-"""A pass with torch.profiler: no privileges, any device. This process imports no torch itself."""
+"""Profile pass with torch.profiler: needs no privileges, runs on any device. This process itself imports no torch."""
 
 import json
 import logging
@@ -21,9 +21,9 @@ LOGGER = logging.getLogger("workload")
 
 
 def profile(spec: RunSpec, record: Record, folder: Path, application: Application) -> ProfileResult:
-    """Run.json's `profile` of the bundle with this `record`; files go to `folder`, which exists.
+    """Profile the bundle with this `record` and return run.json's `profile`; files go to `folder`, which must exist.
 
-    Raises `ProfileError` where nothing could be collected. Call it within `interrupt.stoppable`.
+    Raises `ProfileError` if nothing could be collected. Call it within `interrupt.stoppable`.
     """
     report = folder / "answer.json"
     words = application.words(Mode.TRACE, report, None)
@@ -49,7 +49,7 @@ def profile(spec: RunSpec, record: Record, folder: Path, application: Applicatio
 
 
 def hide_secrets(log: Path, application: Application) -> None:
-    """A script of the user's may print its arguments; the log goes where the bundle goes."""
+    """Remove secrets from the log, which is shared with the bundle: a user's script may print its arguments."""
     text = log.read_text(encoding="utf-8", errors="replace")
     if text != (shown := application.without_secrets(text)):
         log.write_text(shown, encoding="utf-8")

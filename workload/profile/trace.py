@@ -1,4 +1,4 @@
-"""What torch.profiler leaves: a Chrome trace, and the kernels or operators in it as a table."""
+"""Results of torch.profiler: a Chrome trace, and a table of the kernels or operators in it."""
 
 import csv
 import gzip
@@ -10,7 +10,7 @@ from typing import Any
 
 TRACE, TABLE = "trace.json.gz", "kernels.csv"
 COLUMNS = ("name", "calls", "total_s", "mean_s", "share")
-# Kineto's category of GPU kernels; copies and fills have their own.
+# Kineto's category of GPU kernels. Copies and fills have their own categories.
 KERNEL_CATEGORY = "kernel"
 LABEL_CATEGORY = "user_annotation"
 US_PER_S = 1e6
@@ -19,7 +19,7 @@ TOP = 5
 
 @dataclass(frozen=True, kw_only=True)
 class TraceRow:
-    """A kernel, or on a CPU an operator without those that it calls; over all profiled steps."""
+    """A GPU kernel, or on a CPU an operator without the operators that it calls; sums over all profiled steps."""
 
     name: str
     calls: int
@@ -27,14 +27,14 @@ class TraceRow:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """The events of a trace."""
+    """Events of a trace."""
     with gzip.open(path, "rt", encoding="utf-8", errors="replace") as text:
         events: list[dict[str, Any]] = json.load(text)["traceEvents"]
     return events
 
 
 def kernels(events: Iterable[dict[str, Any]]) -> list[TraceRow]:
-    """The GPU kernels by name, longest first."""
+    """GPU kernels by name, longest first."""
     found: dict[str, list[float]] = {}
     for event in events:
         if event.get("cat") == KERNEL_CATEGORY:
@@ -43,7 +43,7 @@ def kernels(events: Iterable[dict[str, Any]]) -> list[TraceRow]:
 
 
 def kernels_within(events: Sequence[dict[str, Any]], labels: Collection[str]) -> list[TraceRow]:
-    """The GPU kernels that ran while a label of the host's was open, at both ends of which the device had nothing."""
+    """GPU kernels that ran while a label of the host was open; the device must be idle at both ends of each label."""
     windows = [
         (event["ts"], event["ts"] + event["dur"])
         for event in events
@@ -53,12 +53,12 @@ def kernels_within(events: Sequence[dict[str, Any]], labels: Collection[str]) ->
 
 
 def ordered(rows: Iterable[TraceRow]) -> list[TraceRow]:
-    """Longest first."""
+    """Rows by their total time, longest first."""
     return sorted(rows, key=lambda row: -row.total_s)
 
 
 def write(path: Path, rows: Sequence[TraceRow]) -> None:
-    """As CSV."""
+    """Write the rows as CSV."""
     total_s = sum(row.total_s for row in rows)
     with path.open("w", newline="", encoding="utf-8") as text:
         writer = csv.writer(text, lineterminator="\n")
@@ -69,7 +69,7 @@ def write(path: Path, rows: Sequence[TraceRow]) -> None:
 
 
 def top(rows: Sequence[TraceRow], steps: int) -> list[dict[str, Any]]:
-    """The longest, per step."""
+    """Five longest rows, per step."""
     total_s = sum(row.total_s for row in rows)
     return [
         {

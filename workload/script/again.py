@@ -1,4 +1,4 @@
-"""A measured script runs again from its start, to be profiled: which one, whether it is still the same, and how.
+"""Runs a measured script again from its start to profile it, after checking that it is unchanged.
 
 Standard library only: the script imports torch.
 """
@@ -30,9 +30,10 @@ if TYPE_CHECKING:
 
 
 def words_of(bundle: Bundle, given: Sequence[str], kind: Profile, *, data: str | None = None) -> tuple[str, ...]:
-    """Script and arguments of a bundle, as they can run here; `given`: as the user says them; `data`: for `{data}`.
+    """Script and arguments of a bundle, as they can run here.
 
-    `UsageError` where they are not those of the bundle, or the script's files are not.
+    `given`: as typed by the user; `data`: value for `{data}`. Raises `UsageError` if `given` differs from the bundle's
+    arguments, or if the script's files have changed.
     """
     script = bundle.record.spec.script
     if script is None:
@@ -75,14 +76,15 @@ def words_of(bundle: Bundle, given: Sequence[str], kind: Profile, *, data: str |
 
 
 def argv(script: ScriptFacts) -> tuple[str, ...]:
-    """As the bundle has them, without secrets."""
+    """Script and arguments as the bundle keeps them, without secrets."""
     return tuple(str(word) for word in script.argv or ())
 
 
 def spec_of(bundle: Bundle) -> RunSpec:
-    """What a profile pass needs to know of the run of a script; the rest of a `RunSpec` means nothing to it."""
+    """Spec of a script's run, as far as a profile pass needs it; its other fields have no meaning here."""
     spec = bundle.record.spec
-    # Products in fp64 have no tensor cores that another precision would count.
+    # fp64 is not a `Precision`. fp32 stands in: products in fp64 use no tensor cores that another precision would
+    # count.
     precision = Precision(str(spec.precision)) if spec.precision in set(Precision) else Precision.FP32
     kept = {"model": spec.model, "device": spec.device, "batch_size": spec.batch_size, "warmup": spec.warmup}
     kept |= {"iterations": spec.iterations, "profile": spec.profile, "profile_steps": spec.profile_steps}
@@ -98,9 +100,9 @@ def command(
     warmup_steps: int | None = None,
     data: str | None = None,
 ) -> list[str]:
-    """A process of ours in which the script runs and its steps are profiled; it ends with the process `owner`.
+    """Command of a process that runs the script, profiles its steps, and ends with the process `owner`.
 
-    Under ncu after as many steps as our own trainer warms up, if the script has taken so many.
+    Under ncu the script warms up for as many steps as our own trainer, if it has taken that many.
     """
     most = (spec.warmup or 0) + (spec.iterations or 1) - spec.profile_steps
     usual = (spec.warmup or 0) if mode is Mode.TRACE else max(1, min(WARMUP_STEPS, most))
@@ -111,7 +113,7 @@ def command(
 
 
 def add_parser(commands: Any) -> None:
-    """What a profile pass starts; without `help` it is not listed."""
+    """Add the command that a profile pass starts; without `help` it is not listed."""
     parser = commands.add_parser("profiled-script", allow_abbrev=False)
     parser.add_argument("--mode", type=Mode, required=True)
     parser.add_argument("--report", type=Path, required=True)
@@ -124,7 +126,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(parsed: Namespace, _: Timeline) -> int:
-    """Profile the script's steps and write the report; raises what kept it from that."""
+    """Profile the script's steps and write the report. Raises the error that prevented it."""
     began_s = time.perf_counter()
     end_with(parsed.owner)
     script = program.resolve(parsed.script_words, data=parsed.data)

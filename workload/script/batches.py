@@ -12,11 +12,11 @@ from typing import Any
 import torch
 
 IMAGE_DIMENSIONS, ID_DIMENSIONS = 4, 2
-# A list of images of different sizes has them one by one: (C, H, W).
+# Dimensions of each image in a list of images of different sizes: (C, H, W).
 LISTED_DIMENSIONS, CHANNELS = 3, (1, 3, 4)
-# Integers (N, 2) to (N, 4) are pairs and triplets of ids, as of user and item; sequences are longer.
+# Integers (N, 2) to (N, 4) are pairs or triplets of ids, for example user and item; token sequences are longer.
 MOST_IDS = 4
-# More leaves than this in a batch are looked at no further: a list of samples, say, has its count already.
+# Leaves of a batch beyond this number are ignored: the first ones already show the batch's length.
 MOST_LEAVES = 16
 IDS = (torch.int64, torch.int32)
 MASK = "attention_mask"
@@ -33,9 +33,9 @@ class Unit(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """`count` of `unit`, from the DataLoader with this `loader` number.
+    """Contents of a batch: `count` of `unit`, from the DataLoader with the number `loader`.
 
-    `tokens`: 0 for data of another kind; with a `mask` those that it marks, read when they are asked for.
+    `tokens`: number of tokens with padding, 0 for other data; `mask`: marks the tokens without padding, read on demand.
     """
 
     loader: int
@@ -49,7 +49,7 @@ class Batch:
         """Number of tokens without padding, if a mask marks the padding."""
         if self.mask is None or self.mask.device.type != "cpu":
             return self.tokens
-        # By NumPy: an operation of torch would be counted as one of the script's.
+        # NumPy, because an operation of torch would be counted as one of the script's.
         return int(self.mask.detach().numpy().astype(bool).sum())
 
 
@@ -67,7 +67,7 @@ def measure(batch: Any, loader: int, size: int | None = None) -> Batch:
     A batch of this size has a tensor or list of this length. A smaller one, at the end of the data, and one of a
     loader without a size has the length of its first tensor or list; a batch without any is one sample.
     """
-    # Nearly every batch, without a walk through it.
+    # Fast path for nearly every batch.
     first = batch[0] if type(batch) in (list, tuple) and batch else batch
     if isinstance(first, torch.Tensor) and first.dim() and (size is None or first.shape[0] == size):
         return _of(loader, first.shape, first.dtype, first.shape[0])
@@ -92,7 +92,10 @@ def _is_listed(first: Any) -> bool:
 
 @lru_cache
 def _of(loader: int, shape: torch.Size, dtype: torch.dtype, count: int) -> Batch:
-    """Kept, for batches are alike: it is asked for in timed steps."""
+    """Batch from the shape and type of its tensor.
+
+    Cached, because it is called in timed steps and batches are alike.
+    """
     if len(shape) == IMAGE_DIMENSIONS:
         return Batch(loader=loader, count=count, unit=Unit.IMAGES)
     is_tokens = len(shape) == ID_DIMENSIONS and dtype in IDS and shape[1] > MOST_IDS

@@ -1,6 +1,6 @@
-"""`python -m rooflaunch script`: read the command line, run the script in this process, say how it ended.
+"""Command `python -m rooflaunch script`: reads the command line, runs the script in this process, reports its end.
 
-Standard library only: the script imports torch, when it wants to and with the variables that it has set.
+Standard library only: the script imports torch itself, after setting its own variables.
 """
 
 import os
@@ -55,14 +55,14 @@ RUN_SCRIPTS = ("script", "profile", "profiled-script")
 
 @dataclass(kw_only=True)
 class End:
-    """How the script ended: its exit code, and what it raised."""
+    """End of the script: its exit code, and the exception that it raised."""
 
     code: int = 0
     error: BaseException | None = None
 
 
 def add_parser(commands: Any, formatter: Any) -> None:
-    """The options of the command."""
+    """Add the command and its options."""
     parser = commands.add_parser(
         "script",
         help="run somebody's own training script and measure its steps",
@@ -93,14 +93,14 @@ def add_parser(commands: Any, formatter: Any) -> None:
     parser.add_argument("--fresh-ceilings", action="store_true", help="measure it anew")
     parser.add_argument("-o", "--output", type=Path, default=Path("results"), help="where bundles go (results)")
     parser.add_argument("--context", help="written by a launcher; stdout then names the bundle's folder alone")
-    # For one run of a series: what a launcher would say of it, and the file that is to name its bundle.
+    # Set for one run of a series: the run's context, and the file to write its bundle's folder to.
     parser.add_argument("--series", help=SUPPRESS)
     parser.add_argument("--bundles", type=Path, help=SUPPRESS)
     parser.set_defaults(command=run, script_words=())
 
 
 def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Our words and the script's, which stand after the first `--`; only commands that run one have such."""
+    """Split the words at the first `--` into ours and the script's. Other commands have no words of a script."""
     words = list(argv)
     if words[:1] not in ([name] for name in RUN_SCRIPTS) or "--" not in words:
         return words, []
@@ -109,7 +109,7 @@ def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def refuse_stray(argv: Sequence[str]) -> None:
-    """`UsageError` for a script that does not stand after `--`."""
+    """Raise `UsageError` for a script that does not follow `--`."""
     if argv[:1] == ["script"] and "--" not in argv and not {"-h", "--help"} & set(argv):
         stray = next((place for place, word in enumerate(argv) if place and word.endswith(".py")), None)
         if stray is not None:
@@ -118,7 +118,7 @@ def refuse_stray(argv: Sequence[str]) -> None:
 
 
 def run(parsed: Namespace, timeline: Timeline) -> int:
-    """Measure the script; the exit code is 0 once every step is taken, else the script's own."""
+    """Measure the script. Returns 0 once every step is taken, else the script's own exit code."""
     wanted = _counts(parsed)
     if parsed.then not in THEN:
         raise UsageError(f"--then must be one of {', '.join(THEN)}; got '{parsed.then}'", hint="--then continue")
@@ -184,13 +184,13 @@ def _counts(parsed: Namespace) -> dict[str, Any]:
 
 
 def _parsed(parsed: Namespace, name: str) -> Any:
-    """The value of an option that our own trainer has too."""
+    """Parsed value of an option that our own trainer has too."""
     option = next(option for option in options() if option.name == name)
     return option.parse(getattr(parsed, name))
 
 
 def _announcer(bundles: Path | None, *, to_stdout: bool) -> Callable[[Path], None]:
-    """Says where the bundle is."""
+    """Function that reports the bundle's folder, to a file and to stdout as requested."""
     name = _printer() if to_stdout else None
     path = bundles and bundles.absolute()
 
@@ -204,7 +204,7 @@ def _announcer(bundles: Path | None, *, to_stdout: bool) -> Callable[[Path], Non
 
 
 def _printer() -> Callable[[Path], None]:
-    """Prints to what is stdout now; what the script prints goes to stderr from here on."""
+    """Function that prints a folder to the present stdout; the script's own output goes to stderr from here on."""
     with suppress(OSError, ValueError):
         ours = os.fdopen(os.dup(1), "w", encoding="utf-8")
         sys.stdout.flush()
@@ -214,9 +214,9 @@ def _printer() -> Callable[[Path], None]:
 
 
 def run_script(script: program.Program) -> End:
-    """Run it with the streams and the Ctrl-C that a script of its own has.
+    """Run the script with Python's own streams and Ctrl-C handling.
 
-    A process that the script has forked, and which came to its own end here, ends as it would alone.
+    If a process that the script has forked returns from here, it exits as it would without us.
     """
     process = os.getpid()
     end = _run(script)
@@ -229,7 +229,7 @@ def _run(script: program.Program) -> End:
     streams = sys.stdout, sys.stderr
     before = _interrupts_as_usual()
     try:
-        # Not ours, which drop what cannot be written: the script may want to know.
+        # Not our streams, which drop output that cannot be written: the script may want to know.
         sys.stdout, sys.stderr = sys.__stdout__ or sys.stdout, sys.__stderr__ or sys.stderr
         script.run()
     except EndOfScript:
@@ -253,7 +253,7 @@ def _run(script: program.Program) -> End:
 
 
 def _interrupts_as_usual() -> Any:
-    """Ctrl-C is a KeyboardInterrupt, which many training scripts catch; returns the handler before."""
+    """Let Ctrl-C raise KeyboardInterrupt, which many training scripts catch; return the previous handler."""
     return signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -262,7 +262,7 @@ def _interrupted() -> InterruptedRunError:
 
 
 def _hear_exits(measured: "ScriptRun", name: str) -> None:
-    """A script that leaves without Python's own end, or becomes another program, leaves its bundle sealed."""
+    """Seal the bundle if the script calls `os._exit`; log a note if it replaces itself by another program."""
     leave = os._exit
     process = os.getpid()
 
@@ -295,7 +295,7 @@ def _without_torch(script: program.Program, end: End, *, is_launched: bool) -> i
 
 
 def _close(measured: "ScriptRun", script: program.Program, end: End, *, is_launched: bool) -> int:
-    """Seal what there is, say how it went; the exit code."""
+    """Seal the bundle and report the script's end; return the exit code."""
     session = measured.session
     measured.tape.catch_up(is_over=True)
     session.active = False
@@ -305,11 +305,11 @@ def _close(measured: "ScriptRun", script: program.Program, end: End, *, is_launc
     if session.refusal:
         measured.close(Status.FAILED, str(session.refusal))
         if session.goes_on:
-            # It was said when it came.
+            # The refusal was logged when it came.
             return session.refusal.exit_code
         raise session.refusal
     if measured.is_sealed:
-        # Whatever the script did afterwards, the measurement is whole.
+        # The measurement is complete, whatever the script did afterwards.
         return ExitCode.DONE if is_launched else end.code
     if end.code:
         return _failed(measured, script, end, is_launched=is_launched)
@@ -324,7 +324,10 @@ def _close(measured: "ScriptRun", script: program.Program, end: End, *, is_launc
 
 
 def _failed(measured: "ScriptRun", script: program.Program, end: End, *, is_launched: bool) -> int:
-    """The script's own failure, shown above by itself."""
+    """Seal the bundle of a script that failed, and log an error; the script has shown its traceback itself.
+
+    Returns the exit code.
+    """
     steps = measured.measured_steps
     what = _failure(script, end)
     after = f"after {counted(steps, 'measured step')}" if measured.folder else "before its training step was known"
@@ -351,7 +354,7 @@ def _is_of_memory(error: Exception) -> bool:
 
 
 def _nothing(measured: "ScriptRun", script: program.Program) -> RooflaunchError:
-    """Why there is not one measured step of a script that ended well."""
+    """Error for a script that ended without failure, but has no measured step."""
     session = measured.session
     if measured.folder:
         measured.close(Status.FAILED, "the script ended in its warm-up")

@@ -1,4 +1,4 @@
-"""Ending a script that has been measured: in order where it lets us, and without a hang where it does not.
+"""Ends a script that has been measured: in order if the script allows it, else by force.
 
 Standard library only.
 """
@@ -13,7 +13,7 @@ from workload import log
 
 # A last checkpoint, the end of worker processes and a logger's upload take seconds.
 ENDING_S = 60.0
-# The original: a measured script's own calls of it are heard.
+# The original function: `os._exit` itself is wrapped while a script is measured.
 LEAVE = os._exit
 
 
@@ -25,9 +25,9 @@ class EndOfScript(SystemExit):
 
 
 def end_by_force_after(name: str, code: int, limit_s: float | None = None, *, last_words: str = "") -> None:
-    """End this process with `code` if the script has not ended within `limit_s`.
+    """End this process with `code` if the script has not ended within `limit_s` seconds.
 
-    It may catch SystemExit, or wait for a thread. `last_words` are what there is to say besides.
+    A script may catch SystemExit, or wait for a thread. `last_words`: an error to log before the forced end.
     """
     limit_s = ENDING_S if limit_s is None else limit_s
 

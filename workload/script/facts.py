@@ -1,4 +1,4 @@
-"""What identifies a script in the bundle: arguments without secrets, the hashes of its files, its commit, its packages.
+"""Facts that identify a script in the bundle: arguments without secrets, file hashes, commit, packages.
 
 Standard library only.
 """
@@ -22,7 +22,7 @@ PACKAGE_FOLDERS = ("site-packages", "dist-packages")
 
 
 def collect(words: Sequence[str], folder: Path, main: Path | None, *, machine: HostSystem) -> ScriptFacts:
-    """Of the script `main` in `folder`, once it has imported what it needs; `words`: script and arguments as given."""
+    """Facts of the script `main` in `folder`, after its imports; `words`: script and arguments as given."""
     argv = redacted(words)
     files = {name: _sha256(path) for name, path in sorted(_files(folder, main).items())}
     packages = dict(sorted(_packages()))
@@ -48,7 +48,7 @@ def _sha256(path: Path) -> str:
 
 
 def _files(folder: Path, main: Path | None) -> dict[str, Path]:
-    """The script and what it imported from its own folder, by path below it."""
+    """The script and the modules that it imported from its own folder, by relative path."""
     paths = {main} if main else set()
     for module in list(sys.modules.values()):
         name = getattr(module, "__file__", None)
@@ -80,7 +80,7 @@ def _packages() -> Iterator[tuple[str, str]]:
 
 
 def _commit(machine: HostSystem, folder: Path) -> tuple[str | None, bool | None]:
-    """The commit of the repository that the script lies in, and whether files that it tracks have changed since."""
+    """Commit of the script's repository, and whether tracked files have changed since; None and None without one."""
     command = ("git", "--no-optional-locks", "-C", str(folder), "status", "--porcelain=v2", "--branch")
     status = machine.tool(*command, "--untracked-files=no")
     match = re.search(r"^# branch\.oid ([0-9a-f]{40,64})$", status or "", re.MULTILINE)

@@ -49,7 +49,7 @@ class _Names(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         package, _, rest = fullname.partition(".")
         if package not in NAMES:
             return None
-        # A regular package of ours would else be preferred to a folder of the user's without `__init__.py`.
+        # Otherwise a regular package of ours would be preferred to a user's folder without `__init__.py`.
         elsewhere = [entry for entry in sys.path if isinstance(entry, str) and Path(entry).resolve() != ROOT]
         if not rest and (theirs := PathFinder.find_spec(fullname, elsewhere, target)):
             return theirs
@@ -59,7 +59,7 @@ class _Names(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return ModuleSpec(fullname, self, loader_state=ours.__spec__)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """The module that was loaded before the script began."""
+        """Our module, which was loaded before the script began."""
         return self._aside[spec.name]
 
     def exec_module(self, module: ModuleType) -> None:

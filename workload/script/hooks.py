@@ -1,7 +1,7 @@
-"""What is heard of a script: batches, backward passes, optimizer steps, checkpoints.
+"""Hooks into PyTorch that report a script's batches, backward passes, optimizer steps and checkpoints.
 
 `when_imported` waits until the script imports torch itself, so that variables which the script sets before take effect.
-Each wrapper calls the original and tells an observer; arguments, results and random state are never touched.
+Each wrapper calls the original and tells an observer; arguments, results and random state are never changed.
 """
 
 import functools
@@ -14,46 +14,46 @@ from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from typing import Any, Protocol
 
-# Optimizers that are none of torch.optim: module, class, and the method that changes the parameters.
+# Optimizers outside torch.optim: module, class, and the method that changes the parameters.
 OTHER_OPTIMIZERS = (
     ("keras.src.optimizers.base_optimizer", "BaseOptimizer", "apply"),
     ("fastai.optimizer", "Optimizer", "step"),
 )
-# Where a script turns gradients off: the code and line of the statement, and those of its caller.
+# Place where a script turns gradients off: code and line of the statement, and of its caller.
 Site = tuple[Any, int, Any, int]
 
 
 class Observer(Protocol):
-    """Who hears; each call comes from the thread in which it happened, while `active`."""
+    """Receiver of a script's events, called while `active` in the thread of each event."""
 
     active: bool
 
     def silence(self) -> None:
-        """This process is a copy of the measured one: be `active` no longer."""
+        """Set `active` to False: this process is a forked copy of the measured one."""
 
     def fetch_began(self) -> None:
-        """A batch is asked of a DataLoader."""
+        """Called when a DataLoader is asked for a batch."""
 
     def fetched(self, loader: Any, batch: Any) -> None:
-        """It is there; `batch` is None at the end of the data."""
+        """Called when the batch has arrived; `batch` is None at the end of the data."""
 
     def backward_began(self) -> None:
-        """The outermost backward pass begins."""
+        """Called when the outermost backward pass begins."""
 
     def backward_ended(self) -> None:
-        """It is over."""
+        """Called when the outermost backward pass has ended."""
 
     def gradient_taken(self) -> None:
         """Called when `torch.autograd.grad` has returned."""
 
     def stepping(self, optimizer: Any) -> None:
-        """An optimizer is about to step."""
+        """Called when an optimizer is about to step."""
 
     def stepped(self, optimizer: Any) -> None:
-        """It has."""
+        """Called when an optimizer has stepped."""
 
     def left_out(self, optimizer: Any) -> None:
-        """A GradScaler has left its step out."""
+        """Called when a GradScaler has left out an optimizer's step."""
 
     def stretch_began(self, site: Site) -> None:
         """Called when gradients are switched off, with the place of the statement."""
@@ -62,14 +62,14 @@ class Observer(Protocol):
         """Called when gradients are switched on again."""
 
     def saving(self) -> None:
-        """A checkpoint is written."""
+        """Called when a checkpoint is about to be written."""
 
     def saved(self) -> None:
-        """It is."""
+        """Called when the checkpoint was written."""
 
 
 class _Loader(importlib.abc.Loader):
-    """Runs `then` when the module has been executed."""
+    """Loader that calls `then` after the module was executed."""
 
     def __init__(self, loader: Any, then: Callable[[], None]) -> None:
         self._loader, self._then = loader, then
@@ -87,7 +87,7 @@ class _Loader(importlib.abc.Loader):
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds one module as everybody does, once."""
+    """Finder that delegates to Python's finders, for one module and once, to call `then` after its import."""
 
     def __init__(self, name: str, then: Callable[[], None]) -> None:
         self._name, self._then = name, then
@@ -107,7 +107,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def when_imported(name: str, then: Callable[[], None]) -> None:
-    """Call `then` once the module `name` is there: now, or after its import."""
+    """Call `then` when the module `name` is imported: now, or after its import."""
     if name in sys.modules:
         then()
     else:
@@ -115,7 +115,7 @@ def when_imported(name: str, then: Callable[[], None]) -> None:
 
 
 def install(observer: Observer) -> None:
-    """Wrap what a training loop calls; torch is imported by now. In forked children nobody listens."""
+    """Wrap the functions that a training loop calls. torch must be imported. Forked children are not observed."""
     import torch  # noqa: PLC0415 - see `when_imported`
     import torch.utils.data  # noqa: PLC0415
     from torch.optim import optimizer as optimizers  # noqa: PLC0415
@@ -123,11 +123,11 @@ def install(observer: Observer) -> None:
     os.register_at_fork(after_in_child=observer.silence)
     _hear_loaders(observer, torch.utils.data)
     _hear_backward(observer, torch.autograd)
-    # Those that step now, the outermost first; the steps of a second thread are refused in any case.
+    # Optimizers that are stepping now, the outermost first. Steps in a second thread are refused in any case.
     stack: list[Any] = []
 
     def before(optimizer: Any, *_: Any) -> None:
-        # An optimizer that wraps another one steps once; one whose step raised is not under way any more.
+        # A wrapper optimizer and the one inside count as one step. One whose step raised is no longer stepping.
         if stack:
             del stack[next((place for place, known in enumerate(stack) if known is optimizer), len(stack)) :]
         stack.append(optimizer)
@@ -160,7 +160,7 @@ def _hear_loaders(observer: Observer, data: Any) -> None:
     def begin(self: Any) -> Any:
         if not observer.active:
             return start(self)
-        # With workers this takes as long as they need to start.
+        # With worker processes this takes as long as their start.
         observer.fetch_began()
         made = start(self)
         made.rooflaunch_loader = self
@@ -202,7 +202,7 @@ def _hear_backward(observer: Observer, autograd: Any) -> None:
 
         return run
 
-    # `Tensor.backward` calls the first by this name. `grad` is for penalties and the like: part of the forward pass.
+    # `Tensor.backward` calls `torch.autograd.backward` by this name. `grad` serves penalties: part of the forward pass.
     autograd.backward = heard(autograd.backward)
     grad = autograd.grad
 

@@ -1,6 +1,6 @@
-"""What one training step of an unknown script is, from the order of its optimizer's steps. Pure.
+"""Finds the training step of an unknown script from the order of its optimizers' steps. Pure.
 
-The script's work is cut into segments, each of which ends where an optimizer has stepped. A training step is the
+The script's work is cut into segments, each of which ends when an optimizer has stepped. A training step is the
 shortest sequence of segments that repeats: one for most scripts, two for a GAN, six for a GAN whose critic steps five
 times. Gradient accumulation shows in the backward passes of a segment.
 """
@@ -13,22 +13,24 @@ from functools import cached_property
 
 from workload.contract.text import counted
 
-# A sequence that came three times is taken for the rule; it is checked with every step that follows.
+# A sequence that came three times is the rule. Every later step is checked against it.
 REPEATS = 3
-# Optimizer steps after which a script without a rule is refused: a rule of up to 66 optimizer steps shows within them.
+# A script without a rule is refused after this many optimizer steps, enough to show a rule of up to 66.
 MOST_SEGMENTS = 200
-# The longest rule that shows within them.
+# Longest rule, in segments, that these can show.
 LONGEST = MOST_SEGMENTS // REPEATS
-# This many steps that do not fit the rule, in a row or as half of those that do: the rule holds no longer.
+# The rule is given up after this many irregular steps in a row, or this many in all if they exceed half of the regular
+# ones.
 MOST_IRREGULAR, IRREGULAR_SHARE = 5, 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Segment:
-    """The work up to an optimizer's step. `optimizer`: its number, in the order in which they came.
+    """Work up to an optimizer's step. `optimizer`: its number, in the order of the first steps.
 
-    `backward`: passes before the step; `closures`: passes inside it, as LBFGS calls them; `batches`: fetched meanwhile.
-    `kind`: one number for all optimizers of a class whose parameters have the same shapes; None: like no other.
+    `backward`: passes before the step; `closures`: passes inside the step, as LBFGS makes them; `batches`: fetched
+    during the segment. `kind`: one number for all optimizers of a class whose parameters have the same shapes; None:
+    like no other.
     """
 
     optimizer: int
@@ -39,33 +41,36 @@ class Segment:
 
     @property
     def key(self) -> tuple[int, int, bool]:
-        """What repeats: how often a closure is called may depend on its values, but not whether it is."""
+        """Repeating part of a segment.
+
+        The number of closure calls may depend on values, but not whether there are any.
+        """
         return self.optimizer, self.backward, self.closures > 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pattern:
-    """The segments of one training step, as they came when it was found."""
+    """Segments of one training step, as they were when the rule was found."""
 
     segments: tuple[Segment, ...]
 
     @property
     def backward(self) -> int:
-        """Backward passes of a step."""
+        """Number of backward passes in a step."""
         return sum(segment.backward + segment.closures for segment in self.segments)
 
     @cached_property
     def batches(self) -> int:
-        """Batches of a step."""
+        """Number of batches in a step."""
         return sum(segment.batches for segment in self.segments)
 
     @cached_property
     def keys(self) -> list[tuple[int, int, bool]]:
-        """Of its segments."""
+        """Keys of the segments."""
         return [segment.key for segment in self.segments]
 
     def words(self, optimizers: Sequence[str]) -> str:
-        """`4 backward passes and 1 SGD step`; `optimizers` are the names by number."""
+        """Description of a step, `4 backward passes and 1 SGD step`; `optimizers`: names by number."""
         steps = Counter(segment.optimizer for segment in self.segments)
         names = Counter(optimizers[number] for number in steps)
         texts = []
@@ -82,7 +87,7 @@ def _passes(number: int) -> str:
 
 
 class Seen(Enum):
-    """What an optimizer's step was."""
+    """Meaning of an optimizer's step."""
 
     UNKNOWN = auto()  # no rule so far
     FOUND = auto()  # with it the rule is known, and a training step has just ended
@@ -94,7 +99,7 @@ class Seen(Enum):
 
 
 class StepFinder:
-    """Finds the rule, then holds every further segment against it."""
+    """Finds the rule, then compares every further segment with it."""
 
     def __init__(self) -> None:
         self.pattern: Pattern | None = None
@@ -106,12 +111,12 @@ class StepFinder:
         self._regular = self._irregular = self._irregular_in_a_row = 0
 
     def add(self, segment: Segment) -> Seen:
-        """What this optimizer's step was."""
+        """Take the segment of an optimizer's step and return its meaning."""
         is_split = self._successors.hear(segment)
         self._segments.append(segment)
         if self.pattern is None:
             return self._search()
-        # An optimizer that was taken for the end of another one steps in turn with it.
+        # An optimizer that was taken for the successor of another one steps in turn with it.
         return self._lose() if is_split else self._follow(self.pattern, self._successors.named(segment))
 
     def _search(self) -> Seen:
@@ -119,7 +124,7 @@ class StepFinder:
         if self._candidate is None:
             segments = [self._successors.named(segment) for segment in self._segments]
             self._candidate = find(segments)
-            # In the middle of a step, where the script did something else first: wait for its end.
+            # If the script did something else first, this is the middle of a step: wait for its end.
             self._position = _segments_since_end(self._candidate, segments) if self._candidate else 0
         else:
             self._position = (self._position + 1) % len(self._candidate.segments)
@@ -130,7 +135,7 @@ class StepFinder:
 
     def _follow(self, pattern: Pattern, segment: Segment) -> Seen:
         keys = pattern.keys
-        # Later than any rule is long, a step of another optimizer may be an exception.
+        # After more regular steps than the longest rule has segments, another optimizer's step may be an exception.
         if self._regular < LONGEST and all(segment.optimizer != known for known, *_ in keys):
             return self._lose()
         if self._off_the_rule:
@@ -148,7 +153,7 @@ class StepFinder:
         if [self._successors.named(segment).key for segment in last] != keys:
             self._off_the_rule += 1
             return self._lose() if self._off_the_rule > MOST_IRREGULAR * len(keys) else Seen.INSIDE
-        # The last step was whole again, but began unseen.
+        # The last segments are a whole step again, whose beginning was not recognised.
         self._off_the_rule = self._position = 0
         return Seen.IRREGULAR
 
@@ -169,18 +174,19 @@ class StepFinder:
 
 
 class _Successors:
-    """Optimizers that continue the work of an earlier one, as K-fold makes one for each fold.
+    """Optimizers that continue the work of an earlier one: K-fold training makes one for each fold.
 
-    A new optimizer of the same kind, with the same passes before its step, is a successor. Where the earlier one steps
-    again before its successor has taken as many steps in a row as make a rule, they step in turn: it is none.
+    A new optimizer of the same kind, with the same passes before its step, is a successor. If the earlier one steps
+    again before its successor has taken `REPEATS` steps in a row, the two step in turn, and there is no succession.
     """
 
     def __init__(self) -> None:
-        # By number, the one that stepped longest ago first; the later one by the earlier, and the other way round.
+        # Last segment by optimizer, the one that stepped longest ago first; successor by predecessor; predecessor by
+        # successor.
         self._last: dict[int, Segment] = {}
         self._later: dict[int, int] = {}
         self._earlier: dict[int, int] = {}
-        # The first optimizer of the row, by number.
+        # First optimizer of its row of successors, by number.
         self._first: dict[int, int] = {}
         self._steady: set[int] = set()
         self._in_a_row: tuple[int, int] = (-1, 0)
@@ -208,7 +214,7 @@ class _Successors:
             if is_alike and earlier not in self._later:
                 self._first[number] = self._first.get(earlier, earlier)
                 self._earlier[number], self._later[earlier] = earlier, number
-                # A script may make thousands: one that has two successors is forgotten.
+                # A script may make thousands of optimizers: forget one that has two successors.
                 if (forgotten := self._earlier.pop(earlier, None)) is not None:
                     self._later.pop(forgotten, None)
                     self._last.pop(forgotten, None)
@@ -223,13 +229,13 @@ class _Successors:
             later = self._later.get(later)
 
     def named(self, segment: Segment) -> Segment:
-        """The segment, with the number of the first optimizer of the row."""
+        """The segment with the number of the first optimizer of its row."""
         first = self._first.get(segment.optimizer, segment.optimizer)
         return segment if first == segment.optimizer else replace(segment, optimizer=first)
 
 
 def find(segments: Sequence[Segment]) -> Pattern | None:
-    """The shortest sequence that the last segments repeat three times, with every optimizer that is in use."""
+    """Shortest sequence, with every optimizer in use, that the last segments repeat three times; None without one."""
     in_use = _in_use(segments)
     keys = [segment.key for segment in segments]
     passes = any(segment.backward + segment.closures for segment in segments)
@@ -239,14 +245,14 @@ def find(segments: Sequence[Segment]) -> Pattern | None:
             last = list(segments[-length:])
             start = _first_of_step(last)
             pattern = Pattern(segments=tuple(last[start:] + last[:start]))
-            # Optimizers of one kind after a common backward pass are parts of a step.
+            # A sequence without a backward pass is only a part of a step, in which several optimizers follow one pass.
             if pattern.backward or not passes:
                 return pattern
     return None
 
 
 def _in_use(segments: Sequence[Segment]) -> set[int]:
-    """Optimizers in use: none that missed its turn three times, or for longer than any rule lasts."""
+    """Optimizers that have not missed their turn three times, or for longer than the longest rule."""
     last: dict[int, int] = {}
     turn: dict[int, int] = {}
     for place, segment in enumerate(segments):
@@ -257,7 +263,10 @@ def _in_use(segments: Sequence[Segment]) -> set[int]:
 
 
 def _first_of_step(segments: Sequence[Segment]) -> int:
-    """Where a step begins: with the data after a segment without, else with the backward pass after one without."""
+    """Index of a step's first segment: one with data after one without, else with a backward pass after one without.
+
+    Returns 0 if no segment, or more than one, begins in this way.
+    """
     batches = [segment.batches for segment in segments]
     passes = [segment.backward + segment.closures for segment in segments]
     for amounts in (batches, passes):
@@ -268,7 +277,7 @@ def _first_of_step(segments: Sequence[Segment]) -> int:
 
 
 def _segments_since_end(pattern: Pattern, segments: Sequence[Segment]) -> int:
-    """How many segments of an unfinished step the script has behind it."""
+    """Number of segments since the end of the last whole step."""
     length = len(pattern.segments)
     keys, last = [segment.key for segment in pattern.segments], [segment.key for segment in segments[-length:]]
     return next(n for n in range(length) if keys[n:] + keys[:n] == last) if length > 1 else 0

@@ -1,7 +1,7 @@
-"""The profiled run of a script: finds the step again, warms up, profiles the steps asked for and ends the script.
+"""Profiled run of a script: finds the step again, warms up, profiles the requested steps and ends the script.
 
-Only whole and usual steps are kept: those whose parts came in the order of most, with no validation loop, checkpoint
-or step of another kind within, and no GradScaler that left the optimizer out.
+Only whole and usual steps are kept. Their parts have the most common order, they contain no validation loop, checkpoint
+or step of another kind, and no GradScaler left the optimizer out.
 """
 
 import functools
@@ -30,19 +30,19 @@ from workload.script.session import Session
 from workload.script.step import Limits, Step
 from workload.script.work import Work
 
-# For the step time without a profiler.
+# Steps timed without a profiler.
 TIMED_STEPS = 5
-# Steps that are no whole and usual ones, before the profile is given up; an epoch's end has one.
+# The profile is given up after this many steps that are not whole and usual. The end of an epoch has one.
 MOST_UNUSUAL = 50
 Part = StepPart | Aside
 BETWEEN_STEPS = {Aside.VALIDATION, Aside.CHECKPOINT, Aside.IRREGULAR}
-# As in steps.csv; what is no part of a step is launched outside of every range.
+# Range of each part, as in steps.csv. Work that is no part of a step is launched outside of every range.
 RANGES: Mapping[Part, StepPart] = {**{part: part for part in StepPart}, Aside.OTHER: StepPart.FORWARD}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What the pass asks for; `began_s`: when the process did."""
+    """Settings of the pass; `began_s`: start of the process."""
 
     mode: Mode
     report: Path
@@ -53,25 +53,25 @@ class Request:
 
 
 class Tool(Protocol):
-    """What is done with the steps after the warm-up."""
+    """Profiler of the steps after the warm-up."""
 
     wants_more: bool
 
     def begin(self, usual: tuple[Part, ...]) -> None:
-        """A step begins, which most likely has these parts."""
+        """Begin a step; `usual`: the parts that it most likely has."""
 
     def passed(self, part: Part) -> None:
-        """A part of it is over."""
+        """End a part of the step."""
 
     def end(self, number: int, *, is_whole: bool) -> None:
-        """It is over; `number`: how many steps came before it, from the first of the warm-up on."""
+        """End the step; `number`: steps before it, counted from the first of the warm-up."""
 
     def answer(self) -> dict[str, Any]:
-        """What the pass wants to know."""
+        """Result of the pass."""
 
 
 class ProfiledScript:
-    """A session whose steps are profiled, and the answer in a file once they are."""
+    """Session whose steps are profiled, and whose result is written to a file afterwards."""
 
     def __init__(self, request: Request, program: Program) -> None:
         self.is_done = False
@@ -106,12 +106,12 @@ class ProfiledScript:
         self.is_done = True
 
     def write(self) -> None:
-        """Write the answer, once the script has ended."""
+        """Write the result, after the script has ended."""
         assert self._tool is not None
         replace_text(self._request.report, json.dumps(self._tool.answer()), durable=False)
 
     def nothing(self) -> RunFailedError:
-        """Why a script that ended well was not profiled."""
+        """Error for a script that ended without failure, but before it was profiled."""
         steps = self.session.optimizer_steps
         return RunFailedError(
             f"{self._name} ended after {steps} optimizer step{'' if steps == 1 else 's'}, before the profile of"
@@ -131,7 +131,7 @@ def _tool(request: Request, used: Device) -> Tool:
 
 
 class ProfiledSteps:
-    """Takes the steps in place of a `Region`, and shows the tool those after the warm-up."""
+    """Receiver of steps in place of a `Region`; passes those after the warm-up to the profiling tool."""
 
     def __init__(self, tool: Tool, used: Device, session: Session) -> None:
         self.phase = StepPhase.WARMUP
@@ -147,21 +147,21 @@ class ProfiledSteps:
 
     @property
     def recorder(self) -> "ProfiledSteps":
-        """Itself."""
+        """This object."""
         return self
 
     @property
     def wants_more(self) -> bool:
-        """Until every step asked for is profiled."""
+        """Whether more steps must be profiled."""
         return self._tool.wants_more
 
     def enter(self, phase: StepPhase) -> None:
-        """The steps of a phase begin."""
+        """Begin a phase of steps."""
         self.phase = phase
         self._clock.synchronize()
 
     def begin(self, mark: None = None) -> None:
-        """A step begins."""
+        """Begin a step."""
         del mark
         self.is_open, self._parts, self._skipped = True, [], self._session.skipped.total()
         if self.phase is StepPhase.MEASURED:
@@ -169,11 +169,11 @@ class ProfiledSteps:
 
     @property
     def _usual(self) -> tuple[Part, ...]:
-        # Of as many the last.
+        # Of equally common orders the last one.
         return next((parts for parts, _ in Counter(reversed(self._seen)).most_common(1)), ())
 
     def mark(self, part: Part, mark: None = None) -> int:
-        """A part is over."""
+        """End a part of the step; return the number of its parts so far."""
         del mark
         self._parts.append(part)
         if self.phase is StepPhase.MEASURED:
@@ -181,18 +181,18 @@ class ProfiledSteps:
         return len(self._parts)
 
     def relabel(self, parts: int, aside: Aside, *, but: StepPart | None = None) -> None:
-        """The first parts were something else."""
+        """Reassign the first `parts` parts to `aside`, except parts of kind `but`."""
         self._parts[:parts] = [part if part is but else aside for part in self._parts[:parts]]
 
     def end(self, images: int, *, is_step: bool) -> None:
-        """A step is over, or something that was none."""
+        """End the step; `is_step` is False if it was no training step."""
         del images
         self.is_open = False
         parts = tuple(self._parts)
         if is_step and not BETWEEN_STEPS & set(parts):
             self._seen.append(parts)
         is_skipped = self._skipped != self._session.skipped.total()
-        # One that comes after something else does not follow the warm-up at once when the script runs again.
+        # A step after other work is not whole: in the next run of the script it would not directly follow the warm-up.
         is_whole = is_step and not is_skipped and not self._is_behind_gap and parts == self._usual
         self._is_behind_gap = not is_step
         if self.phase is StepPhase.MEASURED:
@@ -207,15 +207,15 @@ class ProfiledSteps:
         self._number += is_step
 
     def leave(self) -> None:
-        """The phase is over."""
+        """End the phase."""
         self._clock.synchronize()
 
     def close(self) -> None:
-        """No step will follow."""
+        """Do nothing: no step will follow."""
 
 
 class _Profiler(torch.profiler.profile):
-    """Ours, and none of the script's."""
+    """Marks our own profiler, to tell it from the script's."""
 
 
 def _two_profilers() -> ToolError:
@@ -226,9 +226,10 @@ def _two_profilers() -> ToolError:
 
 
 class Trace:
-    """torch.profiler from the first step to the script's end, of which the whole steps are kept; one goes before it.
+    """Trace by torch.profiler from the first profiled step to the script's end. One step before is timed without it.
 
-    It must not be stopped sooner: an operation of the script's that is still under way would write into freed memory.
+    Only whole steps are kept. The profiler must not be stopped sooner: an operation of the script that is still running
+    would write into freed memory.
     """
 
     def __init__(self, request: Request, used: Device) -> None:
@@ -241,7 +242,7 @@ class Trace:
         self._began_s = 0.0
         self._plain_s: float | None = None
         self._first = 0
-        # By the number of the label around it.
+        # Seconds of each kept step, by the number of the label around it.
         self._step_s: dict[int, float] = {}
 
     def begin(self, usual: tuple[Part, ...]) -> None:
@@ -262,7 +263,7 @@ class Trace:
         self._profiler.start()
 
     def passed(self, part: Part) -> None:
-        """Leave out of the step all that came before `with rooflaunch.step():`."""
+        """Leave out of the step everything before `with rooflaunch.step():`."""
         if part is Aside.OUTSIDE:
             self._close_label()
             self.begin(())
@@ -274,7 +275,7 @@ class Trace:
             self._labels += 1
 
     def end(self, number: int, *, is_whole: bool) -> None:
-        """Keep the step, if it is whole."""
+        """Keep the step if it is whole."""
         self._clock.synchronize()
         step_s = time.perf_counter() - self._began_s
         self._close_label()
@@ -286,7 +287,7 @@ class Trace:
         self.wants_more = len(self._step_s) < self._request.steps
 
     def answer(self) -> dict[str, Any]:
-        """As our own trainer's; the script has ended."""
+        """Result in the form of our own trainer's trace; called after the script has ended."""
         assert self._profiler is not None
         folder, steps, is_gpu = self._request.report.parent, self._request.steps, self._used is Device.CUDA
         self._profiler.stop()
@@ -328,7 +329,7 @@ def _label(number: int) -> str:
 
 
 class Count:
-    """What a run under ncu needs to know: kernels and seconds of a step, and after which step as many whole ones come.
+    """Facts that a run under ncu needs: kernels and seconds of a step, warm-up steps before enough whole ones in a row.
 
     The order of a script's steps is the same when it runs again.
     """
@@ -345,7 +346,7 @@ class Count:
         self._is_counted = False
 
     def begin(self, usual: tuple[Part, ...]) -> None:
-        """Take the time, or count kernels."""
+        """Start the clock, or count kernels."""
         del usual
         torch.cuda.synchronize()
         self._began_s = time.perf_counter()
@@ -356,10 +357,10 @@ class Count:
             self._profiler.start()
 
     def passed(self, part: Part) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def end(self, number: int, *, is_whole: bool) -> None:
-        """Keep it, if it is whole."""
+        """Keep the step if it is whole."""
         torch.cuda.synchronize()
         step_s = time.perf_counter() - self._began_s
         if self._profiler:
@@ -375,7 +376,7 @@ class Count:
         self.wants_more = self._warmup is None or not self._is_counted
 
     def answer(self) -> dict[str, Any]:
-        """As our own trainer's, with the products of known size that go before the steps."""
+        """Result in the form of our own trainer's, with the products of known size that precede the steps."""
         from workload.profile import profiled  # noqa: PLC0415 - imports torchvision, which the script may not need
 
         products = profiled.calibration_products(_spec(self._request))
@@ -395,7 +396,7 @@ class Count:
 
 
 class Counters:
-    """The steps that ncu sees, between start and stop of the profiler, each part in a range of its own."""
+    """Steps under ncu, between start and stop of the profiler, with a range for each part."""
 
     def __init__(self, request: Request) -> None:
         self.wants_more = True
@@ -407,7 +408,7 @@ class Counters:
         self._handle: int | None = None
 
     def begin(self, usual: tuple[Part, ...]) -> None:
-        """Open the first range."""
+        """Start the profiler before the first step, and open the range of the step's first part."""
         if not self._is_on:
             self._is_on = True
             torch.cuda.synchronize()
@@ -442,7 +443,7 @@ class Counters:
         self._open()
 
     def end(self, number: int, *, is_whole: bool) -> None:
-        """Stop the profiler after the last step."""
+        """Count the step; stop the profiler after the last one."""
         self._shut()
         self._first = self._first or number
         self._taken += 1
@@ -453,12 +454,12 @@ class Counters:
             self.wants_more = False
 
     def answer(self) -> dict[str, Any]:
-        """Whether every step was whole."""
+        """Numbers of profiled, broken and preceding steps."""
         return {"steps": self._taken, "skipped_steps": self._broken, "warmup_steps": self._first}
 
 
 def _kernels_of(profiler: torch.profiler.profile, folder: Path) -> int | None:
-    """How many it saw; None where it saw none at all."""
+    """Number of kernels in the profile; None if it has none."""
     path = folder / trace.TRACE
     profiler.export_chrome_trace(str(path))
     number = sum(row.calls for row in trace.kernels(trace.read(path)))

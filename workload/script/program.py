@@ -1,4 +1,4 @@
-"""The user's script, run in this process as Python itself would run it. Standard library only, and no torch."""
+"""Runs the user's script in this process as Python itself would run it. Standard library only, and no torch."""
 
 import importlib.util
 import io
@@ -17,13 +17,13 @@ from workload.script.hiding import ROOT, hidden
 
 EXAMPLE = "python -m rooflaunch script -- train.py --lr 0.1"
 STEP_HINT = "say what a step is, in the script: `import rooflaunch`, then `rooflaunch.step_done()` after each update"
-# Of a traceback our own frames are left out.
+# Frames of these packages are left out of tracebacks.
 OURS = tuple(f"{ROOT / name}{os.sep}" for name in ("rooflaunch", "workload"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """A script or a module with its arguments. `words`: as given; `folder`: where its own modules lie."""
+    """A script or a module with its arguments. `words`: as given; `folder`: location of its own modules."""
 
     words: tuple[str, ...]
     module: str | None
@@ -33,11 +33,11 @@ class Program:
 
     @property
     def name(self) -> str:
-        """`train.py`, or the module's name."""
+        """Name of the script, `train.py`, or of the module."""
         return self.path.name if self.path else self.module or ""
 
     def run(self) -> None:
-        """Run it as `__main__`; whatever it raises comes out, `SystemExit` too."""
+        """Run the program as `__main__`. Its exceptions pass through, including `SystemExit`."""
         with hidden():
             self._run()
 
@@ -54,15 +54,15 @@ class Program:
         main.__dict__["__builtins__"] = __builtins__
         with io.open_code(str(self.path)) as source:
             code = compile(source.read(), main.__file__, "exec", dont_inherit=True)
-        # It stays there: worker processes and pickles look for it, and so do functions that run at the very end.
+        # Not removed later: worker processes, pickles and functions that run at exit look for it.
         sys.modules["__main__"] = main
         exec(code, main.__dict__)  # noqa: S102 - this is what was asked for
 
 
 def resolve(words: Sequence[str], *, data: str | None = None) -> Program:
-    """The program that is meant by what stands after `--`; `UsageError` where there is none.
+    """Find the program named by the words after `--`. Raises `UsageError` if there is none.
 
-    `data` is what the script gets in its arguments for `{data}`.
+    `data`: replaces `{data}` in the script's arguments.
     """
     path = main_file(words, Path.cwd(), example=EXAMPLE, python=f"this Python, {sys.executable}")
     given = tuple(words if data is None else (word.replace(DATA, data) for word in words))
@@ -94,7 +94,7 @@ def _module(words: Sequence[str], given: Sequence[str]) -> Program:
 
 
 def refuse_distributed() -> None:
-    """`UsageError` where a launcher of several processes has started this one."""
+    """Raise `UsageError` if a launcher of several processes has started this one."""
     size = os.environ.get("WORLD_SIZE", "1")
     if size != "1":
         raise UsageError(
@@ -104,7 +104,7 @@ def refuse_distributed() -> None:
 
 
 def several_processes() -> UsageError | None:
-    """The refusal of a script that has joined a group of several processes; torch is imported by now."""
+    """Error for a script that has joined a process group of several; None otherwise. torch must be imported."""
     distributed = sys.modules["torch"].distributed
     size = distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
     if size == 1:
@@ -116,7 +116,7 @@ def several_processes() -> UsageError | None:
 
 
 def show_traceback(error: BaseException) -> None:
-    """Print it as Python would have without us; a script's own `sys.excepthook` does it where there is one."""
+    """Print a traceback as Python would without us, through the script's own `sys.excepthook` if it has one."""
     trace = error.__traceback__
     while trace is not None and _is_ours(trace):
         trace = trace.tb_next
@@ -132,7 +132,7 @@ def _is_ours(trace: TracebackType) -> bool:
 
 
 def code_of(ended: SystemExit) -> int:
-    """The exit code that Python gives for it, with its message printed."""
+    """Exit code that Python gives for a `SystemExit`; prints its message."""
     if ended.code is None or isinstance(ended.code, int):
         return ended.code or 0
     print(ended.code, file=sys.stderr)

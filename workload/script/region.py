@@ -1,4 +1,4 @@
-"""The rows of a script's steps and what surrounds them: phases, telemetry, CPU time, the wall time without gaps."""
+"""Measured region of a script: rows of its steps, phases, telemetry, CPU time, and the wall time without gaps."""
 
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from workload.timeline import Timeline
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """The measured steps: their columns, the wall time that they and their waits explain, the CPUs that they got."""
+    """Measured steps: their columns, the wall time of steps and data waits in seconds, and the CPUs used."""
 
     totals: PhaseTotals
     wall_s: float
@@ -24,7 +24,7 @@ class Measured:
 
 
 class Region:
-    """Opens telemetry.csv and steps.csv of a bundle; `is_open` while marks belong to a step."""
+    """Opens telemetry.csv and steps.csv of a bundle. `is_open`: marks now belong to a step."""
 
     def __init__(self, folder: Path, device: Device, timeline: Timeline) -> None:
         self.phase = StepPhase.WARMUP
@@ -36,29 +36,29 @@ class Region:
         self._stack = ExitStack()
         path = folder / bundle.TELEMETRY
         self.telemetry = self._stack.enter_context(Telemetry(path, device=device, origin_s=timeline.started_s))
-        losses = loss_reader_for(Device.CPU)  # nobody knows which of a script's tensors is its loss
+        losses = loss_reader_for(Device.CPU)  # a script's loss is unknown among its tensors
         self.recorder = self._stack.enter_context(Recorder(folder, self._clock, losses, started_s=timeline.started_s))
         self._meter = CpuMeter()
 
     def enter(self, phase: StepPhase) -> None:
-        """The steps of a phase begin; the device has done what came before."""
+        """Begin a phase of steps, after the device has finished earlier work."""
         self.phase = phase
         self._clock.synchronize()
         self._meter = CpuMeter()
         self._timeline.enter(phase)
 
     def begin(self, mark: Any = None) -> None:
-        """A step begins, now or at a mark that was taken then."""
+        """Begin a step, now or at `mark`, which was taken earlier."""
         self.recorder.begin(self.phase, 0, mark)
         self.is_open = True
 
     def end(self, images: int, *, is_step: bool) -> None:
-        """It is over."""
+        """End the step. `images`: samples that it trained on; `is_step`: False if it was no training step."""
         self.is_open = False
         self.recorder.end(images=images, is_step=is_step)
 
     def leave(self) -> None:
-        """The phase is over with its last step: what came after it, also of ours, counts for nothing."""
+        """End the phase at its last step; later work, including ours, does not count."""
         totals = self.recorder.totals[self.phase]
         began_s = self._timeline.began_s[self.phase]
         self.is_open = False
@@ -75,7 +75,7 @@ class Region:
                 self.measured = Measured(totals=totals, wall_s=max(wall_s - gaps_s, 1e-9), cpus=cpus)
 
     def close(self) -> None:
-        """Close the files; a phase that is not over ends with its last step."""
+        """Close the files; an open measured phase ends with its last step."""
         if self.phase is StepPhase.MEASURED and self.measured is None:
             self.leave()
         self.is_open = False

@@ -1,4 +1,4 @@
-"""The bundle of a measured script: opened once its step is known, sealed after its last step or where it breaks off."""
+"""Bundle of a measured script: opened once its step is known, sealed after its last step or when it fails."""
 
 import json
 import logging
@@ -55,19 +55,19 @@ METHOD = (
     "element-wise, normalisation and pooling operations count 0 FLOP. Bytes are modelled: lower = each tensor once, "
     "upper = each operation from and to memory"
 )
-# A few seconds a precision and for the bandwidth; measured again where other work disturbs, at most twice.
+# A few seconds for each precision and for the bandwidth, repeated at most twice if other work disturbs.
 CEILINGS_LIMIT_S = 180.0
-# Below this share of the operations' time without a formula nobody has to know.
+# Operations without a formula get a note only from this share of the operations' time on.
 UNATTRIBUTED_NOTE_FROM = 0.05
 UNATTRIBUTED_SHOWN = 4
 ROOT = Path(__file__).parents[2]
-# What a phase of the script is called in the names of its files while a later one is measured.
+# Suffix of the files of the longest phase so far, while a later phase is measured.
 LONGEST = ".longest"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What the command line asks for."""
+    """Settings of a measurement, from the command line."""
 
     program: Program
     limits: Limits
@@ -112,7 +112,7 @@ class ScriptRun:
         self._device = Device.CPU
         self._stack = ExitStack()
         self._notes: list[str] = []
-        # Before the script changes its folder, or the files in it.
+        # Made before the script changes its working folder, or the files in it.
         self._machine = HostSystem()
         self.session = Session(request.limits, request.program, self._open, self._complete, goes_on=request.goes_on)
         self.tape = Tape(self.session)
@@ -123,10 +123,10 @@ class ScriptRun:
         return max(self.session.measured_steps, *(phase.taken for phase in self.session.phases), 0)
 
     def _open(self, step: Step, work: Work | None, used: Device) -> Region:
-        """The bundle, with all that is known before the first step is timed."""
+        """Create the bundle, with everything known before the first timed step."""
         assert work is not None
         if self.folder is not None:
-            # The steps are of another kind now: those of the longest phase so far are kept.
+            # A new phase begins, with steps of another kind. Keep the steps of the longest phase so far.
             self._set_aside()
             self._stack.close()
             return self._begin(self.folder, step, work, used)
@@ -233,7 +233,7 @@ class ScriptRun:
         return [(path, path.with_name(path.name + LONGEST)) for path in paths]
 
     def _set_aside(self) -> None:
-        """Keep the steps of the finished phase if no earlier phase had more."""
+        """Keep the steps of the finished phase if it is the longest so far."""
         current, kept = self._measurement(), self._longest
         if current and (kept is None or current.is_longer_than(kept)):
             self._longest = current
@@ -264,14 +264,14 @@ class ScriptRun:
         self.show()
 
     def show(self) -> None:
-        """Print what was measured, unless a launcher does; not where the script's own output goes."""
+        """Print the results to stderr, unless a launcher prints them; stdout belongs to the script."""
         if self._request.is_launched:
             return
         with log.beside_bars():
             print(as_typed(self.summary()), file=sys.stderr, flush=True)
 
     def close(self, status: Status, error: str | None = None) -> None:
-        """Write and seal the bundle, if there is one; a script that ends early leaves its steps so far."""
+        """Write and seal the bundle, if it was opened; a script that ends early leaves its steps so far."""
         if self.folder is None or self._record is None or self.is_sealed:
             return
         self._timeline.enter("finish")
@@ -326,7 +326,7 @@ class ScriptRun:
         return replace(known, gaps=gaps or None)
 
     def _measure_ceilings(self) -> CeilingsRecord | None:
-        """In a process of its own, which no setting and no memory of the script's reaches; the script waits."""
+        """Measure ceilings in a separate process, free of the script's settings and memory, while the script waits."""
         assert self._record is not None
         LOGGER.info("script     the steps are taken; measuring this machine's ceilings")
         precision = self._record.spec.precision
@@ -364,10 +364,10 @@ class ScriptRun:
             LOGGER.warning("note       %s", note)
         self._set(notes=self._notes)
 
-    # --- what is said of it
+    # --- results as text
 
     def summary(self) -> str:
-        """A few lines for who typed the command: what a step is, how fast, what limits it."""
+        """Results in a few lines: the step, its speed, its limit."""
         record = self._record
         if record is None or record.spec.script is None or record.timing.step_s is None:
             return ""
@@ -401,7 +401,7 @@ def _limit_words(record: Record) -> str:
 
 
 def _gap_rows(figures: Timing) -> dict[str, str]:
-    """Each kind of gap, with its share of the time of steps and gaps together."""
+    """Text on each kind of gap, with its share of the time of steps and gaps together."""
     gaps = figures.gaps or {}
     total_s = (figures.measured_s or 0.0) + sum(gap.seconds or 0.0 for gap in gaps.values())
     rows = [
@@ -413,20 +413,20 @@ def _gap_rows(figures: Timing) -> dict[str, str]:
 
 
 def _spread(values: Sequence[int], unit: str) -> Iterator[str]:
-    """Range of samples or tokens over the steps, if steps differ."""
+    """Note on the range of samples or tokens over the steps, if steps differ."""
     if len(set(values)) > 1:
         low, usual, high = min(values), statistics.median_low(values), max(values)
         yield f"steps differ: {low:,} to {high:,} {unit}, median {usual:,}; throughput is work over time"
 
 
 def _copied_from(context: Context) -> dict[str, Any]:
-    """The commit of a script whose folder is a copy: git knows nothing of it here."""
+    """Commit recorded by a launcher that copied the script's folder; a copy has no git repository."""
     commit, _, dirty = context.script_commit.partition("-")
     return {"commit": commit, "dirty": bool(dirty)} if commit else {}
 
 
 def _is_compiled() -> bool:
-    """Whether the script has compiled a part of itself."""
+    """Whether the script has compiled a part of its code by torch.compile."""
     dynamo = sys.modules.get("torch._dynamo")
     return bool(dynamo and dynamo.utils.counters["stats"]["unique_graphs"])
 
@@ -463,7 +463,7 @@ def _variation(work: Work) -> Iterator[str]:
 
 
 def _phase_notes(phases: Sequence[Phase], longest: Phase) -> list[str]:
-    """Phases of the script beside the measured one, with their steps."""
+    """Note on the script's other phases, with their numbers of steps."""
     others = [f"{counted(phase.steps, 'step')} of {phase.step.what}" for phase in phases if phase is not longest]
     if not others:
         return []
@@ -471,7 +471,7 @@ def _phase_notes(phases: Sequence[Phase], longest: Phase) -> list[str]:
 
 
 def _notes(record: Record, limits: Limits) -> list[str]:
-    """What the reader of the figures has to know of them."""
+    """Notes for the reader of the figures."""
     notes, spec, work, taken = [], record.spec, record.complexity, record.timing.step_s
     iterations = int(spec.iterations or 0)
     if taken and record.status is Status.COMPLETED and (taken.n or 0) < iterations:

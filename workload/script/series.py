@@ -1,4 +1,4 @@
-"""Repeats of a script and its profile: each a process of its own, in which the script runs from its start.
+"""Repeats of a script and its profile: each is a separate process that runs the script from its start.
 
 This process holds neither torch nor a GPU. Standard library only.
 """
@@ -19,12 +19,12 @@ from workload.contract.spec import Context, Profile
 from workload.script.program import Program
 from workload.series import profile_first
 
-# Arguments of `python -m rooflaunch script` that every process of the series gets as they were given.
+# Options of `python -m rooflaunch script` that are passed unchanged to every process of the series.
 PASSED = ("warmup", "iterations", "min_seconds", "samples_per_step", "data", "then", "profile_steps")
 
 
 def run(parsed: Namespace, script: Program, context: Context, *, repeats: int, profile: Profile) -> int:
-    """The exit code is that of the first run that broke off."""
+    """Run the script `repeats` times, then profile it. Returns the first failed run's exit code, else the profile's."""
     _announce(script.name, repeats, profile)
     folders: list[Path] = []
     for repeat in range(1, repeats + 1):
@@ -60,19 +60,22 @@ def _announce(name: str, repeats: int, profile: Profile) -> None:
 
 
 def _words(parsed: Namespace, profile: Profile, context: Context) -> list[str]:
-    """Our own options, for one run."""
+    """Options of `python -m rooflaunch script` for one run."""
     words = ["-o", str(parsed.output), "--profile", str(profile)]
     for name in PASSED:
         if getattr(parsed, name) is not None:
             words += ["--" + name.replace("_", "-"), str(getattr(parsed, name))]
     words += [] if parsed.ceilings else ["--no-ceilings"]
     words += ["--fresh-ceilings"] if parsed.fresh_ceilings else []
-    # Where a launcher reads our output, it names bundles alone.
+    # A launcher reads our stdout, where only bundles may be named.
     return [*words, "--series" if parsed.context is None else "--context", context.to_argument()]
 
 
 def _one(words: Sequence[str], script: Program) -> tuple[ChildEnd, list[Path]]:
-    """How the run ended, and the bundles that it opened. Input and output of the script are this process's own."""
+    """Run the script once; return its end and the bundles that it opened.
+
+    The script uses this process's input and output.
+    """
     signals: list[int] = []
     child: subprocess.Popen[bytes] | None = None
 
@@ -92,7 +95,7 @@ def _one(words: Sequence[str], script: Program) -> tuple[ChildEnd, list[Path]]:
 
 
 def _comes_from_the_terminal() -> bool:
-    """Whether a signal like Ctrl-C has reached the child too, as the terminal sends it to every process in front."""
+    """Whether a signal has reached the child too: for Ctrl-C a terminal signals every process in the foreground."""
     try:
         return os.tcgetpgrp(0) == os.getpgrp()
     except OSError:

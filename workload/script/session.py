@@ -1,7 +1,7 @@
-"""The measurement of a script: hears what it does, finds its step, counts one, times the others, and ends it.
+"""Measurement of a script: observes its calls, finds its step, counts one, times the others, and ends the script.
 
-All of this happens inside the script's own calls: between two of its steps the script waits for us, inside a step it
-loses a few microseconds.
+All of this happens inside the script's own calls: between two steps the script waits for us, inside a step it loses a
+few microseconds.
 """
 
 import math
@@ -29,12 +29,12 @@ from workload.script.taker import StepTaker
 from workload.script.work import MOST_COUNTED, Work, WorkCounter, chosen, usual
 
 LOGGER = log.LOGGER
-# More than anybody accumulates: a hand-written update steps no optimizer of torch's.
+# Nobody accumulates this many: the script updates its parameters by hand, without an optimizer of torch's.
 BACKWARD_WITHOUT_STEP = 500
 
 
 class Stage(Enum):
-    """What the next step is for."""
+    """Purpose of the next step."""
 
     SEARCHING = auto()
     FOUND = auto()
@@ -44,12 +44,12 @@ class Stage(Enum):
     OVER = auto()
 
 
-# Called when the step is known and one has been counted, if it is: returns who takes the steps from here on.
+# Called when the step is known, and counted if counting is on. Returns the receiver of all later steps.
 Open = Callable[[Step, Work | None, Device], StepTaker]
 
 
 class Session:
-    """Hears the script. `active` while there is something to measure; see `workload.script.hooks.Observer`."""
+    """Observer of a script, `active` while something is left to measure; see `workload.script.hooks.Observer`."""
 
     def __init__(
         self,
@@ -64,18 +64,18 @@ class Session:
         self.active = True
         self.stage = Stage.SEARCHING
         self.refusal: RooflaunchError | None = None
-        # What there is to say of a script that does not end when it is asked to, beside that it does not.
+        # Why the script ignored the request to end, if known.
         self.unended: RooflaunchError | None = None
         self.bug: Exception | None = None
         self.step: Step | None = None
         self.phases: list[Phase] = []
         self.backward_passes = self.optimizer_steps = self.gradients = 0
         self.skipped: Counter[StepPhase] = Counter()
-        # Of the steps of the phase so far.
+        # Samples and tokens of each step of the phase so far.
         self.samples: list[int] = []
         self.tokens: list[int] = []
         self.region: StepTaker | None = None
-        # Places where gradients are turned off: True where that is for an evaluation, which is no part of a step.
+        # Places where gradients are turned off: True for an evaluation, which is no part of a step.
         self.sites: dict[Site, bool] = {}
         self._limits, self.goes_on, self._counts = limits, goes_on, counts
         self._name, self._folder = program.name, program.folder
@@ -88,7 +88,7 @@ class Session:
         self._in_optimizer = False
         self._stepped_in_backward: Any = None
         self._steps_in_backward = self._in_backward = False
-        # Of what is heard later than it happened: the mark of then, and whether more of the kind follows.
+        # While replaying an event: its original time stamp, and whether more events of its kind are queued.
         self._then: Any = None
         self._is_behind = False
         self._now = Now()
@@ -104,27 +104,27 @@ class Session:
 
     @property
     def measured_steps(self) -> int:
-        """Taken so far."""
+        """Number of measured steps so far."""
         return self._taken if self.stage is Stage.MEASURED else 0
 
     def silence(self) -> None:
-        """This process is a copy of the measured one: nothing of it is heard."""
+        """Stop observing: this process is a forked copy of the measured one."""
         self.active = False
 
-    # --- what is heard
+    # --- events
 
     def fetch_began(self) -> None:
-        """The time until here was the script's own."""
+        """Assign the time until now to the script's own work."""
         if self._is_ours():
             self._mark(Aside.OTHER)
 
     def fetched(self, loader: Any, batch: Any) -> None:
-        """The time since `fetch_began` was a wait for data."""
+        """Assign the time since `fetch_began` to the wait for data."""
         if self._is_ours():
             self.came(self.batch_of(loader, batch))
 
     def batch_of(self, loader: Any, batch: Any) -> Batch | None:
-        """What the batch holds; None at the end of the data."""
+        """Contents of the batch; None at the end of the data."""
         if batch is None:
             return None
         try:
@@ -138,7 +138,7 @@ class Session:
             return None
 
     def came(self, batch: Batch | None) -> None:
-        """The time since `fetch_began` was a wait for this batch."""
+        """Assign the time since `fetch_began` to the wait for this batch."""
         if self._counter:
             self._look_at_what_came_before()
         parts = self._mark(StepPart.DATA) - 2
@@ -147,7 +147,7 @@ class Session:
             self._now.fetches.append(Fetch(batch=batch, parts=max(0, parts)))
 
     def backward_began(self) -> None:
-        """The time until here was the forward pass."""
+        """Assign the time until now to the forward pass."""
         if self._is_ours():
             self._in_backward = True
             if self._counter:
@@ -155,7 +155,7 @@ class Session:
             self._mark(StepPart.FORWARD)
 
     def backward_ended(self) -> None:
-        """The time since then was the backward pass."""
+        """Assign the time since `backward_began` to the backward pass."""
         if not self._is_ours():
             return
         self._in_backward = False
@@ -176,7 +176,7 @@ class Session:
             self._refuse_updates_by_hand(f"{self._now.backward} backward passes")
 
     def gradient_taken(self) -> None:
-        """`torch.autograd.grad` has returned gradients, of a penalty or of the loss."""
+        """Count gradients that `torch.autograd.grad` returned, of a penalty or of the loss."""
         self.gradients += 1
         is_all = self.optimizer_steps == self.backward_passes == 0
         if is_all and self.gradients >= BACKWARD_WITHOUT_STEP and not self._by_hand and self._is_ours():
@@ -192,16 +192,16 @@ class Session:
         )
 
     def stepping(self, _: Any) -> None:
-        """Passes from here on are those of a closure."""
+        """Count further backward passes as those of a closure, until the step has ended."""
         if self.thread is None or self.thread == threading.get_ident():
             self._in_optimizer = True
 
     def stepped(self, optimizer: Any) -> None:
-        """An optimizer has stepped: a segment of the script's work is over."""
+        """End a segment of the script's work: an optimizer has stepped."""
         self._heard_of(optimizer, skipped=False)
 
     def left_out(self, optimizer: Any) -> None:
-        """A GradScaler has left its step out."""
+        """End a segment of the script's work: a GradScaler left out the optimizer's step."""
         self._heard_of(optimizer, skipped=True)
 
     def _heard_of(self, optimizer: Any, *, skipped: bool) -> None:
@@ -217,7 +217,7 @@ class Session:
             )
         self._in_optimizer = False
         if self._in_backward:
-            # An optimizer a parameter, each of which steps as soon as its gradient is there.
+            # The script has an optimizer for each parameter, which steps as soon as its gradient is computed.
             self._stepped_in_backward = self._stepped_in_backward or optimizer
             self._steps_in_backward = True
             return
@@ -232,7 +232,7 @@ class Session:
             self._mark(Aside.OTHER)
         self._is_evaluating = self.sites.get(site, False)
         if is_timed and self._counts and site not in self.sites:
-            # Slow, once for each place: this step will not be a timed one.
+            # Counting is slow, but needed only once for each place. This step will not be timed.
             self._counter, self._was_looked_at = self._counter or WorkCounter(self._device).start(), True
         if self._counter:
             self._counter.stretches.enter(site)
@@ -250,24 +250,24 @@ class Session:
             self._is_evaluating = False
 
     def _look_at_what_came_before(self) -> None:
-        """A batch is there: what computed without gradients before it, and with no loss since, was an evaluation."""
+        """A batch has arrived: earlier work without gradients was an evaluation if no loss used it."""
         if self._counter is None or self.region is None or not self.region.is_open:
             return
         site = self._counter.stretches.now
         if site is not None:
-            # An evaluation of the batches of a loader, of which this is the first.
+            # An evaluation of a loader's batches, which begins with this one.
             self.sites[site] = self._is_evaluating = True
         self._was_looked_at = not (self._look_at_no_more() or self._is_evaluating)
         if not self._was_looked_at:
             self.region.recorder.relabel(self.region.recorder.mark(Aside.OTHER, self._then), Aside.VALIDATION)
 
     def _look_at_no_more(self) -> bool:
-        """Whether the stretches of a counted step had an evaluation that nobody knew of."""
+        """Stop observing work without gradients; return whether the step had an evaluation at a new place."""
         if self._counter is None:
             return False
         found = self._counter.stretches.are_evaluations()
         is_new = any(found[site] and site not in self.sites for site in found)
-        # An evaluation that is known has no FLOP now.
+        # A known evaluation was not counted, and therefore has no FLOP here.
         self.sites = {site: found[site] for site in found if site not in self.sites} | self.sites
         if self.stage is not Stage.COUNTING:
             self._counter.stop()
@@ -275,12 +275,12 @@ class Session:
         return is_new
 
     def saving(self) -> None:
-        """The time until here was the script's own."""
+        """Assign the time until now to the script's own work."""
         if self._is_ours():
             self._mark(Aside.OTHER)
 
     def saved(self) -> None:
-        """The time since then was a checkpoint's."""
+        """Assign the time since `saving` to a checkpoint."""
         if self._is_ours():
             self._mark(Aside.CHECKPOINT)
 
@@ -294,7 +294,7 @@ class Session:
             self.region.recorder.relabel(parts, Aside.OUTSIDE, but=StepPart.DATA)
 
     def step_done(self) -> None:
-        """The script says that a step is over."""
+        """End a step that the script marks."""
         if not self.active:
             return
         if self.stage is Stage.OVER:
@@ -312,27 +312,30 @@ class Session:
                 self._start_again()
             self._now = Now()
 
-    # --- what is heard later than it happened
+    # --- replay of buffered events
 
     @property
     def instant(self) -> Callable[[], Any] | None:
-        """Reads the clock for what may be heard later; None: it must be heard at once."""
+        """Function that reads the clock for an event reported later; None if events must be reported at once."""
         taker = self.region
         is_on = self.active and self.stage is not Stage.OVER and not self._steps_in_backward
         return taker.instant if is_on and taker and taker.is_open and not self._counter else None
 
     def patience(self) -> tuple[int, float]:
-        """How many steps of optimizers may be told later, and until when on the clock of `time.perf_counter`."""
+        """Number of optimizer steps that may be buffered, and the latest end by `time.perf_counter`."""
         warmup, iterations, least_s = self._limits.filled(self._device)
         left = (warmup if self.stage is Stage.WARMUP else iterations) - self._taken
         if left > 0:
             return left * (len(self.step.pattern.segments) if self.step and self.step.pattern else 1), math.inf
-        # The steps asked for, but not their least time.
+        # All requested steps are taken, but their least time has not passed.
         until_s = self._began_s + least_s
         return (sys.maxsize, until_s) if time.perf_counter() < until_s else (1, math.inf)
 
     def hear_again(self, events: Sequence[tuple[str, Any, tuple[Any, ...]]], *, is_over: bool) -> None:
-        """Method, mark and arguments of each; the script is ended with the last at most, and not if that `is_over`."""
+        """Replay `events`: method, mark and arguments of each.
+
+        Only the last event may end the script, and none if the script `is_over`.
+        """
         last = None if is_over else len(events) - 1
         try:
             for place, (name, self._then, details) in enumerate(events):
@@ -340,10 +343,10 @@ class Session:
                 getattr(self, name)(*details)
         finally:
             self._then, self._is_behind = None, False
-        # The script has waited for us.
+        # The script waited during the replay.
         self._mark(Aside.MEASURING)
 
-    # --- what follows from it
+    # --- reactions
 
     def _is_ours(self) -> bool:
         is_on = self.active and self.stage is not Stage.OVER
@@ -405,7 +408,7 @@ class Session:
                 )
 
     def _remember(self) -> None:
-        """Keep what the optimizer's step was made of, until the rule is known."""
+        """Keep the data fetched for an optimizer's step until the rule is known."""
         fetches, self._now = self._now.fetches, Now()
         self._recent.append(Amount.of(fetches))
         self._last_fetches = fetches or self._last_fetches
@@ -500,7 +503,7 @@ class Session:
         self.region.begin()
 
     def _excess(self, now: Now) -> list[Fetch]:
-        """The batches before those that the step trained on: of a validation loop, say."""
+        """Batches fetched before those that the step trained on, for example by a validation loop."""
         assert self.step is not None
         if self.step.pattern is None:
             return []
@@ -509,7 +512,7 @@ class Session:
             return []
         kept = {fetch.batch.loader for fetch in now.fetches[extra:]}
         is_foreign = any(fetch.batch.loader not in kept for fetch in now.fetches[:extra])
-        # One batch more of the same loader is one that is fetched ahead at the beginning of the data.
+        # One more batch of the same loader is a prefetched one, at the beginning of the data.
         return now.fetches[:extra] if extra > 1 or (extra == 1 and is_foreign) else []
 
     def _timed(self, now: Now, *, is_regular: bool) -> None:
@@ -548,8 +551,8 @@ class Session:
         self.region.begin(self._then)
 
     def complete(self) -> None:
-        """All steps are taken: write everything down, then end the script or let it go."""
-        # A script that catches the end and steps again is ended again.
+        """Write everything down after the last step, then end the script or let it continue."""
+        # If the script catches the exit and steps again, it is ended again.
         self.active, self.stage = not self.goes_on, Stage.OVER
         if self.region:
             self.region.leave()
@@ -572,14 +575,14 @@ class Session:
         raise EndOfScript
 
     def failed(self, error: Exception) -> None:
-        """A bug of ours: the script goes on without us."""
+        """Report a bug of ours and stop measuring; the script continues."""
         self.active, self.stage, self.bug = False, Stage.OVER, error
         LOGGER.error("script     not measured any further, for a bug of ours: %r", error)
         LOGGER.debug("%s", "".join(traceback.format_exception(error)))
 
 
 class _Guard:
-    """Keeps what we do wrong out of the script."""
+    """Keeps our own exceptions out of the script."""
 
     def __init__(self, session: Session) -> None:
         self._session = session

@@ -1,4 +1,4 @@
-"""What a step of the script is: its rule and what throughput counts of it; and how many are asked for."""
+"""Definition of the script's training step: its rule, its data, and the number of steps to measure."""
 
 import weakref
 from collections import Counter
@@ -14,7 +14,7 @@ from workload.script.pattern import Pattern, Segment
 
 
 class Fetch(NamedTuple):
-    """A batch that came within the step; `parts`: how many parts the step had before it was asked for."""
+    """A batch fetched within the step; `parts`: number of parts that the step had before the fetch."""
 
     batch: Batch
     parts: int
@@ -51,7 +51,7 @@ class Now:
 
 @dataclass(kw_only=True)
 class Loader:
-    """A DataLoader of the script: where it is asked for batches, and how it was made; `size` of a batch, if known."""
+    """A DataLoader of the script: the line that asks for batches, the number of workers, the batch `size` if known."""
 
     where: str
     workers: int
@@ -62,7 +62,7 @@ class Loader:
 class Step:
     """Definition of a training step: its rule, the data that throughput counts, and the sentence that the user reads.
 
-    `what`: the sentence's part on passes and optimizers. `batch_size`: of one of the `batches`.
+    `what`: the sentence's part on passes and optimizers. `batch_size`: size of each of the `batches` of a step.
     """
 
     pattern: Pattern | None
@@ -101,7 +101,7 @@ class Limits:
     min_seconds: float | None = None
 
     def filled(self, device: Device) -> tuple[int, int, float]:
-        """Warm-up steps, measured steps, and the least seconds of these."""
+        """Warm-up steps, measured steps, and the least seconds of the measured steps."""
         on_cpu = device is Device.CPU
         warmup = (3 if on_cpu else 10) if self.warmup is None else self.warmup
         iterations = (20 if on_cpu else 100) if self.iterations is None else self.iterations
@@ -113,7 +113,7 @@ class Limits:
 class Optimizer:
     """Optimizer as at its first step. `kind`: a number shared by optimizers of one class with the same shapes.
 
-    `elements`: of each parameter, by its identity.
+    `elements`: number of elements of each parameter, by the parameter's identity.
     """
 
     name: str
@@ -131,7 +131,7 @@ class Optimizers:
         self._kinds: dict[Any, Optimizer] = {}
 
     def number_of(self, optimizer: Any) -> int:
-        """The optimizer's number, in the order in which they came."""
+        """Number of an optimizer, in the order of their first steps."""
         reference, number = self._numbers.get(id(optimizer), (None, 0))
         if reference is None or reference() is not optimizer:
             number = len(self.known)
@@ -184,7 +184,7 @@ def describe(
     `recent`: data fetched by the last optimizer steps.
     """
     length = len(pattern.segments) if pattern else 1
-    # The usual amount of the last few steps: one may hold the short batch at the end of the data.
+    # The most common amount of the last few steps, because one step may hold the short batch at the end of the data.
     sums = [recent[end - length : end] for end in range(length, len(recent) + 1, length)]
     amounts = Counter((sum(row.samples for row in rows), sum(row.batches for row in rows)) for rows in sums)
     (samples, batches), _ = amounts.most_common(1)[0] if amounts else ((0, 0), 0)

@@ -1,4 +1,4 @@
-"""What becomes of a script's steps once they are known: they are timed, or profiled."""
+"""Interfaces for the receiver of a script's steps: a receiver times the steps, or profiles them."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -7,47 +7,47 @@ from workload.recorder import Aside, StepPart, StepPhase
 
 
 class Marks(Protocol):
-    """Takes the parts of a step; see `workload.recorder.Recorder`."""
+    """Records the parts of a step; see `workload.recorder.Recorder`."""
 
     def mark(self, part: StepPart | Aside, mark: Any = None) -> int:
-        """The time since the last mark was this; returns how many parts the step has.
+        """Assign the time since the last mark to `part`; return the number of parts of the step.
 
-        Up to now, or to a mark that was taken then.
+        The time ends now, or at `mark`, which was taken earlier.
         """
 
     def relabel(self, parts: int, aside: Aside, *, but: StepPart | None = None) -> None:
-        """The first parts were something else."""
+        """Reassign the first `parts` parts of the open step to `aside`, except parts of kind `but`."""
 
 
 class StepTaker(Protocol):
-    """What is done with the steps after the counted ones: they are timed, or profiled."""
+    """Receives the steps after the counted ones, and times or profiles them."""
 
     phase: StepPhase
     is_open: bool
 
     @property
     def wants_more(self) -> bool:
-        """More than the measured steps that were asked for."""
+        """Whether more steps are needed than the measured steps requested."""
 
     @property
     def recorder(self) -> Marks:
-        """Hears the parts while `is_open`."""
+        """Recorder of the parts of a step while `is_open`."""
 
     def enter(self, phase: StepPhase) -> None:
-        """The steps of a phase begin."""
+        """Begin a phase of steps."""
 
     @property
     def instant(self) -> Callable[[], Any] | None:
-        """Takes a mark of something that is told later; None: the steps must be told as they happen."""
+        """Function that takes a mark of an event reported later; None if events must be reported as they happen."""
 
     def begin(self, mark: Any = None) -> None:
-        """A step begins, now or at a mark that was taken then."""
+        """Begin a step, now or at `mark`, which was taken earlier."""
 
     def end(self, images: int, *, is_step: bool) -> None:
-        """It is over."""
+        """End the step. `images`: samples that it trained on; `is_step`: False if it was no training step."""
 
     def leave(self) -> None:
-        """The phase is over."""
+        """End the phase."""
 
     def close(self) -> None:
-        """No step will follow."""
+        """Finish: no step will follow."""

@@ -1,7 +1,8 @@
-"""What timed steps did, written down in a moment and told to the session later, many steps at once.
+"""Buffers the events of timed steps with their time stamps, and passes many steps at once to the session later.
 
-After a step of tens of milliseconds nothing of ours is left in the processor's caches, and each line of Python that is
-run between its parts takes about ten times as long as in a loop. So between the parts of a step only the clock is read.
+After a step of tens of milliseconds the processor's caches hold none of our code and data, and each line of Python
+between its parts takes about ten times as long as in a loop. Between the parts of a step, therefore, only the clock is
+read.
 """
 
 from collections.abc import Callable
@@ -16,14 +17,14 @@ from workload.script.batches import Batch
 from workload.script.hooks import Site
 from workload.script.session import Session
 
-# More optimizer steps than this are not kept waiting.
+# Largest number of optimizer steps in the buffer.
 MOST_STEPS = 64
-# A validation loop has many batches and no step.
+# Largest number of events in the buffer: a validation loop has many batches and no step.
 MOST_EVENTS = 4096
 
 
 class Tape:
-    """Hears a script for its session, which is told at once except of timed steps.
+    """Observer of a script that buffers the events of timed steps for its session, and passes on all others at once.
 
     See `workload.script.hooks.Observer`.
     """
@@ -35,36 +36,39 @@ class Tape:
         self._mark: Callable[[], Any] | None = None
         self._thread: int | None = None
         self._steps, self._most, self._due_s = 0, 1, 0.0
-        # What came last: its loader, the shape of its first tensor, what throughput counts of it.
+        # The last batch: its loader, the shape of its first tensor, its contents.
         self._loader: int | None = None
         self._is_in_stretch = False
-        # In a backward pass or an optimizer's step, which turn gradients off for themselves.
+        # Whether a backward pass or an optimizer's step is running: both turn gradients off themselves.
         self._is_inside = False
-        # Those that have stepped, by identity.
+        # Optimizers that have stepped, by identity.
         self._optimizers: set[int] = set()
         self._shape: Size | None = None
         self._batch: Batch | None = None
 
     def silence(self) -> None:
-        """This process is a copy of the measured one: nothing of it is heard."""
+        """Stop observing: this process is a forked copy of the measured one."""
         self.active, self._mark = False, None
         self._session.silence()
 
-    # What happens in every step is written out: a call more, cold, takes some microseconds.
+    # Events of every step are handled without helper functions: an additional cold call takes some microseconds.
 
     def fetch_began(self) -> None:
-        """A batch is asked for."""
+        """Record that a batch is requested."""
         if self._mark is not None and get_ident() == self._thread:
             self._events.append(("fetch_began", self._mark(), ()))
         else:
             self._session.fetch_began()
 
     def fetched(self, loader: Any, batch: Any) -> None:
-        """It is there. The batch itself is not kept: by the time when this is told it may be gone."""
+        """Record that a batch has arrived.
+
+        Only its measures are kept, because the batch may be gone when they are passed on.
+        """
         if self._mark is not None and get_ident() == self._thread:
             mark = self._mark()
             first = batch[0] if type(batch) in (list, tuple) and batch else batch
-            # Nearly every batch: like the one before.
+            # Nearly every batch is like the previous one.
             if id(loader) != self._loader or type(first) is not Tensor or first.shape != self._shape:
                 self._batch = self._session.batch_of(loader, batch)
                 self._loader, self._shape = id(loader), first.shape if type(first) is Tensor else None
@@ -75,7 +79,7 @@ class Tape:
             self._session.fetched(loader, batch)
 
     def backward_began(self) -> None:
-        """A backward pass begins."""
+        """Record that a backward pass begins."""
         self._is_inside = True
         if self._mark is not None:
             self._events.append(("backward_began", self._mark(), ()))
@@ -83,7 +87,7 @@ class Tape:
             self._session.backward_began()
 
     def backward_ended(self) -> None:
-        """It is over."""
+        """Record that the backward pass has ended."""
         self._is_inside = False
         if self._mark is not None:
             self._events.append(("backward_ended", self._mark(), ()))
@@ -91,12 +95,12 @@ class Tape:
             self._session.backward_ended()
 
     def gradient_taken(self) -> None:
-        """Called when a gradient was taken without a backward pass; in a timed step it belongs to a penalty."""
+        """Pass on that a gradient was taken; ignored in a timed step, where it belongs to a penalty."""
         if self._mark is None:
             self._session.gradient_taken()
 
     def stepping(self, optimizer: Any) -> None:
-        """An optimizer is about to step."""
+        """Record that an optimizer is about to step."""
         self._is_inside = True
         if self._mark is not None:
             self._events.append(("stepping", None, (optimizer,)))
@@ -104,28 +108,28 @@ class Tape:
             self._session.stepping(optimizer)
 
     def stepped(self, optimizer: Any) -> None:
-        """It has."""
+        """Record that an optimizer has stepped."""
         self._is_inside = False
         self._hear_of_end("stepped", optimizer)
         if id(optimizer) not in self._optimizers:
-            # Steps of another one may be of another kind.
+            # A new optimizer may begin steps of another kind.
             self._optimizers.add(id(optimizer))
             self.catch_up()
 
     def left_out(self, optimizer: Any) -> None:
-        """A GradScaler has left its step out."""
+        """Record that a GradScaler left out an optimizer's step."""
         self._hear_of_end("left_out", optimizer)
 
     def step_done(self) -> None:
-        """The script says that a step is over."""
+        """Record that the script marks the end of a step."""
         self._hear_of_end("step_done")
 
     def step_began(self) -> None:
-        """The script says that one begins."""
+        """Record that the script marks the beginning of a step."""
         self._hear("step_began")
 
     def stretch_began(self, site: Site) -> None:
-        """Called when gradients are switched off; passed on if the place is an evaluation, or not classified yet."""
+        """Record that gradients are switched off, if the place is an evaluation or not classified yet."""
         session = self._session
         if self._is_inside:
             return
@@ -142,7 +146,7 @@ class Tape:
             self._settle()
 
     def stretch_ended(self) -> None:
-        """Called when gradients are switched on again."""
+        """Record that gradients are switched on again."""
         if self._mark is None or get_ident() != self._thread:
             self._session.stretch_ended()
         elif self._is_in_stretch:
@@ -150,11 +154,11 @@ class Tape:
             self._is_in_stretch = False
 
     def saving(self) -> None:
-        """A checkpoint is written."""
+        """Record that a checkpoint is being written."""
         self._hear("saving")
 
     def saved(self) -> None:
-        """It is."""
+        """Record that the checkpoint was written."""
         self._hear("saved")
 
     def _hear(self, name: str) -> None:
@@ -176,7 +180,7 @@ class Tape:
             self._settle()
 
     def _settle(self) -> None:
-        """How to go on: at once, or later until as many steps more have been taken or some time has passed."""
+        """Decide whether to buffer from here on, and for how many steps or seconds."""
         session = self._session
         self._mark = session.instant
         if self._mark is not None:
@@ -186,7 +190,10 @@ class Tape:
             self._due_s = min(perf_counter() + FLUSH_EVERY_S, until_s)
 
     def catch_up(self, *, is_over: bool = False) -> None:
-        """Tell the session everything; it may end the script then, unless that `is_over` anyway."""
+        """Pass all buffered events to the session, which may end the script then.
+
+        `is_over`: the script has ended anyway.
+        """
         if self._mark is None or get_ident() != self._thread:
             return
         events, self._events = self._events, []

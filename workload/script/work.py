@@ -1,6 +1,6 @@
-"""What one step of an unknown script computes: FLOP, bytes and time of every operation, seen as it is dispatched.
+"""Counts FLOP, bytes and time of every operation in one step of an unknown script, as each is dispatched.
 
-The step runs under a dispatch mode, which makes it slow and changes nothing else. It is never a timed one.
+The step runs under a dispatch mode, which makes it slow and changes nothing else. A counted step is never a timed one.
 """
 
 import sys
@@ -22,19 +22,19 @@ from workload.flop import FlopCounter, Tally, formula_of
 from workload.op_families import is_known
 from workload.script.hooks import Site
 
-# The ceiling that a product of these is held against; fp16 is that of `amp`, whoever scales the loss.
+# Precision whose ceiling a product of this type is compared with; fp16 counts as `amp`, with or without a GradScaler.
 PRECISIONS = {torch.float32: "fp32", torch.float16: "amp", torch.bfloat16: "bf16", torch.float64: "fp64"}
-# Of the steps whose work is counted.
+# Number of counted steps: enough if all are alike, and at most.
 ENOUGH_ALIKE, MOST_COUNTED = 4, 5
 MS_PER_S = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """Of one step. `time_s` by operation; `flop_by_precision` by the element type of what is multiplied.
+    """Operations of one step. `time_s`: seconds by operation; `flop_by_precision`: by element type of the factors.
 
-    `unattributed`: the operations without a formula, by their share of all operations' time. `flop_range`: of the
-    few that were counted, where they differ.
+    `unattributed`: operations without a formula, with their share of all operations' time. `flop_range`: least and most
+    FLOP of the counted steps, None if they agree.
     """
 
     tally: Tally
@@ -50,26 +50,26 @@ class Work:
 
     @property
     def unattributed_share(self) -> float:
-        """Of the operations' time."""
+        """Share of the operations' time spent in operations without a formula."""
         return sum(self.unattributed.values())
 
     @property
     def precision(self) -> str:
-        """That of most FLOP; fp32 for a step without a product."""
+        """Precision with the most FLOP; fp32 for a step without a product."""
         return max(self.flop_by_precision, key=lambda name: self.flop_by_precision[name], default="fp32")
 
 
 class Stretches:
-    """Work without gradients in a step: whether a loss uses its results, or whether it is an evaluation.
+    """Work without gradients in a step, by place: used by a loss, or an evaluation.
 
-    Each result is followed, by the memory that it lies in, to an operation that gradients flow through, or to none.
+    The memory of each result is followed to see whether an operation with gradients reads it.
     """
 
     def __init__(self) -> None:
         self.now: Site | None = None
         self._flop: dict[Site, int] = {}
         self._used: set[Site] = set()
-        # Weak: an address stays unique while its reference lives.
+        # Weak references keep each address unique while they live.
         self._sites_of: dict[int, tuple[StorageWeakRef, frozenset[Site]]] = {}
 
     def enter(self, site: Site | None) -> None:
@@ -105,15 +105,15 @@ class Stretches:
     def are_evaluations(self) -> dict[Site, bool]:
         """Whether the work without gradients is an evaluation, by place.
 
-        An average of weights, which has no matrix product, is none.
+        Work without a matrix product, such as an average of weights, is not an evaluation.
         """
         return {site: flop > 0 and site not in self._used for site, flop in self._flop.items()}
 
 
 class WorkCounter(FlopCounter):
-    """A `FlopCounter` that times each operation; `start` and `stop` it where no `with` block can stand.
+    """A `FlopCounter` that times each operation; `start` and `stop` replace a `with` block, which is impossible here.
 
-    `ignores`: operations are run, and not counted. `stretches`: work without gradients.
+    `ignores`: run operations without counting them. `stretches`: work without gradients.
     """
 
     def __init__(self, device: Device) -> None:
@@ -129,7 +129,7 @@ class WorkCounter(FlopCounter):
         self._copied_bytes = 0
 
     def start(self) -> Self:
-        """Count from here on, in this thread."""
+        """Begin to count, in this thread."""
         self._block = ExitStack()
         if "torch._dynamo" in sys.modules and torch._dynamo.utils.counters["stats"]["unique_graphs"]:  # noqa: SLF001
             torch.compiler.set_stance("force_eager")
@@ -138,7 +138,7 @@ class WorkCounter(FlopCounter):
         return self
 
     def stop(self) -> Work:
-        """What was counted."""
+        """Stop counting and return the counts."""
         self._block.close()
         time_s = self._timer.seconds()
         total_s = sum(time_s.values()) or 1.0
@@ -164,7 +164,7 @@ class WorkCounter(FlopCounter):
         return super().__torch_dispatch__(func, _types, args, kwargs)
 
     def run(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an operation and take its time."""
+        """Run an operation and record its time."""
         name = str(func.overloadpacket)
         name = name.removeprefix("aten.")
         began = self._timer.mark()
@@ -182,7 +182,7 @@ class WorkCounter(FlopCounter):
         return output
 
     def counted(self, flop: int, args: tuple[Any, ...]) -> None:
-        """Note the FLOP of a contraction by precision and pass."""
+        """Record the FLOP of a contraction by precision and pass."""
         self.stretches.compute(flop)
         if not self.in_backward:
             self._forward_flop += flop
@@ -200,7 +200,7 @@ def _precision_of(factor: Tensor) -> str:
 
 
 def _bytes_to_device(func: OpOverload, args: tuple[Any, ...], output: Any) -> int:
-    """Of a copy from the host to a GPU; 0 for every other operation."""
+    """Bytes of a copy from the host to a GPU; 0 for every other operation."""
     if not isinstance(output, Tensor) or output.device.type == "cpu":
         return 0
     name = func.overloadpacket.__name__
@@ -210,7 +210,7 @@ def _bytes_to_device(func: OpOverload, args: tuple[Any, ...], output: Any) -> in
 
 
 class _HostTimes:
-    """Of a CPU, which computes as it is told to."""
+    """Times of operations on a CPU, which runs each one before the call returns."""
 
     def __init__(self) -> None:
         self._time_s: Counter[str] = Counter()
@@ -226,7 +226,7 @@ class _HostTimes:
 
 
 class _Events:
-    """Of a GPU: an event before and behind each operation, read when all have passed."""
+    """Times of operations on a GPU: an event before and after each operation, read after all have completed."""
 
     def __init__(self) -> None:
         self._spans: list[tuple[str, Any, Any]] = []
@@ -248,7 +248,7 @@ class _Events:
 
 
 def usual(works: Sequence[Work]) -> Work | None:
-    """The work of a step: of four that are all alike; else, of five, the most common or else the middle one.
+    """Work of a typical step: four counted steps if all are alike, else the choice among five; None if more are needed.
 
     A script may do more every so many steps, as DCGAN does for its pictures, or work on sequences of any length.
     """
@@ -259,7 +259,7 @@ def usual(works: Sequence[Work]) -> Work | None:
 
 
 def chosen(works: Sequence[Work]) -> Work:
-    """The most common of these, where one is; else the middle one; with the range where they differ."""
+    """Most common work if more than half of the steps agree, else the median by FLOP; with the range if they differ."""
     flop, times = Counter(work.tally.flop for work in works).most_common(1)[0]
     ordered = sorted(works, key=lambda work: work.tally.flop)
     low, high = ordered[0].tally.flop, ordered[-1].tally.flop

@@ -1,1 +1,1 @@
-"""Bundles on their way to a bucket and home. google-cloud-storage is imported by functions alone."""
+"""Transfer of bundles to a store and back. google-cloud-storage is imported only inside functions."""

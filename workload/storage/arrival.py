@@ -1,4 +1,4 @@
-"""The files of a run on their way into its folder here: downloaded in pieces, compared, and put into place."""
+"""Receives the files of a run: downloads them in pieces, compares them, and moves them to their folder."""
 
 import hashlib
 import io
@@ -30,31 +30,31 @@ ATTEMPTS = 2
 
 @dataclass(kw_only=True)
 class Traffic:
-    """Shared by the workers: bytes that came so far, and whether to stop."""
+    """State shared by the workers: bytes received so far, and whether to stop."""
 
     bytes: int = 0
     stop: threading.Event = field(default_factory=threading.Event)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, count: int) -> None:
-        """Count bytes that came."""
+        """Count received bytes."""
         with self._lock:
             self.bytes += count
 
 
 class StoppedError(Exception):
-    """Another worker failed for good, or the user pressed Ctrl-C."""
+    """The fetch is stopping: another worker failed for good, or the user pressed Ctrl-C."""
 
 
 class Bringer:
-    """Brings files of one store; threads share it."""
+    """Downloads files of one store; shared by threads."""
 
     def __init__(self, store: Store, traffic: Traffic) -> None:
         self._store = store
         self._traffic = traffic
 
     def manifest(self, listed: StoredObject) -> bytes:
-        """The manifest, as it was listed; one that arrives as another is asked for once more."""
+        """Download the manifest and compare it with its listing; repeat once if it differs. Raises `BundleError`."""
         for _ in range(ATTEMPTS):
             content = io.BytesIO()
             with suppress(TooLongError):
@@ -65,7 +65,7 @@ class Bringer:
         raise BundleError(f"{bundle.MANIFEST} arrived damaged {ATTEMPTS} times", hint="fetch again")
 
     def bring(self, folder: Path, wanted: Iterable[Wanted]) -> tuple[int, int]:
-        """Have every wanted file in `folder`; returns how many came over the network, and their bytes."""
+        """Download every wanted file that `folder` lacks; return the number of files downloaded, and their bytes."""
         files = count = 0
         for file in wanted:
             if not self._is_as_wanted(folder / file.name, file):
@@ -74,9 +74,9 @@ class Bringer:
         return files, count
 
     def _bring_file(self, folder: Path, wanted: Wanted) -> int:
-        """Download into a partial file, compare, put into place; returns the bytes that came."""
+        """Download to a partial file, compare, move to its place; return the number of bytes received."""
         token = hashlib.sha256(wanted.name.encode()).hexdigest()[:16]
-        # With the version in its name, a piece is continued only with the same content.
+        # The version in its name ensures that a partial file is continued only with the same content.
         partial = folder / PARTIAL / f"{token}-{wanted.remote.version}"
         partial.parent.mkdir(exist_ok=True)
         count = 0
@@ -87,12 +87,12 @@ class Bringer:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 partial.replace(target)
                 return count
-            # A piece of an earlier fetch may have been damaged: once more, from the start.
+            # A partial file of an earlier fetch may have been damaged: start once more.
             partial.unlink()
         raise BundleError(f"{wanted.name} arrived damaged {ATTEMPTS} times", hint="fetch again")
 
     def _download(self, partial: Path, listed: StoredObject) -> int:
-        """Continue the partial file up to its full size, over broken connections as long as something comes."""
+        """Continue the partial file up to its full size, over broken connections as long as each brings some bytes."""
         before = _size(partial)
         if before > listed.bytes:
             partial.unlink()
@@ -101,7 +101,7 @@ class Bringer:
         start = before
         while start < listed.bytes:
             try:
-                # With a byte too many it is another file, as its comparison says.
+                # A file that is too long fails its comparison later.
                 with suppress(TooLongError), partial.open("ab") as content:
                     self._store.download(listed, _Counted(content, self._traffic), start=start)
             except UnreachableError:
@@ -116,7 +116,7 @@ class Bringer:
         return _size(partial) - before
 
     def _is_as_wanted(self, path: Path, wanted: Wanted) -> bool:
-        """Whether the file has the size and checksum of the manifest, or of the object where there is no manifest."""
+        """Whether the file has the size and checksum of the manifest, or without a manifest those of the object."""
         if not path.is_file() or _size(path) != wanted.remote.bytes:
             return False
         if not wanted.sha256:
@@ -126,7 +126,7 @@ class Bringer:
 
 
 class _Counted:
-    """Counts what is written, and stops a worker that is no longer needed."""
+    """Stream that counts written bytes, and raises `StoppedError` when the workers must stop."""
 
     def __init__(self, stream: BinaryIO, traffic: Traffic) -> None:
         self._stream = stream
@@ -140,7 +140,7 @@ class _Counted:
 
 
 class LocalState(StrEnum):
-    """What is here where a complete run shall come; `other`: a complete bundle with other content."""
+    """State of a run's folder before the fetch; `other`: a complete bundle with other content."""
 
     ABSENT = "absent"
     SAME = "same"
@@ -148,7 +148,7 @@ class LocalState(StrEnum):
 
 
 def local_state(store: Store, folder: Path, manifest: StoredObject) -> LocalState:
-    """Whether the bundle is here already, compared by its manifest."""
+    """State of the local folder, compared with the remote manifest."""
     path = folder / bundle.MANIFEST
     try:
         same = _size(path) == manifest.bytes and _crc32c_of(path) == checksum_of(store, manifest)
@@ -168,7 +168,7 @@ def _size(path: Path) -> int:
 
 
 def seal(folder: Path, manifest: bytes) -> None:
-    """Put the manifest into place, at once and last: from here on the bundle is complete."""
+    """Write the manifest, atomically and last: from here on the bundle is complete."""
     shutil.rmtree(folder / PARTIAL, ignore_errors=True)
     with replacing(folder / bundle.MANIFEST) as file:
         file.write(manifest)
@@ -176,7 +176,7 @@ def seal(folder: Path, manifest: bytes) -> None:
 
 @contextmanager
 def disk_errors(folder: Path) -> Iterator[None]:
-    """A disk that takes nothing more ends the fetch; what is wrong with one folder refuses that run alone."""
+    """Convert disk errors: a disk that takes no more data ends the fetch, a problem of one folder refuses its run."""
     try:
         yield
     except OSError as error:

@@ -1,7 +1,7 @@
-"""Bundles from a store, several at a time.
+"""Fetches bundles from a store, several at a time.
 
-A run lies in `<prefix>/runs/<run_id>/`. Its folder here has no MANIFEST.json until every file in it has been compared
-with the manifest, so a fetch that is killed leaves an incomplete bundle, and the next one continues.
+A run lies in `<prefix>/runs/<run_id>/`. Its local folder has no MANIFEST.json until every file has been compared with
+the manifest. A killed fetch therefore leaves an incomplete bundle, and the next fetch continues it.
 """
 
 import shutil
@@ -32,17 +32,17 @@ from workload.storage.names import clashes
 from workload.storage.source import FetchSource
 from workload.storage.store import Store, StoredObject
 
-# For a manifest or a record, which are read whole. A manifest row is about 200 bytes: this is a bundle of 80,000 files.
+# Largest manifest or record, which are read into memory. A manifest row is about 200 bytes: this allows 80,000 files.
 MAX_DOCUMENT_BYTES = 16_000_000
-# Of a run's folder among others, one is there.
+# Files that identify a folder as a run: one of them exists.
 MARKS = (bundle.MANIFEST, bundle.RECORD)
 BAR_EVERY_S = 0.25
-# Workers see a stop within one piece of a file; one that waits for the network longer than this is left behind.
+# Workers check for a stop with each piece of a file. A worker that waits for the network longer than this is abandoned.
 STOP_LIMIT_S = 1.0
 
 
 class FetchState(StrEnum):
-    """What became of one run. `incomplete`: it has no manifest in the store, and is fetched only if asked for."""
+    """Result for one run. `incomplete`: it has no manifest in the store, and is fetched only on request."""
 
     FETCHED = "fetched"
     SKIPPED = "skipped"
@@ -52,7 +52,7 @@ class FetchState(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class FetchedRun:
-    """What became of one run: how many files and bytes came over the network, and why not."""
+    """Result for one run: numbers of files and bytes received, and the reason if it was not fetched."""
 
     run_id: str
     state: FetchState
@@ -63,7 +63,7 @@ class FetchedRun:
 
 @dataclass(frozen=True, kw_only=True)
 class FetchReport:
-    """What became of a fetch. `error` ended it before every run was looked at."""
+    """Result of a fetch. `error`: reason why it ended before every run was handled."""
 
     source: str
     output: Path
@@ -72,11 +72,11 @@ class FetchReport:
     error: RooflaunchError | None = None
 
     def count(self, state: FetchState) -> int:
-        """How many runs ended so."""
+        """Number of runs in this state."""
         return sum(outcome.state is state for outcome in self.outcomes)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """Plain JSON values."""
         return {
             "source": self.source,
             "output": str(self.output),
@@ -101,9 +101,9 @@ def fetch(
     jobs: int = 8,
     on_progress: OnProgress | None = None,
 ) -> FetchReport:
-    """Bring every run of `source` into `output`, `jobs` at a time.
+    """Fetch every run of `source` into `output`, `jobs` at a time.
 
-    `incomplete` brings runs without a manifest too; `replace` overwrites a complete bundle that is another one here.
+    `incomplete`: fetch runs without a manifest too; `replace`: overwrite a local bundle that is complete and different.
     `on_progress(runs done, runs, bytes so far)` is called with zeros first, before the store is listed.
     """
     if on_progress:
@@ -131,7 +131,7 @@ def fetch(
 
 
 def _listed(store: Store, source: FetchSource) -> Iterator[StoredObject]:
-    """The objects of the runs. Where other things lie beside them, a folder is a run by its manifest or its record."""
+    """Objects of the runs. Beside other things, only a subfolder with a manifest or a record is a run."""
     if source.prefix:
         yield from store.objects(source.prefix)
         return
@@ -150,12 +150,12 @@ def _strays_of(runs: Iterable[RemoteRun], outcomes: Iterable[FetchedRun], output
 def _in_parallel(
     worker: "_Worker", runs: Sequence[RemoteRun], jobs: int
 ) -> Generator[FetchedRun | RooflaunchError | None, None, None]:
-    """What became of each run as it comes, and None now and then, to show progress; closing it stops the workers."""
+    """Yield the result of each run as it comes, and sometimes None, to show progress; closing it stops the workers."""
     waiting: SimpleQueue[RemoteRun] = SimpleQueue()
     ended: SimpleQueue[FetchedRun | BaseException] = SimpleQueue()
     for run in runs:
         waiting.put(run)
-    # Daemons, not a pool: nobody waits for the network after Ctrl-C, and what a worker does may be cut off anywhere.
+    # Daemon threads, not a pool: Ctrl-C must not wait for the network, and a worker may be cut off at any point.
     threads = [
         threading.Thread(target=worker.work, args=(waiting, ended), daemon=True) for _ in range(min(jobs, len(runs)))
     ]
@@ -181,7 +181,7 @@ def _in_parallel(
 
 
 class _Worker:
-    """Brings one run at a time; threads share it."""
+    """Fetches one run at a time; shared by threads."""
 
     def __init__(self, store: Store, output: Path, traffic: Traffic, *, incomplete: bool, replace: bool) -> None:
         self.traffic = traffic
@@ -192,7 +192,7 @@ class _Worker:
         self._replace = replace
 
     def work(self, waiting: "SimpleQueue[RemoteRun]", ended: "SimpleQueue[FetchedRun | BaseException]") -> None:
-        """Fetch what waits, until nothing does or `stop` is set; an error is handed over like an outcome."""
+        """Fetch waiting runs until none is left or `stop` is set; an error is put into `ended` like a result."""
         while not self.traffic.stop.is_set():
             try:
                 run = waiting.get_nowait()
@@ -204,7 +204,7 @@ class _Worker:
                 ended.put(error)
 
     def fetch(self, run: RemoteRun) -> FetchedRun:
-        """What became of the run; raises only what concerns every other run too."""
+        """Fetch a run and return its result. Raises only errors that concern every other run too."""
         try:
             with disk_errors(self._output / run.run_id):
                 return self._fetch_complete(run) if run.manifest else self._fetch_incomplete(run)

@@ -1,7 +1,7 @@
-"""Which runs a list of objects holds, and which files of each may be written: pure functions of names.
+"""Sorts a list of objects into runs, and decides which files may be written: pure functions of names.
 
-Everything that a store says is somebody else's: a name that could leave its folder, or could not lie beside the others
-on every file system, is refused, and a manifest is believed only as far as the objects are there as it says.
+Names from a store are not trusted. A name that could leave its folder, or could not coexist with the others on every
+file system, is refused. A manifest is accepted only as far as its objects exist as it lists them.
 """
 
 import hashlib
@@ -22,15 +22,15 @@ RUNS = "runs"
 # Metadata of a stored manifest: a digest of the files that it lists, so that a list alone shows whether they are there.
 FILES_LABEL = "files"
 SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,3})?")
-# Pieces of files that have not come whole, inside the run's folder.
+# Folder inside the run's folder for partial files.
 PARTIAL = ".fetch"
-# Names that the fetch itself writes; compared without case, as some file systems do.
+# Names that the fetch itself writes; compared without case, because some file systems ignore case.
 RESERVED = frozenset({bundle.MANIFEST.casefold(), f"{bundle.MANIFEST}.tmp".casefold()})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Refused:
-    """An object that is not written, and why."""
+    """An object that is not written, with the reason."""
 
     name: str
     reason: str
@@ -38,7 +38,7 @@ class Refused:
 
 @dataclass(frozen=True, kw_only=True)
 class RemoteRun:
-    """One run in a store: its objects by their name inside the run. `kind` is the store's, for messages."""
+    """A run in a store: its objects by their name inside the run. `kind`: the store's kind, for messages."""
 
     run_id: str
     objects: Mapping[str, StoredObject]
@@ -46,17 +46,17 @@ class RemoteRun:
 
     @property
     def manifest(self) -> StoredObject | None:
-        """The object that makes the run complete."""
+        """Object that makes the run complete; None for an incomplete run."""
         return self.objects.get(bundle.MANIFEST)
 
     def damaged(self, why: str) -> BundleError:
-        """The error for a run that cannot be fetched as it is."""
+        """Error for a run that cannot be fetched in its present state."""
         return BundleError(f"damaged in the {self.kind}: {why}", hint=f"upload run '{self.run_id}' again, or remove it")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Inventory:
-    """Everything below a folder of a store, in the order of names."""
+    """All runs below a folder of a store, in the order of names, and the refused objects."""
 
     runs: tuple[RemoteRun, ...]
     refused: tuple[Refused, ...]
@@ -64,7 +64,7 @@ class Inventory:
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """One file to have: `sha256` is the manifest's, empty where the run has none."""
+    """A file to download; `sha256`: from the manifest, empty if the run has none."""
 
     name: str
     remote: StoredObject
@@ -73,7 +73,7 @@ class Wanted:
 
 @dataclass(frozen=True, kw_only=True)
 class SealedRun:
-    """A complete run as a list shows it; `run_key` and `job`, its sweep's name, are empty where it has none.
+    """A complete run in a list; `run_key` and `job`, its sweep's name, are empty if it has none.
 
     `seconds`: how long its process took, where its labels say so. `damage`: how its files differ from its manifest,
     where `sealed_runs` was asked to compare them.
@@ -88,7 +88,7 @@ class SealedRun:
 
     @classmethod
     def labelled(cls, run_id: str, labels: Mapping[str, str]) -> Self:
-        """From the labels of its manifest."""
+        """Run from the labels of its manifest."""
         names = (record.STATUS_LABEL, record.KEY_LABEL, record.JOB_LABEL, record.SECONDS_LABEL)
         texts = (labels.get(name, "") for name in names)
         status, run_key, job, took = (text if isinstance(text, str) else "" for text in texts)
@@ -97,12 +97,12 @@ class SealedRun:
 
 
 def take_stock(objects: Iterable[StoredObject], folder: str, kind: str = "bucket") -> Inventory:
-    """Sort a list of objects below `folder` into runs; names that may not be written are refused, the rest stays."""
+    """Sort a list of objects below `folder` into runs; unsafe names are refused, the others kept."""
     objects_by_run: dict[str, dict[str, StoredObject]] = {}
     refused: list[Refused] = []
     for listed in objects:
         name = listed.name.removeprefix(folder)
-        # Consoles make empty objects whose name ends in a slash, to show a folder.
+        # Web consoles create empty objects whose name ends in a slash, to show a folder.
         if not name or (name.endswith("/") and not listed.bytes and not why_unsafe(name[:-1])):
             continue
         run_id, slash, inner = name.partition("/")
@@ -112,7 +112,8 @@ def take_stock(objects: Iterable[StoredObject], folder: str, kind: str = "bucket
             objects_by_run.setdefault(run_id, {})[inner] = listed
     runs = []
     for run_id, inside in sorted(objects_by_run.items()):
-        # Of a complete run nothing is written but what its manifest lists: it decides between names that clash.
+        # For a complete run only files that its manifest lists are written, so the manifest decides between clashing
+        # names.
         clashing = {} if bundle.MANIFEST in inside else clashes(inside)
         refused += [Refused(name=f"{folder}{run_id}/{name}", reason=reason) for name, reason in clashing.items()]
         kept = {name: listed for name, listed in inside.items() if name not in clashing}
@@ -121,7 +122,7 @@ def take_stock(objects: Iterable[StoredObject], folder: str, kind: str = "bucket
 
 
 def strays(run: RemoteRun, listed: Collection[str]) -> tuple[Refused, ...]:
-    """Objects of a complete run that could not lie beside the files that its manifest lists."""
+    """Objects of a complete run that cannot coexist with the files that its manifest lists."""
     return tuple(
         Refused(name=stray.name, reason="cannot lie beside the files that the manifest lists")
         for name, stray in sorted(run.objects.items())
@@ -130,14 +131,17 @@ def strays(run: RemoteRun, listed: Collection[str]) -> tuple[Refused, ...]:
 
 
 def wanted_files(run: RemoteRun, manifest: bytes) -> tuple[Wanted, ...]:
-    """The files that a manifest lists, each with its object; `BundleError` if one is unsafe, missing or another."""
+    """Files that a manifest lists, each with its object.
+
+    Raises `BundleError` if one is unsafe, missing or different.
+    """
     rows = _rows_of(run, manifest)
     clashing = clashes([row.name for row in rows])
     return tuple(_wanted(run, row, clashing) for row in rows)
 
 
 def read_document(run: RemoteRun, name: str, content: bytes) -> dict[str, Any]:
-    """A JSON object of a schema that we read; else `BundleError`."""
+    """Parse a JSON object of a schema that we read. Raises `BundleError` for anything else."""
     try:
         document = json.loads(content)
     except (ValueError, RecursionError) as error:
@@ -206,9 +210,9 @@ def _damage(store: Store, folder: str, run: RemoteRun, *, by_content: bool) -> s
 
 
 def sealed_in(results: Path) -> Iterator[SealedRun]:
-    """Every complete run that lies in a folder of results, in order; only manifests are read. None where none is.
+    """All complete runs in a folder of results, in order; only manifests are read. Empty if the folder is absent.
 
-    One that was sealed before manifests had labels has no status here: it is part of no sweep.
+    A run that was sealed before manifests had labels has an empty status, and is part of no sweep.
     """
     try:
         with os.scandir(results) as entries:
@@ -217,7 +221,7 @@ def sealed_in(results: Path) -> Iterator[SealedRun]:
         return
     for name in names:
         try:
-            # Ten thousand of them: a Path for each would take as long as reading it.
+            # There may be ten thousand: a Path for each would take as long as reading the file.
             with open(f"{results}/{name}/{bundle.MANIFEST}", "rb", buffering=0) as manifest:  # noqa: PTH123
                 document = json.loads(manifest.read())
         except (OSError, ValueError, RecursionError):
@@ -228,7 +232,7 @@ def sealed_in(results: Path) -> Iterator[SealedRun]:
 
 
 def _read_labels(store: Store, folder: str, run: RemoteRun) -> Mapping[str, str]:
-    """From the manifest; of a run that was sealed before manifests had them, from its run.json."""
+    """Labels from the manifest, or from run.json for a run that was sealed before manifests had labels."""
     try:
         for name in (bundle.MANIFEST, bundle.RECORD):
             document = read_document(run, name, store.read(f"{folder}{run.run_id}/{name}") or b"")
@@ -241,7 +245,7 @@ def _read_labels(store: Store, folder: str, run: RemoteRun) -> Mapping[str, str]
 
 
 def _why_reserved(inner: str) -> str:
-    """Why this name inside a run is ours to write; the manifest in its own spelling is expected there."""
+    """Reason why this name inside a run is reserved for the fetch, else empty; the manifest's exact name is allowed."""
     top = inner.partition("/")[0].casefold()
     if top == PARTIAL or (top in RESERVED and inner != bundle.MANIFEST):
         return "a name that the fetch itself uses"

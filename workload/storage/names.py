@@ -1,4 +1,4 @@
-"""Names of objects that are safe as names of files, on every file system that may hold them."""
+"""Checks that names of objects are safe as names of files, on every file system that may hold them."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -15,10 +15,10 @@ UNSAFE: tuple[tuple[str, Callable[[str], object]], ...] = (
     ("a control character", lambda name: re.search(r"[\x00-\x1f\x7f-\x9f]", name)),
     ("a drive letter", lambda name: re.search(r"(^|/)[A-Za-z]:", name)),
     ("leaves its folder", lambda name: ".." in name.split("/")),
-    # `rm -rf *` would take it for options.
+    # `rm -rf *` would read such a name as options.
     ("a part that begins with a dash", lambda name: re.search(r"(^|/)-", name)),
     ("an empty part", lambda name: "" in name.split("/")),
-    # Windows drops them: `MANIFEST.json.` would be the manifest.
+    # Windows drops these endings: `MANIFEST.json.` would be the manifest.
     ("a part that ends in a dot or a space", lambda name: re.search(r"[. ](/|$)", name)),
     ("no valid Unicode", lambda name: re.search(r"[\ud800-\udfff]", name)),
     (
@@ -29,7 +29,7 @@ UNSAFE: tuple[tuple[str, Callable[[str], object]], ...] = (
 
 
 def why_unsafe(name: str) -> str:
-    """Why a file of this name, below a folder of ours, might leave it or could not be written; empty if safe."""
+    """Reason why a file of this name might leave our folder or could not be written; empty if the name is safe."""
     return next((reason for reason, is_unsafe in UNSAFE if is_unsafe(name)), "")
 
 
@@ -40,7 +40,7 @@ def require_safe(name: str, store: object) -> None:
 
 
 def clashes(names: Iterable[str]) -> dict[str, str]:
-    """Names that cannot lie beside the others: a file where others need a folder, the same name in other case."""
+    """Names that cannot coexist with the others, with the reason: equal to a folder's name, or equal except in case."""
     known = sorted(names)
     folders = {str(parent).casefold() for name in known for parent in PurePosixPath(name).parents}
     clashing: dict[str, str] = {}

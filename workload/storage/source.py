@@ -1,4 +1,4 @@
-"""What `analyze fetch` is given: a store, and where in it runs lie."""
+"""Source of `analyze fetch`: a store, and the place of runs in it."""
 
 import os
 import re
@@ -15,10 +15,10 @@ from workload.storage.store import EXAMPLE, BucketAddress, SshAddress, parse_add
 
 @dataclass(frozen=True, kw_only=True)
 class FetchSource:
-    """Where runs lie in the store at `address`.
+    """Place of runs in the store at `address`.
 
-    `folder` is what their names start with: `a/b/runs/`, or empty for a folder that holds bundles and other things.
-    `run_id` where one run alone is meant.
+    `folder`: prefix of their names, `a/b/runs/`; empty for a folder that holds bundles and other files. `run_id`: the
+    run to fetch, None for all.
     """
 
     address: str
@@ -27,27 +27,27 @@ class FetchSource:
 
     @property
     def prefix(self) -> str:
-        """What every name of interest starts with."""
+        """Prefix of all names to fetch."""
         return f"{self.folder}{self.run_id}/" if self.run_id else self.folder
 
     def __str__(self) -> str:
         return f"{self.address}/{self.prefix}"
 
     def search(self) -> str:
-        """The command that finds complete runs anywhere in the store."""
+        """Command that finds complete runs anywhere in the store."""
         if self.address.startswith("gs://"):
             return f"gcloud storage ls '{self.address}/**/{bundle.MANIFEST}'"
         place = parse_address(self.address)
         if isinstance(place, SshAddress):
             login = re.sub(r"(.*?):(\d+)$", r"-p \2 \1", place.login)
-            # The other machine's shell expands ~, which quotes would keep as it is.
+            # ~ must not be quoted, because the other machine's shell expands it.
             tilde, path = ("~/", place.path[2:]) if place.path.startswith("~/") else ("", f"/{place.path}")
             remote = f"find {tilde}{shlex.quote(path)} -name {bundle.MANIFEST}"
             return f"ssh {login} {shlex.quote(remote)}"
         return f"find {shlex.quote(self.address)} -name {bundle.MANIFEST}"
 
     def require_apart(self, output: Path) -> None:
-        """Raise `UsageError` where what is fetched would be put among what is to be fetched."""
+        """Raise `UsageError` if the output folder lies in the source."""
         if isinstance(parse_address(self.address), Path):
             runs = Path(self.address, self.folder).resolve()
             if output.resolve().is_relative_to(runs):
@@ -57,9 +57,9 @@ class FetchSource:
 
 
 def parse_source(text: str) -> FetchSource:
-    """`PLACE`, `PLACE/runs` or `PLACE/runs/RUN_ID`, where the place is an address that `open_store` takes.
+    """Parse `PLACE`, `PLACE/runs` or `PLACE/runs/RUN_ID`, where PLACE is an address that `open_store` takes.
 
-    A folder without `runs` may hold the bundles themselves, or be one. `UsageError` for anything else.
+    A folder without `runs` may hold the bundles themselves, or be one. Raises `UsageError` for anything else.
     """
     place = parse_address(text)
     if isinstance(place, BucketAddress):
@@ -76,7 +76,7 @@ def parse_source(text: str) -> FetchSource:
 
 
 def _parted(path: str) -> tuple[str, str | None]:
-    """`a/b/runs/RUN_ID` -> `a/b/` and `RUN_ID`."""
+    """Split a path: `a/b/runs/RUN_ID` -> `a/b/` and `RUN_ID`."""
     parts = path.split("/") if path else []
     run_id = parts.pop() if parts[-2:-1] == [RUNS] else None
     if parts[-1:] == [RUNS]:

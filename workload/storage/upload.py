@@ -1,7 +1,7 @@
-"""Bundles into a store, each complete or absent.
+"""Uploads bundles to a store, so that each is complete or absent.
 
-A run's MANIFEST.json is stored last, when every file that it lists is there: an upload that is cut off leaves a run
-that `fetch` takes for incomplete, and repeating it stores what is missing.
+A run's MANIFEST.json is stored last, when every file that it lists is stored. `fetch` takes a run whose upload was cut
+off for incomplete, and repeating the upload stores the missing files.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,7 +14,7 @@ from workload.contract.errors import BundleError
 from workload.storage.inventory import FILES_LABEL, RUNS, files_label
 from workload.storage.store import ObjectExistsError, Patience, Store, StoredObject, checksum_of
 
-# For results that exist nowhere else: a network that is away for minutes must not cost them.
+# The results exist nowhere else: a network failure of minutes must not lose them.
 PATIENCE = Patience(first_answer_s=120, first_retry_s=100, retry_s=300, connect_s=10, read_s=30)
 
 OnFile = Callable[[bundle.File], None]
@@ -22,7 +22,7 @@ OnFile = Callable[[bundle.File], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Uploaded:
-    """A run that is complete in the store; `files` and `bytes` are what this upload stored, 0 where all was there."""
+    """A run that is complete in the store; `files` and `bytes`: stored by this upload, 0 if all were stored already."""
 
     run_id: str
     files: int
@@ -30,9 +30,9 @@ class Uploaded:
 
 
 def upload(store: Store, folder: Path, *, on_file: OnFile | None = None) -> Uploaded:
-    """Store a complete bundle as `runs/<run_id>/`; `on_file` is told each file that was stored.
+    """Store a complete bundle as `runs/<run_id>/`; `on_file` is called with each file that was stored.
 
-    Raises `BundleError` for a bundle that is incomplete or damaged, or where another complete run has its name.
+    Raises `BundleError` if the bundle is incomplete or damaged, or if another complete run has its name.
     """
     complete = bundle.read(folder)
     manifest = _manifest(folder)
@@ -42,7 +42,7 @@ def upload(store: Store, folder: Path, *, on_file: OnFile | None = None) -> Uplo
     files = files_label((file.name, file.bytes, file.crc32c) for file in complete.files)
     labels = {**record.labels_of(complete.document), FILES_LABEL: files}
     stored: list[bundle.File] = []
-    # The small ones first: of an upload that is cut off, the record and the steps are there.
+    # Small files first, so that an upload that is cut off has at least the record and the steps.
     for file in (*sorted(complete.files, key=lambda file: (file.bytes, file.name)), manifest):
         if _send(store, folder, prefix, file, there, labels if file is manifest else {}):
             stored.append(file)
@@ -59,7 +59,7 @@ def _send(
     there: Mapping[str, StoredObject],
     labels: Mapping[str, str],
 ) -> bool:
-    """Whether a file had to be sent. Of a run without manifest whatever differs is replaced: it counts as absent."""
+    """Send a file if needed; return whether it was sent. In a run without manifest, a file that differs is replaced."""
     remote = there.get(file.name)
     if remote and remote.bytes == file.bytes and checksum_of(store, remote) == file.crc32c:
         return False
