@@ -9,7 +9,7 @@ from workload.contract.fields import Flag, Number, Numbers, Text, Texts, Time, c
 
 @dataclass(frozen=True, kw_only=True)
 class VirtualizationFacts:
-    """`hypervisor` under systemd's names, and what says so."""
+    """`hypervisor` under systemd's names, and the source of this fact."""
 
     hypervisor: Text = column()
     source: Text = None
@@ -17,7 +17,7 @@ class VirtualizationFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class CacheFacts:
-    """One instance of a processor's cache."""
+    """An instance of a processor's cache."""
 
     level: Number = None
     type: Text = None
@@ -27,7 +27,7 @@ class CacheFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetStorage:
-    """What the data set lies on."""
+    """Storage that holds the data set."""
 
     mount_point: Text = None
     file_system: Text = None
@@ -38,7 +38,7 @@ class DatasetStorage:
 
 @dataclass(frozen=True, kw_only=True)
 class HostFacts:
-    """Operating system, processor and memory; in a container as the container sees them."""
+    """Operating system, processor and memory; in a container, as the container sees them."""
 
     hostname: Text = column()
     os: Text = column()
@@ -70,7 +70,7 @@ class HostFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceFacts:
-    """What computed: a CPU has `threads`, a GPU what NVML and torch say of it."""
+    """Computing device: a CPU has `threads`, a GPU the facts from NVML and torch."""
 
     SPARSE: ClassVar[bool] = True
     type: Text = column("device_type")
@@ -138,7 +138,7 @@ class SoftwareFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class CloudFacts:
-    """The rented machine. `spot`: may be taken away; `phases`: when its boot and its runs came how far."""
+    """Rented machine. `spot`: the provider may take it away; `phases`: times of the steps of its boot and its runs."""
 
     SPARSE: ClassVar[bool] = True
     provider: Text = None
@@ -161,7 +161,7 @@ class CloudFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class ContainerFacts:
-    """The container that it ran in; its limits are those of the host's section."""
+    """Container of the run; its limits equal those of the host's section."""
 
     SPARSE: ClassVar[bool] = True
     runtime: Text = None
@@ -178,7 +178,7 @@ class ContainerFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmFacts:
-    """The Slurm job, by its own variables."""
+    """Slurm job, from Slurm's own variables."""
 
     job_id: Text = None
     job_name: Text = None
@@ -209,7 +209,7 @@ class SlurmFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
-    """Everything about the place that could explain a difference. A section is None where it does not apply."""
+    """All facts of the run's place that could explain a difference. A section is None if it does not apply."""
 
     place: Text = column()
     backend: Text = column()

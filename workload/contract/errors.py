@@ -47,7 +47,7 @@ class RooflaunchError(Exception):
     def report(self) -> str:
         """Error and hint, as two lines for the user, with control characters of foreign names escaped.
 
-        A value or a word has at most 200 characters. Our commands in the hint are as they can be typed here.
+        A value or a word has at most 200 characters. Commands in the hint are written as the user can type them here.
         """
         error, hint = (in_short(printable(in_short(text, sys.argv))) for text in (self.headline(), as_typed(self.hint)))
         return f"error: {error}\nhint: {hint}"

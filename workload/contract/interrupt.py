@@ -44,7 +44,10 @@ AGAIN_S = 0.05
 
 
 class _Watch:
-    """What one `stoppable` has heard. `hint`: what to do after the interruption."""
+    """State of one `stoppable`: the first signal, and whether it may raise now.
+
+    `hint`: next step after the interruption.
+    """
 
     def __init__(self, hint: str) -> None:
         self.process, self.hint = os.getpid(), hint
@@ -66,7 +69,7 @@ _parent_is_gone = False
 
 
 def interruption(number: int, hint: str = RUN_HINT) -> InterruptedRunError:
-    """The error that says what the user did."""
+    """Error for a signal, which names its cause."""
     gone = number == signal.SIGTERM and _parent_is_gone
     return InterruptedRunError(
         "interrupted: the process that started this run is gone" if gone else CAUSES[number],
@@ -76,9 +79,10 @@ def interruption(number: int, hint: str = RUN_HINT) -> InterruptedRunError:
 
 @contextmanager
 def stoppable(hint: str = RUN_HINT) -> Iterator[None]:
-    """Raise `InterruptedRunError` on the first signal; later ones change nothing, so that the bundle gets sealed.
+    """Raise `InterruptedRunError` on the first signal; later signals change nothing, so that the bundle gets sealed.
 
-    `hint` is that of the error. Signals that were held back while this process started, as `run_child` does, come now.
+    `hint`: hint of the error. Signals that were blocked while this process started, as `run_child` does, are delivered
+    now.
     """
     global _watch  # noqa: PLW0603 - a signal handler is the process's too
     outer, _watch = _watch, _Watch(hint)
@@ -97,7 +101,7 @@ def check() -> None:
 
 
 def asked() -> InterruptedRunError | None:
-    """The interruption that has come since `stoppable` began, whatever became of it."""
+    """Error for the signal since `stoppable` began, even if it was raised and caught; None without a signal."""
     return None if _watch is None or _watch.signal is None else interruption(_watch.signal, _watch.hint)
 
 
@@ -288,7 +292,7 @@ def _held_back() -> Iterator[None]:
 def end_with_parent() -> None:
     """Interrupt this process once its parent is gone, if the parent holds our standard input for that.
 
-    After `ORPHAN_LIMIT_S` it is killed with the processes that it has started, whatever it does.
+    After `ORPHAN_LIMIT_S` more seconds this process and its descendants are killed.
     """
     if os.environ.pop(LIFELINE, None) is None:
         return
@@ -309,7 +313,7 @@ def end_with_parent() -> None:
 
 
 def _descendants(process: int) -> list[int]:
-    """The processes that a process has started, and those have; none where the system has no /proc."""
+    """Process ids of a process's descendants; empty on a system without /proc."""
     children: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):

@@ -9,7 +9,7 @@ from workload.contract.fields import Flag, Number, Numbers, Share, Text, Texts, 
 
 @dataclass(frozen=True, kw_only=True)
 class NcuTool:
-    """Which Nsight Compute, and whose metrics it knows."""
+    """Nsight Compute that counted, and the chip or device whose metrics it used."""
 
     version: Text = None
     path: Text = None
@@ -18,7 +18,7 @@ class NcuTool:
 
 @dataclass(frozen=True, kw_only=True)
 class LongestKernel:
-    """One of the kernels or operators that take most of the time."""
+    """A kernel or operator among those that take most of the time."""
 
     name: Text = None
     calls_per_step: Number = None
@@ -28,7 +28,7 @@ class LongestKernel:
 
 @dataclass(frozen=True, kw_only=True)
 class PartOfStep:
-    """Of the forward pass, say."""
+    """Figures of a part of the step, for example the forward pass."""
 
     kernels_per_step: Number = None
     kernel_time_s_per_step: Number = None
@@ -38,7 +38,7 @@ class PartOfStep:
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """A matrix product of known size against what was counted of it."""
+    """Known and counted FLOP of a matrix product of known size."""
 
     known_flop: Number = None
     counted_flop: Number = None
@@ -57,7 +57,7 @@ class BackwardCheck:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFlopCheck:
-    """Counted FLOP against those of the model's formulas."""
+    """Counted FLOP compared with those of the model's formulas."""
 
     model_flop_per_step: Number = None
     counted_over_model: Number = None
@@ -78,7 +78,7 @@ class ProfileChecks:
 
 @dataclass(frozen=True, kw_only=True)
 class FurtherPass:
-    """Another run under ncu, which adds to the profile: the bytes of the whole step, or shares of the peaks."""
+    """Another run under ncu that adds to the profile: the bytes of the whole step, or shares of the peaks."""
 
     SPARSE: ClassVar[bool] = True
     status: Text = None

@@ -62,7 +62,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Repeat:
-    """Which of a series of runs this one is; the first is 1."""
+    """Position of this run in its series of repeats; the first is 1."""
 
     index: Number = column("repeat")
     of: Number = column("repeats")
@@ -70,11 +70,11 @@ class Repeat:
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptFacts:
-    """Somebody's own training script; tokens and the like in its arguments are left out.
+    """The user's own training script; secrets in its arguments are left out.
 
-    `files`: the SHA-256 of the script and of the modules beside it that it imported, `sha256` of all of them;
-    `packages`: the versions of what else it imported. `commit`: of the repository that it lies in. `step`: what was
-    taken for a step; `unit`: what `images` counts everywhere in this record: images, tokens, samples or steps.
+    `files`: SHA-256 of the script and of the modules that it imported from its own folder, `sha256`: hash of all of
+    them. `packages`: versions of other imported packages. `commit`: commit of the script's repository. `step`:
+    definition of a step; `unit`: unit of `images` everywhere in this record: images, tokens, samples or steps.
     """
 
     SPARSE: ClassVar[bool] = True
@@ -92,10 +92,10 @@ class ScriptFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class Spec:
-    """The fields of `RunSpec`, filled; of an imported run only what its file or the user said.
+    """Fields of `RunSpec`, filled; an imported run has only the fields that its file or the user gave.
 
-    Of a run of somebody's own script what it was seen to do: `model` is then the script's name, and `batch_size` how
-    many of `script.unit` each of the `grad_accumulation` batches of a step holds.
+    For a user's own script the fields are as observed: `model` is the script's name, and `batch_size` the number of
+    `script.unit` in each of the `grad_accumulation` batches of a step.
     """
 
     model: Annotated[str, Kind.TEXT] = field(metadata={"column": ""})
@@ -145,7 +145,7 @@ class Spec:
 
 @dataclass(frozen=True, kw_only=True)
 class JobPlace:
-    """The job that the run was part of, its task, its block of the matrix and its place in it.
+    """Place of the run in a job: its task, its block of the matrix and its position in the block.
 
     `variant`: A or B of a duel, whose blocks are its quadruples.
     """
@@ -167,9 +167,9 @@ class JobPlace:
 
 @dataclass(frozen=True, kw_only=True)
 class Settling:
-    """How the device was let cool down before the warm-up, as the run is one of several configurations in a task.
+    """Cooling of the device before the warm-up, if the run is one of several configurations in a task.
 
-    `target_c`: what it had before the first run of the task, in degrees Celsius; reached is at most 5 degrees above.
+    `target_c`: temperature in degrees Celsius before the first run of the task; reached is at most 5 degrees above.
     """
 
     SPARSE: ClassVar[bool] = True
@@ -183,7 +183,7 @@ class Settling:
 
 @dataclass(frozen=True, kw_only=True)
 class StepSeconds:
-    """Of the measured steps, waits for data left out; the sample standard deviation."""
+    """Times of the measured steps in seconds, without waits for data; `stdev` is the sample standard deviation."""
 
     n: MeasuredNumber = column("steps")
     median: MeasuredSeconds = column("step_median_s")
@@ -213,7 +213,7 @@ class StepSeconds:
 
 @dataclass(frozen=True, kw_only=True)
 class SkippedSteps:
-    """Steps whose gradient overflowed in fp16, so that AMP left the optimizer out."""
+    """Numbers of steps in which AMP left out the optimizer because the gradient overflowed in fp16."""
 
     SPARSE: ClassVar[bool] = True
     warmup: MeasuredNumber = None
@@ -222,7 +222,7 @@ class SkippedSteps:
 
 @dataclass(frozen=True, kw_only=True)
 class GapSeconds:
-    """What a script did between its measured steps: how often, and for how long in all."""
+    """Gaps of one kind between a script's measured steps: their number and total seconds."""
 
     number: Number = None
     seconds: Number = None
@@ -230,11 +230,11 @@ class GapSeconds:
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """The measured region: it begins with its first step and ends with its last complete one.
+    """Measured region, from the beginning of its first step to the end of its last complete one.
 
-    `images_per_s`: images over wall time; `tokens`: without padding; `explained_fraction`: of steps and data waits.
-    `gaps`: of somebody's own script, by kind (validation, checkpoint, irregular); no part of `measured_s`.
-    `phases`: when each began, in seconds since the process started.
+    `images_per_s`: images over wall time; `tokens`: without padding; `explained_fraction`: share of steps and data
+    waits. `gaps`: of a user's own script, by kind (validation, checkpoint, irregular), not part of `measured_s`.
+    `phases`: beginning of each, in seconds since the process started.
     """
 
     started_at: Time = column()
@@ -255,12 +255,12 @@ class Timing:
 
 @dataclass(frozen=True, kw_only=True)
 class ComplexityRecord:
-    """The work of a step: FLOP by formula (1 fused multiply-add is 2 FLOP), bytes as a modelled interval.
+    """Work of a step: FLOP by formula (1 fused multiply-add is 2 FLOP), bytes as a modelled interval.
 
-    `theoretical_step_s`: the step's FLOP at the measured ceiling, and nothing else. Of somebody's own script and of a
-    trace `unattributed`: the operations without a formula, by their share of the time of all operations, together
-    `unattributed_share`; of a trace `uncounted_share` is the part of it that may compute. `flop_by_precision`: by the
-    type of what was multiplied; `copied_to_device_bytes`: from the host to a GPU.
+    `theoretical_step_s`: the step's FLOP over the measured ceiling. For a user's own script and for a trace,
+    `unattributed`: operations without a formula, by their share of all operations' time, `unattributed_share`: their
+    sum; for a trace, `uncounted_share`: the part of it that may compute. `flop_by_precision`: by the type of the
+    factors; `copied_to_device_bytes`: from the host to a GPU.
     """
 
     parameters: Number = column()
@@ -313,7 +313,7 @@ class MeasuredRate:
 
 @dataclass(frozen=True, kw_only=True)
 class CeilingsRecord:
-    """What the machine reached, FLOP by precision and bytes by kind of copy; why a rate is missing."""
+    """Rates that the machine reached: FLOP by precision, bytes by kind of copy; the reason for each missing rate."""
 
     flop_per_s: Mapping[str, MeasuredRate] | None = None
     bytes_per_s: Mapping[str, MeasuredRate] | None = None
@@ -338,11 +338,11 @@ class CeilingsRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """Limit of the run, why, and the figures that decided it: shares of the roofs (1: at the roof) and of time.
+    """Limit of the run, the reason, and the deciding figures: shares of the roofs (1: at the roof) and of time.
 
-    `bound` is one of `workload.contract.verdict.Bound`; without one the sentence says why it is not known. `busy`: how
-    other work disturbed the measurement, None where none did. `roof`: `measured` or the vendor's `peak`.
-    `device_busy_share`: of the step, the part in which the device runs kernels, where a profile tells.
+    `bound` is one of `workload.contract.verdict.Bound`; if None, `why` tells why the limit is unknown. `busy`:
+    disturbance of the measurement by other work, None without one. `roof`: `measured` or the vendor's `peak`.
+    `device_busy_share`: part of the step in which the device runs kernels, if a profile tells.
     """
 
     bound: Text = column()
@@ -359,7 +359,7 @@ class Verdict:
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """Of the device: the most that torch had, and its allocator's trouble. A CPU's is in `usage`."""
+    """Device memory: torch's peak, and its allocator's retries and failures. A CPU's peak is in `usage`."""
 
     SPARSE: ClassVar[bool] = True
     peak_allocated_bytes: Number = None
@@ -372,10 +372,10 @@ class Memory:
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """What `/usr/bin/time -v` says of the process and its reaped children.
+    """Resource usage of the process and its reaped children, as `/usr/bin/time -v` reports it.
 
-    Sums over all of them, but `max_rss_bytes` of the largest one; Linux never counts `swaps`. `cpu_percent` is of one
-    CPU: 250 is two and a half busy. `fs_inputs`, `fs_outputs` count 512-byte blocks.
+    Figures are sums, except `max_rss_bytes`, that of the largest process; Linux never counts `swaps`. `cpu_percent` is
+    of one CPU: 250 is two and a half busy. `fs_inputs`, `fs_outputs` count 512-byte blocks.
     """
 
     user_s: Number = None
@@ -397,7 +397,7 @@ class Usage:
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """The rented machine's time that this run took; `usd` is None where the price is unknown."""
+    """Time on the rented machine that this run took; `usd` is None if the price is unknown."""
 
     usd_per_h: Number = column()
     disk_usd_per_h: Number = None
@@ -412,7 +412,7 @@ class Cost:
 
 @dataclass(frozen=True, kw_only=True)
 class ImportedColumn:
-    """Which column of a log became a field of ours, by which factor."""
+    """Column of a log that became a field of ours, and the factor of its unit."""
 
     name: Text = None
     field: Text = None
@@ -423,7 +423,7 @@ class ImportedColumn:
 
 @dataclass(frozen=True, kw_only=True)
 class GivenByUser:
-    """What the user said of an imported run."""
+    """Facts of an imported run that the user gave."""
 
     SPARSE: ClassVar[bool] = True
     model: Text = None
@@ -440,11 +440,11 @@ class GivenByUser:
 
 @dataclass(frozen=True, kw_only=True)
 class Imported:
-    """The file that somebody else's measurement came from, and how it was read.
+    """File of an imported measurement, and how it was read.
 
-    `claimed_images_per_s`: the mean of its rates; `claimed_measured_images_per_s`: without the first, which is warm-up.
-    `losses`: what was dropped from it, is in it twice or not at all, or could not be understood, a sentence each.
-    `contradictions`: where the file says otherwise than the import was told, a sentence each.
+    `claimed_images_per_s`: mean of its rates; `claimed_measured_images_per_s`: without the first, which is warm-up.
+    `losses`: sentences on what was dropped, duplicated, missing or unclear. `contradictions`: sentences on differences
+    between the file and the import's options.
     """
 
     SPARSE: ClassVar[bool] = True
@@ -467,7 +467,7 @@ class Imported:
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """One run. `repeat`, `job`, `run_key`, `settling`, `imported` and `cost` are None where they do not apply."""
+    """A run. `repeat`, `job`, `run_key`, `settling`, `imported` and `cost` are None if they do not apply."""
 
     run_id: Annotated[str, Kind.TEXT] = field(metadata={"column": ""})
     status: Annotated[Status, Kind.TEXT] = field(metadata={"column": ""})

@@ -136,8 +136,8 @@ def of_cpus(used: float, wanted: float) -> str:
 def wrapped(text: str, width: int | None, *, indent: int = 0, first: str = "") -> str:
     """`text` after `first`, in lines of at most `width` characters that all begin at column `indent`.
 
-    No word, path or figure with its unit is cut; without a width everything stays on one line. Control characters are
-    escaped (`printable`): texts hold names from files and servers.
+    Words, paths and figures with their units are never broken. With `width` None everything stays on one line. Control
+    characters are escaped (`printable`), because texts hold names from files and servers.
     """
     start = first.ljust(indent)
     shown = NO_BREAK.join(map(printable, text.split(NO_BREAK)))

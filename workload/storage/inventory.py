@@ -75,8 +75,8 @@ class Wanted:
 class SealedRun:
     """A complete run in a list; `run_key` and `job`, its sweep's name, are empty if it has none.
 
-    `seconds`: how long its process took, where its labels say so. `damage`: how its files differ from its manifest,
-    where `sealed_runs` was asked to compare them.
+    `seconds`: duration of its process, None if its labels lack it. `damage`: difference of its files from its manifest,
+    if `sealed_runs` compared them.
     """
 
     run_id: str
@@ -166,11 +166,11 @@ def sealed_runs(
     compared: Callable[[SealedRun], bool] = lambda _: False,
     by_content: bool = False,
 ) -> Iterator[SealedRun]:
-    """Every complete run, from one list where the store keeps labels; else its manifest is read.
+    """All complete runs: from one listing if the store keeps labels, else from their manifests.
 
-    A run that cannot be read gives no status: it is there, and `fetch` says what is wrong with it. `run_id`: this run
-    alone. `compared`: whether to compare the files of a run with its manifest, by size and by the checksums of the
-    list; `by_content`: read the files whose checksums the list does not have.
+    A run that cannot be read has an empty status: it exists, and `fetch` reports its problem. `run_id`: only this run.
+    `compared`: whether to compare a run's files with its manifest, by size and by the checksums of the listing;
+    `by_content`: read the files whose checksums the listing lacks.
     """
     prefix = f"{folder}{run_id}/" if run_id else folder
     for run in take_stock(store.objects(prefix), folder, store.kind).runs:
