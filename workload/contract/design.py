@@ -28,7 +28,7 @@ LEAST_FOR_TEST = 3
 # Positions are part of the fit where they leave so many degrees of freedom. With fewer, an interval without them is
 # narrower, and reversed blocks already keep positions from making a difference.
 LEAST_DEGREES = 4
-# F test of "the terms for positions say all that there is of positions".
+# F test of "further terms for positions explain nothing".
 LACKS_FIT = 0.1
 MOST_POSITIONS = 30
 # Of the size of the logarithms: what is smaller is rounding.
@@ -177,11 +177,10 @@ class Design:
     def _columns_that_fit(self, few: "_Fit", usual: int, every: int) -> int | None:
         """The usual terms, or one for each position where the usual ones lack what those explain."""
         whole = _Fit(self._cells, every)
-        terms = few.degrees - whole.degrees
-        if terms < 1 or whole.degrees < LEAST_BLOCKS or whole.is_exact:
-            return usual
-        ratio = (few.squares - whole.squares) / terms * whole.degrees / whole.squares
-        if chance_above(ratio, terms, whole.degrees) >= LACKS_FIT:
+        if whole.columns < every:
+            # In these orders some positions cannot be told from configurations, which matters where positions do.
+            return None if _is_better(few, _Fit(self._cells, 0)) else usual
+        if whole.degrees < LEAST_BLOCKS or whole.is_exact or not _is_better(whole, few):
             return usual
         return every if whole.degrees >= LEAST_DEGREES else None
 
@@ -224,6 +223,15 @@ class Design:
 
     def _fit(self, configurations: Iterable[Hashable]) -> "_Fit":
         return _Fit([cell for name in configurations for cell in self._of[name]], self._columns or 0)
+
+
+def _is_better(fit: "_Fit", other: "_Fit") -> bool:
+    """Whether the fit with more terms for positions explains what the other one lacks."""
+    terms = other.degrees - fit.degrees
+    if terms < 1 or fit.is_exact:
+        return False
+    ratio = (other.squares - fit.squares) / terms * fit.degrees / fit.squares
+    return chance_above(ratio, terms, fit.degrees) < LACKS_FIT
 
 
 @dataclass(frozen=True, kw_only=True)

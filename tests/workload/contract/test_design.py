@@ -104,12 +104,32 @@ def test_two_configurations_are_the_paired_t_test(known: bool) -> None:
 
 
 def test_one_position_that_is_not_known_leaves_all_of_them_out() -> None:
-    runs = runs_of(6, 4, seed=1, effect=0.05)
+    runs = alike(6, 4, effect=0.05)
     first, *others = runs
     without = replace(first, position=None)
 
     assert Design(runs).has_positions
     assert not Design([without, *others]).has_positions
+
+
+def test_positions_that_cannot_be_told_from_configurations_leave_each_pair_to_its_own_blocks() -> None:
+    """Each of three in reverse order: b is always the second, whatever the second position does."""
+    rng = random.Random(1)
+    runs = [
+        Run(
+            figure=math.exp(rng.gauss(0, 0.001) - 0.03 * (position == 2)),
+            configuration=name,
+            block=block,
+            position=position,
+        )
+        for block in range(6)
+        for position, name in enumerate("abc" if block % 2 else "cba", start=1)
+    ]
+    found = Design(runs)
+
+    assert not found.has_positions
+    assert found.outstanding == {"a", "b", "c"}
+    assert found.contrast({"a": -1.0, "b": 1.0}).shared == 0
 
 
 def test_positions_are_taken_out_of_the_difference() -> None:
