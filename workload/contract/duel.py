@@ -111,7 +111,7 @@ class DuelState:
 
     @property
     def reason(self) -> str:
-        """What the verdict rests on, or why there is none, and how busy the machine was; "not decidable" is not said."""
+        """What the verdict rests on, or why there is none, and how busy the machine was."""
         return self._verdict_words + self._busy_words
 
     @property
