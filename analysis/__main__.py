@@ -12,7 +12,7 @@ PACKAGES = {"typer", "pandas", "numpy", "pyarrow", "scipy", "google", "altair", 
 NO_MEMORY = (
     "failed to map segment from shared object",
     "annot allocate memory",
-    "Failed to launch worker thread",
+    "worker thread: Resource temporarily unavailable",
     "can't start new thread",
 )
 
