@@ -2,6 +2,7 @@
 
 import difflib
 import importlib.metadata
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -76,8 +77,13 @@ def require_profile(spec: RunSpec, capability: Callable[[], object] | None = Non
 
 
 def require_folder(output: Path) -> Path:
-    """Raise `UsageError` if `--output` cannot be a folder because a file has that name. Makes nothing."""
+    """Raise `UsageError` if `--output` is no folder, or one that this user may not write to. Makes nothing."""
     there = next((path for path in (output, *output.parents) if path.exists()), None)
     if there is not None and not there.is_dir():
         raise UsageError(f"output folder '{output}' cannot be written: '{there}' is a file", hint="-o FOLDER")
+    if there is not None and not os.access(there, os.W_OK | os.X_OK):
+        raise UsageError(
+            f"output folder '{output}' cannot be written: you may not write to '{there}'",
+            hint="-o FOLDER, one that you may write",
+        )
     return output

@@ -83,6 +83,9 @@ def _report(folders: Sequence[Path], *, output: Path, figures: Path | None, mark
     from analysis.report.compose import compose
     from analysis.report.evidence import gather
 
+    for path, option in ((output, "-o"), (markdown, "--markdown")):
+        if path is not None:
+            _require_writable(path, option=option)
     loaded = load(folders, verify=verify)
     composed = compose(gather(loaded, on_stage=_progress))
     _progress("page")
@@ -105,6 +108,16 @@ def _report(folders: Sequence[Path], *, output: Path, figures: Path | None, mark
 def _progress(stage: str) -> None:
     if sys.stderr.isatty():
         print(f"report     {stage}", file=sys.stderr, flush=True)
+
+
+def _require_writable(path: Path, *, option: str) -> None:
+    """Raises `UsageError` for a page that cannot be written, before bundles are read; nothing is made."""
+    there = next((parent for parent in path.parents if parent.exists()), Path())
+    reason = f"'{path}' is a folder" if path.is_dir() else f"'{there}' is a file"
+    if not path.is_dir() and there.is_dir():
+        reason = "" if os.access(there, os.W_OK | os.X_OK) else f"you may not write to '{there}'"
+    if reason:
+        raise UsageError(f"report '{path}' cannot be written: {reason}", hint=f"{option} FILE, one that you may write")
 
 
 def _write(path: Path, text: str, *, option: str) -> None:

@@ -413,7 +413,8 @@ def test_a_page_that_cannot_be_written_is_told(analyze: Analyze, tmp_path: Path)
     page = tmp_path / "file" / "report.html"
     code, _, err = analyze("report", tmp_path / "results", "-o", page)
     assert code == ExitCode.USAGE
-    assert err == f"error: report '{page}' cannot be written: File exists\nhint: -o FILE, one that you may write\n"
+    hint = "hint: -o FILE, one that you may write\n"
+    assert err == f"error: report '{page}' cannot be written: '{tmp_path / 'file'}' is a file\n{hint}"
 
 
 def test_no_bundles_is_nothing_to_report(analyze: Analyze, tmp_path: Path) -> None:

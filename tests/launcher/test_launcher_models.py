@@ -101,3 +101,15 @@ def test_a_folder_for_bundles(tmp_path: Path) -> None:
             models.require_folder(wrong)
         expected = f"error: output folder '{wrong}' cannot be written: '{tmp_path}/file' is a file\nhint: -o FOLDER"
         assert caught.value.report() == expected
+
+
+def test_a_folder_that_one_may_not_write_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for a user who is not root."""
+    (tmp_path / "others").mkdir()
+    monkeypatch.setattr("os.access", lambda path, _: Path(path) != tmp_path / "others")
+    assert models.require_folder(tmp_path / "mine") == tmp_path / "mine"
+    for wrong in (tmp_path / "others", tmp_path / "others" / "new" / "er"):
+        with pytest.raises(UsageError) as caught:
+            models.require_folder(wrong)
+        said = f"output folder '{wrong}' cannot be written: you may not write to '{tmp_path / 'others'}'"
+        assert caught.value.report() == f"error: {said}\nhint: -o FOLDER, one that you may write"
