@@ -9,7 +9,7 @@ from launcher.sweep.places import ARGUMENT, as_text
 from workload.contract.errors import UsageError
 from workload.contract.script import DATA
 
-# `{lr}` in the command, and `{{lr}}` where these very letters are meant.
+# `{lr}` in the command is a placeholder, `{{lr}}` stands for the literal text `{lr}`.
 PLACEHOLDER = re.compile(r"\{\{([A-Za-z_][\w.-]*)\}\}|\{([A-Za-z_][\w.-]*)\}")
 EXAMPLE = 'command = ["train.py", "--epochs", "1"]'
 
