@@ -81,7 +81,7 @@ class Site:
         return Software.APPTAINER if self.apptainer_path else None
 
     def meant(self, names: str | None) -> tuple[Partition, ...]:
-        """Partitions of these names (comma-separated), else the default one. Raises `UsageError` for an unknown name."""
+        """Partitions of these names (comma-separated), else the default one. Raises `UsageError` for unknown names."""
         if names is None:
             return tuple(partition for partition in self.partitions if partition.is_default)
         by_name = {partition.name: partition for partition in self.partitions}
