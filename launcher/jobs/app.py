@@ -29,7 +29,7 @@ from launcher.script.command import ScriptCommand, ThereOptions, Words, refuse_w
 if TYPE_CHECKING:
     from launcher.jobs.commands import Script
 
-# \b keeps the lines as they are.
+# \b keeps the line breaks of the help text.
 STATUS_EXAMPLES = """\b
 Examples:
   launch status

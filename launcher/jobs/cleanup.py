@@ -99,10 +99,10 @@ def _this_boot() -> str:
 
 
 def erase_variables(store: Store, machines: Machines, *, down: Collection[str] = ()) -> list[str]:
-    """Empty the variables of every launch that does not live, and return their names; a store that refuses is let be.
+    """Empty the variables of every launch that does not live, and return their names. Errors of the store are ignored.
 
-    A launch without a machine counts as living for as long as its launcher may still be asking for one. `down`: names
-    of launches that somebody ended, which do not live once they have no machine.
+    A launch without a machine counts as living for as long as its launcher may still be requesting one. `down`: names
+    of launches that were ended by a user, which do not live once they have no machine.
     """
     with suppress(RooflaunchError):
         # An object that holds a variable is longer than an empty one.

@@ -195,7 +195,7 @@ def launch(
         return ExitCode.DONE
     sessions: list[Session] = []
     try:
-        # Once a machine is asked for, what becomes of it is said in place of this.
+        # Once a machine was requested, `LeftRunningError` or another error replaces this message.
         with stoppable("nothing was submitted; the same command again"):
             outcome = _launch(
                 ports, backend, draft, settings, output=output, detach=detach, sessions=sessions, parcel=parcel
