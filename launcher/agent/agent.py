@@ -301,7 +301,7 @@ class Agent:
         if spec.download:  # the user's data folder does not exist on this machine
             spec = replace(spec, data_dir=str(self.home.data))
         runtime = Runtime(self.request.runtime)
-        # If the runtime is a process, the agent already runs in its image, so none is named.
+        # With runtime process, the image (if any) is the one in which this agent runs, so none is named.
         image = self.request.image if runtime is Runtime.DOCKER else ""
         plan = local.make_plan(
             Resolved(spec=spec, origin=self.request.spec_origin),  # type: ignore[arg-type] # a StrEnum's values

@@ -11,7 +11,7 @@ from workload.contract.record import Cost
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """Share of a run in the machine's time: first and last second since 1970, and the seconds charged in between."""
+    """Share of a run in the machine's time: begin and end in seconds since 1970, and the seconds charged in between."""
 
     from_s: float
     to_s: float

@@ -23,7 +23,7 @@ class Landlord(Protocol):
 
     @property
     def zone(self) -> str:
-        """Zone, such as `us-central1-a`; empty if machines have no zones. Raises `ToolError` if nobody answers."""
+        """Zone, such as `us-central1-a`; empty if machines have no zones. Raises `ToolError` without an answer."""
 
     def request(self) -> bytes:
         """Content of the launch's request, as the launcher wrote it. Raises `ToolError` if it cannot be read."""

@@ -34,7 +34,7 @@ Exit codes, of B against A: 11 slower, 12 faster, by --same-within or more; 0 th
 
 
 class DuelCommand(ScriptCommand):
-    """Command `duel`: its line may end in the options or scripts of two sides, or in one script for both."""
+    """Command `duel`, whose line may end in the options or scripts of two sides, or in one script for both."""
 
     example = "-- train.py --lr 0.1 --- train.py --lr 0.2"
     # The few options apply to our trainer and to scripts alike, so the help has one list.

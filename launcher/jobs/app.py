@@ -1,6 +1,6 @@
-"""Options of `launch <backend>` for every backend, and of `status`, `logs`, `down` and `reap`. Light: for `--help`.
+"""Options of `launch <backend>` for every backend, and of `status`, `logs`, `down` and `reap`.
 
-The code of a command is imported when it runs.
+This module imports little, because `launch --help` loads it. The code of a command is imported when it runs.
 """
 
 import importlib

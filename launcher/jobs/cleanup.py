@@ -29,7 +29,7 @@ from workload.contract.errors import ExitCode, RooflaunchError, ToolError
 from workload.storage.store import Store
 
 AT_A_TIME = 8
-# A machine that a launcher asked for just before it was killed is listed within this time.
+# A machine that a launcher requested just before it was killed is listed within this time.
 SUBMITTING_S = 60.0
 
 
@@ -84,7 +84,7 @@ def settle(
 
 
 def this_process() -> str:
-    """The name of this process among those of all machines: host, boot, PID namespace and PID."""
+    """Name of this process, unique among all machines: host, boot, PID namespace and PID."""
     return f"{_this_boot()} {os.getpid()}"
 
 
@@ -132,7 +132,7 @@ def _may_live(store: Store, name: str, listing: Listing[Machine], now_s: float, 
 
 
 def _has_lost_its_launcher(store: Store, name: str) -> bool:
-    """Whether the process that asked for the launch ran on this machine, and has ended."""
+    """Whether the process that requested the launch ran on this machine, and has ended."""
     try:
         boot, _, pid = str(json.loads(store.read(variables_object(name)) or NO_VARIABLES)["launcher"]).rpartition(" ")
         if boot != _this_boot():

@@ -215,7 +215,8 @@ class _Follower:
     def _stopped(self, machine: Machine) -> Followed | None:
         """Handle a stopped machine, most likely stopped by its host.
 
-        The cloud usually starts it again, and it saves its bundles. If it stays stopped too long, it is removed.
+        The cloud usually starts it again, and it saves its bundles. A machine that stays stopped for `RESTART_S`, or
+        that its place never restarts, is removed.
         """
         now_s, known = self._now(), self._known
         if not machine.restarts:

@@ -1,4 +1,4 @@
-"""Records of a launch in its bucket, by which any machine can find, follow and end it. Only this module parses them.
+"""Records of a launch in its bucket, by which any machine can find, follow and end it. Their format is defined here.
 
     scripts/<sha256>.tar.gz        by the launcher: the files of a user's own script
     launches/<name>/request.json   by the launcher, before the VM exists

@@ -11,8 +11,8 @@ from launcher.machine.watcher import Trainer
 class Wish(IntEnum):
     """Wish of the user; a stronger wish replaces a weaker one, never the reverse.
 
-    `finish`: runs under way come to their end, and nothing new is started. `leave`: rented machines go on by
-    themselves, and a run on this machine is interrupted. `stop`: rented machines are ended too.
+    `FINISH`: runs under way come to their end, and nothing new is started. `LEAVE`: rented machines go on by
+    themselves, and a run on this machine is interrupted. `STOP`: rented machines are ended too.
     """
 
     GO = 0
@@ -22,7 +22,7 @@ class Wish(IntEnum):
 
 
 class Control:
-    """Switch that every thread reads before it starts something. `until_s`: start nothing new after so many seconds."""
+    """Switch that every thread reads before it starts something. `until_s`: seconds after which nothing new starts."""
 
     def __init__(self, *, until_s: float | None = None, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic

@@ -1,4 +1,4 @@
-"""Fetches bundles of a rented place as they are sealed, and counts them."""
+"""Fetches bundles of a rented place into the folder of results as they are sealed, and counts them."""
 
 from collections.abc import Collection
 from concurrent.futures import Future

@@ -45,6 +45,6 @@ class Rental:
 
     @property
     def named_runs(self) -> list[str]:
-        """Ids of the bundles that the machine says it has uploaded."""
+        """Ids of the bundles that the machine has reported as uploaded."""
         source = self.result or self.heartbeat
         return [run_id for run_id in (source.runs if source else ()) if not why_unsafe(run_id) and "/" not in run_id]

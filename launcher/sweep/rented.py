@@ -45,7 +45,7 @@ from workload.contract.text import counted
 MOST_IN_VAIN = 3
 # Concurrent requests to a cloud or a store.
 AT_A_TIME = 16
-# Give up a vanished machine at this poll without it: its last records may arrive after the first such poll.
+# Polls without a vanished machine after which it is given up: its last records may arrive after the first such poll.
 LOOKS_AFTER_GONE = 2
 # Fields of a request that differ between tasks: a task's draft overrides them in the prepared plan.
 OWN = ("name", "launched_at", "spec", "spec_origin", "task", "limit_s")
@@ -522,7 +522,10 @@ class RentedPlace:
                 self._again(launch, left)
 
     def _again(self, launch: Rental, left: tuple[TaskRun, ...]) -> None:
-        """Queue the runs that a launch left, unless too many machines in a row completed none of them."""
+        """Queue the runs that a launch left for another machine.
+
+        They fail instead after a usage error, or if `MOST_IN_VAIN` machines in a row completed none of them.
+        """
         result, number = launch.result, launch.task.number
         why = launch.why or (result.error if result else "") or "it ended before"
         made_progress = len(left) < len(launch.task.runs)

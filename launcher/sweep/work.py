@@ -257,5 +257,5 @@ def too_large_text(smaller: RunSpec) -> str:
 
 
 def runs_text(runs: Collection[TaskRun]) -> str:
-    """`3 runs`."""
+    """Text such as `3 runs`."""
     return counted(len(runs), "run")

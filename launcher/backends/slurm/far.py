@@ -158,7 +158,7 @@ def counters() -> str:
 
 
 def put(root: Path, question: dict[str, Any]) -> dict[str, Any]:
-    """Write a small file of ours, replacing it as a whole."""
+    """Write a small file of ours atomically."""
     path = root / question["path"]
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -431,14 +431,14 @@ def stop(home: Path, grace_s: float) -> str:
 
 
 def keepers(home: Path) -> dict[str, Any]:
-    """Functions of the job's own keeper.py, which knows how to find the processes of its job."""
+    """Names defined in the job's own keeper.py, which knows how to find the processes of its job; {} if unreadable."""
     with suppress(OSError):
         return runpy.run_path(str(home / "keeper.py"))
     return {}
 
 
 def everything(home: Path, job: dict[str, Any], *, is_kept: bool) -> list[int]:
-    """Living processes of a job. `is_kept`: the number of its keeper still belongs to its keeper."""
+    """Living processes of a job. `is_kept`: its keeper's process number still belongs to the keeper."""
     session = members(job["pid"]) if is_kept else []
     return sorted({*session, *living(home, job, keeper=job["pid"] if is_kept else NOBODY)})
 
