@@ -253,7 +253,7 @@ class Agent:
         if not outcome.was_started:
             return []
         folders = self.delivery.folders
-        if outcome.bundle and outcome.bundle.path not in folders:  # made for a trainer that ended before it made one
+        if outcome.bundle and outcome.bundle.path not in folders:  # created for a trainer that ended too early
             folders.append(outcome.bundle.path)
         own = folders[self._settled :]
         self._settled = len(folders)

@@ -39,8 +39,8 @@ class Delivery:
         self._price = request.price(zone)
         self._home, self._store, self._bill, self._stop, self._now = home, store, bill, stop, now
         self._sending = threading.Lock()
-        # Bundles uploaded by this agent, or by an earlier one whose bundles it took up. Kept in memory, because an agent
-        # on another machine may share the folder and upload a bundle that is still being written here.
+        # Bundles uploaded by this agent, or by an earlier one whose bundles it took up. Kept in memory, because an
+        # agent on another machine may share the folder and upload a bundle that is still being written here.
         self._sent = set[str]()
 
     @property

@@ -105,7 +105,7 @@ def erase_variables(store: Store, machines: Machines, *, down: Collection[str] =
     of launches that were ended by a user, which do not live once they have no machine.
     """
     with suppress(RooflaunchError):
-        # An object that holds a variable is longer than an empty one.
+        # An object with variables is longer than an emptied one.
         names = [
             listed.name.removeprefix(VARIABLES).removesuffix(".json")
             for listed in store.objects(VARIABLES)

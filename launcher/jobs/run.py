@@ -39,7 +39,7 @@ from workload.storage import fetch
 from workload.storage.names import why_unsafe
 from workload.storage.source import FetchSource
 
-# How long a machine may take to end itself after its result, before it is deleted from here.
+# Seconds that a machine may take to end itself after its result, before this process deletes it.
 SELF_DELETION_S = 120.0
 GONE_EVERY_S = 5.0
 # Errors by the exit code in a machine's result; any other code means that the run failed.

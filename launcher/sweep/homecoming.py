@@ -41,7 +41,7 @@ class Homecoming:
         if not all(future.done() for future in launch.bringing):
             return False
         while launch.bringing:
-            launch.bringing.pop().result()  # a bug of ours is raised here
+            launch.bringing.pop().result()  # raises unexpected exceptions of the thread
         return set(launch.named_runs) <= launch.brought
 
     def bring_sealed(self, keys: Collection[str] | None = None) -> None:

@@ -136,7 +136,7 @@ class _Reader:
         warnings = tuple(f"{self._file}: an [[exclude]] matches nothing: {text}" for text in unused)
         return Matrix(name=name, repeats=repeats, seed=self._seed(), places=made, warnings=warnings)
 
-    # The top.
+    # Top level of the file.
 
     def _name(self) -> str:
         name = self._table.get("name", self._file.stem)
@@ -269,7 +269,7 @@ class _Reader:
                 hint="fewer values, or --yes if they are meant",
             )
 
-    # A place.
+    # Places.
 
     def _place(self, entry: Mapping[str, Any], number: int) -> Place:
         where = f"[[on]] {entry.get('name') or number}"
@@ -411,7 +411,7 @@ class _Reader:
     def _impossible(self, place: Place, values: Mapping[str, Any], error: UsageError) -> UsageError:
         return impossible(self._file, place, values, error)
 
-    # Parts of all.
+    # Helpers.
 
     def _section(self, name: str) -> Mapping[str, Any]:
         section = self._table.get(name, {})

@@ -282,7 +282,7 @@ def _notes(plans: Sequence[PlacePlan], more: frozenset[str], *, offline: bool, f
     return tuple(notes)
 
 
-# A place.
+# Forecast of a place.
 
 
 def _forecast(
@@ -391,7 +391,7 @@ def _sum(values: Sequence[float | None]) -> float | None:
     return None if None in values else sum(value for value in values if value is not None)
 
 
-# As text.
+# Text and JSON.
 
 
 def _place_text(forecast: PlaceForecast) -> str:

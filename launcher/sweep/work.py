@@ -207,7 +207,7 @@ class PlaceWork:
     def _closed(self) -> set[str]:
         return {*self._ended, *self.too_large}
 
-    # Until the intervals are narrow.
+    # Blocks added by --until.
 
     @property
     def figures(self) -> list[Run]:

@@ -38,5 +38,5 @@ class Workers:
             future, work = item
             try:
                 future.set_result(work())
-            except BaseException as error:  # noqa: BLE001 - it is raised again where it is awaited
+            except BaseException as error:  # noqa: BLE001 - `Future.result` raises it again
                 future.set_exception(error)

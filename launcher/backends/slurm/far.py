@@ -66,7 +66,7 @@ def main(question: dict[str, Any], payload: BinaryIO) -> tuple[dict[str, Any], I
     return {"now_s": time.time(), **answer}, blocks
 
 
-class NoAnswer(Exception):  # noqa: N818 - it is no error of ours
+class NoAnswer(Exception):  # noqa: N818 - an answer, not an error of this program
     """Error: Slurm's controller does not answer. The text is Slurm's."""
 
 
@@ -112,7 +112,7 @@ def asked(*words: str) -> str:
 def site(root: Path) -> dict[str, Any]:
     """Facts of the cluster that decide what can be requested of it."""
     code, version, _ = tool("sbatch", "--version")
-    if code == 127:  # noqa: PLR2004 - a shell's word for it
+    if code == 127:  # noqa: PLR2004 - a shell's exit code for a missing program
         return {"version": "", "root": str(root)}
     user = printed("id", "-un").strip()
     config = {}
@@ -299,7 +299,7 @@ def ended(arrays: list[str], *, by_name: bool = False) -> list[dict[str, str]]:
         which = ["--name=" + some, "-S", "now-30days"] if by_name else ["-j", some]
         code, text, complaints = tool("sacct", "-n", "-X", "-P", "-o", SACCT, *which)
         if code != 0:
-            if NO_ACCOUNTING in complaints or code == 127:  # noqa: PLR2004 - it is not installed
+            if NO_ACCOUNTING in complaints or code == 127:  # noqa: PLR2004 - sacct is not installed
                 return []
             raise NoAnswer(complaints)
         for line in text.splitlines():

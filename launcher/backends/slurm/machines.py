@@ -174,7 +174,7 @@ def _machine(row: Mapping[str, str]) -> Machine:
     by_whom = row["state"].partition(" ")[2]
     return Machine(
         name=row["name"],
-        # A job that waits may name several partitions.
+        # A waiting job may name several partitions.
         zone=row["partition"].replace(",", "+"),
         condition=state.condition,
         status=shown,

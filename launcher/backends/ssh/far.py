@@ -202,7 +202,7 @@ def build(root: Path, question: dict[str, Any]) -> dict[str, Any]:
     return {"code": done.returncode, "last": lines[-15:], "log": str(root / "build.log")}
 
 
-# One job.
+# Start and state of a job.
 
 
 def hold(path: Path) -> IO[str] | None:

@@ -28,7 +28,7 @@ from typing import Any
 
 CLEARED_WITHIN_S = 5.0
 ATTEMPTS = 2
-# The variable with the job's folder that every process of the job inherits.
+# Environment variable with the job's folder, inherited by every process of the job.
 MARK = "ROOFLAUNCH_JOB"
 PR_SET_CHILD_SUBREAPER = 36
 SHOWN_COMMAND = 60
@@ -85,7 +85,7 @@ class Keeper:
 
     def attempt(self) -> int:
         """Run the agent to its end, to its limit, or until an end is requested. Returns its exit code."""
-        # The agent holds the job's locks too: a job whose keeper was killed is not gone.
+        # The agent holds the job's locks too, so that a job whose keeper was killed still counts as running.
         environment = {**os.environ, **self.job["environment"], MARK: str(self.home)}
         paths = [paths["PYTHONPATH"] for paths in (self.job["environment"], os.environ) if paths.get("PYTHONPATH")]
         environment["PYTHONPATH"] = os.pathsep.join(paths)

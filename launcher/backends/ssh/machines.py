@@ -139,7 +139,7 @@ class SshMachines:
         try:
             name, created_s, deadline_s = str(job["name"]), float(job["created_s"]), float(job["deadline_s"])
             is_running = bool(job["is_running"])
-        except (KeyError, TypeError, ValueError):  # its file there is damaged, or somebody else's
+        except (KeyError, TypeError, ValueError):  # the job's file is damaged, or not ours
             return None
         return Machine(
             name=name,
