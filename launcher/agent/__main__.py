@@ -1,8 +1,8 @@
-"""`python -m launcher.agent HOME [ROOT]`: does what the launch whose folder HOME is asks this machine for.
+"""Agent on a rented machine: `python -m launcher.agent HOME [ROOT]` does the launch whose folder is HOME.
 
-In a container HOME is mounted at its own path, and the machine's root at ROOT. Ends with 0 once the launch's result is
-in its store, however the run went; started again it saves what is left, or has nothing to do. While another agent
-works on the launch it waits.
+In a container, HOME is mounted at its own path, and the machine's root at ROOT. The exit code is 0 once the launch's
+result is in its store, even if the run failed. A second start saves what is left, or has nothing to do. While another
+agent works on the launch, this one waits.
 """
 
 import os
@@ -29,7 +29,7 @@ from workload.storage.upload import PATIENCE
 
 
 def main(words: Sequence[str]) -> int:
-    """The exit code."""
+    """Do the launch, and return the exit code."""
     home, root = Path(words[0]), Path(words[1]) if len(words) > 1 else agent.ROOT
     try:
         landlord = landlord_of(home)
@@ -52,9 +52,9 @@ def main(words: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    # The log may lie on a disk that is full: that ends no run.
+    # A full disk under the log must not end a run.
     with redirect_stdout(cast("TextIO", Outlet(sys.stdout))), redirect_stderr(cast("TextIO", Outlet(sys.stderr))):
         code = main(sys.argv[1:])
         sys.stdout.flush()
-    # The watching threads may be waiting for an answer that never comes.
+    # Exit without joining the threads, which may wait for an answer that never comes.
     os._exit(code)

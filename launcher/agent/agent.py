@@ -1,7 +1,7 @@
-"""What a rented machine does with its request: work through its runs, upload, say how it went.
+"""Work of a rented machine on its request: do the runs, upload the bundles, and report the result.
 
-Started a second time for the same launch it saves what the first has left; of a sweep it then goes on with what is
-missing, if there is time.
+A second start for the same launch saves what the first has left. For a launch with several runs it then does the
+missing ones, if there is time.
 """
 
 import sys
@@ -51,22 +51,22 @@ from workload.storage.inventory import SealedRun, sealed_runs
 from workload.storage.store import Store, is_bucket
 
 ROOT = Path("/")
-# Enough to seal a bundle and to upload it before the machine is deleted.
+# Time to seal a bundle and to upload it before the machine is deleted.
 MARGIN_S = 90.0
-# A run that the machine has broken off so often may be why it did.
+# Give up a run that was broken off this often: the run itself may be the cause.
 MOST_BROKEN_OFF = 2
-# What a launcher calls the limit where it is not called so: Slurm has its own word.
+# Option that sets the time limit, by backend.
 USUAL_LIMIT_FLAG, LIMIT_FLAGS = "--max-run-time", {"slurm": "--time"}
 BROKEN_OFF = "the machine broke off the run and started again"
 KILLED = "the job was broken off: its machine was restarted, or its processes were killed"
-# A start that only stores what there is may take so long.
+# Time limit of a start that only saves bundles.
 SAVING_S = 600.0
 
 
 class Agent:
-    """One launch on this machine; `root` is where the machine's own root is mounted.
+    """Does one launch on this machine; `root`: mount point of the machine's root.
 
-    `is_lost`: whether another agent has taken the launch over, which ends the work of this one.
+    `is_lost`: whether another agent has taken over the launch, which ends the work of this one.
     """
 
     def __init__(
@@ -93,30 +93,33 @@ class Agent:
             is_lost=is_lost,
             on_lost=lambda: self.stop.ask(Why.TAKEN_OVER),
         )
-        # A cloud dates a machine by its insert; where it does not answer, the boot is the first that is known.
+        # Costs begin when the machine is requested. If the cloud does not tell that time, count from the boot.
         self._created_s = landlord.created_s()
         booted_s = epoch_s(self.home.phases().get(LaunchPhase.BOOTED)) or now()
         self.bill = Bill(min(self._created_s or booted_s, booted_s))
         self.delivery = Delivery(
             request, self.zone, home=self.home, store=store, bill=self.bill, stop=self.stop, now=now
         )
-        # Of the present run: the trainer's last `error: …` and `hint: …`, and which run of how many it is.
+        # For the current run: the trainer's last `error: …` and `hint: …`, and the run's number, as `run 2 of 3: `.
         self._trainers_words: dict[str, str] = {}
         self._which = ""
-        # How many bundles are those of runs that have ended.
+        # Number of bundles that belong to ended runs.
         self._settled = 0
 
     def work(self) -> Result:
-        """Everything, to the result in the store; a bug of ours is a result too. Taken over, it leaves no result."""
+        """Do the whole launch and write its result into the store, even after a bug of ours.
+
+        No result is written if another agent has taken over, or if the launch resumes after a preemption.
+        """
         with ThreadPoolExecutor(max_workers=1) as uploads:
             with self.pulse.beating(), self._watched():
                 ended = self._guarded(lambda: self._run_or_salvage(uploads))
             self.stop.close()
             ended = self._explained(ended)
             if self.pulse.is_lost:
-                # The launch's records are the other agent's. What was measured here is worth storing all the same.
+                # The launch's records belong to the other agent now, but the bundles measured here are still uploaded.
                 return self._result(self._guarded(lambda: self._deliver_all(ended)))
-            # Whoever starts again after a preemption goes on with what is missing: it has not ended.
+            # A preempted launch that is started again is not over: it then does the missing runs.
             is_taken = self.stop.why is Why.PREEMPTED and ended.exit_code != ExitCode.DONE
             comes_back = is_taken and self.landlord.comes_back()
             if not comes_back:
@@ -130,7 +133,7 @@ class Agent:
         if not (comes_back or self.pulse.is_lost):
             if self.request.script.get("env"):
                 self.store.write(records.variables_object(self.request.name), records.NO_VARIABLES)
-            # What an earlier start left may come after somebody else's word that there is no result.
+            # A start that only saves replaces the result that the launcher wrote when it found none.
             is_new = not self.home.only_saves()
             self.store.write(records.result_object(self.request.name), result.to_bytes(), if_absent=is_new)
         return result
@@ -160,15 +163,15 @@ class Agent:
                 return ended
             if not (self.request.task or self.landlord.comes_back()):
                 raise RunFailedError(BROKEN_OFF, hint="launch logs RUN; then launch again")
-            # What cannot be sent now is tried again at the end.
+            # Bundles that cannot be uploaded now are tried again at the end.
             self.delivery.deliver_all(BROKEN_OFF)
         else:
             self.home.note_begun()
         return self._work_through(self.request.work, uploads)
 
     def _told_end(self) -> WorkEnd:
-        """How the launch ended as the launcher told it, which found no result; else that it was broken off."""
-        with suppress(BundleError):  # for one that cannot be read
+        """Result of the launch that the launcher wrote because it found none; else: the launch was broken off."""
+        with suppress(BundleError):  # raised for an unreadable result
             if (told := self.store.read(records.result_object(self.request.name))) is not None:
                 result = Result.from_bytes(told)
                 return WorkEnd(exit_code=result.exit_code, error=result.error, hint=result.hint)
@@ -205,12 +208,12 @@ class Agent:
             is_profiled = LaunchPhase.PROFILE_STARTED in self.home.phases()
             self.pulse.enter(LaunchPhase.PROFILE_ENDED if is_profiled else LaunchPhase.RUN_ENDED)
         for delivery in deliveries:
-            with suppress(RooflaunchError):  # it was printed; all that is missing is sent again at the end
+            with suppress(RooflaunchError):  # the error was printed, and missing bundles are uploaded again at the end
                 delivery.result()
         return self._end_of(task, outcomes)
 
     def _workplace(self) -> Workplace:
-        """Where the script runs, with its data there."""
+        """Folder in which the script runs, with its data copied there."""
         workplace = luggage.unpack(self.request, self.store, self.home)
         data = str(self.request.script.get("data", ""))
         if is_bucket(data):
@@ -223,7 +226,7 @@ class Agent:
         return replace(workplace, data=data)
 
     def _in_store(self, task: Task) -> dict[str, str]:
-        """Status by run_key of the runs that need not be measured again; the store is listed once."""
+        """Status by run_key of the runs that need not be measured again; lists the store once."""
         keys = {run.run_key for run in task.runs} - {""}
         if not keys:
             return {}
@@ -237,7 +240,7 @@ class Agent:
         return done
 
     def _broken_off(self) -> Counter[str]:
-        """How often each run, by its key, was begun here and did not come to its end."""
+        """How often each run, by key, was begun on this machine and did not come to its end."""
         keys = Counter[str]()
         for folder in self.delivery.folders:
             with suppress(BundleError):
@@ -246,11 +249,11 @@ class Agent:
         return keys
 
     def _settle(self, outcome: Outcome, uploads: ThreadPoolExecutor, *, is_last: bool) -> list[Future[None]]:
-        """Charge a run for its time, and send its bundle while the next one sets up; the last is sent at the end."""
+        """Charge a run for its time, and upload its bundle while the next run sets up; upload the last at the end."""
         if not outcome.was_started:
             return []
         folders = self.delivery.folders
-        if outcome.bundle and outcome.bundle.path not in folders:  # made for a trainer that ended before it made one
+        if outcome.bundle and outcome.bundle.path not in folders:  # created for a trainer that ended too early
             folders.append(outcome.bundle.path)
         own = folders[self._settled :]
         self._settled = len(folders)
@@ -261,19 +264,19 @@ class Agent:
         return [uploads.submit(self.delivery.deliver, folder, outcome.why) for folder in own]
 
     def _in_the_trainers_words(self, outcome: Outcome) -> Outcome:
-        """What the trainer itself printed says more than its exit code, and has a hint."""
+        """Outcome with the error and hint that the trainer printed, which tell more than its exit code."""
         if not outcome.was_started or outcome.end is End.COMPLETED or outcome.hint:
             return outcome
         words = {"error": outcome.why, "hint": "launch logs RUN", **self._trainers_words}
         return replace(outcome, why=words["error"], hint=words["hint"])
 
     def _end_of(self, task: Task, outcomes: Sequence[Outcome]) -> WorkEnd:
-        """How the whole ended: by the first run that failed, else by the first that was not started.
+        """End of the whole task: of the first run that failed, else of the first that was not started.
 
-        Of a sweep, out of memory is a result like another.
+        In a sweep, out of memory is a normal result.
         """
         settled = {End.COMPLETED, End.SKIPPED, *([End.OUT_OF_MEMORY] if task.job else [])}
-        # The profile after a run that is completed may have been broken off.
+        # A completed run may have been interrupted during its profile.
         missing = [item for item in outcomes if item.end not in settled or item.code == ExitCode.INTERRUPTED]
         if not missing:
             return WorkEnd(exit_code=ExitCode.DONE)
@@ -295,10 +298,10 @@ class Agent:
         workplace: Workplace | None,
     ) -> local.LocalPlan:
         spec = spec.checked()
-        if spec.download:  # the user's own folder is none of this machine's
+        if spec.download:  # the user's data folder does not exist on this machine
             spec = replace(spec, data_dir=str(self.home.data))
         runtime = Runtime(self.request.runtime)
-        # As a process in a container that was started by others, the image is that of this very process.
+        # With runtime process, the image (if any) is the one in which this agent runs, so none is named.
         image = self.request.image if runtime is Runtime.DOCKER else ""
         plan = local.make_plan(
             Resolved(spec=spec, origin=self.request.spec_origin),  # type: ignore[arg-type] # a StrEnum's values
@@ -316,14 +319,17 @@ class Agent:
         return plan
 
     def _outside(self) -> dict[str, Mapping[str, Any]]:
-        """Facts of the machine that a container cannot see, those of the landlord among them."""
+        """Facts of the machine that a container cannot see, including the landlord's."""
         facts: dict[str, Mapping[str, Any]] = dict(outside_facts(HostSystem(root=self.root)))
         if cloud := {**facts.get("cloud", {}), **self.landlord.facts(self.request)}:
             facts["cloud"] = cloud
         return facts
 
     def _watcher(self, number: int, of: int) -> Watcher:
-        """Of one run; phases are those of the whole task, so that only a run by itself has one for its profile."""
+        """Watcher of one run.
+
+        Phases are those of the whole task, so that the profile has a phase only in a task of one run.
+        """
         self._trainers_words.clear()
         self._which = f"run {number} of {of}: " if of > 1 else ""
 
@@ -354,7 +360,7 @@ class Agent:
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
-        """Stop the run in time where the machine is taken away, or is about to be deleted."""
+        """While the context lasts, stop the run in time if the machine is taken away, or before it is deleted."""
         threading.Thread(target=self._await_preemption, daemon=True).start()
         timer = threading.Timer(max(0.0, self._deadline_s() - self.now()), self.stop.ask, [Why.TIMED_OUT])
         timer.daemon = True
@@ -369,14 +375,17 @@ class Agent:
             self.stop.ask(Why.PREEMPTED)
 
     def _deadline_s(self) -> float:
-        """When the run must end: some time before the machine is deleted, as its landlord (never the launcher) says."""
+        """Time when the run must end: some time before the machine is deleted according to its landlord.
+
+        The launcher's word does not count. Seconds since 1970.
+        """
         if self.home.only_saves():
             return self.now() + SAVING_S
         deleted_s = self.landlord.deleted_s() or (self._created_s or self.bill.began_s) + self.request.limit_s
         return deleted_s - min(MARGIN_S, self.request.limit_s / 4)
 
     def _explained(self, ended: WorkEnd) -> WorkEnd:
-        """What came from outside says more than how the trainer ended by it."""
+        """End of the work, with the outside reason of a stop (such as a preemption) in place of the trainer's."""
         if self.stop.why is Why.ASKED and self.landlord.is_preempted():
             self.stop.ask(Why.PREEMPTED)
         if self.stop.why is None or ended.exit_code == ExitCode.DONE:
@@ -434,5 +443,5 @@ def _is_final(sealed: SealedRun, keys: Collection[str]) -> bool:
 
 
 def _line(outcome: Outcome, of: int) -> str:
-    """An outcome for the log."""
+    """Line of the log for an outcome."""
     return f"run {outcome.number} of {of}: {outcome.end}{f': {outcome.why}' if outcome.why else ''}"

@@ -1,4 +1,4 @@
-"""What a launch and each of its runs cost: every second of the machine belongs to one run."""
+"""Cost of a launch and of its runs: every second of the machine is charged to one run."""
 
 import threading
 from dataclasses import dataclass, replace
@@ -11,7 +11,7 @@ from workload.contract.record import Cost
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """A run's share of the machine's time: its ends in seconds since 1970, and how much between them is its own."""
+    """Share of a run in the machine's time: begin and end in seconds since 1970, and the seconds charged in between."""
 
     from_s: float
     to_s: float
@@ -19,7 +19,7 @@ class Share:
 
 
 class Bill:
-    """Divides the machine's time, from `began_s` on, among the runs as they are closed. Threads may share it."""
+    """Divides the machine's time from `began_s` on among the runs as they end. Safe to share between threads."""
 
     def __init__(self, began_s: float) -> None:
         self.began_s = began_s
@@ -28,7 +28,7 @@ class Bill:
         self._lock = threading.Lock()
 
     def charge(self, folder: Path, now_s: float) -> Share:
-        """Give a run the time since the machine was asked for, or since the last run was charged; returns its share."""
+        """Charge a run for the time since the last charge (at first since `began_s`). Returns its share."""
         with self._lock:
             from_s = self._billed_to_s
             before = self._shares.get(folder, Share(from_s=from_s, to_s=from_s, seconds=0.0))
@@ -37,23 +37,23 @@ class Bill:
             return share
 
     def share(self, folder: Path, now_s: float) -> Share:
-        """What a run was charged; one that was not charged yet is charged now."""
+        """Share of a run; charges the run now if it was not charged yet."""
         return self._shares.get(folder) or self.charge(folder, now_s)
 
     def resume(self, billed_to_s: float) -> None:
-        """Before the machine started again, runs were charged until then."""
+        """Continue after a restart of the machine: the time up to `billed_to_s` was charged before."""
         with self._lock:
             self._billed_to_s = max(self._billed_to_s, billed_to_s)
 
     def usd(self, price: Price | None, now_s: float) -> float | None:
-        """Of the whole launch; None where the price is unknown, or the clock was set back since the start."""
+        """Cost of the whole launch, in USD; None if the price is unknown, or the clock was set back since the start."""
         return price.usd(now_s - self.began_s) if price and now_s >= self.began_s else None
 
 
 def cost(share: Share, price: Price | None) -> Cost:
-    """`cost` of run.json: the machine's time that a run took; `usd` is None where the price is unknown.
+    """Record `cost` of run.json: the machine's time charged to a run; `usd` is None if the price is unknown.
 
-    `billed_s` is less than the time between its ends where another run was closed meanwhile.
+    `billed_s` is less than the time from `billed_from` to `billed_to` if another run was charged in between.
     """
     billed_s = max(0.0, share.seconds)
     return Cost(

@@ -1,4 +1,4 @@
-"""Bundles from the machine to the store: each closed with what only the agent knows, and sent once."""
+"""Uploads bundles from the machine to the store, each once, after adding what only the agent knows."""
 
 import sys
 import threading
@@ -22,7 +22,7 @@ from workload.storage.upload import upload
 
 
 class Delivery:
-    """The bundles of one launch in `folders`, in the order in which they were begun. Threads may share it."""
+    """Bundles of one launch: `folders`, in the order in which they were begun. Safe to share between threads."""
 
     def __init__(
         self,
@@ -39,17 +39,17 @@ class Delivery:
         self._price = request.price(zone)
         self._home, self._store, self._bill, self._stop, self._now = home, store, bill, stop, now
         self._sending = threading.Lock()
-        # The bundles that this agent has sent, or an earlier one before it took them up. An agent on another machine
-        # may share the folder and store a bundle that is still being written here.
+        # Bundles uploaded by this agent, or by an earlier one whose bundles it took up. Kept in memory, because an
+        # agent on another machine may share the folder and upload a bundle that is still being written here.
         self._sent = set[str]()
 
     @property
     def is_complete(self) -> bool:
-        """Whether every bundle is whole in the store."""
+        """Whether every bundle is complete in the store."""
         return {folder.name for folder in self.folders} <= set(self._home.uploaded())
 
     def take_up(self) -> None:
-        """Go on with the bundles that the launch has made on this machine before it started again."""
+        """Adopt the bundles that the launch made on this machine before a restart."""
         self._sent |= set(self._home.uploaded())
         self.folders += self._home.bundles()
         for folder in self.folders:
@@ -58,7 +58,7 @@ class Delivery:
                 self._bill.resume(epoch_s(charged.billed_to if charged else None) or 0.0)
 
     def deliver_all(self, error: str) -> RooflaunchError | None:
-        """Send what is not in the store yet; of several failures the last is returned."""
+        """Upload all bundles that are not in the store yet. Returns the last error; None if there was none."""
         failed: RooflaunchError | None = None
         for folder in self.folders:
             try:
@@ -68,8 +68,8 @@ class Delivery:
         return failed
 
     def deliver(self, folder: Path, error: str = "") -> None:
-        """Close a bundle and send it, once."""
-        # At the end, the sending of an earlier run may still be under way.
+        """Close a bundle and upload it, once."""
+        # At the end, the upload of an earlier run's bundle may still be under way.
         with self._sending:
             if folder.name in self._sent:
                 return
@@ -89,9 +89,9 @@ class Delivery:
             print(f"uploaded {sent.run_id}: {sent.files} files, {sent.bytes} bytes", flush=True)
 
     def _beside(self, folder: Path) -> Path:
-        """Rename a complete bundle whose run another agent has stored as a broken one; returns its new folder.
+        """Rename a complete bundle if the store has a broken one of the same name; returns the new folder.
 
-        Raises `ObjectExistsError` where the stored bundle is as good as this one.
+        Raises `ObjectExistsError` if the stored bundle is as good as this one.
         """
         stored = next(sealed_runs(self._store, run_id=folder.name), None)
         if stored is None or stored.status in FINAL or bundle.read(folder).record.status not in FINAL:
@@ -104,18 +104,18 @@ class Delivery:
         return renamed
 
     def _close(self, folder: Path, error: str) -> None:
-        """Seal a bundle with what only we know; once, so that a second try sends the same bytes."""
+        """Add the agent's facts to a bundle and seal it; only once, so that a second upload sends the same bytes."""
         share = self._bill.share(folder, self._now())
-        with suppress(BundleError):  # without a record there is nothing to close, which reading says
+        with suppress(BundleError):  # a bundle without a record cannot be closed; reading it below raises the error
             bundle.close_broken(folder, Status.FAILED, error or "the trainer was killed")
         run = bundle.read(folder).record
         cloud = run.environment.cloud or CloudFacts()
-        if cloud.phases is not None:  # written here alone: the bundle is closed
+        if cloud.phases is not None:  # only this function sets phases, so the bundle is closed already
             return
         cloud = replace(cloud, phases=self._home.phases(), preempted=self._stop.why is Why.PREEMPTED)
         run = replace(run, environment=replace(run.environment, cloud=cloud), cost=cost(share, self._price))
         by_us = {Why.PREEMPTED: Status.PREEMPTED, Why.TIMED_OUT: Status.TIMED_OUT}
-        is_last = folder == self.folders[-1]  # the others had ended before
+        is_last = folder == self.folders[-1]  # a stop affects only the last run: the others had ended before
         if is_last and self._stop.why in by_us and run.status in (Status.INTERRUPTED, Status.FAILED):
             run = replace(run, status=by_us[self._stop.why], error=error or run.error)
         bundle.reseal(folder, run)

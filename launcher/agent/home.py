@@ -1,4 +1,4 @@
-"""The folder of a launch on its machine: what was begun there, and what a second start finds of the first."""
+"""Folder of a launch on its machine: what was begun, and what a second start finds of the first."""
 
 import json
 import os
@@ -12,20 +12,20 @@ from launcher.jobs.records import LaunchPhase
 from workload.contract import bundle
 from workload.contract.errors import RooflaunchError, ToolError
 
-# Space that a launch takes for how it ends before it begins: a full disk has none for it afterwards.
+# Space reserved before the work for the record of its end, because a run may fill the disk.
 RESERVED_BYTES = 4096
-# Marks a job that was broken off and whose agent is started once more, to store what it left (launcher/backends/ssh).
+# File that tells an agent to only upload what a broken-off job left (launcher/backends/ssh).
 SAVING = "saving"
-# Phases as the start-up script and as the agent came to them, a line each; that a run was begun; how it ended; the runs
-# that are whole in the store.
+# Files: phases recorded by the start-up script, and by the agent, a line each; marker that the work was begun; how the
+# work ended; ids of the bundles that are complete in the store.
 BOOT_PHASES, OWN_PHASES, STARTED, ENDED, UPLOADED = "phases", "phases-of-the-run", "started", "ended.json", "uploaded"
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkEnd:
-    """How the work ended, as an error of ours says it; `error` is empty where every run came to its end.
+    """End of the work, as exit code, error and hint; `error` is empty if every run came to its end.
 
-    `timed_out`: a run was not started because it would not have come to its end in time.
+    `timed_out`: a run was not started because there was not enough time left for it.
     """
 
     exit_code: int
@@ -35,62 +35,62 @@ class WorkEnd:
 
     @classmethod
     def by(cls, error: RooflaunchError) -> "WorkEnd":
-        """Ended by an error that was raised here."""
+        """Make it from an error."""
         return cls(exit_code=error.exit_code, error=str(error), hint=error.hint)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Home:
-    """One launch's folder."""
+    """Folder of one launch."""
 
     path: Path
 
     @property
     def output(self) -> Path:
-        """Where the bundles are written."""
+        """Folder of the bundles."""
         return self.path / "results"
 
     @property
     def data(self) -> Path:
-        """Where data sets are downloaded to."""
+        """Folder for downloaded data sets."""
         return self.path / "data"
 
     def bundles(self) -> list[Path]:
-        """The folder of each run that was begun, oldest first."""
+        """Folder of each run that was begun, oldest first."""
         return sorted(path.parent for path in self.output.glob(f"*/{bundle.RECORD}"))
 
     def note_phase(self, phase: LaunchPhase, at: str) -> None:
-        """Keep when a phase began, unless the disk is full: no run ends for want of a time stamp."""
+        """Record when a phase began. A full disk is ignored: no run ends because of a missing time stamp."""
         with suppress(ToolError):
             _append(self.path / OWN_PHASES, f"{phase} {at}")
 
     def phases(self) -> Mapping[str, str]:
-        """Times by phase so far, those of the boot first; of a machine that was started again the first time counts."""
+        """Times by phase so far, the boot's first. If a machine was started again, the first time of a phase counts."""
         phases: dict[str, str] = {}
         for line in (*_lines(self.path / BOOT_PHASES), *_lines(self.path / OWN_PHASES)):
             phase, _, at = line.partition(" ")
-            if epoch_s(at) is not None:  # a line may be cut off, and a record with half a time is none
+            if epoch_s(at) is not None:  # a line that was cut off has no valid time
                 phases.setdefault(phase, at)
         return phases
 
     def note_uploaded(self, run_id: str) -> None:
-        """Keep that a run is whole in the store."""
+        """Record that a bundle is complete in the store."""
         _append(self.path / UPLOADED, run_id)
 
     def uploaded(self) -> list[str]:
-        """The runs that are whole in the store."""
+        """Ids of the runs whose bundles are complete in the store."""
         return _lines(self.path / UPLOADED)
 
     def has_begun(self) -> bool:
-        """Whether the work was begun here before."""
+        """Whether the work was begun on this machine before."""
         return (self.path / STARTED).exists()
 
     def only_saves(self) -> bool:
-        """Whether this start stores what earlier ones have left, and measures nothing."""
+        """Whether this start only uploads what earlier starts left, and measures nothing."""
         return (self.path / SAVING).exists()
 
     def note_begun(self) -> None:
-        """Keep that the work was begun, also over a host error, which is the end of power."""
+        """Record that the work was begun, synced to disk so that the record survives a power failure (host error)."""
         with full_disk_told(self.path):
             (self.path / ENDED).write_bytes(b" " * RESERVED_BYTES)
         started = self.path / STARTED
@@ -103,24 +103,24 @@ class Home:
                 os.close(number)
 
     def note_ended(self, ended: WorkEnd) -> None:
-        """Keep how the work ended, in the space that was reserved. Raises `ToolError` where there is none."""
+        """Record how the work ended, in the reserved space. Raises `ToolError` if the disk is full."""
         path = self.path / ENDED
         with full_disk_told(path), path.open("r+b" if path.exists() else "wb") as file:
             file.write(json.dumps(asdict(ended)).encode().ljust(RESERVED_BYTES))
 
     def ended(self) -> WorkEnd | None:
-        """How the work ended; None where it was broken off."""
+        """How the work ended; None if it was broken off."""
         text = "".join(_lines(self.path / ENDED)).strip()
         return WorkEnd(**json.loads(text)) if text else None
 
 
 def iso(at_s: float) -> str:
-    """`2026-11-21T10:00:00.000Z`, as the start-up script writes it."""
+    """Format seconds since 1970 as the start-up script does: `2026-11-21T10:00:00.000Z`."""
     return datetime.fromtimestamp(at_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def epoch_s(text: str | None) -> float | None:
-    """The inverse; None for what is no time."""
+    """Parse an ISO 8601 time into seconds since 1970; None for any other text."""
     try:
         return datetime.fromisoformat(text).timestamp() if text else None
     except ValueError:
@@ -134,7 +134,7 @@ def _append(path: Path, line: str) -> None:
 
 @contextmanager
 def full_disk_told(path: Path) -> Iterator[None]:
-    """Raise `ToolError` in place of what the system says of a file that cannot be written."""
+    """Turn an `OSError` of writing into a `ToolError` with a hint."""
     try:
         yield
     except OSError as error:

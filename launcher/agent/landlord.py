@@ -1,8 +1,8 @@
-"""Who lets us the machine: what nobody else can tell of it, and who takes it away.
+"""Provider of the machine ("landlord"): knows what only the provider can tell, and may take the machine away.
 
-A cloud's own stands in its backend (`launcher/backends/<name>/guest.py`) and travels with the launch as `landlord.py`
-in the launch's folder, never in the image: a new backend changes no image. Without that file nobody lets the machine
-to us: it is one that somebody can log in to.
+A cloud's landlord is in its backend (`launcher/backends/<name>/guest.py`) and travels with the launch as `landlord.py`
+in the launch's folder, never in the image, so that a new backend needs no new image. Without that file the machine has
+no landlord: it belongs to somebody who can log in to it.
 """
 
 import importlib.util
@@ -19,81 +19,81 @@ REQUEST = "request.json"
 
 
 class Landlord(Protocol):
-    """What a cloud tells one of its machines. Times and facts are None or absent where it does not answer."""
+    """Interface to the provider of this machine. Times are None, and facts absent, if the provider does not answer."""
 
     @property
     def zone(self) -> str:
-        """`us-central1-a`, or empty where machines have no zones. Raises `ToolError` where nobody answers."""
+        """Zone, such as `us-central1-a`; empty if machines have no zones. Raises `ToolError` without an answer."""
 
     def request(self) -> bytes:
-        """What the launch was asked to do, as the launcher wrote it. Raises `ToolError` where it cannot be had."""
+        """Content of the launch's request, as the launcher wrote it. Raises `ToolError` if it cannot be read."""
 
     def created_s(self) -> float | None:
-        """When the machine was asked for, in seconds since 1970: from then on it costs."""
+        """Time when the machine was requested, in seconds since 1970: its costs begin then."""
 
     def deleted_s(self) -> float | None:
-        """When the machine is deleted at the latest, in seconds since 1970."""
+        """Latest time when the machine is deleted, in seconds since 1970."""
 
     def is_preempted(self) -> bool:
         """Whether the machine is being taken away."""
 
     def await_preemption(self, is_over: Callable[[float], bool]) -> bool:
-        """Wait until the machine is taken away; False once `is_over`, which waits for so many seconds, says so."""
+        """Wait until the machine is taken away; False once `is_over` is True, which waits for a number of seconds."""
 
     def comes_back(self) -> bool:
-        """Whether the place starts the launch again by itself on another machine after it took this one away."""
+        """Whether the place itself starts the launch again on another machine after it took this one away."""
 
     def report(self, name: str, value: str) -> None:
-        """Leave a word, such as the phase that begins, where the cloud shows it. Raises `ToolError` where it cannot."""
+        """Publish a value, such as the current phase, at the provider. Raises `ToolError` if that fails."""
 
     def facts(self, request: Request) -> Mapping[str, Any]:
-        """For the record, beside what the machine's own metadata server tells any program."""
+        """Facts for the record that the machine's own metadata server does not give to every program."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NoLandlord:
-    """A machine of one's own: it costs nothing, nobody takes it away, and its request lies in the launch's folder."""
+    """Machine of the user's own: costs nothing, is never taken away, and has its request in the launch's folder."""
 
     home: Path
     zone: str = ""
 
     def request(self) -> bytes:
-        """As it was copied there."""
+        """Content of request.json in the launch's folder. Raises `ToolError` if it cannot be read."""
         try:
             return (self.home / REQUEST).read_bytes()
         except OSError as error:
             raise ToolError(f"no request in '{self.home}': {error.strerror}", hint="launch again") from error
 
     def created_s(self) -> None:
-        """It was there before."""
+        """None: this machine was not created by us."""
 
     def deleted_s(self) -> None:
-        """It stays."""
+        """None: this machine is not deleted by us."""
 
     def is_preempted(self) -> bool:
-        """Never."""
+        """False: nobody takes this machine away."""
         return False
 
     def await_preemption(self, is_over: Callable[[float], bool]) -> bool:
-        """Not worth a wait."""
+        """False at once: nobody takes this machine away."""
         del is_over
         return False
 
     def comes_back(self) -> bool:
-        """Nobody takes it away."""
+        """False: nobody takes this machine away."""
         return False
 
     def report(self, name: str, value: str) -> None:
-        """There is nobody to tell: the heartbeat in the store says it."""
+        """Do nothing: the heartbeat in the store has the phase."""
 
     def facts(self, request: Request) -> Mapping[str, Any]:
-        """Nothing that the machine does not show."""
+        """No facts beyond those that the machine itself shows."""
         del request
         return {}
 
 
 def landlord_of(home: Path) -> Landlord:
-    """The landlord of the launch in that folder: what its `landlord.py` says, if it has one."""
+    """Landlord of the launch in that folder, loaded from its `landlord.py` if there is one."""
     if not (path := home / FILE).exists():
         return NoLandlord(home=home)
     described = importlib.util.spec_from_file_location("landlord", path)

@@ -1,7 +1,7 @@
-"""One agent at a time works on a launch: the one that holds its lease.
+"""Lease of a launch: only the agent that holds it works on the launch.
 
-A lease is an object `launches/<name>/lease-<number>.json` that is created only if it is absent. The agent that created
-the highest number holds the launch, for as long as its heartbeat comes. A lease says who works, never what is done.
+A lease is an object `launches/<name>/lease-<number>.json`, created only if it is absent. The agent that created the
+highest number holds the launch while its heartbeat comes. A lease tells who works, never what is done.
 """
 
 import os
@@ -18,8 +18,8 @@ from launcher.jobs.records import LAUNCHES, LeaseRecord, lease_object, result_ob
 from workload.contract.errors import BundleError, InterruptedRunError, RooflaunchError
 from workload.storage.store import Patience, Store
 
-# Two minutes without a heartbeat: a network file system may show one a minute late. Looks are counted, not seconds:
-# while a store does not answer, the holder cannot renew its lease either.
+# A lease is stale after two minutes (8 polls of 15 s) without a heartbeat: a network file system may show one a minute
+# late. Polls are counted, not seconds: while a store does not answer, the holder cannot renew its lease either.
 STALE_LOOKS = 8
 NUMBERED = re.compile(r"lease-([1-9][0-9]{0,5})\.json")
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -27,20 +27,20 @@ PROCESS = re.compile(r"(\S+) ([0-9]{1,10}) \S+")
 
 
 class Lease:
-    """The lease of a launch, held by this process."""
+    """Lease of a launch, held by this process."""
 
     def __init__(self, store: Store, name: str, number: int, record: LeaseRecord) -> None:
         self._store, self._name, self.number, self._record = store, name, number, record
 
     def is_lost(self) -> bool:
-        """Whether another agent has taken the launch over. A store that does not answer now says nothing."""
+        """Whether another agent has taken over the launch; False if the store does not answer."""
         with suppress(RooflaunchError, OSError):
             following = lease_object(self._name, self.number + 1)
             return self._store.with_patience(Patience()).read(following) is not None
         return False
 
     def release(self) -> None:
-        """Let the next agent begin at once; without this it waits until the lease is stale."""
+        """Release the lease, so that the next agent begins at once and does not wait until the lease is stale."""
         with suppress(RooflaunchError, OSError):
             ended = replace(self._record, released=True)
             self._store.write(lease_object(self._name, self.number), ended.to_bytes())
@@ -51,8 +51,8 @@ def take(
 ) -> Lease | None:
     """Return the lease once no other agent works on the launch; None if the launch has its result.
 
-    `after_end`: take the lease of a launch with a result too, to store bundles that an agent has left behind.
-    `wait` waits for so many seconds and returns whether this process was told to stop, which raises
+    `after_end`: take the lease even if the launch has a result, to upload bundles that an agent has left behind.
+    `wait`: waits for a number of seconds and returns whether this process was told to stop, which raises
     `InterruptedRunError`.
     """
     queue = _Queue(store, name, now)
@@ -67,14 +67,14 @@ def take(
 
 
 class _Queue:
-    """What an agent without a lease has seen of the launch, look by look."""
+    """Agent's view of a launch whose lease it does not hold, updated at each poll."""
 
     def __init__(self, store: Store, name: str, now: Callable[[], float]) -> None:
         self._store, self._name, self._now = store, name, now
         self._number, self._heartbeat, self._quiet_looks = 0, "", 0
 
     def is_over(self) -> bool:
-        """Look; whether the launch has its result."""
+        """Poll the store. Returns whether the launch has its result."""
         versions = {one.name: one.version for one in self._store.objects(f"{LAUNCHES}{self._name}/")}
         numbers = (NUMBERED.fullmatch(name.rpartition("/")[2]) for name in versions)
         number = max((int(found[1]) for found in numbers if found), default=0)
@@ -87,7 +87,7 @@ class _Queue:
         return result_object(self._name) in versions
 
     def lease(self) -> Lease | None:
-        """The lease, if nobody holds it; of several agents that find it stale one creates the next."""
+        """Create the lease unless another agent holds one; then None. Of several agents, only one can create it."""
         here = _this_process(iso(self._now()))
         if self._number and self._quiet_looks < STALE_LOOKS and not self._is_given_up(here):
             return None
@@ -105,7 +105,7 @@ class _Queue:
 
 
 def _this_process(at: str) -> LeaseRecord:
-    """The lease of this process; where the system has no /proc, nobody can tell later whether it has ended."""
+    """Lease record of this process. Without /proc, other agents cannot tell later whether the process has ended."""
     with suppress(OSError):
         boot = BOOT_ID.read_text(encoding="ascii").strip()
         space = Path("/proc/self/ns/pid").readlink()
@@ -115,7 +115,7 @@ def _this_process(at: str) -> LeaseRecord:
 
 
 def _has_ended(held: LeaseRecord, here: LeaseRecord) -> bool:
-    """Whether the process that took a lease was one of this machine, and is gone: with its boot, or its container."""
+    """Whether the lease's process ran on this machine and is gone, after a reboot, or with its container."""
     if held.host != here.host or not held.boot or not here.boot:
         return False
     if held.boot != here.boot:
@@ -123,12 +123,12 @@ def _has_ended(held: LeaseRecord, here: LeaseRecord) -> bool:
     theirs, ours = PROCESS.fullmatch(held.process), PROCESS.fullmatch(here.process)
     if not theirs or not ours:
         return False
-    # A launch's container has the same name each time, so an engine that started this one has ended the other.
+    # A launch's container has the same name each time, so if this one could start, the other has ended.
     return theirs[1] != ours[1] or _started(int(theirs[2])) != held.process.rpartition(" ")[2]
 
 
 def _started(process: int) -> str:
-    """When a process was started, in the kernel's ticks: its number may be another's later. Empty once it has ended."""
+    """Start time of a process in kernel ticks, because process numbers are reused; empty once it has ended."""
     try:
         words = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except OSError:

@@ -1,6 +1,6 @@
-"""What a launch has sent with its script: the user's files, unpacked into the launch's folder on this machine.
+"""Files that a launch has sent with its script, unpacked into the launch's folder on this machine.
 
-scripts/<sha256>.tar.gz   regular files alone, by their path below the user's folder
+scripts/<sha256>.tar.gz   regular files only, by their path below the user's folder
 """
 
 import hashlib
@@ -24,12 +24,15 @@ MOST_UNPACKED_BYTES = 1_000_000_000
 
 
 def parcel_object(sha256: str) -> str:
-    """The name of an archive in a store."""
+    """Name of an archive in a store."""
     return f"scripts/{sha256}.tar.gz"
 
 
 def unpack(request: Request, store: Store, home: Home) -> Workplace:
-    """Where the script of this launch runs; of a second start as the first has left it. `BundleError` for damage."""
+    """Unpack the script's files and return its workplace; a second start keeps the files as the first left them.
+
+    Raises `BundleError` if the archive is missing or damaged.
+    """
     folder, wanted = home.path / "script", str(request.script["sha256"])
     if not folder.exists():
         content = store.read(parcel_object(wanted), most_bytes=MAX_PARCEL_BYTES)
@@ -49,7 +52,7 @@ def unpack(request: Request, store: Store, home: Home) -> Workplace:
 
 
 def _variables(request: Request, store: Store) -> dict[str, str]:
-    """Values of the variables that the request names."""
+    """Values of the environment variables that the request names."""
     try:
         values = json.loads(store.read(variables_object(request.name)) or NO_VARIABLES)["values"]
         return {name: str(values[name]) for name in request.script["env"]}
@@ -58,12 +61,12 @@ def _variables(request: Request, store: Store) -> dict[str, str]:
 
 
 def fetch_data(address: str, folder: Path, *, is_over: Callable[[], bool]) -> None:
-    """Copy what lies at an address; what a first start has copied is not copied again. Ends early once `is_over`."""
+    """Copy the data at an address into a folder, except files that a first start has copied. Ends if `is_over`."""
     store, number = open_store(address, jobs=3), 0
     for listed in store.objects(""):
         if is_over():
             return
-        if listed.name.endswith("/"):  # what stands for a folder in a bucket
+        if listed.name.endswith("/"):  # placeholder object for a folder in a bucket
             continue
         number += 1
         if reason := listed.problem or why_unsafe(listed.name):
@@ -94,7 +97,7 @@ def _copy(store: Store, listed: StoredObject, path: Path) -> None:
 
 
 def _extract(content: bytes, folder: Path) -> None:
-    """Each file by our own hand: no link, no device and no path can lead out of the folder."""
+    """Unpack regular files one by one. Links, devices and unsafe paths are refused: nothing leaves the folder."""
     folder.mkdir(parents=True)
     left = MOST_UNPACKED_BYTES
     try:

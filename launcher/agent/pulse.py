@@ -1,4 +1,4 @@
-"""Says that the machine lives and how far it is: printed, told to the landlord, and left in the store."""
+"""Heartbeat of the machine, with its progress: printed, reported to the landlord, and written into the store."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ HEARTBEAT_PAUSE_S = 1.0
 
 
 class Pulse:
-    """The heartbeat of one launch. Threads may share it."""
+    """Heartbeat of one launch. Safe to share between threads."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class Pulse:
         is_lost: Callable[[], bool],
         on_lost: Callable[[], None],
     ) -> None:
-        """`is_lost`: whether another agent has taken the launch over, which is told to `on_lost` once."""
+        """Make it. `is_lost`: whether another agent has taken over the launch; `on_lost` is then called once."""
         self.last_line = ""
         self.is_lost = False
         self._ask_whether_lost, self._on_lost = is_lost, on_lost
@@ -40,7 +40,7 @@ class Pulse:
         self._wake = threading.Event()
 
     def enter(self, phase: LaunchPhase) -> None:
-        """Say that a phase begins."""
+        """Record and report the beginning of a phase."""
         if self.is_lost:
             return
         at = iso(self._now())
@@ -50,11 +50,11 @@ class Pulse:
         self._wake.set()
 
     def beat(self) -> None:
-        """Say that the machine lives. A store that does not answer now is no reason to end."""
+        """Write a heartbeat. A store that does not answer is ignored."""
         if not self.is_lost and self._ask_whether_lost():
             self.is_lost = True
             self._on_lost()
-        if self.is_lost:  # the heartbeat is the other agent's
+        if self.is_lost:  # the heartbeat belongs to the other agent now
             return
         at = iso(self._now())
         heartbeat = Heartbeat(
@@ -69,12 +69,12 @@ class Pulse:
             self._store.with_patience(Patience()).write(records.status_object(self._name), heartbeat.to_bytes())
 
     def _report(self, name: str, value: str) -> None:
-        with suppress(ToolError):  # guest attributes, say, can be switched off for a whole project
+        with suppress(ToolError):  # a project may, for example, switch off guest attributes
             self._landlord.report(name, value)
 
     @contextmanager
     def beating(self) -> Iterator[None]:
-        """Beat meanwhile, at once where a phase begins, and once at each end."""
+        """Write heartbeats while the context lasts: regularly, when a phase begins, and at the end."""
         over = threading.Event()
 
         def beats() -> None:

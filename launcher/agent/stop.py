@@ -1,4 +1,4 @@
-"""Ends a run in order before it ends by itself, whoever asks for it."""
+"""Stops a run early in an orderly way, for whatever reason."""
 
 import threading
 from enum import StrEnum
@@ -6,12 +6,12 @@ from enum import StrEnum
 from launcher.machine.watcher import Trainer
 
 PRESS_EVERY_S = 2.0
-# Of the 30 s that a spot VM has left: the trainer seals its bundle after the step that it is in.
+# Time for the trainer to finish its step and seal its bundle, of the 30 s that a spot VM has left.
 SEAL_S = 12.0
 
 
 class Why(StrEnum):
-    """Why a run is ended before it ends by itself."""
+    """Reason why a run is stopped early."""
 
     PREEMPTED = "preempted"
     TIMED_OUT = "timed out"
@@ -20,9 +20,10 @@ class Why(StrEnum):
 
 
 class Stop:
-    """Sends the trainer SIGTERM again and again, at last SIGKILL.
+    """Sends SIGTERM to the trainer repeatedly, and finally SIGKILL.
 
-    Again, because the trainer is process 1 of its container, which ignores signals until it handles them.
+    Repeatedly, because the trainer is process 1 of its container, which ignores signals until it has installed
+    handlers.
     """
 
     def __init__(self, *, press_every_s: float = PRESS_EVERY_S, seal_s: float = SEAL_S) -> None:
@@ -32,7 +33,7 @@ class Stop:
         self._over, self._asked = threading.Event(), threading.Event()
 
     def ask(self, why: Why) -> None:
-        """The first reason counts; but that somebody asked is explained by a preemption."""
+        """Stop the run. The first reason is kept, except that a preemption replaces `ASKED`."""
         if self.why is None:
             self.why = why
             self._asked.set()
@@ -41,23 +42,23 @@ class Stop:
             self.why = why
 
     def started(self, trainer: Trainer) -> None:
-        """A trainer runs, and is what a stop would end."""
+        """Register the running trainer, which a stop would end."""
         self._trainer = trainer
 
     def ended(self) -> None:
-        """It has ended."""
+        """Forget the trainer, which has ended."""
         self._trainer = None
 
     def close(self) -> None:
-        """Nothing is running any more, nor will be."""
+        """End all waiting: nothing runs any more, and nothing will be started."""
         self._over.set()
 
     def is_over(self, wait_s: float) -> bool:
-        """Whether it is closed within `wait_s`."""
+        """Wait at most `wait_s` seconds; whether this object is closed."""
         return self._over.wait(wait_s)
 
     def is_asked(self, wait_s: float) -> bool:
-        """Whether a stop is asked for within `wait_s`."""
+        """Wait at most `wait_s` seconds; whether a stop was requested."""
         return self._asked.wait(wait_s)
 
     def _press(self) -> None:

@@ -1,4 +1,4 @@
 """`launch duel`: two variants in turn on this machine, until one is known to be slower."""
 
-# Run options that a duel has not: it repeats by itself, and a profile is no part of what is timed.
+# Run options that a duel lacks: it repeats runs by itself, and it does not profile.
 LEFT_OUT = ("repeats", "profile", "profile_steps", "profile_step_bytes", "profile_throughput")

@@ -1,4 +1,4 @@
-"""`launch duel`: its options. Light: `launch --help` loads it."""
+"""Options of `launch duel`. Imports little, because `launch --help` loads this module."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from workload.contract.errors import ExitCode
 from workload.contract.invocation import as_typed
 from workload.contract.text import printable, printable_lines
 
-# \b keeps the lines as they are.
+# \b keeps the line breaks of the help text.
 EXAMPLES = """\b
 What A and B share stands before --, what is A's own after it, what is B's own after ---:
   launch duel --model resnet50 -- --precision fp32 --- --precision bf16
@@ -34,10 +34,10 @@ Exit codes, of B against A: 11 slower, 12 faster, by --same-within or more; 0 th
 
 
 class DuelCommand(ScriptCommand):
-    """Command `duel`: its line may end in the options or scripts of two sides, or in one script for both."""
+    """Command `duel`, whose line may end in the options or scripts of two sides, or in one script for both."""
 
     example = "-- train.py --lr 0.1 --- train.py --lr 0.2"
-    # Its options are few, and of our trainer as well as of scripts: they stand in one list.
+    # The few options apply to our trainer and to scripts alike, so the help has one list.
     format_options = TyperCommand.format_options
 
 

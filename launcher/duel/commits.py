@@ -1,6 +1,6 @@
-"""Commits laid out in temporary folders, so that nothing that is edited meanwhile gets into a duel.
+"""Commits exported into temporary folders, so that edits made during a duel do not change its sides.
 
-They are commits of rooflaunch, or of the repository that somebody's own script lies in.
+The commits are of rooflaunch, or of the repository that contains the user's own script.
 """
 
 import difflib
@@ -21,9 +21,9 @@ from workload.contract.text import counted, si
 TRAINER = "workload"
 WORKING_TREE = "."
 SHORT = 10
-# More in files that git neither tracks nor ignores is data: git would copy it into the repository's objects.
+# Most bytes in files that git neither tracks nor ignores. More is data, which git would copy into its objects.
 MOST_NEW_BYTES = 50_000_000
-# Ignored files that are made again where they are missing, and that two sides must not share.
+# Ignored files that programs recreate if they are missing, and that two sides must not share.
 CACHES = ("__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".ipynb_checkpoints")
 
 
@@ -32,7 +32,7 @@ class Code:
     """Part of a repository that a side runs.
 
     `path`: below the repository's root, empty for all of it. `main`: path of the file that a commit must have; with
-    `anywhere` below any folder. `name`, `hint`: what an error says of that file.
+    `anywhere`, below any folder. `name`, `hint`: words for an error on that file.
     """
 
     path: str
@@ -44,9 +44,9 @@ class Code:
 
 @dataclass(frozen=True, kw_only=True)
 class Export:
-    """`commit`: its hash, `-dirty` where the working tree differs from it; `tree`: git's hash of the code's content.
+    """Commit in a folder. `commit`: hash, with `-dirty` if the working tree differs; `tree`: git's hash of the code.
 
-    `folder` stands for the root of the repository.
+    `folder`: copy of the repository's root.
     """
 
     label: str
@@ -57,7 +57,7 @@ class Export:
 
 @dataclass(frozen=True, kw_only=True)
 class Exports:
-    """Both sides. `links`: ignored files and folders of `root` that both sides use in place."""
+    """Commits of both sides. `links`: ignored files and folders of `root` that both sides use in place."""
 
     a: Export
     b: Export
@@ -75,7 +75,7 @@ TRAINERS = Code(
 
 
 def code_of_script(words: Sequence[str], where: Path) -> Code:
-    """All of the repository that the folder `where` is in, with the script. Raises `UsageError` or `ToolError`."""
+    """Code to export for a script: the whole repository of the folder `where`. Raises `UsageError` or `ToolError`."""
     example = "launch duel --commit main HEAD -- train.py"
     root = _root(where, f"cd to the script's repository, then {example}")
     if not words[0].endswith(".py"):  # a script's file may be gone from the working tree
@@ -97,10 +97,10 @@ def code_of_script(words: Sequence[str], where: Path) -> Code:
 
 @contextmanager
 def exported(asked: tuple[str, str], where: Path, code: Code = TRAINERS) -> Iterator[Exports]:
-    """Both commits of the git repository that `where` is in. Raises `UsageError` or `ToolError`."""
+    """Export both commits of the git repository that contains `where`. Raises `UsageError` or `ToolError`."""
     root = _root(where, "run launch duel in a checkout of rooflaunch; for a script of your own add -- train.py")
     with tempfile.TemporaryDirectory(prefix="rooflaunch-duel-") as text:
-        # Names of one length: the size of the environment moves the stack, and that can be measured.
+        # Folder names of equal length: the size of the environment shifts the stack, which measurably changes speed.
         a, b = (_export(root, name, Path(text) / variant, code) for name, variant in zip(asked, "AB", strict=True))
         links = () if code.path else _linked(root, (a.folder, b.folder))
         yield Exports(a=a, b=b, root=root, links=links, warnings=tuple(_warnings(root, asked, code)))
@@ -119,7 +119,7 @@ def _export(root: Path, name: str, folder: Path, code: Code) -> Export:
     if not _has(root, tree, code):
         raise UsageError(f"'{name}' of {root} has no {code.name}", hint=code.hint)
     part = f"{tree}:{code.path}" if code.path else f"{tree}^{{tree}}"
-    # As `git checkout` has them, which `git archive` has not: its attributes leave files out.
+    # Export files as `git checkout` does. `git archive` may leave files out (attribute export-ignore).
     _git(root, "read-tree", "--empty", index=index)
     _git(root, "read-tree", *([f"--prefix={code.path}/"] if code.path else []), part, index=index)
     _git(root, "checkout-index", "--all", f"--prefix={folder}/", index=index)
@@ -135,7 +135,10 @@ def _has(root: Path, tree: str, code: Code) -> bool:
 
 
 def _linked(root: Path, folders: Sequence[Path]) -> tuple[str, ...]:
-    """Have each folder lead to what git ignores in the user's, but for caches and virtual environments; their names."""
+    """Link what git ignores in the user's folder into each copy, except caches and virtual environments.
+
+    Returns the names.
+    """
     ignored = _git(root, "ls-files", "--others", "--ignored", "--exclude-standard", "--directory", "-z").split("\0")
     links = [name for name in ignored if name and not _is_remade(root / name)]
     for folder in folders:
@@ -158,7 +161,7 @@ def _root(where: Path, hint: str) -> Path:
 
 
 def _commit(root: Path, name: str) -> tuple[str, str, str]:
-    """Its tree, its hash, and how it is shown."""
+    """Tree of a commit, its hash, and its label."""
     known = _git(root, "for-each-ref", "--format=%(refname:short)").split()
     near = difflib.get_close_matches(name, known, n=1)
     unknown = UsageError(
@@ -170,7 +173,7 @@ def _commit(root: Path, name: str) -> tuple[str, str, str]:
 
 
 def _working_tree(root: Path, index: Path, code: Code) -> tuple[str, str, str]:
-    """As `_commit`, with what is changed and what is new, but not what git ignores."""
+    """Tree, hash and label of the working tree: with changed and new files, without those that git ignores."""
     _require_small(root, code)
     _git(root, "read-tree", "HEAD", index=index)
     _git(root, "add", "--all", "--", code.path or ".", index=index)
@@ -194,7 +197,7 @@ def _require_small(root: Path, code: Code) -> None:
 
 
 def _git(root: Path, *words: str, index: Path | None = None, refused: UsageError | None = None) -> str:
-    """What git prints; raises `refused`, else a `ToolError` with what git says."""
+    """Output of git. Raises `refused` if given, else a `ToolError` with git's message."""
     environment = {**os.environ, **({"GIT_INDEX_FILE": str(index)} if index else {})}
     try:
         done = subprocess.run(["git", *words], cwd=root, env=environment, capture_output=True, text=True, check=False)

@@ -1,8 +1,8 @@
-"""The segments of a duel, one after the other, until it is decided or its budget is used up.
+"""Runs of a duel ("segments"), one after the other, until it is decided or its budget is used up.
 
-A segment is a run in a process of its own, as every other run: how memory and code lie differs from process to process,
-and so do speeds. Two processes that lived as long as the duel would differ by that alone, and the rule would call it a
-difference between A and B; a process for every segment makes it part of the noise, which the lot evens out.
+Each segment is a process of its own, because the layout of memory and code differs between processes, and so does their
+speed. With one long-lived process per side, that difference would count as one between A and B. With a process for
+every segment it is part of the noise, which the random order evens out.
 """
 
 import re
@@ -40,19 +40,19 @@ from workload.contract.interrupt import SIGNALS_UNTIL_KILLED, handled_by, interr
 from workload.contract.record import JobPlace
 from workload.contract.text import MINUTE_S, counted, duration, minutes, percent, si
 
-# A margin beyond this is no question of a duel, and one below it takes thousands of segments.
+# Range of margins: a larger difference needs no duel, and a smaller one takes thousands of segments.
 LEAST_MARGIN, MOST_MARGIN = 0.001, 0.5
-# The last words of a trainer that failed.
+# Lines of output to keep of a trainer, for its error.
 LAST_LINES = 40
-# A trainer that is asked to end seals its bundle.
+# Time for a trainer to seal its bundle before it is killed.
 UNTIL_KILLED_S = 20.0
-# Steps of the same work: batches of texts, padded or drawn by chance, differ by less on average.
+# Steps that differ by less than this share are the same work: batches of padded or random texts differ by less.
 SAME_WORK = 0.01
-# What throughput counts where nobody knows what a step trains on.
+# Unit of throughput if it is unknown what a step trains on.
 STEPS = "steps"
-# A process takes about this long to start and to warm up: what a budget is recommended by.
+# Approximate time for a process to start and to warm up, used to recommend a budget.
 START_S = 5.0
-# The first quadruples tell how long one takes.
+# Quadruples after which the time of one is known.
 KNOWN_AFTER = 2
 # The last line of a traceback.
 RAISED = re.compile(r"[\w.]+(Error|Exception|Interrupt|Warning)\b")
@@ -65,14 +65,14 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """`margin`: a smaller difference passes."""
+    """Limits of a duel. `margin`: smallest difference that matters, as a share."""
 
     margin: float = MARGIN
     max_time_s: float
     max_segments: int | None = None
 
     def warning(self, run_s: float) -> str | None:
-        """A sentence where the fewest runs that decide do not fit into the time; `run_s`: what a run measures for."""
+        """Warning if the fewest runs that can decide do not fit into the time; `run_s`: seconds that a run measures."""
         runs = SEGMENTS * LEAST_QUADRUPLES
         if runs * run_s <= self.max_time_s:
             return None
@@ -83,7 +83,7 @@ class Budget:
         )
 
     def ended(self, segments: int, elapsed_s: float) -> str | None:
-        """Why there is no further quadruple after so many segments in so many seconds; None: there is one."""
+        """Reason why no further quadruple is run after these segments and seconds; None if one is run."""
         quadruples = segments // SEGMENTS
         if self.max_segments is not None and segments + SEGMENTS > self.max_segments:
             return f"the limit of {self.max_segments} segments was reached"
@@ -98,7 +98,7 @@ class Budget:
 
 
 def make_budget(*, same_within: str, max_time: str, max_segments: int | None) -> Budget:
-    """From what was typed. Raises `UsageError`."""
+    """Parse the options of the command. Raises `UsageError`."""
     number = re.fullmatch(r"([0-9]{1,3}(?:\.[0-9]{1,6})?) ?%", same_within.strip())
     margin = float(number[1]) / 100 if number else 0.0
     if not LEAST_MARGIN <= margin <= MOST_MARGIN:
@@ -121,7 +121,7 @@ def make_budget(*, same_within: str, max_time: str, max_segments: int | None) ->
 class Work:
     """Work of a segment's step: number of `unit` (images, tokens, samples, or steps where the unit is unknown).
 
-    `flop`: of a step, None where they were not counted.
+    `flop`: FLOP of a step, None if they were not counted.
     """
 
     unit: str = "images"
@@ -138,10 +138,10 @@ class Work:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """A segment: seconds of its median step, waits for data included, and of the wall time, a step and a sample each.
+    """Measurement of a segment, in seconds per step and per sample: of the median step, and of the wall time.
 
-    `files`: of a script, the hash of the files that it imported; `busy`: how other work disturbed the segment, in
-    words; None where none did.
+    The median step includes waits for data. `files`: for a script, the hash of the files that it imported. `busy`: text
+    on how other work disturbed the segment; None if none did.
     """
 
     position: int
@@ -158,7 +158,7 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """Measure that compares A and B: seconds per step, or per sample where their steps are not the same work.
+    """Measure that compares A and B: seconds per step, or per sample if their steps are not the same work.
 
     `a`, `b`: the work of a step, None before both are known.
     """
@@ -221,7 +221,7 @@ def compared(segments: Sequence[Measured]) -> Compared:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """`wall`: what the same rule says of the wall times. `interrupted`: the user ended it."""
+    """Outcome of a duel. `wall`: the verdict by wall times; `interrupted`: set if the user ended the duel."""
 
     name: str
     state: DuelState
@@ -237,21 +237,21 @@ class Outcome:
 
 
 class OutOfTimeError(Exception):
-    """The duel's time was used up during a segment, which was ended."""
+    """Error: the duel's time was used up during a segment, which was ended."""
 
 
 class Measure(Protocol):
     """Runs one segment of a side."""
 
     def __call__(self, side: Side, *, name: str, position: int, left_s: float, tell: Tell) -> Measured:
-        """Raises the error of a side that failed, `InterruptedRunError` where the user ended it.
+        """Run a segment. Raises the error of a side that failed, or `InterruptedRunError` if the user ended it.
 
         After `left_s` seconds the run is ended, and `OutOfTimeError` is raised. `tell` gets lines while it runs.
         """
 
 
 def new_name() -> str:
-    """Of a duel; its digits are the seed of its order."""
+    """New random name of a duel; its digits are the seed of its order."""
     return f"duel-{secrets.token_hex(3)}"
 
 
@@ -264,7 +264,7 @@ def fight(
     name: str | None = None,
     now: Callable[[], float] = time.monotonic,
 ) -> Outcome:
-    """Alternate until decided. Raises the error of a side that fails."""
+    """Run segments until the duel is decided. Raises the error of a side that fails."""
     measure, name, began_s = measure or run_segment, name or new_name(), now()
     segments: list[Measured] = []
     interrupted: InterruptedRunError | None = None
@@ -299,7 +299,7 @@ def fight(
 
 
 def as_segments(measured: Sequence[Measured], *, wall: bool = False) -> list[Segment]:
-    """Segments with the compared seconds, as `workload.contract.duel` judges them."""
+    """Segments with the compared seconds, in the form that `workload.contract.duel` judges."""
     by = compared(measured)
     return [
         Segment(
@@ -316,7 +316,7 @@ def as_segments(measured: Sequence[Measured], *, wall: bool = False) -> list[Seg
 
 
 def run_segment(side: Side, *, name: str, position: int, left_s: float, tell: Tell) -> Measured:
-    """Run it to its end; its bundle says which segment of which duel it is, also where it broke off."""
+    """Run a segment to its end. Its bundle records the duel and the position, even if the run broke off."""
     block, place = divmod(position, SEGMENTS)
     what = f"run {position + 1}, of {side.variant}"
     with _heard(left_s) as heard, said_every(lambda passed_s: tell(f"{what}: {duration(passed_s)} so far")):
@@ -341,7 +341,7 @@ class _Heard:
         self.is_out_of_time = False
         self._trainers: list[Trainer] = []
         self.watcher = Watcher(
-            # Lines come from a thread; a deque takes them one at a time.
+            # Lines come from another thread; a deque is thread-safe.
             on_message=self.lines.append,
             on_bundle=lambda _: None,
             on_started=self._begin,
@@ -349,13 +349,13 @@ class _Heard:
         )
 
     def stop(self, number: int, _: object) -> None:
-        """The user has sent a signal."""
+        """Handle a signal from the user: pass it on, or kill the trainer after repeated signals."""
         self.signals.append(number)
         impatient = len(self.signals) >= SIGNALS_UNTIL_KILLED
         self._signal("SIGKILL" if impatient else signal.Signals(number).name)
 
     def end(self, name: str) -> None:
-        """The time is used up."""
+        """End the trainer because the time is used up."""
         self.is_out_of_time = True
         self._signal(name)
 
@@ -365,7 +365,7 @@ class _Heard:
 
     def _begin(self, trainer: Trainer) -> None:
         self._trainers.append(trainer)
-        # What came while it was starting.
+        # Signals, or the end of the time, that came while the trainer was starting.
         if self.signals:
             trainer.signal(signal.Signals(self.signals[0]).name)
         elif self.is_out_of_time:
@@ -393,19 +393,19 @@ def _heard(left_s: float) -> Iterator[_Heard]:
 
 
 def _failed(side: Side, position: int, outcome: LocalOutcome, lines: deque[str]) -> RooflaunchError:
-    """Its own error, with the side's name in front."""
+    """Error of a segment that failed, with the side's name in front."""
     said = {key: text for key, _, text in (line.partition(": ") for line in lines) if key in ("error", "hint")}
     recorded = outcome.bundles[0].record.error if outcome.bundles else None
     if outcome.error:
         why, hint = str(outcome.error), outcome.error.hint
     else:
-        # The last line of a traceback names the error, where the bundle has its text alone.
+        # The last line of a traceback has the class of the error; the bundle has only its text.
         last = lines[-1] if lines else f"exit code {outcome.exit_code}"
         why = said.get("error") or (last if outcome.exit_code == ExitCode.BUG else recorded) or last
         hint = said.get("hint", "")
     usual = "python -m workload train with its options shows all"
     if side.plan.workplace:
-        # The script's own words, of which ours name the class of the error alone.
+        # The script's own message; our trainer reports only the class of its error.
         raised = next((line for line in reversed(lines) if RAISED.match(line)), "")
         why, usual = f"{why}: {raised}" if raised else why, f"python {side.plan.spec.title} shows all, by itself"
     kind = ERRORS.get(outcome.exit_code, RunFailedError)
@@ -429,7 +429,7 @@ def _measured(sealed: Bundle, side: Side, position: int) -> Measured:
         samples=median(samples for _, samples in times),
         flop=record.complexity.train_flop_per_step if record.complexity else None,
     )
-    # A trainer of another version may not say it.
+    # A trainer of another version may not record this.
     said = record.bound.busy if record.bound else None
     return Measured(
         position=position,

@@ -1,4 +1,4 @@
-"""What a duel says: a plan before it, and its result as text, as JSON, and as Markdown for a job's summary."""
+"""Texts of a duel: its plan, and its result as text, as JSON, and as Markdown for a job's summary."""
 
 import shlex
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ EQUAL = "both sides are the same program: such a duel shows what this machine ca
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What `launch duel` is about to do."""
+    """Plan of a duel."""
 
     pair: Pair
     budget: Budget
@@ -45,12 +45,12 @@ class Plan:
 
     @property
     def warnings(self) -> list[str]:
-        """What the sides are not, and whether the budget is too small for a verdict; a sentence each."""
+        """Sentences on doubts about the sides, and on a budget that is too small for a verdict."""
         budget = self.budget.warning(self.pair.run_s)
         return [*self.pair.warnings, *([budget] if budget else [])]
 
     def text(self) -> str:
-        """As lines."""
+        """Plan as lines of text."""
         limit = f" or {self.budget.max_segments} runs" if self.budget.max_segments else ""
         least = counted(LEAST_QUADRUPLES * SEGMENTS, "run")
         rows = [
@@ -66,7 +66,7 @@ class Plan:
         return _lines(rows)
 
     def _command(self, variant: str) -> list[str]:
-        """Without the context, which only keeps in the bundle what the plan says."""
+        """Command of a side, without the context, which only records the plan in the bundle."""
         words: list[str] = self.pair.side(variant).plan.to_json()["command"]
         index = words.index("--context")
         return words[:index] + words[index + 2 :]
@@ -74,7 +74,7 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What came of it."""
+    """Result of a duel."""
 
     pair: Pair
     budget: Budget
@@ -83,17 +83,17 @@ class Result:
 
     @property
     def verdict(self) -> DuelVerdict:
-        """An interrupted duel is not decidable."""
+        """Verdict; an interrupted duel is not decidable."""
         return self.outcome.state.verdict or DuelVerdict.NOT_DECIDABLE
 
     @property
     def exit_code(self) -> ExitCode:
-        """For CI."""
+        """Exit code of the verdict, for CI."""
         return CODES[self.verdict]
 
     @property
     def notes(self) -> list[str]:
-        """What else there is to say, a sentence each."""
+        """Further remarks, a sentence each."""
         notes = list(self.pair.warnings)
         state, wall = self.outcome.state, self.outcome.wall
         files = {one.variant: one.files for one in self.outcome.segments if one.files}
@@ -111,14 +111,14 @@ class Result:
             )
         if state.verdict is DuelVerdict.NOT_DECIDABLE and not self.outcome.interrupted:
             wider = min(2 * self.budget.margin, MOST_MARGIN)
-            # A margin far below the noise decides nothing.
+            # A margin far below the noise would still decide nothing.
             is_of_use = self.budget.margin < wider and (state.spread or 0.0) <= wider
             margin = f"--same-within {100 * wider:g}%, " if is_of_use else ""
             notes.append(f"what would help: a longer --max-time, {margin}or a machine with less other work")
         return notes
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Plain values for JSON."""
         outcome = self.outcome
         segments = [
             {
@@ -159,7 +159,7 @@ class Result:
         }
 
     def text(self) -> str:
-        """As lines."""
+        """Result as lines of text."""
         outcome = self.outcome
         spread = outcome.state.spread
         apart = "" if spread is None else f"; those of one side differ by {percent(spread)} themselves"
@@ -174,7 +174,7 @@ class Result:
         return _lines(rows)
 
     def markdown(self) -> str:
-        """For the summary of a job."""
+        """Result as Markdown, for the summary of a CI job."""
         outcome, state = self.outcome, self.outcome.state
         rows = [
             "| | A | B |",
@@ -233,7 +233,7 @@ class Result:
         return f"{seconds(middle)} a step{rate}"
 
     def _machine(self) -> list[str]:
-        """The device, and torch, of the first run."""
+        """Device and torch version of the first run; [] if unknown."""
         for one in self.outcome.segments[:1]:
             if (one.folder / RECORD).is_file():
                 environment = bundle.read_record(one.folder).environment
@@ -243,7 +243,7 @@ class Result:
 
 
 def require_writable(summary: Path | None) -> None:
-    """Raises `UsageError` before anything is measured."""
+    """Raise `UsageError` if the summary cannot be written, before anything is measured."""
     if summary is None:
         return
     try:
@@ -256,7 +256,7 @@ def require_writable(summary: Path | None) -> None:
 
 
 def append(summary: Path, markdown: str) -> None:
-    """Behind what others wrote there."""
+    """Append the Markdown to the summary file."""
     with summary.open("a", encoding="utf-8") as file:
         file.write(markdown)
 
@@ -292,7 +292,7 @@ def _row(name: str, cells: Sequence[str]) -> str:
 
 
 def _cell(text: str) -> str:
-    """Of a table in Markdown, which a commit's subject must not break."""
+    """Cell of a Markdown table, escaped so that a commit's subject cannot break the table."""
     line = printable(text)
     for character in "\\|<`*_[":
         line = line.replace(character, f"\\{character}" if character != "<" else "&lt;")

@@ -1,6 +1,6 @@
-"""The two sides of a duel: options, commits or images, each made into the plan of one local run.
+"""Sides of a duel: options, commits or images, each made into the plan of one local run.
 
-They are of our trainer, or of somebody's own script.
+A side runs our trainer, or the user's own script.
 """
 
 import difflib
@@ -35,9 +35,9 @@ VARIANTS: tuple[Variant, Variant] = ("A", "B")
 BETWEEN = "---"
 EXAMPLE = "launch duel -- --precision fp32 --- --precision bf16"
 SCRIPT_EXAMPLE = "launch duel -- train.py --lr 0.1 --- train.py --lr 0.2"
-# Ignored files that a plan names.
+# Most ignored files to name in a plan.
 SHOWN_LINKS = 4
-# A segment's process takes seconds to start: one that measures for less time would mostly start.
+# Seconds that a segment measures. A process takes seconds to start, so a shorter segment would mostly be its start.
 SEGMENT_S = GPU_MIN_SECONDS
 
 
@@ -45,8 +45,8 @@ SEGMENT_S = GPU_MIN_SECONDS
 class Request:
     """Command line. `shared`: run options of both sides; `words`: all after `--`; `data`: folder of a script's data.
 
-    The words are options of one side or a script with its arguments, A's and B's with `---` between them; of commits
-    and images one script for both.
+    The words are options of one side or a script with its arguments, A's and B's separated by `---`. For commits and
+    images, they are one script for both.
     """
 
     shared: Mapping[str, object]
@@ -59,7 +59,7 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Side:
-    """`label`: what it is, as it was asked for; `plan`: one segment of it."""
+    """Side of a duel; `label`: name for the user; `plan`: plan of one segment."""
 
     variant: Variant
     label: str
@@ -68,9 +68,10 @@ class Side:
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """`are_equal`: A and B are the same program with the same options. `warnings`: sentences on what they are not.
+    """Sides of a duel. `are_equal`: A and B are the same program with the same options.
 
-    `compares_code`: the sides are commits. `facts`: further lines of the plan, each with its label.
+    `compares_code`: the sides are commits. `warnings`: sentences on doubts. `facts`: further lines of the plan, each
+    with its label.
     """
 
     a: Side
@@ -82,18 +83,21 @@ class Pair:
 
     @property
     def run_s(self) -> float:
-        """Seconds that a run measures for, averaged over both sides."""
+        """Seconds that a run measures, averaged over both sides."""
         return fmean(side.plan.spec.min_seconds or 0.0 for side in (self.a, self.b))
 
     def side(self, variant: str) -> Side:
-        """That of A or B."""
+        """Side A or B."""
         return self.a if variant == "A" else self.b
 
 
 @contextmanager
 def prepared(request: Request, environment: Mapping[str, str]) -> Iterator[Pair]:
-    """The sides, as long as their code lies in a temporary folder. Raises `UsageError` or `ToolError`."""
-    # One script for both sides of commits or images is no side of its own.
+    """Prepare the sides; their code may be in a temporary folder until the context ends.
+
+    Raises `UsageError` or `ToolError`.
+    """
+    # With commits or images, the words are one script for both sides, not a side of their own.
     is_shared = is_script(request.words) and BETWEEN not in request.words
     both = bool(request.commits or request.images)
     asked = [bool(request.words) and not (is_shared and both), request.commits is not None, request.images is not None]
@@ -212,7 +216,7 @@ def _facts(words: Sequence[str], data: str, exports: Exports) -> Iterator[tuple[
 
 
 def _imports(root: Path, folder: Path, environment: Mapping[str, str]) -> dict[str, str]:
-    """PYTHONPATH for a copy: every import path below the repository, as of an editable install, leads to the copy."""
+    """PYTHONPATH for a copy: import paths below the repository, such as an editable install's, lead to the copy."""
     ours = Path(scripts.__file__).parents[2]
     given = environment.get("PYTHONPATH")
     python_path = list(filter(None, (given or "").split(os.pathsep)))
@@ -282,7 +286,7 @@ def _plan(
 
 
 def _resolved(given: Mapping[str, object], environment: Mapping[str, str], *, script: Sequence[str] = ()) -> Resolved:
-    """With what a segment is unless the user says otherwise: 3 s and no ceilings, which nobody compares."""
+    """Run options with a duel's defaults: segments of 3 s, and no ceilings, which a duel does not compare."""
     resolved = resolve(given, environment, Path.cwd(), script=script)
     models.require(resolved.spec.model)
     plain = RunSpec()
@@ -299,7 +303,7 @@ def _resolved(given: Mapping[str, object], environment: Mapping[str, str], *, sc
 
 
 def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Those of A and those of B."""
+    """Words of A and words of B. Raises `UsageError` unless exactly one `---` separates them."""
     if words.count(BETWEEN) != 1:
         raise UsageError(
             f"one {BETWEEN} stands between what is of A and what is of B; got {words.count(BETWEEN)} of them in"
@@ -311,7 +315,7 @@ def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def parse(words: Sequence[str], variant: str) -> dict[str, object]:
-    """Run options by field name; values stay text, which `resolve` checks. Raises `UsageError`."""
+    """Run options of one side by field name. Values stay text, which `resolve` checks. Raises `UsageError`."""
     switches: dict[str, tuple[str, object]] = {
         f"--{device}": ("device", device) for device in Device if device is not Device.AUTO
     }

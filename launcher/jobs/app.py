@@ -1,6 +1,6 @@
-"""Options of `launch <backend>` for every backend, and of `status`, `logs`, `down` and `reap`. Light: for `--help`.
+"""Options of `launch <backend>` for every backend, and of `status`, `logs`, `down` and `reap`.
 
-The code of a command is imported when it runs.
+This module imports little, because `launch --help` loads it. The code of a command is imported when it runs.
 """
 
 import importlib
@@ -29,7 +29,7 @@ from launcher.script.command import ScriptCommand, ThereOptions, Words, refuse_w
 if TYPE_CHECKING:
     from launcher.jobs.commands import Script
 
-# \b keeps the lines as they are.
+# \b keeps the line breaks of the help text.
 STATUS_EXAMPLES = """\b
 Examples:
   launch status

@@ -29,7 +29,7 @@ from workload.contract.errors import ExitCode, RooflaunchError, ToolError
 from workload.storage.store import Store
 
 AT_A_TIME = 8
-# A machine that a launcher asked for just before it was killed is listed within this time.
+# A machine that a launcher requested just before it was killed is listed within this time.
 SUBMITTING_S = 60.0
 
 
@@ -84,7 +84,7 @@ def settle(
 
 
 def this_process() -> str:
-    """The name of this process among those of all machines: host, boot, PID namespace and PID."""
+    """Name of this process, unique among all machines: host, boot, PID namespace and PID."""
     return f"{_this_boot()} {os.getpid()}"
 
 
@@ -99,13 +99,13 @@ def _this_boot() -> str:
 
 
 def erase_variables(store: Store, machines: Machines, *, down: Collection[str] = ()) -> list[str]:
-    """Empty the variables of every launch that does not live, and return their names; a store that refuses is let be.
+    """Empty the variables of every launch that does not live, and return their names. Errors of the store are ignored.
 
-    A launch without a machine counts as living for as long as its launcher may still be asking for one. `down`: names
-    of launches that somebody ended, which do not live once they have no machine.
+    A launch without a machine counts as living for as long as its launcher may still be requesting one. `down`: names
+    of launches that were ended by a user, which do not live once they have no machine.
     """
     with suppress(RooflaunchError):
-        # An object that holds a variable is longer than an empty one.
+        # An object with variables is longer than an emptied one.
         names = [
             listed.name.removeprefix(VARIABLES).removesuffix(".json")
             for listed in store.objects(VARIABLES)
@@ -132,7 +132,7 @@ def _may_live(store: Store, name: str, listing: Listing[Machine], now_s: float, 
 
 
 def _has_lost_its_launcher(store: Store, name: str) -> bool:
-    """Whether the process that asked for the launch ran on this machine, and has ended."""
+    """Whether the process that requested the launch ran on this machine, and has ended."""
     try:
         boot, _, pid = str(json.loads(store.read(variables_object(name)) or NO_VARIABLES)["launcher"]).rpartition(" ")
         if boot != _this_boot():

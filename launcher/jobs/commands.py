@@ -84,7 +84,7 @@ class Script:
     is_fresh: bool
 
     def packed(self, backend: str, folder: Path, environment: Mapping[str, str]) -> tuple[tuple[str, ...], Parcel]:
-        """The script's words, changed to fit the copy of the folder that is sent; and that copy."""
+        """Words of the script, changed to fit the copy of the folder that is sent, and that copy."""
         words = relative_words(self.words, folder, example=shlex.join(("launch", backend, *TRAIN)))
         data = place_of_data(self.options.data, words, is_fresh=self.is_fresh)
         variables = variables_of(self.options.env, environment)
@@ -195,7 +195,7 @@ def launch(
         return ExitCode.DONE
     sessions: list[Session] = []
     try:
-        # Once a machine is asked for, what becomes of it is said in place of this.
+        # Once a machine was requested, `LeftRunningError` or another error replaces this message.
         with stoppable("nothing was submitted; the same command again"):
             outcome = _launch(
                 ports, backend, draft, settings, output=output, detach=detach, sessions=sessions, parcel=parcel

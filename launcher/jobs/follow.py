@@ -1,8 +1,8 @@
-"""Follow a launch from its VM's start to its result, by looking at the VM and the bucket on a written schedule.
+"""Follows a launch from its machine's start to its result, by polling machine and store on a written schedule.
 
-Each look asks for the VM first and then for its objects: the VM deletes itself after its result is there. What the VM
-says is trusted for what it tells, never for whether it lives: silence is measured by our own clock, and only over looks
-that were answered. Nothing here is needed for the launch to end well.
+Each poll asks for the machine first and then for its objects, because the machine deletes itself only after it has
+written its result. A machine's own time stamps do not show whether it lives: silence is measured by our clock, and only
+over polls that were answered. A launch ends well without this module.
 """
 
 from collections import Counter
@@ -29,24 +29,24 @@ from workload.contract import bundle
 from workload.contract.errors import RooflaunchError, RunFailedError, ToolError
 from workload.contract.text import duration
 
-# (until so long after the start, look every): what can change is dense at first.
+# (seconds after the start up to which, seconds between polls): most changes happen soon after the start.
 SCHEDULE = ((120.0, 5.0), (600.0, 10.0))
 LATER_EVERY_S = 30.0
-# Between looks that are not answered.
+# Longest pause between polls that are not answered.
 MAX_BACKOFF_S = 60.0
-# The VM may vanish while its last objects arrive: so many more looks at the bucket, so far apart.
+# The VM may vanish while its last objects arrive: number of further polls of the bucket, and the seconds between them.
 GRACE_LOOKS = 3
 GRACE_S = 5.0
-# A limit that cuts a run off is seen as a VM that is gone about then.
+# A machine that vanished at most this long before its limit was ended by the limit.
 LIMIT_MARGIN_S = 60.0
-# What a machine printed comes in parts; a serial port keeps 1 MB.
+# Most parts of a machine's output to read; a serial port keeps 1 MB.
 MAX_PARTS = 64
-# A machine that its place starts again after a failure of its host runs within some minutes.
+# Time for a place to start a machine again after a failure of its host, which takes some minutes.
 RESTART_S = 15 * 60.0
 
 
 class Ending(StrEnum):
-    """How it came to its end, all but `result` without one."""
+    """How a launch ended; all but `result` left no result."""
 
     RESULT = "result"
     PREEMPTED = "preempted"
@@ -58,9 +58,9 @@ class Ending(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Followed:
-    """What came of it. `error` says why there is no result; `calls`: how often the bucket was asked what.
+    """Outcome of following. `error`: why there is no result; `calls`: number of requests to the store, by kind.
 
-    `is_gone`: a later question has confirmed that the VM is gone.
+    `is_gone`: a later poll has confirmed that the machine is gone.
     """
 
     ending: Ending
@@ -73,35 +73,35 @@ class Followed:
 
 
 def interval_s(elapsed_s: float) -> float:
-    """How long to wait before the next look."""
+    """Seconds to wait before the next poll."""
     return next((every for until, every in SCHEDULE if elapsed_s < until), LATER_EVERY_S)
 
 
 def follow(session: Session, request: Request, zone: str, *, output: Path) -> Followed:
-    """Look until the launch has ended; a machine that gives no sign any more is removed, what it printed kept.
+    """Poll until the launch has ended. A silent machine is removed, after its output was saved.
 
-    Failing questions never end it before the machine's own limit has passed.
+    Failing polls never end the launch before the machine's own limit has passed.
     """
     return _Follower(session, request, zone, output=output).run()
 
 
 @dataclass(kw_only=True)
 class _Known:
-    """What has been seen so far."""
+    """State of the launch as of the last poll."""
 
     heartbeat: Heartbeat | None = None
     result: Result | None = None
     phases: dict[str, str] = field(default_factory=dict)
-    # Why the result that is there cannot be read.
+    # Why the result in the store cannot be read.
     unreadable: list[str] = field(default_factory=list)
-    # Of status.json as it was read last.
+    # Version of status.json at the last read.
     status_version: str = ""
-    # How long it has been silent, and when it was looked at last, by our clock.
+    # Seconds without a sign of life, and time of the last poll, both by our clock.
     silent_s: float = 0.0
     looked_s: float | None = None
-    # Since when it has been stopped, by the same clock.
+    # Time when it was first seen stopped, by the same clock.
     stopped_s: float | None = None
-    # Of a machine that waits for its turn, the place's word for it.
+    # The place's status of a machine that waits in a queue.
     status: str = ""
 
 
@@ -169,7 +169,7 @@ class _Follower:
         return machine
 
     def _read_objects(self) -> None:
-        """List the launch's few objects, and read those that are new: a heartbeat only when it has changed."""
+        """List the launch's few objects, and read those that are new; the heartbeat only if it has changed."""
         name = self._request.name
         self._calls["bucket.list"] += 1
         versions = {stored.name: stored.version for stored in self._session.store.objects(f"{LAUNCHES}{name}/")}
@@ -179,7 +179,7 @@ class _Follower:
             self._known.result = read(
                 self._session.store, result_object(name), Result.from_bytes, self._known.unreadable
             )
-        # Beside a result that nobody can read, the heartbeat still says whether the VM lives.
+        # If the result is unreadable, the heartbeat still tells whether the VM lives.
         if self._known.result is None and versions.get(status_object(name), "") not in ("", self._known.status_version):
             self._calls["bucket.read"] += 1
             self._known.status_version = versions[status_object(name)]
@@ -206,14 +206,18 @@ class _Follower:
         self._known.looked_s = self._now()
 
     def _waits(self, machine: Machine) -> None:
-        """In its place's queue, at first or once more: its boot and its limit begin when it starts."""
+        """Note that the machine waits in its place's queue: its boot and its limit count from its later start."""
         self._booting_s = self._now()
         self._limit_s = self._now() + self._request.limit_s
         self._known.status = machine.status
         self._sign()
 
     def _stopped(self, machine: Machine) -> Followed | None:
-        """By its host, most likely: the cloud starts it again, and it saves what there is; or nobody ever does."""
+        """Handle a stopped machine, most likely stopped by its host.
+
+        The cloud usually starts it again, and it saves its bundles. A machine that stays stopped for `RESTART_S`, or
+        that its place never restarts, is removed.
+        """
         now_s, known = self._now(), self._known
         if not machine.restarts:
             return self._removed(machine, Ending.DELETED, f"stopped by itself ({machine.status})")
@@ -229,7 +233,7 @@ class _Follower:
         return None
 
     def _overdue(self, machine: Machine) -> Followed | None:
-        """The VM is there and has no result: whether it has been silent, or been there, for too long."""
+        """Remove a machine without a result that has been silent, or has existed, for too long."""
         now_s, known = self._now(), self._known
         known.status = ""
         known.silent_s += 0.0 if known.looked_s is None or self._failing else now_s - known.looked_s
@@ -252,7 +256,7 @@ class _Follower:
         self._failing = 0
 
     def _not_answered(self, error: ToolError) -> Followed | None:
-        """Said once; given up only when the cloud must have deleted the VM."""
+        """Note a failed poll, once. Give up only when the cloud must have deleted the machine."""
         if not self._failing:
             self._session.note(f"{error}; the {self._noun} goes on by itself, trying again")
         self._failing += 1
@@ -296,7 +300,7 @@ class _Follower:
         return self._ended(Ending.LIMIT if is_late else Ending.DELETED, is_gone=True, error=error)
 
     def _removed(self, machine: Machine, ending: Ending, why: str) -> Followed:
-        """Keep what it printed, remove it, and look for a result once more."""
+        """Save the machine's output, remove the machine, and look for a result once more."""
         name, noun = self._request.name, self._noun
         self._session.note(f"'{name}' {why}: removing the {noun}")
         saved = save_output(self._session, machine, self._output)
@@ -323,7 +327,7 @@ class _Follower:
 
 
 def save_output(session: Session, machine: Machine, output: Path) -> Path | None:
-    """Write what a machine printed to `<output>/<name>-serial.txt`; None where that is nothing or cannot be had."""
+    """Write a machine's output to `<output>/<name>-serial.txt`. Returns the path; None if there is no output."""
     path = output / f"{machine.name}-serial.txt"
     with suppress(RooflaunchError, OSError):
         if text := _printed(session, machine):
@@ -334,7 +338,7 @@ def save_output(session: Session, machine: Machine, output: Path) -> Path | None
 
 
 def _printed(session: Session, machine: Machine) -> str:
-    """Everything that can still be had."""
+    """All output that is still available."""
     text, start = "", 0
     for _ in range(MAX_PARTS):
         part = session.machines.output(machine, start)

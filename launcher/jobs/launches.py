@@ -1,7 +1,7 @@
-"""What has become of launches: their records in the store and their machines, put together. Reads, never writes.
+"""State of launches, from their records in the store and their machines. Reads, never writes.
 
-Machines are asked for before the store is read: a machine ends itself after its result is there, so one that is gone
-and has no result has lost it.
+Machines are listed before the store is read. A machine ends itself only after its result is written, so one that is
+gone and has no result has lost it.
 """
 
 import json
@@ -39,21 +39,21 @@ from workload.storage.store import Store, UnreachableError
 
 T = TypeVar("T")
 
-# Longer than any provisioning takes: a request that old without a VM had none, or lost it.
+# Longer than any provisioning takes. A request of this age without a VM never got one, or lost it.
 PROVISIONING_S = 20 * 60
-# Until the first heartbeat: driver, Docker, image; a driver that is installed first takes 5 to 10 min, with reboots.
+# Time up to the first heartbeat: driver, Docker, image. Installing a driver takes 5 to 10 min more, with reboots.
 BOOT_LIMIT_S = 15 * 60
 INSTALLING_BOOT_LIMIT_S = 25 * 60
-# A heartbeat comes every 15 s.
+# Longest time without a heartbeat, which comes every 15 s.
 SILENCE_LIMIT_S = 5 * 60
-# The cloud may act 30 s after the limit.
+# Tolerance after the limit: the cloud may act 30 s late.
 AFTER_LIMIT_S = 5 * 60
-# Records are read one by one: --all of 10,000 launches has 20,000.
+# Threads that read records, one record at a time: --all of 10,000 launches has 20,000 records.
 READERS = 32
-# A shorter part of a name is more likely a slip than a choice, and `launch down` deletes.
+# Shortest part of a name that is accepted: a shorter one is probably a typing error, and `launch down` deletes.
 MIN_WORD = 4
 SHOWN = 20
-# How many launches are read to find the one that left a run whose record does not say so.
+# Most launches to read in search of the one that left a run, if the run's record does not name it.
 MOST_OWNERS = 20
 FEW_ZONES = 3
 
@@ -61,7 +61,7 @@ RUN_STAMP = re.compile(r"(\d{8})T(\d{6})Z-")
 
 
 class LaunchState(StrEnum):
-    """`lost`: no VM and no result. `stale`: a VM that gives no sign, or should be gone.
+    """State of a launch. `lost`: no VM and no result. `stale`: a VM that gives no sign, or should be gone.
 
     `unknown`: the zone of its VM does not answer; `unreadable`: a record in the bucket is damaged or none of ours.
     """
@@ -81,9 +81,9 @@ class LaunchState(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """What there is of one launch; None where there is nothing, or nothing readable: `problems` says why.
+    """Records and machine of one launch; None if absent or unreadable (`problems` tells why).
 
-    `noun` is the backend's word for a machine of a launch: VM, job.
+    `noun`: the backend's word for a machine of a launch, such as VM or job.
     """
 
     name: str
@@ -92,13 +92,13 @@ class Seen:
     heartbeat: Heartbeat | None = None
     result: Result | None = None
     machine: Machine | None = None
-    # Zones that may have its machine and do not answer, where none was found.
+    # If no machine was found: zones that may have it and do not answer.
     silent: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
 
     @property
     def zone(self) -> str:
-        """Where the VM is or was; empty where nothing says so."""
+        """Zone in which the VM is or was; empty if unknown."""
         sources = (self.machine, self.result, self.heartbeat)
         return next((source.zone for source in sources if source is not None and source.zone), "")
 
@@ -113,19 +113,19 @@ class Seen:
 
     @property
     def runs(self) -> list[str]:
-        """The bundles that it left, by id."""
+        """Ids of the bundles that it left."""
         source = self.result or self.heartbeat
         return list(source.runs) if source else []
 
     @property
     def launched_s(self) -> float | None:
-        """When it was launched, in seconds since 1970."""
+        """Time of the launch in seconds since 1970; None if unknown."""
         return epoch_s(self.request.launched_at) if self.request else _stamp_s(self.name)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """One launch, judged; `why` completes the state."""
+    """Launch with its state; `why`: further words on the state."""
 
     seen: Seen
     state: LaunchState
@@ -134,7 +134,7 @@ class Launch:
 
     @property
     def usd(self) -> float | None:
-        """What its VM has cost as far as that is known."""
+        """Cost of its VM so far, in USD; None if unknown."""
         return self.cost.usd if self.cost else None
 
     def to_json(self) -> dict[str, Any]:
@@ -164,7 +164,7 @@ class Launch:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchCost:
-    """What a VM has cost from its insert (`began`) to `ended`, both ISO 8601; `uncounted` comes on top."""
+    """Cost of a VM from its insert (`began`) to `ended`, both ISO 8601; `uncounted`: names of costs not included."""
 
     usd: float
     began: str | None
@@ -177,12 +177,12 @@ class LaunchCost:
 
 
 def boot_limit_s(request: Request) -> float:
-    """How long the machine of a launch may take to its first heartbeat."""
+    """Longest time in seconds that a launch's machine may take up to its first heartbeat."""
     return INSTALLING_BOOT_LIMIT_S if request.options.get("driver") == "install" else BOOT_LIMIT_S
 
 
 def judge(seen: Seen, now_s: float, *, was_preempted: Callable[[], bool]) -> Launch:
-    """What a launch has come to; `now_s` by the cloud's clock, `was_preempted` asked only where a VM has vanished."""
+    """State of a launch. `now_s`: by the cloud's clock; `was_preempted`: called only if a VM has vanished."""
     if seen.problems:
         state, why = (
             LaunchState.UNREADABLE,
@@ -225,7 +225,7 @@ def _not_answering(seen: Seen, what: str) -> str:
 
 
 def _in_an_outage(seen: Seen, now_s: float) -> tuple[LaunchState, str]:
-    """The zone does not answer; the bucket may, and a heartbeat in it is as good as ever."""
+    """State if the zone does not answer: a recent heartbeat in the bucket still counts."""
     no_answer = _not_answering(seen, f"its {seen.noun} is there")
     if seen.heartbeat is not None and now_s - (epoch_s(seen.heartbeat.at) or 0.0) <= SILENCE_LIMIT_S:
         state, line = _beating(seen.heartbeat, now_s)
@@ -279,7 +279,7 @@ def _beating(heartbeat: Heartbeat, now_s: float) -> tuple[LaunchState, str]:
 
 
 def cost_of(seen: Seen, now_s: float) -> LaunchCost | None:
-    """Up to its result, after which a VM deletes itself, else from its creation to now; None where it is not known."""
+    """Cost up to the result, after which a VM deletes itself, else from its creation to now; None if unknown."""
     result, request, machine = seen.result, seen.request, seen.machine
     price = request.price(seen.zone) if request else None
     uncounted = price.uncounted if price else "traffic and tax"
@@ -295,7 +295,7 @@ def cost_of(seen: Seen, now_s: float) -> LaunchCost | None:
 
 
 def list_launches(session: Session, *, limit: int | None = SHOWN) -> Listing[Launch]:
-    """The newest `limit` launches and every one that has a machine in a zone that answers, newest first."""
+    """The newest `limit` launches and every launch that has a machine in a zone that answers, newest first."""
     now_s = session.now_s()
     listing = session.machines.look()
     machines = {machine.name: machine for machine in listing}
@@ -310,7 +310,7 @@ def list_launches(session: Session, *, limit: int | None = SHOWN) -> Listing[Lau
 
 
 def one_launch(session: Session, name: str) -> Launch:
-    """One launch, by its whole name."""
+    """State of one launch, by its whole name."""
     now_s = session.now_s()
     listing = session.machines.look()
     machine = next((machine for machine in listing if machine.name == name), None)
@@ -319,7 +319,7 @@ def one_launch(session: Session, name: str) -> Launch:
 
 
 def _with_its_places_word(session: Session, launch: Launch) -> Launch:
-    """A lost launch with what its place knows of the end of its machine."""
+    """Lost launch with the reason that its place gives for the end of its machine, if any."""
     seen = launch.seen
     zones = (seen.zone,) if seen.zone else tuple(seen.request.zones) if seen.request else ()
     with suppress(UnreachableError):
@@ -335,20 +335,20 @@ def _judged(session: Session, listing: Listing[Machine], seen: Seen, now_s: floa
     def was_preempted() -> bool:
         try:
             return any(machine.preempted for machine in session.machines.look({seen.name: (seen.zone,)}))
-        except UnreachableError:  # the other launches can be told all the same
+        except UnreachableError:  # the state of the other launches is still known
             return False
 
     return judge(seen, now_s, was_preempted=was_preempted)
 
 
 def unlisted(listing: Listing[Machine], seen: Seen) -> list[str]:
-    """The zones that may have its VM, and that the list lacks."""
+    """Zones that may have its VM and are missing in the listing."""
     asked = seen.request.zones if seen.request else listing.unreachable
     return [zone for zone in ([seen.zone] if seen.zone else asked) if listing.lacks(zone)]
 
 
 def read_records(store: Store, name: str, machine: Machine | None) -> Seen:
-    """Every object of a launch; a heartbeat is not read once there is a result."""
+    """Read every record of a launch; the heartbeat only if there is no result."""
     problems: list[str] = []
     result = read(store, result_object(name), Result.from_bytes, problems)
     request = read(store, request_object(name), Request.from_bytes, problems)
@@ -366,7 +366,7 @@ def read_records(store: Store, name: str, machine: Machine | None) -> Seen:
 
 
 def read(store: Store, name: str, parse: Callable[[bytes], T], problems: list[str]) -> T | None:
-    """The document of that name; None where it is absent, or nothing that we can read: `problems` gets why."""
+    """Read and parse a document; None if it is absent or unreadable, with the reason added to `problems`."""
     try:
         content = store.read(name)
         return None if content is None else parse(content)
@@ -376,14 +376,14 @@ def read(store: Store, name: str, parse: Callable[[bytes], T], problems: list[st
 
 
 def known_names(store: Store) -> list[str]:
-    """Every launch in the store, newest first."""
+    """Names of all launches in the store, newest first."""
     return sorted(filter(NAME.fullmatch, store.folders(LAUNCHES)), key=lambda name: (_stamp(name), name), reverse=True)
 
 
 def find(word: str, names: Sequence[str], store: Store | None) -> str:
-    """The launch that `word` means: its name, an unambiguous start or end of it, or a run that it left.
+    """Name of the launch that `word` means: a name, an unambiguous start or end of one, or a run that it left.
 
-    Raises `UsageError` where it means several, `NothingToDoError` where none.
+    Raises `UsageError` if several launches match, `NothingToDoError` if none does.
     """
     if word in names:
         return word
@@ -400,9 +400,9 @@ def find(word: str, names: Sequence[str], store: Store | None) -> str:
 
 
 def _owner_of_run(run_id: str, names: Sequence[str], store: Store) -> str | None:
-    """The launch that left a run: the VM that its record names, else one of the last that were launched before it.
+    """Launch that left a run: the VM in the run's record, else one of the last launches before the run.
 
-    A run that is not in the bucket was left by none, which one question tells.
+    None if the run is not in the bucket, which takes one request to find out.
     """
     began = RUN_STAMP.match(run_id)
     if began is None or not RUN_ID.fullmatch(run_id) or not any(store.objects(f"{RUNS}{run_id}/{bundle.RECORD}")):
@@ -414,7 +414,7 @@ def _owner_of_run(run_id: str, names: Sequence[str], store: Store) -> str | None
 
 
 def _machine_of(run_id: str, store: Store) -> str:
-    """The machine's name in the record of a run; empty where it names none."""
+    """Name of the machine in a run's record; empty if there is none."""
     try:
         document = json.loads(store.read(f"{RUNS}{run_id}/{bundle.RECORD}") or b"{}")
         cloud = record.read(document).record.environment.cloud
@@ -440,7 +440,7 @@ COLUMNS = ("launch", "GPU", "zone", "state", "age", "USD", "runs", "")
 
 
 def render(launches: Sequence[Launch], now_s: float) -> str:
-    """A line per launch."""
+    """Table of launches as text, a line each."""
     rows = [COLUMNS, *(_row(launch, now_s) for launch in launches)]
     widths = [max(len(row[index]) for row in rows) for index in range(len(COLUMNS))]
     return "\n".join(
@@ -457,7 +457,7 @@ def _row(launch: Launch, now_s: float) -> tuple[str, ...]:
 
 
 def render_one(launch: Launch, store: Store, now_s: float) -> str:
-    """Everything about one launch, as lines, with what to type next."""
+    """All facts of one launch as lines, with the commands to type next."""
     seen, request = launch.seen, launch.seen.request
     lines = [("launch", seen.name), ("state", f"{launch.state}" + (f": {plain(launch.why)}" if launch.why else ""))]
     if request is not None and request.machine_type:
@@ -478,7 +478,7 @@ def render_one(launch: Launch, store: Store, now_s: float) -> str:
 
 
 def phase_lines(phases: Mapping[str, str]) -> list[str]:
-    """A line per phase: its name, and how long after the first."""
+    """Line per phase: its name, and the seconds since the first phase."""
     times = {phase: epoch_s(text) for phase, text in phases.items()}
     known = {phase: time for phase, time in times.items() if time is not None}
     first = next(iter(known.values()), 0.0)
@@ -493,5 +493,5 @@ def _next(launch: Launch, store: Store) -> list[str]:
 
 
 def plain(text: str) -> str:
-    """`text` in one line, with what would move a terminal's cursor as an escape: it was written by others."""
+    """`text` in one line, with control characters escaped, because others wrote it."""
     return printable(" ".join(text.split()))

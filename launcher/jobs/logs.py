@@ -26,9 +26,9 @@ class Piece:
 
 
 def read(session: Session, name: str, *, follow: bool) -> Iterator[Piece]:
-    """Output so far; with `follow` also what comes until the machine is gone.
+    """Output so far; with `follow`, also further output until the machine is gone.
 
-    Raises `NothingToDoError` if there is none.
+    Raises `NothingToDoError` if there is no output.
     """
     launch = launches.one_launch(session, name)
     while follow and launch.state is LaunchState.REQUESTED:
@@ -50,7 +50,7 @@ def read(session: Session, name: str, *, follow: bool) -> Iterator[Piece]:
 
 
 def clean(text: str) -> str:
-    """`text` without characters that would control a terminal, as others wrote the log. Lines and tabs are kept."""
+    """`text` without characters that control a terminal, because others wrote the log. Lines and tabs are kept."""
     return "".join(character for character in text if character.isprintable() or character in "\n\t")
 
 

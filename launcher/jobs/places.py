@@ -1,4 +1,4 @@
-"""The place that a command asks: its backend, and where its launches are. Light: `launch --help` loads this."""
+"""Place that a command asks: its backend, and where its launches are. Imports little, for `launch --help`."""
 
 import importlib
 import re

@@ -1,6 +1,6 @@
-"""What a launch leaves in its bucket, so that any machine can find, follow and end it. Written and read here alone.
+"""Records of a launch in its bucket, by which any machine can find, follow and end it. Their format is defined here.
 
-    scripts/<sha256>.tar.gz        by the launcher: the files of somebody's own script
+    scripts/<sha256>.tar.gz        by the launcher: the files of a user's own script
     launches/<name>/request.json   by the launcher, before the VM exists
     launches/<name>/lease-<n>.json by the VM: which agent works; created if absent, the highest number counts
     launches/variables/<name>.json by the launcher, after the request: the `--env` of a script; emptied at the end
@@ -9,8 +9,8 @@
     launches/<name>/startup.log    by the VM, on any exit
     runs/<run_id>/…                the bundles, each with MANIFEST.json last
 
-A launch has the name of its VM and may leave several bundles (`--repeats`). No document holds a credential, unless
-its user names one as a variable of a script.
+A launch has the name of its VM and may leave several bundles (`--repeats`). No document holds a credential, unless its
+user names one as a variable of a script.
 """
 
 import json
@@ -29,33 +29,33 @@ from workload.contract.text import counted, si
 
 LAUNCHES = "launches/"
 RUNS = "runs/"
-# What Compute Engine allows for the name of an instance, and what ours start with.
+# Names of launches: a prefix of ours, and what Compute Engine allows in the name of an instance.
 NAME = re.compile(r"rooflaunch-[a-z0-9-]{1,51}[a-z0-9]")
-# What follows the label in the name of a launch: when it was launched, and six digits that make it unlike any other.
+# End of a launch's name, after the label: the time of the launch, and six random digits that make the name unique.
 STAMP = re.compile(r"-(\d{8})-(\d{6})-[0-9a-f]{6}$")
-# A run's id stands in commands to copy: one word for every shell, no option, no path.
+# Ids of runs appear in commands to copy, so they must be one word in every shell, and neither an option nor a path.
 RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,254}")
-# Names of a cloud's things and addresses of images: one word, too.
+# Names of cloud resources and addresses of images: also one word.
 WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/+-]{0,511}")
-# Where the bundles and records of a launch lie: gs://BUCKET/PREFIX, or an absolute path without control characters.
+# Address of a launch's bundles and records: gs://BUCKET/PREFIX, or an absolute path without control characters.
 STORE = re.compile(r"[a-z][a-z0-9]*://[A-Za-z0-9][A-Za-z0-9._/+-]{0,511}|/[^\x00-\x1f\x7f-\x9f]{0,1023}")
 # A VM lives for 120 days at most: https://cloud.google.com/compute/docs/instances/limit-vm-runtime
 MAX_LIMIT_S = 120 * 86400
-# Larger than any machine's count of GPUs, any number of attempts and any exit code: a figure beyond it is damage.
+# Larger than any count of GPUs, number of attempts and exit code: a larger value means a damaged record.
 MAX_COUNT = 10_000
-# Of a script's archive: code and small files. More is data, which has a way of its own.
+# Largest archive of a script: code and small files. Data is passed by --data.
 MAX_PARCEL_BYTES = 50_000_000
 # Content of a variables object once its launch has ended.
 NO_VARIABLES = b"{}"
 # Objects with the variables of scripts: below a prefix of their own, so that one short listing finds them all.
 VARIABLES = f"{LAUNCHES}variables/"
-# Nobody pays that for a launch, nor per hour.
+# Larger than any cost of a launch, and than any price per hour.
 MAX_USD = 1e6
 SHOWN_VALUE = 60
 
 
 class LaunchPhase(StrEnum):
-    """What a launch has come to, in this order; the VM's clock but for the first."""
+    """Phases of a launch, in order. Times are by the VM's clock, except that of the first."""
 
     REQUESTED = "requested"
     BOOTED = "booted"
@@ -72,9 +72,9 @@ class LaunchPhase(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Price:
-    """USD per hour of a VM with its GPUs, of its disk and of its external address; `read`: when the list was read.
+    """USD per hour of a VM with its GPUs, of its disk and of its external address; `read`: date of the price list.
 
-    A price of before has neither disk nor address: they were not counted. One's own figure has them in it.
+    Older prices have neither disk nor address: they were not counted. A price given by the user includes both.
     """
 
     usd_per_h: float
@@ -85,40 +85,40 @@ class Price:
 
     @property
     def whole_usd_per_h(self) -> float:
-        """USD per hour of all that is counted."""
+        """USD per hour of everything that is counted."""
         return self.usd_per_h + (self.disk_usd_per_h or 0.0) + (self.address_usd_per_h or 0.0)
 
     @property
     def uncounted(self) -> str:
-        """What comes on top."""
+        """Names of costs that are not included."""
         return "traffic and tax" if self.disk_usd_per_h is not None else "disk, address, traffic and tax"
 
     def usd(self, seconds: float) -> float:
-        """What so many seconds cost."""
+        """Cost of this many seconds, in USD."""
         return self.whole_usd_per_h * seconds / 3600
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Document:
-    """JSON with a schema version; a field that a reader does not know is left out."""
+    """JSON document with a schema version; readers ignore unknown fields."""
 
     SCHEMA_VERSION: ClassVar[int] = 1
 
     @property
     def written_version(self) -> int:
-        """The oldest schema that has all that is said here."""
+        """Oldest schema version that has all fields in use."""
         return self.SCHEMA_VERSION
 
     def to_bytes(self) -> bytes:
-        """As it is stored."""
+        """Content to store."""
         document = {"schema_version": self.written_version, **asdict(self)}
         return json.dumps(document, indent=1, allow_nan=False).encode() + b"\n"
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Self:
-        """The inverse; `BundleError` for anything that is no such document, or of a newer schema.
+        """Parse a stored document. Raises `BundleError` if it is invalid, or of a newer schema.
 
-        It was written by others: each field has to follow its rule, and one that we do not know is passed over.
+        Others wrote the content: each known field must follow its rule, and unknown fields are ignored.
         """
         kind = cls.__name__.lower()
         try:
@@ -148,7 +148,7 @@ class _Document:
 
     @classmethod
     def _upgraded(cls, document: dict[str, Any], version: int) -> dict[str, Any]:
-        """A document of an older schema as today's would have it, before any field is checked."""
+        """Convert a document of an older schema to today's, before any field is checked."""
         del version
         return document
 
@@ -164,18 +164,17 @@ def _broken(name: str, wanted: str, value: object) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Request(_Document):
-    """Everything that was asked for: what the machine reads before it begins, and others from the store.
+    """Everything that was requested of a launch; read by the machine before it begins, and by others from the store.
 
-    `launched_at` is ISO 8601 in UTC; `limit_s` is when the run must be over, and a cloud deletes the machine.
-    `store` is the address of the bundles and records; `place` is completed by the machine with its zone, if it has one.
-    `runtime` is docker, with `image` by the registry's digest, or process: of an agent that is in that image itself,
-    or of one without an image.
-    `spot`: the machine may be taken away. `prices` by region, without the regions whose price is unknown.
-    `gpu` to `zones` are empty where a backend has no such thing; `options` are the backend's own. `task`: the runs of a
-    sweep that this machine works through (`workload.contract.task`); without one it is `spec`, `repeats` times.
-    `script`: of somebody's own script the `sha256` of its archive with its number of `files` and `bytes`, and the
-    `commit` of the folder that it is from; where its `data` lies, the names of variables that it gets (`env`), and the
-    SHA-256 of its `requirements`, which are in the image.
+    `launched_at`: ISO 8601 in UTC. `limit_s`: seconds after which the run must be over and a cloud deletes the machine.
+    `store`: address of the bundles and records. `place`: the machine appends its zone, if it has one. `runtime`:
+    docker, with `image` by the registry's digest; or process, for an agent that is in that image itself, or that has no
+    image. `spot`: the machine may be taken away. `prices`: by region, without regions of unknown price. `gpu` to
+    `zones`: empty if the backend has no such thing. `options`: the backend's own. `task`: runs of a sweep for this
+    machine (`workload.contract.task`); if empty, `spec` is run `repeats` times. `script`: for a user's script, the
+    `sha256` of its archive with the number of `files` and `bytes`, the `commit` of its folder, the address of its
+    `data`, the names of its environment variables (`env`), and the SHA-256 of its `requirements`, which are in the
+    image.
     """
 
     SCHEMA_VERSION: ClassVar[int] = 3
@@ -203,12 +202,15 @@ class Request(_Document):
 
     @property
     def written_version(self) -> int:
-        """An agent that knows no scripts would run our trainer in place of one."""
+        """Schema version: the newest only if there is a script.
+
+        An older agent does not know scripts and would run our trainer instead.
+        """
         return self.SCHEMA_VERSION if self.script else self.SCHEMA_VERSION - 1
 
     @property
     def luggage(self) -> str:
-        """What of the user's folder travels, for people: `12 files, 35 kB, of commit 0123456 with changes`."""
+        """Text on the files to send: `12 files, 35 kB, of commit 0123456 with changes`; empty without a script."""
         if not self.script:
             return ""
         commit, _, changed = str(self.script.get("commit", "")).partition("-")
@@ -221,13 +223,13 @@ class Request(_Document):
 
     @property
     def work(self) -> Task:
-        """The runs that are asked for. Raises `UsageError` for a spec or a task that cannot be read."""
+        """Runs that were requested. Raises `UsageError` for a spec or a task that cannot be read."""
         base = RunSpec.from_json(self.spec)
         return Task.from_json(self.task, base) if self.task else Task.of_repeats(base)
 
     @classmethod
     def _upgraded(cls, document: dict[str, Any], version: int) -> dict[str, Any]:
-        """Schema 1 knew Compute Engine alone: a bucket in place of a store, and its own fields among the others."""
+        """Convert a request of schema 1, which knew only Compute Engine: `bucket` becomes `store`, for example."""
         if version > 1:
             return document
         upgraded = {"backend": "gcp", "runtime": "docker", **document}
@@ -239,7 +241,7 @@ class Request(_Document):
         return {**upgraded, "options": {name: document[name] for name in own if name in document}}
 
     def price(self, zone: str) -> Price | None:
-        """The price in the zone's region, if it is known."""
+        """Price in the zone's region; None if unknown."""
         listed = self.prices.get(region_of(zone))
         known = [item.name for item in fields(Price) if item.name in listed] if listed else []
         return Price(**{name: listed[name] for name in known}) if listed else None
@@ -247,9 +249,9 @@ class Request(_Document):
 
 @dataclass(frozen=True, kw_only=True)
 class Heartbeat(_Document):
-    """That the VM lives, and what it has come to: `phases` has ISO 8601 times by `LaunchPhase`.
+    """Sign of life of the VM with its progress: `phases` has ISO 8601 times by `LaunchPhase`.
 
-    `runs` are the bundles that are whole in the bucket, by id.
+    `runs`: ids of the bundles that are complete in the bucket.
     """
 
     at: str
@@ -261,7 +263,7 @@ class Heartbeat(_Document):
 
 @dataclass(frozen=True, kw_only=True)
 class LeaseRecord(_Document):
-    """Which agent works on a launch: its machine's name, the id of the machine's boot, and the process.
+    """Agent that works on a launch: its machine's name, the id of the machine's boot, and the process.
 
     `released`: the agent has ended in order.
     """
@@ -275,10 +277,10 @@ class LeaseRecord(_Document):
 
 @dataclass(frozen=True, kw_only=True)
 class Result(_Document):
-    """How the launch ended: the exit code of `launch local` for the same run, and what was uploaded whole.
+    """How the launch ended: the exit code that `launch local` has for the same run, and the uploaded bundles.
 
-    `error` and `hint` as an error prints them; `runs` are the bundles in the bucket, by id. `usd` is the cost from
-    `billed_from`, when the VM was asked for, to `ended_at`; it deletes itself then, in a minute or two.
+    `error` and `hint`: as an error prints them. `runs`: ids of the bundles in the bucket. `usd`: cost from
+    `billed_from`, when the VM was requested, to `ended_at`; the VM then deletes itself within a minute or two.
     """
 
     exit_code: int
@@ -295,7 +297,7 @@ class Result(_Document):
 
 
 class FieldRule(NamedTuple):
-    """What a field's value must be, in words and as a question about any value that JSON can have."""
+    """Rule for a field's value: `wanted` in words, and `holds` as a predicate on any JSON value."""
 
     wanted: str
     holds: Callable[[Any], bool]
@@ -318,7 +320,7 @@ def _is_usd(value: Any) -> bool:
 
 
 def _is_time(value: Any) -> bool:
-    """Whether it is ISO 8601 in the years of this program: others overflow where they are made seconds."""
+    """Whether a value is ISO 8601 between 2000 and 2199; other years may overflow when converted to seconds."""
     try:
         return isinstance(value, str) and 2000 <= datetime.fromisoformat(value).year < 2200  # noqa: PLR2004
     except ValueError:
@@ -334,7 +336,7 @@ def _by_name(holds: Callable[[Any], bool]) -> Callable[[Any], bool]:
 
 
 def _is_option(value: Any) -> bool:
-    """Whether it is safe to show: a word, a whole number, a flag, nothing, or a list of these."""
+    """Whether a value is safe to show: a word, a whole number, a flag, nothing, or a list of these."""
     if isinstance(value, list):
         return all(_is_option(item) and not isinstance(item, list) for item in value)
     return value is None or value == "" or isinstance(value, bool) or _is_count(value) or _matches(WORD)(value)
@@ -368,7 +370,7 @@ _WORD = FieldRule("one word of letters, digits and ._:@/+-", _matches(WORD))
 _WORD_OR_EMPTY = FieldRule(_WORD.wanted, lambda value: value == "" or _WORD.holds(value))
 _TIME = FieldRule("a time in ISO 8601", _is_time)
 _FLAG = FieldRule("true or false", lambda value: isinstance(value, bool))
-# A field means the same in every document that has it.
+# Rules by field name; a name has the same meaning in every document.
 RULES: Mapping[str, FieldRule] = {
     "name": FieldRule("the name of a launch", _matches(NAME)),
     "launched_at": _TIME,
@@ -391,7 +393,7 @@ RULES: Mapping[str, FieldRule] = {
     "prices": FieldRule("an object of prices by region", _by_name(_is_price)),
     "attempt": FieldRule(f"a whole number from 1 to {MAX_COUNT}", lambda value: _is_count(value, least=1)),
     "at": _TIME,
-    # Of a VM that was never there it is empty.
+    # Empty if there was never a VM.
     "zone": FieldRule("a zone, or empty", lambda value: value == "" or _matches(WORD)(value)),
     "phases": FieldRule("an object of times in ISO 8601", _by_name(_is_time)),
     "runs": FieldRule("a list of run ids: letters, digits and ._+-", _are(_matches(RUN_ID))),
@@ -436,12 +438,12 @@ def log_object(name: str) -> str:
 
 
 def utc(epoch_s: float) -> str:
-    """`2026-11-21T14:25:30Z`: a time that people read."""
+    """Format seconds since 1970 for people: `2026-11-21T14:25:30Z`."""
     return f"{datetime.fromtimestamp(epoch_s, UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def epoch_s(text: str) -> float | None:
-    """ISO 8601 as seconds since 1970; None for anything else. Without a zone it is UTC."""
+    """Parse ISO 8601 into seconds since 1970; None for any other text. A time without a zone is in UTC."""
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
@@ -450,5 +452,5 @@ def epoch_s(text: str) -> float | None:
 
 
 def region_of(zone: str) -> str:
-    """`us-central1-a` -> `us-central1`."""
+    """Region of a zone: `us-central1` for `us-central1-a`."""
     return zone.rpartition("-")[0]

@@ -1,7 +1,7 @@
-"""One launch from its plan to its bundles at home: record, submit, follow, fetch, confirm that the machine is gone.
+"""Carries out one launch: record, submit, follow, fetch the bundles, confirm that the machine is gone.
 
-What others need to know of it lies in the store and at the machines' place, so that this process can end at any moment.
-Threads may each run one and share the store: nothing here handles signals.
+The launch's state is in the store and at the machines' place, so that this process can end at any moment. Several
+threads may each run a launch and share the store: nothing here handles signals.
 """
 
 import secrets
@@ -39,10 +39,10 @@ from workload.storage import fetch
 from workload.storage.names import why_unsafe
 from workload.storage.source import FetchSource
 
-# How long a machine may take to end itself after its result, before it is deleted from here.
+# Seconds that a machine may take to end itself after its result, before this process deletes it.
 SELF_DELETION_S = 120.0
 GONE_EVERY_S = 5.0
-# Errors by the exit code that a machine's result has; another code is a run that failed.
+# Errors by the exit code in a machine's result; any other code means that the run failed.
 ERRORS: Mapping[int, type[RooflaunchError]] = {
     kind.exit_code: kind
     for kind in (
@@ -59,7 +59,7 @@ ERRORS: Mapping[int, type[RooflaunchError]] = {
 
 
 class LeftRunningError(InterruptedRunError):
-    """Ctrl-C while following: the machine goes on by itself."""
+    """Error: Ctrl-C while following a launch. The machine goes on by itself."""
 
     def __init__(self, machine: Machine) -> None:
         name = machine.name
@@ -72,10 +72,10 @@ class LeftRunningError(InterruptedRunError):
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchOutcome:
-    """What came of a launch: its bundles at home, and how it went; of several attempts the last one's.
+    """Outcome of a launch with its fetched bundles; of several attempts, the last one's, with the bundles of all.
 
-    `calls`: how often what was asked of place and store. `usd`: of the machine, from when it was asked for
-    (`billed_from`) to when nothing was left to wait for (`billed_to`): it was gone, or its end not confirmed.
+    `calls`: number of requests to place and store, by kind. `usd`: cost of the machine from its request (`billed_from`)
+    to the end of waiting (`billed_to`), when it was gone or its end could not be confirmed; both times are ISO 8601.
     """
 
     exit_code: int
@@ -114,10 +114,10 @@ class LaunchOutcome:
 def run(
     session: Session, plan: Plan, *, output: Path, detach: bool = False, parcel: Parcel | None = None
 ) -> LaunchOutcome:
-    """Launch and see it through; a machine that its place took back is had again, as often as the plan says.
+    """Launch, follow and fetch; start again after a preemption, as often as the plan allows.
 
-    Raises what keeps a machine from coming to be, and `LeftRunningError` for Ctrl-C once one runs; how a run failed is
-    in the outcome.
+    Raises the error if no machine can be had, and `LeftRunningError` for Ctrl-C while a machine runs. The error of a
+    failed run is in the outcome.
     """
     if not detach:
         bundle.make_output(output)
@@ -136,7 +136,7 @@ def run(
 
 
 def again(plan: Plan, now_s: float) -> Plan:
-    """The same plan as a launch of its own: a new name, a new time, one more attempt."""
+    """Plan of a further attempt: a new launch with its own name and time."""
     launched = datetime.fromtimestamp(now_s, UTC)
     label = STAMP.sub("", plan.request.name)
     request = replace(
@@ -149,7 +149,7 @@ def again(plan: Plan, now_s: float) -> Plan:
 
 
 class Launcher:
-    """The steps of a launch, for those who take them one by one; threads may each take those of another launch."""
+    """Steps of a launch, to be taken one by one. Several threads may each take the steps of another launch."""
 
     def __init__(self, session: Session, *, output: Path, parcel: Parcel | None = None) -> None:
         self._session, self._machines, self._store = session, session.machines, session.store
@@ -157,11 +157,11 @@ class Launcher:
         self._store_calls: Counter[str] = Counter()
 
     def calls(self) -> dict[str, int]:
-        """How often what was asked of place and store so far."""
+        """Number of requests to place and store so far, by kind."""
         return {**self._machines.calls, **self._store_calls}
 
     def once(self, plan: Plan, *, detach: bool) -> tuple[LaunchOutcome, Ending | None]:
-        """One attempt; the ending is None for a launch that is left to itself."""
+        """Make one attempt. The ending is None if the launch is detached."""
         self.record(plan)
         submitted = self.submit(plan)
         machine = submitted.machines[0]
@@ -187,7 +187,7 @@ class Launcher:
             ) from stopped
 
     def record(self, plan: Plan) -> None:
-        """Leave the request in the store before there is a machine, so that nothing that costs is ever unknown."""
+        """Write the request into the store before a machine exists, so that no machine is ever without a record."""
         name = plan.request.name
         self._store_calls["bucket.write"] += 1
         if not self._store.write(request_object(name), plan.request.to_bytes(), if_absent=True):
@@ -196,12 +196,12 @@ class Launcher:
         self._session.on_event(Event(kind=EventKind.PHASE, text=LaunchPhase.REQUESTED, at_s=launched_s))
 
     def send_parcel(self, plan: Plan) -> None:
-        """Write what a script needs on its machine. The request is there: variables are never without one."""
+        """Send the files and variables of a script. The request is in the store: variables are never without one."""
         if self._parcel:
             self._parcel.send(self._store, plan.request.name, launcher=cleanup.this_process())
 
     def submit(self, plan: Plan) -> Submitted:
-        """A running machine; where none comes to be, the store says why."""
+        """Get a running machine. If that fails, write the reason into the store and raise it."""
         try:
             self.send_parcel(plan)
             return self._machines.submit(plan, self._session.note)
@@ -219,7 +219,10 @@ class Launcher:
             raise
 
     def _give_up(self, plan: Plan, code: int, error: str) -> bool:
-        """Say in the store why there is no machine, once there is none anywhere: one may have come just before."""
+        """Remove any machine, then write into the store why there is none. Returns whether all are gone.
+
+        A machine may have been created just before the error.
+        """
         name = plan.request.name
         try:
             listing = self._machines.look({name: plan.request.zones})
@@ -232,7 +235,7 @@ class Launcher:
         return gone
 
     def _home(self, outcome: LaunchOutcome, followed: Followed, machine: Machine, request: Request) -> LaunchOutcome:
-        """Bring the bundles, and make sure of the machine's end whatever became of them."""
+        """Fetch the bundles, and make sure that the machine ends even if that fails."""
         self._store_calls.update(followed.calls)
         error = followed.error or _error_of(followed.result, outcome.name)
         if followed.result is None and followed.is_gone and error is not None:
@@ -241,7 +244,7 @@ class Launcher:
         try:
             bundles = self._fetch(outcome.name, followed)
         except RooflaunchError as failed:
-            # How the run failed says more than what could not be brought home because of it.
+            # The failure of the run tells more than the failed fetch that it caused.
             error = error or failed
         error = error or _shortfall(request, bundles)
         if not followed.is_gone:
@@ -255,7 +258,7 @@ class Launcher:
         )
 
     def _billed(self, outcome: LaunchOutcome, plan: Plan, machine: Machine) -> LaunchOutcome:
-        """With what the machine has cost since it was asked for, until it is gone or nobody here waits any longer."""
+        """Outcome with the cost of the machine, from its request until it is gone or nobody waits for it."""
         price, began_s, now_s = plan.request.price(outcome.zone), machine.created_s, self._session.now_s()
         if price is None or began_s is None:
             return outcome
@@ -267,7 +270,10 @@ class Launcher:
         )
 
     def _fetch(self, name: str, followed: Followed) -> tuple[Bundle, ...]:
-        """The complete bundles of the launch; raises for one that its result names and that did not come whole."""
+        """Fetch the launch's complete bundles.
+
+        Raises if fetching fails, or if a launch with a result has incomplete bundles only.
+        """
         bundles, missing = [], []
         for run_id in _runs(followed.result, followed.heartbeat):
             self._store_calls["bucket.fetch"] += 1
@@ -291,11 +297,11 @@ class Launcher:
         return tuple(bundles)
 
     def _see_it_gone(self, machine: Machine) -> RooflaunchError | None:
-        """Wait for the machine to end itself, then end it; an error if that cannot be confirmed."""
+        """Wait for the machine to end itself, then delete it. Returns an error if its end cannot be confirmed."""
         noun = self._machines.noun
         until_s = self._session.now_s() + SELF_DELETION_S
         while self._session.now_s() < until_s:
-            with suppress(ToolError):  # a question that fails is asked again
+            with suppress(ToolError):  # a failed poll is repeated
                 listing = self._machines.look({machine.name: (machine.zone,)})
                 if any(seen.condition is Condition.GONE for seen in listing):
                     return None
@@ -323,7 +329,7 @@ class Launcher:
 
 
 def _ending(followed: Followed) -> Ending:
-    """A machine that noticed its preemption in time has left a result that says so."""
+    """Ending of a launch; `PREEMPTED` also if the machine noticed its preemption in time and wrote a result."""
     result = followed.result
     cut_off = result is not None and result.preempted and result.exit_code != ExitCode.DONE
     return Ending.PREEMPTED if cut_off else followed.ending
@@ -335,7 +341,7 @@ def _runs(result: Result | None, heartbeat: Heartbeat | None) -> list[str]:
 
 
 def _error_of(result: Result | None, name: str) -> RooflaunchError | None:
-    """What a machine's result says went wrong; preempted after the run was over, nothing did."""
+    """Error in a machine's result; None if its run is done, even if the machine was preempted afterwards."""
     if result is None or result.exit_code == ExitCode.DONE:
         return None
     kind = ERRORS.get(result.exit_code, RunFailedError)
@@ -350,7 +356,7 @@ def _error_of(result: Result | None, name: str) -> RooflaunchError | None:
 
 
 def _shortfall(request: Request, bundles: Sequence[Bundle]) -> RooflaunchError | None:
-    """Which run of a launch that has ended well has no bundle that is completed: the bundles say what is done."""
+    """Error if a launch that ended well has fewer completed bundles than runs; None if it has all."""
     asked, hint = len(request.work.runs), f"launch logs {request.name}"
     statuses = [run.record.status for run in bundles]
     if (completed := statuses.count(Status.COMPLETED)) >= asked:

@@ -1,7 +1,7 @@
-"""What of the user's folder travels with a script: one archive, named by its content, that any machine can unpack.
+"""Files of the user's folder that are sent with a script: one archive, named by its content, for any machine.
 
-Files that git tracks, below the folder that the user is in: the script runs there by the same relative paths as here.
-Ignored files never travel.
+The archive has the files that git tracks below the current folder, so that the script runs by the same relative paths
+as here. Ignored files are never sent.
 """
 
 import fnmatch
@@ -31,10 +31,10 @@ SHOWN_FILES = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Parcel:
-    """An archive and what is in it. `commit`: that of the folder here, with `-dirty` where tracked files differ.
+    """Archive and its contents. `commit`: of the folder here, with `-dirty` if tracked files differ from it.
 
-    `data`: where its data lies, for the machine; `variables`: those that the script gets from here; `requirements`: the
-    packages that are to be in the image; `notes`: what the plan says of the script.
+    `data`: address of the script's data, for the machine. `variables`: environment variables that the script gets from
+    here. `requirements`: packages to install into the image. `notes`: remarks on the script for the plan.
     """
 
     content: bytes = field(repr=False)
@@ -47,11 +47,11 @@ class Parcel:
 
     @property
     def sha256(self) -> str:
-        """Of the archive, which is the same for the same files."""
+        """SHA-256 of the archive in hex; equal files give equal archives."""
         return hashlib.sha256(self.content).hexdigest()
 
     def facts(self) -> dict[str, Any]:
-        """What a request says of it."""
+        """Description of the archive for a request."""
         return {
             "sha256": self.sha256,
             "files": len(self.files),
@@ -72,7 +72,7 @@ class Parcel:
     def send(self, store: Store, launch: str, *, launcher: str) -> None:
         """Write the archive, unless the store has it, then the variables of this launch, whose request is there.
 
-        `launcher`: the process that launches; the variables of one that was killed are erased by the next.
+        `launcher`: name of this process. If it is killed, the next launcher erases the variables.
         """
         name = parcel_object(self.sha256)
         if not any(listed.name == name for listed in store.objects(name)):
@@ -83,7 +83,10 @@ class Parcel:
 
 
 def place_of_data(text: str | None, words: Sequence[str], *, is_fresh: bool) -> str:
-    """What `--data` says of another machine. Raises `UsageError` for what no such machine has."""
+    """Check `--data` for another machine and return it; empty without data.
+
+    Raises `UsageError` for data that no such machine has.
+    """
     if text is None:
         if any(DATA in word for word in words):
             raise UsageError(
@@ -107,7 +110,7 @@ def place_of_data(text: str | None, words: Sequence[str], *, is_fresh: bool) -> 
 
 
 def relative_words(words: Sequence[str], folder: Path, *, example: str) -> tuple[str, ...]:
-    """The script by its path below `folder`. Raises `UsageError` for one that lies elsewhere, or that is not there."""
+    """Words of the script, with its path relative to `folder`. Raises `UsageError` if it is missing or elsewhere."""
     path = main_file(words, folder, example=example, python="the machine's own Python")
     if path is None:
         module = words[1].replace(".", "/")
@@ -125,7 +128,7 @@ def relative_words(words: Sequence[str], folder: Path, *, example: str) -> tuple
 
 
 def pack(words: Sequence[str], folder: Path, *, include: Sequence[str] = ()) -> Parcel:
-    """The archive of a folder's files for the script of `words`. Raises `UsageError` for what cannot travel."""
+    """Pack the folder's files for the script of `words`. Raises `UsageError` for files that cannot be sent."""
     listed = _listed(folder, include)
     names = [name for name in listed if (folder / name).is_file()]
     for name in names:
@@ -152,7 +155,10 @@ def pack(words: Sequence[str], folder: Path, *, include: Sequence[str] = ()) -> 
 
 
 def _listed(folder: Path, include: Sequence[str]) -> list[str]:
-    """Names below the folder, in order: what git tracks; with `include` what these name and git does not ignore."""
+    """Sorted names below the folder of files that git tracks.
+
+    With `include`: names that match and that git does not ignore. Raises `UsageError` without git and `include`.
+    """
     listed = names_in_git(folder)
     if listed is None and not include:
         raise UsageError(
@@ -168,7 +174,7 @@ def _listed(folder: Path, include: Sequence[str]) -> list[str]:
 
 
 def names_in_git(folder: Path, *, others: bool = False) -> list[str] | None:
-    """Files below the folder that git tracks, or `others` that it neither tracks nor ignores; None without git."""
+    """Files below the folder that git tracks, or, with `others`, neither tracks nor ignores; None without git."""
     which = ("--others", "--exclude-standard") if others else ("--cached",)
     listed = _git(folder, "ls-files", "-z", *which)
     return None if listed is None else [name for name in listed.split("\0") if name]
@@ -198,7 +204,7 @@ def _too_large(sizes: dict[str, int], found: str) -> UsageError:
 
 
 def _archive(folder: Path, names: Sequence[str]) -> bytes:
-    """Byte for byte the same for the same files: without times, owners and order of the disk."""
+    """Archive that is byte for byte equal for equal files: without times, owners and the disk's order."""
     packed = io.BytesIO()
     with (
         gzip.GzipFile(fileobj=packed, mode="wb", mtime=0, filename="") as compressed,
@@ -220,7 +226,7 @@ def _commit(folder: Path) -> str:
 
 
 def _git(folder: Path, *words: str) -> str | None:
-    """What git prints; None where the folder is in no repository of its user's, or there is no git."""
+    """Output of git; None if the folder is in no repository of the user's, or if there is no git."""
     try:
         done = subprocess.run(
             ["git", "--no-optional-locks", "-C", str(folder), *words],

@@ -1,4 +1,4 @@
-"""`launch sweep`: its options. Light: `launch --help` loads it."""
+"""Options of `launch sweep`. Imports little, because `launch --help` loads this module."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from workload.contract.invocation import as_typed
 from workload.contract.text import in_short, printable, terminal_width
 
 MATRICES = Path(__file__).parent / "matrices"
-# \b keeps the lines as they are.
+# \b keeps the line breaks of the help text.
 SWEEP_EXAMPLES = """\b
 Examples:
   launch sweep --example first > first.toml
@@ -28,12 +28,12 @@ Examples:
 
 
 def examples() -> list[str]:
-    """The matrices that come with this program, by name."""
+    """Names of the example matrices that come with this program, sorted."""
     return sorted(path.stem for path in MATRICES.glob("*.toml"))
 
 
 def place_names(ctx: typer.Context) -> list[str]:
-    """The places of the matrix that is typed already."""
+    """Shell completion of `--on`: names of the places in the matrix that is already typed; [] if it cannot be read."""
     from launcher.sweep import matrix
 
     try:

@@ -1,6 +1,6 @@
-"""From configurations to blocks to the tasks of machines, and the key of each run. Pure; the same for ever.
+"""Blocks made of configurations, tasks of machines made of blocks, and the key of each run. Pure functions.
 
-Keys and orders are SHA-256 of text: they depend on no version of Python, no machine and no other configuration. A block
+Keys and orders are SHA-256 of text. Both depend on no version of Python, no machine and no other configuration. A block
 has the same order at every place, so that places are compared at the same positions.
 """
 
@@ -14,16 +14,16 @@ from workload.contract.spec import RunSpec, options
 from workload.contract.task import Task, TaskRun
 
 KEY_DIGITS = 16
-# Blocks are counted apart; where data lies, and whether it has to be downloaded first, changes nothing of a run.
+# The block has its own field in the key. The data's folder, and whether data is downloaded first, change no result.
 NOT_IN_KEY = frozenset({"repeats", "data_dir", "download"})
-# Of the others, what they are unless something is asked for.
+# Default values of all other options.
 USUAL = {option.name: option.default for option in options() if option.name not in NOT_IN_KEY}
 
 
 def run_key(spec: RunSpec, block: int, *, code: str, asked: Mapping[str, Any]) -> str:
-    """16 hex digits for a run as it was asked for: options, block, code or image, and place.
+    """Return 16 hex digits that identify a run by its options, block, code or image, and place.
 
-    Of the options those that differ from their default, so that a new one changes no key of older runs.
+    Only options that differ from their default enter the key, so that a new option changes no key of older runs.
     """
     changed = {name: value for name, usual in USUAL.items() if (value := getattr(spec, name)) != usual}
     changed |= {"script": list(spec.script)} if spec.script else {}
@@ -31,11 +31,11 @@ def run_key(spec: RunSpec, block: int, *, code: str, asked: Mapping[str, Any]) -
 
 
 def in_order(configurations: Iterable[Configuration], *, seed: int, block: int) -> list[Configuration]:
-    """A block's order: by the SHA-256 of seed, block and values; every second block is the one before it in reverse.
+    """Order a block by the SHA-256 of seed, block and values; every second block reverses the block before it.
 
-    Two blocks in turn put each configuration as often early as late, so that a device that warms up favours none. Of an
-    odd number one stays in the middle: another one for each two blocks. Another configuration in the matrix leaves the
-    others in their order, but for the one in the middle.
+    Two consecutive blocks put each configuration equally early and late, so that a device that warms up favours none.
+    With an odd number of configurations, one stays in the middle: a different one for each pair of blocks. A
+    configuration added to the matrix leaves the order of the others, except for the one in the middle.
     """
     pair, is_second = divmod(block - 1, 2)
     ordered = _drawn(configurations, {"seed": seed, "block": block - is_second})
@@ -62,7 +62,7 @@ def plan_place(
     origin: Mapping[str, Any] | None = None,
     done: Iterable[str] = (),
 ) -> PlacePlan:
-    """The blocks of a place, shared out among its machines: block 1 to the first, block 2 to the second, and so on."""
+    """Make the blocks of a place and share them out among its machines in turn: block 1 to the first, and so on."""
     runs_by_machine: dict[int, list[TaskRun]] = {}
     for block in range(1, repeats + 1):
         ordered = in_order(configurations, seed=seed, block=block)
@@ -86,7 +86,7 @@ def plan_place(
 
 
 def with_blocks(plan: PlacePlan, blocks: int, *, seed: int) -> PlacePlan:
-    """The same place with more blocks, or fewer: those that both have are the same runs, on the same machines."""
+    """Plan of a place with `blocks` blocks; blocks up to the smaller number keep their runs and machines."""
     return plan_place(
         plan.place,
         plan.configurations,

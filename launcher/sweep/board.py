@@ -1,4 +1,4 @@
-"""What a sweep shows while it runs: a state for each place, and lines to know. Threads share it."""
+"""State shown while a sweep runs: one state for each place, and messages. Safe to share between threads."""
 
 import threading
 from collections import deque
@@ -8,9 +8,10 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class PlaceState:
-    """One place. `blocks_done`, `done`: with nothing left to run; `usd`, `left_s`: None where nobody knows.
+    """State of one place. `blocks_done`, `done`: blocks and runs with nothing left to run.
 
-    `now`: what runs there, or why nothing does. `images_per_s`: of the run that ended last.
+    `usd`, `left_s`: None if unknown. `now`: what runs there, or why nothing does. `images_per_s`: rate of the run that
+    ended last.
     """
 
     name: str
@@ -26,14 +27,14 @@ class PlaceState:
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """Something to know, of a place or of all (empty)."""
+    """Message about a place, or about all places if `place` is empty."""
 
     place: str
     text: str
 
 
 class Board:
-    """The states by place, in order, and the lines that nobody has shown yet."""
+    """States by place, in order, and the messages that have not been shown yet."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -41,12 +42,12 @@ class Board:
         self._lines: deque[Line] = deque()
 
     def update(self, name: str, **changes: Any) -> None:
-        """Change what is known of a place."""
+        """Change fields of a place's state."""
         with self._lock:
             self._states[name] = replace(self._states.get(name, PlaceState(name=name)), **changes)
 
     def say(self, place: str, text: str) -> None:
-        """Have a line shown."""
+        """Add a message about a place."""
         with self._lock:
             self._lines.append(Line(place=place, text=text))
 
@@ -56,7 +57,7 @@ class Board:
             return tuple(self._states.values())
 
     def take_lines(self) -> list[Line]:
-        """The lines since the last call."""
+        """Remove and return the messages since the last call."""
         with self._lock:
             lines = list(self._lines)
             self._lines.clear()

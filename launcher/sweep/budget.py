@@ -1,6 +1,6 @@
-"""`--max-cost` of a whole sweep: every machine's time limit is such that all together cannot cost more.
+"""Limit of `--max-cost` for a whole sweep: the machines' time limits add up to no more than this cost.
 
-The limits are kept by the clouds themselves, so that the sum holds whatever becomes of this process.
+The clouds themselves enforce the time limits, so that the limit on cost holds even if this process dies.
 """
 
 import threading
@@ -10,7 +10,7 @@ from workload.contract.errors import UsageError
 
 
 def highest_usd(plan: Plan) -> float | None:
-    """What the machine of a plan costs at most; None where no price is known."""
+    """Highest cost of a plan's machine, in USD; None if no price is known."""
     own: float | None = getattr(plan, "highest_usd", None)
     if own is not None:
         return own
@@ -20,7 +20,7 @@ def highest_usd(plan: Plan) -> float | None:
 
 
 class Budget:
-    """What may still be spent. Threads share it; without `most_usd` everything may."""
+    """Money that may still be spent; unlimited if `most_usd` is None. Safe to share between threads."""
 
     def __init__(self, most_usd: float | None) -> None:
         self._most_usd = most_usd
@@ -29,23 +29,23 @@ class Budget:
         self._expected: dict[str, int] = {}
 
     def expect(self, place: str, machines: int) -> None:
-        """So many machines of a place are still to be asked for."""
+        """Set how many machines a place will still request."""
         with self._lock:
             self._expected[place] = machines
 
     @property
     def share_usd(self) -> float | None:
-        """What each machine that is still to be asked for may cost; None: as much as it likes."""
+        """Highest cost of each machine still to be requested, in USD; None: unlimited."""
         if self._most_usd is None:
             return None
         with self._lock:
             return self._left() / max(1, sum(self._expected.values()))
 
     def reserve(self, plan: Plan) -> None:
-        """Count what a machine costs at most; raises `UsageError` where that is more than is left."""
+        """Reserve a machine's highest cost. Raises `UsageError` if it exceeds what is left."""
         usd = highest_usd(plan) or 0.0
         with self._lock:
-            # A millionth for the rounding of binary fractions.
+            # The tolerance of a millionth covers rounding errors of floating point.
             if self._most_usd is not None and usd > self._left() + 1e-6:
                 raise UsageError(
                     f"a machine that costs {usd:.2f} USD at most is more than is left of --max-cost "
@@ -55,7 +55,7 @@ class Budget:
             self._reserved[plan.request.name] = usd
 
     def spent(self, name: str, usd: float | None) -> None:
-        """A machine is gone: what it has cost, where that is known, in place of the most."""
+        """Replace the reserved cost of a machine that has ended by its real cost, if known."""
         with self._lock:
             if usd is not None and name in self._reserved:
                 self._reserved[name] = usd

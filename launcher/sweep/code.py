@@ -1,4 +1,4 @@
-"""What identifies the code of a place's runs in their keys: an image by its name, else the content of our files."""
+"""Identity of a place's code in the keys of its runs: an image by its name, else the content of our files."""
 
 import hashlib
 import importlib.metadata
@@ -8,15 +8,15 @@ from launcher import images
 from launcher.kinds import Runtime
 from launcher.sweep.places import LOCAL, Place
 
-# What a process on this machine computes with; an image has its own in its recipe.
+# Libraries of a process on this machine; the recipe of an image lists its own.
 LIBRARIES = ("torch", "torchvision")
 
 
 def code_of(place: Place) -> str:
-    """The same for the same code, wherever it lies and whatever commit it is: a change of it means other runs.
+    """Identify the code that runs at a place, independently of folder and commit; runs of other code are other runs.
 
-    An image that is named by a tag is that tag: what is behind it may change without a notice. Code of a script is the
-    script's own, and ours beside it.
+    An image that is named by a tag is identified by the tag, although the image behind a tag may change unnoticed. For
+    a script, the identity has two parts: the script's code and ours.
     """
     return f"{_ours(place)} script {place.script.code}" if place.script else _ours(place)
 
@@ -36,7 +36,7 @@ def _ours(place: Place) -> str:
 
 
 def is_by_tag(place: Place) -> bool:
-    """Whether an image is named that may be another one tomorrow."""
+    """Whether the place names an image without its digest, so that the image may change."""
     named: str | None = getattr(place.options, "image", None)
     return named is not None and "@sha256:" not in named
 

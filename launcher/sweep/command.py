@@ -1,4 +1,4 @@
-"""Section [script] of a matrix: the command of a user's script with the places of its axes."""
+"""Section [script] of a matrix: the command of a user's script, with placeholders for its axes."""
 
 import re
 from collections.abc import Collection, Mapping
@@ -9,7 +9,7 @@ from launcher.sweep.places import ARGUMENT, as_text
 from workload.contract.errors import UsageError
 from workload.contract.script import DATA
 
-# `{lr}` in the command, and `{{lr}}` where these very letters are meant.
+# `{lr}` in the command is a placeholder, `{{lr}}` stands for the literal text `{lr}`.
 PLACEHOLDER = re.compile(r"\{\{([A-Za-z_][\w.-]*)\}\}|\{([A-Za-z_][\w.-]*)\}")
 EXAMPLE = 'command = ["train.py", "--epochs", "1"]'
 
@@ -53,16 +53,16 @@ class Command:
                 )
 
     def words(self, values: Mapping[str, Any]) -> tuple[str, ...]:
-        """Command with one combination of values, in their placeholders or else appended as `--lr 0.1`.
+        """Command with one combination of values, filled into their placeholders or else appended as `--lr 0.1`.
 
-        True is the option alone, False nothing.
+        A value without a placeholder is appended as the option alone if it is True, and left out if it is False.
         """
         given = {name.removeprefix(ARGUMENT): value for name, value in values.items() if name.startswith(ARGUMENT)}
 
         def filled(match: re.Match[str]) -> str:
             return f"{{{match[1]}}}" if match[1] else as_text(given[match[2]])
 
-        # The script's data is not known yet.
+        # `{data}` is kept: the place of the script's data is not known yet.
         parts = [DATA.join(PLACEHOLDER.sub(filled, text) for text in part.split(DATA)) for part in self.parts]
         for name, value in given.items():
             if name not in self.placeholders and value is not False:

@@ -1,4 +1,4 @@
-"""What the user of a sweep wants from here on, for all its threads: go on, or end in one of three ways."""
+"""Wishes of the user of a sweep for all its threads: continue, or end in one of three ways."""
 
 import threading
 import time
@@ -9,10 +9,10 @@ from launcher.machine.watcher import Trainer
 
 
 class Wish(IntEnum):
-    """A later one is stronger and stays.
+    """Wish of the user; a stronger wish replaces a weaker one, never the reverse.
 
-    `finish`: what runs now comes to its end, and nothing new is started. `leave`: rented machines go on by themselves,
-    and what runs here is interrupted. `stop`: rented machines are ended too.
+    `FINISH`: runs under way come to their end, and nothing new is started. `LEAVE`: rented machines go on by
+    themselves, and a run on this machine is interrupted. `STOP`: rented machines are ended too.
     """
 
     GO = 0
@@ -22,7 +22,7 @@ class Wish(IntEnum):
 
 
 class Control:
-    """Asked by every thread before it starts something, and waited on. `until_s`: no new work after so long a time."""
+    """Switch that every thread reads before it starts something. `until_s`: seconds after which nothing new starts."""
 
     def __init__(self, *, until_s: float | None = None, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
@@ -37,23 +37,23 @@ class Control:
 
     @property
     def out_of_time(self) -> bool:
-        """Whether the time that the sweep may take is over."""
+        """Whether the sweep's time is over."""
         return self._end_s is not None and self._monotonic() >= self._end_s
 
     @property
     def why_not(self) -> str:
-        """Why nothing new is to be started; empty where it is."""
+        """Reason why nothing new may be started; empty if it may."""
         if self._wish is not Wish.GO:
             return "the sweep was interrupted"
         return "the time of --max-time is over" if self.out_of_time else ""
 
     @property
     def is_leaving(self) -> bool:
-        """Whether nobody waits for anything any more."""
+        """Whether the sweep no longer waits for its runs."""
         return self._wish >= Wish.LEAVE
 
     def ask(self, wish: Wish) -> None:
-        """Have it known; who leaves interrupts what runs on this machine."""
+        """Set a wish and wake all waiting threads; `leave` and `stop` interrupt the run on this machine."""
         with self._changed:
             was_leaving = self.is_leaving
             self._wish = max(self._wish, wish)
@@ -63,26 +63,26 @@ class Control:
             trainer.signal("SIGINT")
 
     def kill(self) -> None:
-        """End what runs on this machine without a word."""
+        """Kill the run on this machine at once (SIGKILL)."""
         with self._changed:
             trainers = list(self._trainers)
         for trainer in trainers:
             trainer.signal("SIGKILL")
 
     def wait(self, seconds: float) -> None:
-        """Wait so long, or until a wish changes."""
+        """Wait for this many seconds, or until the wish changes."""
         with self._changed:
             before = self._wish
             self._changed.wait_for(lambda: self._wish is not before, timeout=seconds)
 
     def started(self, trainer: Trainer) -> None:
-        """A trainer runs on this machine; one that came too late is interrupted at once."""
+        """Register a trainer on this machine; interrupt it at once if the user is leaving already."""
         with self._changed:
             self._trainers.append(trainer)
         if self.is_leaving:
             trainer.signal("SIGINT")
 
     def ended(self) -> None:
-        """It has come to its end: of the trainers here one runs at a time."""
+        """Forget the trainer that has ended; only one runs at a time on this machine."""
         with self._changed:
             self._trainers.clear()

@@ -1,6 +1,6 @@
-"""A sweep is carried out: its places side by side, each with what is missing there.
+"""Carries out a sweep: its places run side by side, each with its missing runs.
 
-There is no state but the bundles: a process that ends at any moment leaves them, and the next start does the rest.
+There is no state except the bundles: a process may end at any moment, and the next start does the remaining runs.
 """
 
 import signal
@@ -34,7 +34,7 @@ from workload.contract.record import Status
 from workload.storage.inventory import sealed_in
 
 DRAWN_EVERY_S = 0.25
-# A trainer seals its bundle, and a place that is left answers a last question; the third Ctrl-C waits for nobody.
+# Time for a trainer to seal its bundle, and for a rented place to answer a last request. A third Ctrl-C ends the wait.
 LEAVING_S = 60.0
 QUESTION = "what becomes of the sweep?"
 WISHES = {"f": Wish.FINISH, "l": Wish.LEAVE, "s": Wish.STOP, "c": Wish.GO}
@@ -42,7 +42,7 @@ WISHES = {"f": Wish.FINISH, "l": Wish.LEAVE, "s": Wish.STOP, "c": Wish.GO}
 
 @dataclass(frozen=True, kw_only=True)
 class SweepPorts:
-    """What a sweep reaches out to; a test has its own. `sleep`: between looks at rented machines, None: as it is."""
+    """Outside world of a sweep, replaced in tests. `sleep`: pause between polls of rented machines; None: the usual."""
 
     backend: Callable[[str], Backend]
     is_terminal: Callable[[], bool]
@@ -52,7 +52,7 @@ class SweepPorts:
 
 
 def real_ports() -> SweepPorts:
-    """Those of this process."""
+    """Ports to the real backends, terminal and clock."""
     return SweepPorts(
         backend=door.backend,
         is_terminal=lambda: sys.stdin.isatty() and sys.stderr.isatty(),
@@ -71,11 +71,11 @@ def drive(
     ports: SweepPorts | None = None,
     damaged: Collection[str] = (),
 ) -> SweepOutcome:
-    """Do what is missing, and say what came of it; progress goes to stderr.
+    """Do the missing runs of a sweep and return the outcome; progress goes to stderr.
 
-    `grow` gives a place more blocks, where `until` wants them. `damaged`: the ids of damaged bundles in the folder,
-    which are set aside, so that their runs count as missing. Raises `UsageError` where another process works on the
-    same sweep in the same folder; whatever else goes wrong is in the outcome.
+    `grow`: adds blocks to a place if `until` asks for more. `damaged`: ids of damaged bundles in the folder, which are
+    set aside, so that their runs count as missing. Raises `UsageError` if another process works on the same sweep in
+    the same folder; any other error is part of the outcome.
     """
     with lock.held(output, sweep.name) as earlier:
         for run_id in damaged:
@@ -106,7 +106,7 @@ class _Driver:
         self._is_asking = self._is_impatient = False
 
     def run(self, budget: Budget, *, was_killed: bool) -> SweepOutcome:
-        """Start the places, and wait for them."""
+        """Start the places, wait for them, and return the outcome."""
         began_s = self._ports.now()
         for work in self._works:
             self._board.update(work.name, blocks=work.blocks, runs=len(work.runs), done=work.done)
@@ -131,7 +131,7 @@ class _Driver:
         )
 
     def _parts(self, budget: Budget, *, was_killed: bool) -> list[Callable[[], None]]:
-        """What a thread each does: all places of this machine, and every rented one by itself."""
+        """Functions that each run in a thread: one for all places of this machine, and one for each rented place."""
         here = [work for work in self._works if work.plan.place.backend == LOCAL]
         for work in self._works:
             if work in here:
@@ -157,7 +157,7 @@ class _Driver:
         return parts
 
     def _others_are_busy(self, work: PlaceWork) -> Callable[[], bool]:
-        """Whether another place of the sweep has a machine of the same host or project."""
+        """Return a function that tells whether another place of the sweep has a machine of the same host or project."""
         place = work.plan.place
 
         def look() -> bool:
@@ -170,14 +170,14 @@ class _Driver:
         return look
 
     def _guarded(self, part: Callable[[], None]) -> None:
-        """A bug of ours ends its part alone; its traceback comes at the end."""
+        """Run a part. An unexpected exception ends this part alone; the main thread raises it again at the end."""
         try:
             part()
         except BaseException as bug:  # noqa: BLE001 - raised again by the main thread
             self._bugs.append(bug)
 
     def _wait(self, threads: Collection[threading.Thread], live: LiveTable) -> None:
-        """Until all have ended, or whoever leaves has waited long enough."""
+        """Wait until all threads have ended. A user who leaves waits at most `LEAVING_S`."""
         left_s: float | None = None
         while alive := [thread for thread in threads if thread.is_alive()]:
             live.draw()
@@ -198,7 +198,7 @@ class _Driver:
         self._signals.append(number)
 
     def _answer(self, number: int) -> None:
-        """The first Ctrl-C asks, the second leaves, the third waits for nobody; other signals leave."""
+        """React to a signal: the first Ctrl-C asks, the second leaves, the third stops waiting; other signals leave."""
         if self._control.is_leaving:
             self._control.kill()
             self._is_impatient = True
@@ -218,7 +218,7 @@ class _Driver:
         self._control.ask(wish)
 
     def _left_alone(self) -> str:
-        """What becomes of what runs when this process ends."""
+        """Text: what happens to the runs under way when this process ends."""
         here = any(work.plan.place.backend == LOCAL for work in self._works)
         parts = ["the run on this machine is interrupted"] if here else []
         parts += ["rented machines go on and end by themselves"] if any(one.is_busy for one in self._rented) else []
@@ -231,7 +231,7 @@ class _Driver:
             lines.append("  s  stop: rented machines are ended too")
         return "\n".join([*lines, "  c  continue", "f, l, s or c"])
 
-    # What came of it.
+    # The outcome.
 
     def _place_outcome(self, work: PlaceWork) -> PlaceOutcome:
         rented = next((one for one in self._rented if one.place is work.plan.place), None)
@@ -249,7 +249,7 @@ class _Driver:
 
 
 def _is_damaged(folder: Path) -> bool:
-    """Whether a bundle is damaged still: another process may have fetched it again, or moved it away."""
+    """Whether a bundle is still damaged: another process may have fetched it again, or moved it away."""
     try:
         bundle.verify(folder)
     except BundleError:
@@ -258,9 +258,9 @@ def _is_damaged(folder: Path) -> bool:
 
 
 def known_runs(output: Path, keys: Collection[str], *, with_figures: bool) -> dict[str, Ended]:
-    """How those of these runs ended that have a sealed bundle in the folder, by key.
+    """How each of these runs ended, by key, if the folder has a sealed bundle of it.
 
-    `with_figures`: their images per second and positions too, for which each record is read.
+    `with_figures`: also read each record for its images per second and its position in the block.
     """
     known: dict[str, Ended] = {}
     for sealed in sealed_in(output):

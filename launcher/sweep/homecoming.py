@@ -1,4 +1,4 @@
-"""Bundles of a rented place come home as they are sealed, and are counted."""
+"""Fetches bundles of a rented place into the folder of results as they are sealed, and counts them."""
 
 from collections.abc import Collection
 from concurrent.futures import Future
@@ -18,34 +18,37 @@ from workload.storage.inventory import SealedRun, sealed_runs
 from workload.storage.source import FetchSource
 from workload.storage.store import Store
 
-# A bundle that its machine has named and that does not come whole is asked for so often.
+# How often to try fetching a bundle that its machine has announced.
 FETCH_TRIES = 3
 
 
 class Homecoming:
-    """From the store into the folder of results; `workers` do it."""
+    """Fetcher of bundles from the store into the folder of results; `workers` are its threads."""
 
     def __init__(self, work: PlaceWork, store: Store, output: Path, board: Board, workers: Workers) -> None:
         self._work, self._store, self._output, self._board, self._workers = work, store, output, board, workers
         self._tries: dict[str, int] = {}
 
     def bring(self, launch: Rental) -> None:
-        """Have the bundles that a machine has named brought home, once each."""
+        """Start fetching the bundles that the launch's machine has announced, each once."""
         for run_id in launch.named_runs:
             if run_id not in launch.brought:
                 launch.brought.add(run_id)
                 launch.bringing.append(self._workers.submit(self._bring_one, launch, run_id))
 
     def is_home(self, launch: Rental) -> bool:
-        """Whether every bundle that its machine has named is here, or given up."""
+        """Whether every announced bundle of the launch is in the folder of results, or given up."""
         if not all(future.done() for future in launch.bringing):
             return False
         while launch.bringing:
-            launch.bringing.pop().result()  # a bug of ours is raised here
+            launch.bringing.pop().result()  # raises unexpected exceptions of the thread
         return set(launch.named_runs) <= launch.brought
 
     def bring_sealed(self, keys: Collection[str] | None = None) -> None:
-        """Every sealed run of the place, or of these, that is in the store and not here; one list says which."""
+        """Fetch sealed runs of the place that are in the store and not in the folder of results, after one listing.
+
+        `keys`: fetch only these runs; None: all.
+        """
         waiting: list[Future[None]] = []
         damaged: list[SealedRun] = []
         for sealed in sealed_runs(self._store, compared=lambda run: run.status in FINAL and self._is_away(run)):
@@ -65,7 +68,7 @@ class Homecoming:
                 self._say_damaged(sealed.run_id, sealed.damage)
 
     def _is_away(self, sealed: SealedRun) -> bool:
-        """Whether a run of the place is in the store, and not here."""
+        """Whether a run belongs to the place and its bundle is not in the folder of results."""
         is_here = (self._output / sealed.run_id / bundle.MANIFEST).is_file()
         return self._work.has(sealed.run_key) and not is_here
 
@@ -86,7 +89,7 @@ class Homecoming:
             self._arrived(sealed)
 
     def _bring_stock(self, there: SealedRun) -> None:
-        """Fetch what an earlier start has left; a run that failed then is tried again now, and a damaged one too."""
+        """Fetch a bundle of an earlier start. A run whose bundle is damaged, or that failed, stays missing."""
         try:
             sealed = self._fetched(there.run_id)
         except BundleError as error:
@@ -99,7 +102,7 @@ class Homecoming:
                 self._work.take(sealed.record, sealed.path)
 
     def _fetched(self, run_id: str) -> Bundle:
-        """A whole bundle at home, whose record can be read. Raises what stands against it."""
+        """Fetch a bundle unless the folder has it already, and check that it is readable. Raises the reason if not."""
         if not (self._output / run_id / bundle.MANIFEST).is_file():
             source = FetchSource(address=self._store.locate("").rstrip("/"), folder=RUNS, run_id=run_id)
             report = fetch.fetch(self._store, source, self._output, jobs=1)

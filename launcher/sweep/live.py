@@ -1,4 +1,4 @@
-"""A sweep on stderr: on a terminal a table that is drawn anew below the lines, elsewhere lines, one every 30 s."""
+"""Shows a sweep on stderr: on a terminal, messages above a table that is redrawn; elsewhere lines, one every 30 s."""
 
 import shutil
 from collections.abc import Callable, Sequence
@@ -9,12 +9,12 @@ from workload.contract.invocation import as_typed
 from workload.contract.text import LINE_EVERY_S, duration, plain, printable
 
 COLUMNS = ("place", "block", "done", "per s", "USD", "left", "now")
-# Above, it is drawn in a cursor's place: more places than this would push the table off a small terminal.
+# The table is redrawn by moving the cursor up. More rows than this would not fit into a small terminal.
 MOST_ROWS = 12
 
 
 class LiveTable:
-    """Draws a board. `clear` before something else is printed."""
+    """Draws a board. Call `clear` before printing anything else."""
 
     def __init__(self, board: Board, stream: TextIO, now: Callable[[], float]) -> None:
         self._board, self._stream, self._now = board, stream, now
@@ -24,7 +24,7 @@ class LiveTable:
         self._shown = ""
 
     def draw(self) -> None:
-        """Print new lines; on a terminal also the current table, elsewhere a line of progress if no line was new."""
+        """Print new messages and redraw the table; without a terminal, print progress if there are no messages."""
         lines = self._board.take_lines()
         if not self._is_terminal:
             self._tell(lines)
@@ -39,7 +39,7 @@ class LiveTable:
         self._drawn, self._shown = len(table), text
 
     def _tell(self, lines: Sequence[Line]) -> None:
-        """Print the lines, or the progress of each place if no line was new for a while."""
+        """Print the lines; if there are none for a while, print the progress of each place."""
         if not lines and self._now() - self._told_s >= LINE_EVERY_S:
             lines = [Line(place=state.name, text=_progress(state)) for state in self._board.states]
         for line in lines:
@@ -47,7 +47,7 @@ class LiveTable:
         self._told_s = self._now() if lines else self._told_s
 
     def clear(self) -> None:
-        """Take the table away."""
+        """Erase the table."""
         if self._is_terminal and self._drawn:
             self._stream.write(f"\033[{self._drawn}A\033[J")
             self._stream.flush()
@@ -59,7 +59,7 @@ class LiveTable:
 
 
 def rows_of(states: Sequence[PlaceState], width: int) -> list[str]:
-    """The table as lines of at most `width` characters."""
+    """Table of the places as lines of at most `width` characters."""
     rows = [COLUMNS, *map(_row, states[:MOST_ROWS])]
     widths = [max(len(row[index]) for row in rows) for index in range(len(COLUMNS))]
     lines = [

@@ -1,4 +1,4 @@
-"""The places of a sweep that are this machine: their runs one after another, block by block in turn."""
+"""Places of a sweep that are this machine: their runs one after another, the places in turn for each block."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,7 +21,7 @@ from workload.environment.outside import outside_facts
 
 
 class LocalPlaces:
-    """All places of this machine together: two at a time would disturb each other's figures."""
+    """All places of this machine together: two at a time would disturb each other's measurements."""
 
     def __init__(self, works: Sequence[PlaceWork], *, output: Path, control: Control, board: Board) -> None:
         self._works, self._control, self._board = works, control, board
@@ -29,7 +29,7 @@ class LocalPlaces:
         self._seconds: dict[str, list[float]] = {work.name: [] for work in works}
 
     def run(self) -> None:
-        """Until nothing is left, or nothing more is wanted."""
+        """Run until no run is left, or nothing new may be started."""
         for work in self._works:
             self._show(work, "waits")
         while self._rounds() and not self._control.why_not:
@@ -43,7 +43,7 @@ class LocalPlaces:
             self._show(work, self._control.why_not or "done")
 
     def _rounds(self) -> bool:
-        """Every block of every place that has something left, each place's in turn; whether all was gone through."""
+        """Run every block that has runs left, block by block, each for all places. Return False if stopped early."""
         turns = [(block, work, runs) for work in self._works for block, runs in _blocks_of(work)]
         for block, work, runs in sorted(turns, key=lambda turn: turn[0]):
             if self._control.why_not:
@@ -87,7 +87,7 @@ class LocalPlaces:
         )
 
     def _note(self, work: PlaceWork, outcome: Outcome) -> None:
-        """What became of a run: in a line, and for the sums."""
+        """Record the outcome of a run: print a line, and update the counts."""
         run, name = outcome.run, one_line(outcome.run, work.plan)
         if outcome.bundle is not None:
             work.take(outcome.bundle.record, outcome.bundle.path)
@@ -129,18 +129,18 @@ class LocalPlaces:
 
 
 class _Seat:
-    """How runs of one place are started on this machine. `words`: the trainer's last `error: …` and `hint: …`."""
+    """Starts the runs of one place on this machine. `words`: the trainer's last `error: …` and `hint: …`, by kind."""
 
     def __init__(self, work: PlaceWork, output: Path) -> None:
         self._work, self._output = work, output
         self._choices: dict[RunSpec, Choice] = {}
         self._outside = None
         self.words: dict[str, str] = {}
-        # What the device had before the first run of all, in degrees Celsius.
+        # Temperature of the device before the very first run, in degrees Celsius.
         self.settle_to_c: float | None = None
 
     def plan_of(self, spec: RunSpec, context: Context) -> LocalPlan:
-        """The run in a process or in a container, as its place asks for."""
+        """Plan of a run in a process or in a container, depending on its place."""
         options, script = self._work.plan.place.options or LocalOptions(), self._work.plan.place.script
         return local.make_plan(
             Resolved(spec=spec, origin=self._work.plan.origin),
@@ -153,7 +153,7 @@ class _Seat:
         )
 
     def _choice(self, options: LocalOptions, spec: RunSpec) -> Choice:
-        """Alike for all specs that differ only in what a runtime does not look at."""
+        """Choose the runtime, once for all specs with the same device and `compile`."""
         alike = RunSpec(device=spec.device, compile=spec.compile)
         if alike not in self._choices:
             script = self._work.plan.place.script
@@ -168,12 +168,12 @@ class _Seat:
 
 
 def _blocks_of(work: PlaceWork) -> Iterator[tuple[int, tuple[TaskRun, ...]]]:
-    """What is left of each block, in its own order."""
+    """Yield each block with the runs left in it, in the block's order."""
     runs = [run for one in work.open_tasks() for run in one.runs]
     for block in sorted({run.block for run in runs}):
         yield block, tuple(run for run in runs if run.block == block)
 
 
 def _failed(code: int) -> int:
-    """A run that failed without an error of ours is one that failed."""
+    """Exit code of a failed run: `RUN_FAILED` in place of `DONE` and `BUG`, else `code`."""
     return code if code not in (ExitCode.DONE, ExitCode.BUG) else ExitCode.RUN_FAILED

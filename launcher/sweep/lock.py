@@ -1,7 +1,7 @@
-"""One process at a time works on a sweep in a folder of results.
+"""Lock that lets only one process at a time work on a sweep in a folder of results.
 
-The lock is the kernel's (`flock`), so that it ends with its process however that ends, and holds between machines that
-share the folder. What the file says is for messages, and tells the next process that an earlier one was here.
+The lock is the kernel's (`flock`): it ends with its process, however the process ends, and also holds between machines
+that share the folder. The file's content serves messages, and tells the next process that an earlier one was here.
 """
 
 import fcntl
@@ -23,7 +23,7 @@ from workload.contract.errors import UsageError
 
 @dataclass(frozen=True, kw_only=True)
 class Holder:
-    """A process that works, or has worked, on a sweep; `started_at` is ISO 8601."""
+    """Process that works, or has worked, on a sweep; `started_at` is ISO 8601."""
 
     pid: int
     host: str
@@ -31,15 +31,15 @@ class Holder:
 
 
 def lock_path(output: Path, sweep: str) -> Path:
-    """Where the lock of a sweep is: a hidden file among its results."""
+    """Path of a sweep's lock: a hidden file in the folder of results."""
     return output / f".sweep-{re.sub(r'[^A-Za-z0-9._-]+', '-', sweep)[:100]}.lock"
 
 
 @contextmanager
 def held(output: Path, sweep: str) -> Iterator[Holder | None]:
-    """Hold the lock meanwhile; yields who held it before and has ended, if anybody did.
+    """Hold the lock while the context lasts. Yields the earlier holder, which has ended; None if there was none.
 
-    Raises `UsageError` where another process holds it now, or its file cannot be opened.
+    Raises `UsageError` if another process holds the lock now, or if its file cannot be opened.
     """
     bundle.make_output(output)
     path = lock_path(output, sweep)
@@ -63,7 +63,7 @@ def held(output: Path, sweep: str) -> Iterator[Holder | None]:
 def _opened(path: Path) -> TextIO:
     """Open the lock file for reading and writing. Raises `UsageError` if it is forbidden or no plain file."""
     try:
-        # Not blocking: the open end of a pipe would be waited for.
+        # Not blocking: if the path is a pipe, opening it would wait for the other end.
         number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o666)
         is_file = stat.S_ISREG(os.fstat(number).st_mode)
         if not is_file:

@@ -1,6 +1,6 @@
-"""The file of `launch sweep`: read, checked and combined into the configurations of each place. Asks nobody.
+"""Reads and checks the file of `launch sweep`, and combines it into each place's configurations. Uses no network.
 
-What is wrong with it is a `UsageError` that names the file and the key, with the nearest right one.
+An error in the file is a `UsageError` that names the file and the key, with the nearest valid key.
 """
 
 import difflib
@@ -28,16 +28,16 @@ from workload.contract.program import plainly
 from workload.contract.spec import SCRIPTS_TOO, Option, Origin, RunSpec, options, resolve, why_not_of_a_script
 from workload.contract.text import counted
 
-# One run has no interval, and two have one that is 4 times as wide as that of three (Student t).
+# One run has no confidence interval, and that of two runs is 4 times as wide as that of three (Student t).
 USUAL_REPEATS = 3
-# More is a slip in a file, or weeks: at half a minute a run these take three days of one machine.
+# More runs are a typing error, or take weeks: at half a minute each, these take one machine three days.
 MANY_RUNS = 10_000
-# Part of names of jobs and of labels of a store.
+# Form of names, which become part of job names and of labels in a store.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 TOP = ("name", "repeats", "seed", "script", "defaults", "matrix", "exclude", "on")
 OWN_OF_PLACE = ("backend", "name", "machines")
-# Of a place: what it costs, how long it may take and where its results go changes nothing of what is measured there;
-# the image is in the key by its content.
+# Options of a place that change no measurement: cost, time limits and the location of results. The image enters the key
+# by its content.
 NOT_MEASURED = frozenset(
     {
         *("max_run_time_s", "rerun_preempted", "time_s", "queue_time_s", "at_a_time", "requeue"),
@@ -49,7 +49,7 @@ NOT_MEASURED = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class PlaceMatrix:
-    """A place with its configurations, in the order of the file; `origin`: who set their options."""
+    """Place with its configurations, in the order of the file; `origin`: source of each option's value."""
 
     place: Place
     configurations: tuple[Configuration, ...]
@@ -58,7 +58,7 @@ class PlaceMatrix:
 
 @dataclass(frozen=True, kw_only=True)
 class Matrix:
-    """A whole file; `warnings`: what is in it without an effect."""
+    """Content of a matrix file; `warnings`: entries without an effect."""
 
     name: str
     repeats: int
@@ -68,12 +68,12 @@ class Matrix:
 
     @property
     def runs(self) -> int:
-        """Of all places and blocks."""
+        """Number of runs of all places and blocks."""
         return self.repeats * sum(len(place.configurations) for place in self.places)
 
 
 def load(path: Path) -> Mapping[str, Any]:
-    """The content of a TOML file; `UsageError` for one that cannot be read."""
+    """Content of a TOML file. Raises `UsageError` if it cannot be read."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -93,7 +93,7 @@ def read(
     config_folder: Path | None,
     many: bool = False,
 ) -> Matrix:
-    """What a file asks for. `many`: more than `MANY_RUNS` are meant."""
+    """Matrix of a file's content. `many`: allow more than `MANY_RUNS` runs. Raises `UsageError` for any mistake."""
     return _Reader(table, file=file, environment=environment, config_folder=config_folder).read(many=many)
 
 
@@ -112,7 +112,7 @@ class _Reader:
         self._table, self._file = table, file
         self._environment, self._config_folder = environment, config_folder
         self._command: Command | None = None
-        # Repeats are blocks: they stand at the top.
+        # Repeats are blocks of the whole matrix, so their key is at the top of the file.
         self._options = {option.name: option for option in options() if option.name != "repeats"}
 
     def read(self, *, many: bool) -> Matrix:
@@ -136,7 +136,7 @@ class _Reader:
         warnings = tuple(f"{self._file}: an [[exclude]] matches nothing: {text}" for text in unused)
         return Matrix(name=name, repeats=repeats, seed=self._seed(), places=made, warnings=warnings)
 
-    # The top.
+    # Top level of the file.
 
     def _name(self) -> str:
         name = self._table.get("name", self._file.stem)
@@ -153,7 +153,7 @@ class _Reader:
         return seed
 
     def _repeats(self) -> int:
-        """The file's, else that of environment or rooflaunch.toml, else the usual one."""
+        """Repeats of the file, else of the environment or rooflaunch.toml, else `USUAL_REPEATS`."""
         if "repeats" in self._table:
             [option] = [option for option in options() if option.name == "repeats"]
             return int(self._parsed(option, self._table["repeats"], "", list_hint=False))
@@ -185,7 +185,7 @@ class _Reader:
         return flat
 
     def _axes(self) -> dict[str, tuple[Any, ...]]:
-        """The options and arguments that vary, each with its values."""
+        """Options and arguments that vary, each with its values."""
         section = self._flat(self._section("matrix"), "[matrix]")
         if not section:
             usual = "args.lr = [0.1, 0.01]" if self._command else 'model = ["resnet18"]'
@@ -259,7 +259,7 @@ class _Reader:
         return rules
 
     def _require_few(self, axes: Mapping[str, tuple[Any, ...]], repeats: int, places: int, *, many: bool) -> None:
-        """Before anything is combined: a slip can mean more combinations than fit into memory."""
+        """Raise `UsageError` for too many runs before combining: a typing error can mean more than fits into memory."""
         combinations = math.prod(map(len, axes.values()))
         runs = combinations * repeats * places
         if runs > MANY_RUNS and not many:
@@ -269,7 +269,7 @@ class _Reader:
                 hint="fewer values, or --yes if they are meant",
             )
 
-    # A place.
+    # Places.
 
     def _place(self, entry: Mapping[str, Any], number: int) -> Place:
         where = f"[[on]] {entry.get('name') or number}"
@@ -318,7 +318,7 @@ class _Reader:
         return machines
 
     def _instances(self, backend: str, kinds: Sequence[type], words: list[str], where: str) -> list[Any]:
-        """The dataclasses of `launch <backend>` from what its command line would make of these words."""
+        """Make the dataclasses of a backend's options by parsing these words as `launch <backend>` would."""
         try:
             command = command_of([parameter for kind in kinds for parameter in parameters_of(kind)])
             with command.make_context(where, [*words]) as context:
@@ -335,7 +335,7 @@ class _Reader:
         return made
 
     def _words(self, item: Any, key: str, value: object, where: str) -> Iterator[str]:
-        """What one would type for a key and its value."""
+        """Command-line words for a key of the file and its value."""
         flag = flag_of(item)
         if isinstance(value, bool):
             if value or item.default is not False:
@@ -344,7 +344,7 @@ class _Reader:
             for one in value:
                 yield from self._words(item, key, one, where)
         elif isinstance(value, str | int | float):
-            # `max_run_time_s` says its unit, `max_run_time` is text as it is typed.
+            # `max_run_time_s` has the unit in its name; `max_run_time` is text with a unit.
             unit = "s" if key == item.name and key.endswith("_s") and not isinstance(value, str) else ""
             yield f"{flag}={value}{unit}"
         else:
@@ -367,7 +367,7 @@ class _Reader:
         excludes: Sequence["_Exclude"],
         used: set[int],
     ) -> PlaceMatrix:
-        """The configurations of one place; which of the excludes were of use is added to `used`."""
+        """Configurations of one place; adds to `used` the numbers of the excludes that matched."""
         where = f"[[on]] {place.name}" if self._command else place.name
         own = self._run_options({key: value for key, value in entry.items() if key in self._options}, where)
         for name in own.keys() & axes.keys():
@@ -411,7 +411,7 @@ class _Reader:
     def _impossible(self, place: Place, values: Mapping[str, Any], error: UsageError) -> UsageError:
         return impossible(self._file, place, values, error)
 
-    # Parts of all.
+    # Helpers.
 
     def _section(self, name: str) -> Mapping[str, Any]:
         section = self._table.get(name, {})
@@ -471,7 +471,7 @@ class _Exclude:
     text: str
 
     def matches(self, combination: Mapping[str, Any], place: str) -> bool:
-        """Whether it takes this combination out."""
+        """Whether this rule leaves out a combination at a place."""
         here = not self.on or place in self.on
         return here and all(combination[name] in values for name, values in self.values.items())
 
@@ -480,12 +480,12 @@ _FLAG = re.compile(r"--([a-z][a-z-]*)(?: ([A-Za-z0-9][\w./:@-]*))?")
 
 
 def _key(flag: re.Match[str]) -> str:
-    """The key of an option, and what stood behind it."""
+    """Replacement of a command-line flag by its key in the file, with the text behind the flag."""
     return flag[1].replace("-", "_") + flag[0].partition(flag[1])[2].strip("'")
 
 
 def _as_keys(hint: str) -> str:
-    """Options of a command line as a file has them: `--gpu t4` is `gpu = "t4"`, and `--gpu` alone `gpu`."""
+    """Hint with options rewritten as keys of a file: `--gpu t4` becomes `gpu = "t4"`, and `--gpu` becomes `gpu`."""
 
     def line(flag: re.Match[str]) -> str:
         name, value = flag[1].replace("-", "_"), flag[2]
@@ -495,7 +495,7 @@ def _as_keys(hint: str) -> str:
 
 
 def impossible(file: Path, place: Place, values: Mapping[str, Any], error: UsageError) -> UsageError:
-    """The error for a combination that a place cannot run, with the entry that leaves it out."""
+    """Error for a combination that a place cannot run; the hint is the `[[exclude]]` that leaves it out."""
     rule = ", ".join(f"{name} = {_toml(value)}" for name, value in values.items())
     return UsageError(
         f"{file}: at [[on]] {place.name}, with {rule}: {error}",
@@ -504,10 +504,10 @@ def impossible(file: Path, place: Place, values: Mapping[str, Any], error: Usage
 
 
 def command_of(parameters: Sequence[Any]) -> Any:
-    """A command with these options and nothing else: what its words are checked by."""
+    """Typer command with these options and no action, to parse words with."""
 
     def command(**_: Any) -> None:
-        """Nothing: only its options are of use."""
+        """Do nothing: the command exists for its options."""
 
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
     app.command()(signed(command, parameters))
@@ -515,7 +515,7 @@ def command_of(parameters: Sequence[Any]) -> Any:
 
 
 def _kinds_of(backend: str) -> tuple[tuple[type, ...], bool]:
-    """The dataclasses of a backend's options, and whether it is one machine."""
+    """Dataclasses of a backend's options, and whether the backend is a single machine."""
     if backend == LOCAL:
         return (LocalOptions,), True
     module = importlib.import_module(f"{BACKENDS[backend]}.options")
@@ -528,12 +528,12 @@ def _keys(kind: type) -> dict[str, Any]:
 
 
 def _key_of(item: Any) -> str:
-    """As a file names it: the flag, with _ for -."""
+    """Key of a field in the file: its flag, with `_` for `-`."""
     return flag_of(item)[2:].replace("-", "_")
 
 
 def _changed(made: Any) -> dict[str, Any]:
-    """What differs from the defaults, as plain values."""
+    """Fields that differ from their defaults, as plain values."""
     values = {item.name: getattr(made, item.name) for item in fields(made) if getattr(made, item.name) != item.default}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 

@@ -1,4 +1,4 @@
-"""What came of a sweep: for each place how much is there, what failed with its cure, and what to type next."""
+"""Outcome of a sweep: the runs done at each place, what failed and its cure, and the commands to type next."""
 
 import re
 import shlex
@@ -18,15 +18,16 @@ from workload.contract.text import counted, duration, plain, unbroken, wrapped
 from workload.contract.until import BlocksInterval, Decision
 
 TEXT_COLUMN = 16
-# Runs that failed for one reason are named up to so many.
+# Most runs to name for each reason of failure.
 FEW = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlaceOutcome:
-    """One place. `done`: runs with an answer, those that are too large among them; `new`: seen by this process.
+    """Outcome of one place. `done`: runs with an answer, including those that are too large.
 
-    `decision`: of `--until`, with the interval of each configuration.
+    `new`: runs that ended during this process. `decision`: last decision of `--until`, with each configuration's
+    interval.
     """
 
     plan: PlacePlan
@@ -45,7 +46,7 @@ class PlaceOutcome:
 
     @property
     def not_begun(self) -> tuple[TaskRun, ...]:
-        """Runs without an answer that did not fail either."""
+        """Runs that have no answer and did not fail."""
         failed = {failure.run.run_key for failure in self.failures}
         return tuple(run for run in self.unanswered if run.run_key not in failed)
 
@@ -65,7 +66,7 @@ class SweepOutcome:
     why_not: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Plain values for JSON."""
         return {
             "name": self.name,
             "exit_code": self.exit_code,
@@ -75,7 +76,7 @@ class SweepOutcome:
         }
 
     def text(self, width: int | None = None) -> str:
-        """For a person: how much is there, why the rest is not, and what to type next."""
+        """Text for a person: how many runs are done, why the rest are not, and what to type next."""
         rows = [row for place in self.places for row in _rows(place, self.why_not)]
         rows.append(("took", duration(self.seconds)))
         if any(place.done for place in self.places):
@@ -93,7 +94,11 @@ def outcome_of(
     was_interrupted: bool,
     seconds: float,
 ) -> SweepOutcome:
-    """With its exit code: 130 interrupted, 0 all there, 6 some failed; where nothing is there at all, that of why."""
+    """Make the outcome with its exit code.
+
+    130 (interrupted); 0 (every run has an answer); else 6 (runs failed), or the failures' own code if no run has an
+    answer and all failures have the same code.
+    """
     missing = any(place.unanswered for place in places)
     codes = {failure.code for place in places for failure in place.failures}
     is_any_there = any(place.done for place in places)
@@ -127,7 +132,7 @@ def _rows(place: PlaceOutcome, why_not: str) -> Iterator[tuple[str, str]]:
 
 
 def _interval(one: BlocksInterval) -> str:
-    """A figure with its interval, which covers it in 95 % although one stopped by looking."""
+    """Figure with its 95 % interval, which stays valid although blocks were added until it was narrow."""
     if one.value is None or one.low is None or one.high is None or one.half_width is None:
         return one.reason or "no interval"
     low, high = plain(one.low, 4), plain(one.high, 4)
@@ -135,7 +140,7 @@ def _interval(one: BlocksInterval) -> str:
 
 
 def _by_cause(failures: Sequence[Failure]) -> dict[str, list[Failure]]:
-    """By why they failed; the names of their machines make no difference."""
+    """Failures grouped by reason, ignoring the machines' names in it."""
     causes: dict[str, list[Failure]] = {}
     for failure in failures:
         causes.setdefault(re.sub(f"'?{NAME.pattern}'?", "a machine", failure.why), []).append(failure)

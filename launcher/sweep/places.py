@@ -1,7 +1,7 @@
-"""What a sweep is made of, as values: places, each with the tasks of its machines. Standard library only.
+"""Data of a sweep: places, each with the tasks of its machines. Standard library only.
 
-A repeat is a block, and a block runs on one machine: every configuration once, in a random order, which every second
-block has in reverse.
+A repeat is a block. A block runs on one machine and has every configuration once, in a random order; every second block
+reverses the order of the block before it.
 """
 
 from collections.abc import Collection, Mapping
@@ -12,7 +12,7 @@ from workload.contract.spec import Origin, RunSpec
 from workload.contract.task import Task, TaskRun
 
 LOCAL = "local"
-# What an argument of a script begins with, as an axis of a matrix.
+# Prefix of a script's argument as an axis of a matrix.
 ARGUMENT = "args."
 
 
@@ -23,13 +23,13 @@ def as_text(value: Any) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """One `[[on]]` of a matrix. `backend`: local, or one of `launcher.backends.BACKENDS`.
+    """Entry `[[on]]` of a matrix. `backend`: local, or one of `launcher.backends.BACKENDS`.
 
     `options` and `where` are the dataclasses of `launch <backend>`, as `Backend.settings` and `Backend.plan` take them;
-    here `launcher.machine.options.LocalOptions` and None. `asked`: plain values of the entry that say what is measured,
-    by the names of the file; they are part of every run's key. `machines`: how many share the blocks, 0 for a machine
-    of its own for every block. `script`: of somebody's own script what the place was asked for, and once its folder was
-    looked at a `launcher.sweep.script.PlacedScript`; None for our trainer.
+    for this machine they are `launcher.machine.options.LocalOptions` and None. `asked`: plain values of the entry that
+    affect the measurement, by their names in the file; they are part of every run's key. `machines`: number of machines
+    that share the blocks, 0 for one machine per block. `script`: None for our trainer; for a user's script the options
+    of the place, replaced by a `launcher.sweep.script.PlacedScript` once its folder was read.
     """
 
     name: str
@@ -41,20 +41,20 @@ class Place:
     script: Any = None
 
     def machine_of(self, block: int) -> int:
-        """The number of the machine, from 1, that a block runs on; more blocks change nothing for earlier ones."""
+        """Number of the machine, from 1, that runs a block; adding blocks changes nothing for earlier ones."""
         return (block - 1) % self.machines + 1 if self.machines else block
 
 
 @dataclass(frozen=True, kw_only=True)
 class Configuration:
-    """One of a matrix. `values`: what the matrix says of it, the same at every place; `spec`: as this place runs it."""
+    """Configuration of a matrix. `values`: from the matrix, equal at every place; `spec`: run options at this place."""
 
     values: Mapping[str, Any]
     spec: RunSpec
 
     @property
     def text(self) -> str:
-        """Words for messages: `resnet50, batch_size 64`; an argument of a script under its own name, `lr 0.1`."""
+        """Text for messages: `resnet50, batch_size 64`; an argument of a script has its own name: `lr 0.1`."""
         words = (
             f"{value}" if name == "model" else f"{name.removeprefix(ARGUMENT)} {as_text(value)}"
             for name, value in self.values.items()
@@ -64,10 +64,10 @@ class Configuration:
 
 @dataclass(frozen=True, kw_only=True)
 class PlacePlan:
-    """A place with all that is asked of it, a task per machine; `done`: the keys of runs that need not run again.
+    """Place with all its runs, one task per machine; `done`: keys of runs that need not run again.
 
-    `configurations`, `origin` (who set an option of them) and `code` (what identifies the code or image) are what the
-    tasks were made of, so that further blocks can be added (`launcher.sweep.blocks`).
+    `configurations`, `origin` (source of each option's value) and `code` (identity of the code or image) are the values
+    that the tasks were made of, so that further blocks can be added (`launcher.sweep.blocks`).
     """
 
     place: Place
@@ -79,23 +79,23 @@ class PlacePlan:
 
     @property
     def runs(self) -> tuple[TaskRun, ...]:
-        """Of all tasks, done or not."""
+        """Runs of all tasks, done or not."""
         return tuple(run for task in self.tasks for run in task.runs)
 
     @property
     def missing(self) -> tuple[Task, ...]:
-        """The tasks without the runs that are done; a task that is done whole is left out."""
+        """Tasks with only the runs that are not done; tasks without such runs are left out."""
         return self.without(self.done)
 
     def without(self, keys: Collection[str]) -> tuple[Task, ...]:
-        """The tasks without these runs."""
+        """Tasks without the runs of these keys; empty tasks are left out."""
         left = (replace(task, runs=tuple(run for run in task.runs if run.run_key not in keys)) for task in self.tasks)
         return tuple(task for task in left if task.runs)
 
     def too_large(self, out_of_memory: Collection[str]) -> dict[str, RunSpec]:
-        """The runs whose configuration ran out of memory here at a smaller batch, by key, each with that smaller one.
+        """Runs whose configuration ran out of memory here at a smaller batch: by key, the spec with the smaller batch.
 
-        `out_of_memory`: keys of runs that did. Runs that are among them are no part of the answer.
+        `out_of_memory`: keys of runs that ran out of memory. These runs themselves are not in the result.
         """
         if not out_of_memory:
             return {}
@@ -119,7 +119,7 @@ class PlacePlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """A matrix at its places. `seed`: of the order of each block."""
+    """Matrix at its places. `seed`: determines the order of runs in each block."""
 
     name: str
     repeats: int

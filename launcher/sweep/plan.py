@@ -1,7 +1,7 @@
-"""The plan of a sweep, before anything runs: what is asked for, what is there, how long it takes and what it costs.
+"""Plan of a sweep before anything runs: its runs, those that are done, the expected time and the cost.
 
-Nobody is asked: prices are those that were kept or those of a table, times are those of earlier runs in the folder of
-results, and where neither is known the plan says so.
+No network is used: prices come from a cache or a table, times from earlier runs in the folder of results. Where neither
+is known, the plan says so.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,20 +25,20 @@ from workload.contract.text import counted, dollars, duration, minutes, wrapped
 
 SECONDS_PER_H = 3600
 TEXT_COLUMN = 12
-# Configurations that a line names.
+# Most configurations to name in a line.
 FEW = 4
 BackendOf = Callable[[str], Backend]
-# In place of the digits that a launch gets when it is sent.
+# Stands in a plan for the random digits that a launch gets when it is submitted.
 NO_TOKEN = "000000"  # noqa: S105 - a part of a name
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlaceForecast:
-    """What a place is expected to take. None: unknown.
+    """Expected time and cost of a place. None: unknown.
 
-    `seconds`: until its last machine is done, `usd` and `most_usd` of all its `machines`, of those that have something
-    to do; `measured`: how many of the runs to do have a configuration whose time was measured before; `is_paid`: by the
-    hour. `too_large`: runs left out, as a smaller batch ran out of memory.
+    `seconds`: until its last machine has ended. `machines`: machines that have runs to do; `usd` and `most_usd` are the
+    sum of their expected and highest costs. `measured`: runs to do whose configuration has a known time. `is_paid`: the
+    place has a price per hour. `too_large`: runs left out because a smaller batch ran out of memory.
     """
 
     plan: PlacePlan
@@ -54,16 +54,17 @@ class PlaceForecast:
 
     @property
     def missing(self) -> int:
-        """Runs that are to be started."""
+        """Number of runs to start."""
         return sum(len(task.runs) for task in self.plan.missing) - self.too_large
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweepPlan:
-    """A sweep as it will be done.
+    """Plan of a whole sweep.
 
-    `unmeasured`: configurations without any run, where others have some; `others`: runs of the sweep of this name that
-    it does not ask for (any more), by configuration. `damaged`: why a bundle of its runs does not count, by run_id.
+    `unmeasured`: configurations without a run, if others have runs. `others`: number of runs in the folder that belong
+    to this sweep's name but not to its matrix (any more), by configuration. `damaged`: why a bundle does not count, by
+    run_id.
     """
 
     sweep: Sweep
@@ -76,22 +77,22 @@ class SweepPlan:
 
     @property
     def missing(self) -> int:
-        """Runs that are to be started."""
+        """Number of runs to start."""
         return sum(place.missing for place in self.places)
 
     @property
     def usd(self) -> float | None:
-        """Expected, of all places; None where one that is paid for is unknown."""
+        """Expected cost of all places; None if the cost of a paid place is unknown."""
         return _sum([place.usd for place in self.places if place.is_paid])
 
     @property
     def most_usd(self) -> float | None:
-        """Where every machine runs into its time limit."""
+        """Highest cost: every machine runs into its time limit. None if unknown for a paid place."""
         return _sum([place.most_usd for place in self.places if place.is_paid])
 
     @property
     def seconds(self) -> float | None:
-        """Places run side by side, but for those of this machine."""
+        """Expected time: places run side by side, except that those of this machine run in turn. None if unknown."""
         known = [place.seconds for place in self.places if place.missing]
         here = [place.seconds for place in self.places if place.missing and place.plan.place.backend == LOCAL]
         if None in known:
@@ -118,7 +119,7 @@ class SweepPlan:
         }
 
     def text(self, width: int | None = None) -> str:
-        """What a user reads before anything starts."""
+        """Plan as text for the user, printed before anything starts."""
         return "\n".join(wrapped(text, width, indent=TEXT_COLUMN, first=label) for label, text in self._rows() if text)
 
     def _rows(self) -> Iterator[tuple[str, str]]:
@@ -182,10 +183,10 @@ def make_plan(
     as_many_blocks: bool = False,
     file: Path,
 ) -> SweepPlan:
-    """From a matrix and what is there to the plan. `backend`: from its name to the `Backend`.
+    """Make the plan from a matrix and the runs that exist. `backend`: gives the `Backend` of a name.
 
-    `only`: places by name, of all; `fresh`: digits that make every key another one, so that everything is measured
-    again; `as_many_blocks`: at least those that are there, which `--until` may have added.
+    `only`: names of places; empty: all. `fresh`: digits that change every key, so that everything is measured again.
+    `as_many_blocks`: plan at least the blocks that exist, as `--until` may have added some.
     """
     every = [_planned(place, matrix, fresh) for place in matrix.places]
     if as_many_blocks:
@@ -208,7 +209,7 @@ def make_plan(
 
 
 def require_affordable(plan: SweepPlan, most_usd: float | None) -> None:
-    """Raise `UsageError` where a sweep is expected to cost more than `--max-cost`."""
+    """Raise `UsageError` if a sweep is expected to cost more than `--max-cost`."""
     if most_usd is None or plan.usd is None or plan.usd <= most_usd:
         return
     raise UsageError(
@@ -218,7 +219,7 @@ def require_affordable(plan: SweepPlan, most_usd: float | None) -> None:
 
 
 def blocks_there(plan: PlacePlan, there: There) -> int:
-    """The last block of a place that has a run, counted from those that it asks for on without a gap."""
+    """Number of the last block with a run, counting on from the planned blocks without a gap."""
     last = max(run.block for run in plan.runs)
     while any(key in there.by_key for key in _keys_of_block(plan, last + 1)):
         last += 1
@@ -231,7 +232,7 @@ def _keys_of_block(plan: PlacePlan, block: int) -> list[str]:
 
 
 def _keys_of_more_blocks(plan: PlacePlan, there: There) -> frozenset[str]:
-    """Of runs that are there in blocks beyond those that are asked for."""
+    """Keys of existing runs in blocks beyond the planned ones."""
     first = max(run.block for run in plan.runs) + 1
     blocks = range(first, blocks_there(plan, there) + 1)
     return frozenset(key for block in blocks for key in _keys_of_block(plan, block) if key in there.by_key)
@@ -251,7 +252,7 @@ def _planned(place: PlaceMatrix, matrix: Matrix, fresh: str) -> PlacePlan:
 
 
 def _unmeasured(plan: PlacePlan) -> list[str]:
-    """Configurations without a run, where others have one in every block that is begun."""
+    """Configurations without a run that is done, at a place where other configurations have such runs."""
     if not plan.done:
         return []
     specs = {run.spec for run in plan.runs if run.run_key in plan.done}
@@ -281,7 +282,7 @@ def _notes(plans: Sequence[PlacePlan], more: frozenset[str], *, offline: bool, f
     return tuple(notes)
 
 
-# A place.
+# Forecast of a place.
 
 
 def _forecast(
@@ -313,7 +314,7 @@ def _forecast(
 
 
 def _draft(plan: PlacePlan, task: Task, backend: Backend, now: datetime, file: Path, *, offline: bool) -> Any:
-    """The backend's own plan of one machine. `UsageError` names the entry, or the combination that it cannot run."""
+    """The backend's plan of one machine. `UsageError` names the `[[on]]` entry, or the combination that cannot run."""
     place = plan.place
     settings = None
 
@@ -345,7 +346,10 @@ def _wrong_place(file: Path, place: Place, error: UsageError) -> UsageError:
 
 
 def _machine_s(task: Task, estimate: Estimate, known: Mapping[RunSpec, float]) -> float | None:
-    """How long a machine is had for a task: its runs as they were measured, else as the backend assumes, at most."""
+    """Expected seconds of a machine for a task, at most its limit; None if unknown.
+
+    A run takes as long as an earlier run of its configuration, else as long as the backend assumes.
+    """
     assumed = None if estimate.run_s is None else estimate.run_s / len(task.runs)
     runs = [known.get(run.spec, assumed) for run in task.runs]
     if None in runs:
@@ -361,7 +365,7 @@ def _usd(seconds: float | None, estimate: Estimate) -> float | None:
 
 
 def _limit_notes(seconds: Sequence[float | None], estimates: Sequence[Estimate]) -> Iterator[str]:
-    """A task that does not fit into its machine's time is finished by another machine, which boots again."""
+    """Note if a task may not fit into its machine's time limit; another machine then does the rest."""
     limited = [
         estimate.limit_s
         for value, estimate in zip(seconds, estimates, strict=True)
@@ -387,7 +391,7 @@ def _sum(values: Sequence[float | None]) -> float | None:
     return None if None in values else sum(value for value in values if value is not None)
 
 
-# As text.
+# Text and JSON.
 
 
 def _place_text(forecast: PlaceForecast) -> str:

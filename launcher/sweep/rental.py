@@ -1,4 +1,4 @@
-"""One launch of a sweep, and what its driver knows of it."""
+"""Launch of a sweep, with all that is known of it."""
 
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -13,9 +13,9 @@ from workload.storage.names import why_unsafe
 
 @dataclass(kw_only=True)
 class Rental:
-    """One launch and what is known of it. `is_ours`: this process has submitted it; `gone_looks`: without its machine.
+    """Launch and its state. `is_ours`: submitted by this process; `gone_looks`: polls that found its machine gone.
 
-    `is_over`: nothing runs and nothing costs any more; `is_settled`: what became of its runs has been looked at.
+    `is_over`: nothing runs or costs any more; `is_settled`: the outcome of its runs has been handled.
     """
 
     task: Task
@@ -33,7 +33,7 @@ class Rental:
     ended_s: float | None = None
     why: str = ""
     bringing: list[Future[None]] = field(default_factory=list)
-    # Bundles that are here, on their way, or given up.
+    # Bundles that are fetched, being fetched, or given up.
     brought: set[str] = field(default_factory=set)
     is_over: bool = False
     is_settled: bool = False
@@ -45,6 +45,6 @@ class Rental:
 
     @property
     def named_runs(self) -> list[str]:
-        """The bundles that its machine says it has uploaded, by id."""
+        """Ids of the bundles that the machine has reported as uploaded."""
         source = self.result or self.heartbeat
         return [run_id for run_id in (source.runs if source else ()) if not why_unsafe(run_id) and "/" not in run_id]

@@ -1,8 +1,8 @@
-"""A place of a sweep whose machines are rented: a launch for each task, and one loop that looks at all of them.
+"""Place of a sweep with rented machines: one launch for each task, and one loop that polls all of them.
 
-What was asked for and what came of it lies in the store, so that this process may end at any moment: the next one
-adopts the launches that still run, brings home what is sealed and asks for what is missing. Every look asks for all
-machines at once, then for all records at once: a machine ends itself after its result is there.
+Requests and results are in the store, so that this process may end at any moment: the next one adopts the launches that
+still run, fetches the sealed bundles and requests what is missing. Each poll asks for all machines first, then for all
+records, because a machine ends itself only after it has written its result.
 """
 
 import secrets
@@ -41,18 +41,18 @@ from workload.contract.spec import Resolved
 from workload.contract.task import Task, TaskRun
 from workload.contract.text import counted
 
-# Launches in a row that brought no run of their task to its end: then something else is wrong than bad luck.
+# Give up a task after this many launches in a row that completed none of its runs.
 MOST_IN_VAIN = 3
-# Requests to a cloud or a store that wait for an answer at a time.
+# Concurrent requests to a cloud or a store.
 AT_A_TIME = 16
-# A machine that no list has any more has left its last records by the look after.
+# Polls without a vanished machine after which it is given up: its last records may arrive after the first such poll.
 LOOKS_AFTER_GONE = 2
-# Of the draft of a task what the prepared plan takes over.
+# Fields of a request that differ between tasks: a task's draft overrides them in the prepared plan.
 OWN = ("name", "launched_at", "spec", "spec_origin", "task", "limit_s")
 
 
 class RentedPlace:
-    """The machines of one place. `was_killed`: an earlier process of this sweep in this folder has ended."""
+    """Machines of one place. `was_killed`: an earlier process worked on this sweep in this folder, and has ended."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class RentedPlace:
         self._control, self._board, self._budget, self._was_killed = control, board, budget, was_killed
         self._sleep, self._is_busy_elsewhere = sleep or control.wait, is_busy_elsewhere
         self.place = work.plan.place
-        # A submission may take minutes, and bundles are large: neither keeps a look waiting.
+        # Separate threads, because submissions may take minutes and bundles are large: neither may delay a poll.
         self._readers, self._submitters, self._bringers = Workers(AT_A_TIME), Workers(AT_A_TIME), Workers(AT_A_TIME)
         self._launches: list[Rental] = []
         self._waiting: list[Task] = []
@@ -82,34 +82,37 @@ class RentedPlace:
         self._failing = 0
         self._last_launch_s = 0.0
         self._noun = "machine"
-        # The last refusal for want of capacity, and whether a machine has ended since.
+        # The last refusal for lack of capacity, and whether a machine has ended since.
         self._refusal: NoCapacityError | None = None
         self._freed = False
 
     @property
     def usd(self) -> float | None:
-        """What all machines have cost so far; None where nobody knows a price."""
+        """Cost of all machines so far, in USD; None if no cost is known."""
         known = [launch.usd for launch in self._launches if launch.usd is not None]
         return sum(known) if known else None
 
     @property
     def _here(self) -> Session:
-        """Where machines and records are, once the place is connected."""
+        """Session with the place's machines and store; usable once the place is connected."""
         assert self._session is not None
         return self._session
 
     @property
     def is_busy(self) -> bool:
-        """Whether a machine of it is there or asked for."""
+        """Whether the place has a machine, or has requested one."""
         return bool(self._under_way())
 
     @property
     def calls(self) -> dict[str, int]:
-        """How often the place was asked what."""
+        """Number of requests to the place, by kind."""
         return dict(self._here.machines.calls) if self._session else {}
 
     def run(self) -> None:
-        """Until every run has an answer or cannot get one, or nobody waits; errors of the place end it alone."""
+        """Run until every run has an answer or cannot get one, or the user leaves.
+
+        An error of the place ends this place alone.
+        """
         try:
             self._connect()
             self._take_stock()
@@ -133,7 +136,7 @@ class RentedPlace:
                 workers.close()
 
     def _work_off(self) -> None:
-        """Launch what waits and look until nothing is under way."""
+        """Submit the waiting tasks and poll until no launch is under way."""
         while not self._control.wish >= Wish.LEAVE:
             self._start_waiting()
             self._collect_submitted()
@@ -172,7 +175,7 @@ class RentedPlace:
         self._homecoming = Homecoming(self._work, store, self._output, self._board, self._bringers)
 
     def _take_stock(self) -> None:
-        """Bring home what is sealed, and adopt the launches of this sweep that have not ended."""
+        """Fetch the sealed bundles, and adopt the launches of this sweep that have not ended."""
         self._show("asks what there is")
         cleanup.erase_variables(self._here.store, self._here.machines)
         self._homecoming.bring_sealed()
@@ -188,20 +191,20 @@ class RentedPlace:
         for launch in ours:
             state = launch.judged.state if launch.judged else None
             if state is LaunchState.REQUESTED and launch.machine is None and self._was_killed:
-                # Whoever asked for it has ended: what it asked for is asked for again, under the same name.
+                # The submitting process died: submit again under the same name.
                 self._submit_again(launch)
             elif not launch.is_over:
                 self._board.say(self.place.name, f"'{launch.name}' still runs, from an earlier start: it is followed")
 
     def _unfinished(self) -> list[str]:
-        """The names of launches in the store that have no result."""
+        """Names of launches in the store that have no result."""
         parts = [stored.name.removeprefix(LAUNCHES).split("/") for stored in self._here.store.objects(LAUNCHES)]
         have = {(part[0], part[1]) for part in parts if len(part) == 2}  # noqa: PLR2004 - a launch, and its record
         names = sorted({name for name, record in have if record == "request.json"})
         return [name for name in names if (name, "result.json") not in have]
 
     def _read_request(self, name: str) -> Rental | None:
-        """The launch of that name, where it is of this sweep and has runs of this place."""
+        """Launch of that name; None unless it belongs to this sweep and has runs of this place."""
         request = launches.read(self._here.store, request_object(name), Request.from_bytes, [])
         if request is None or request.name != name or request.task.get("job") != self._sweep:
             return None
@@ -219,7 +222,7 @@ class RentedPlace:
     # Launching.
 
     def _may_start(self) -> bool:
-        """Whether tasks that wait are submitted now: after a refusal for want of capacity once a machine has ended."""
+        """Whether to submit the waiting tasks now; after a refusal for lack of capacity, once a machine has ended."""
         if self._control.why_not:
             self._waiting = []
         if self._waiting and self._refusal is not None:
@@ -232,7 +235,7 @@ class RentedPlace:
         return bool(self._waiting)
 
     def _start_waiting(self) -> None:
-        """Submit every task that waits, if it may."""
+        """Submit all waiting tasks if `_may_start`."""
         if not self._may_start():
             return
         tasks, self._waiting = self._waiting, []
@@ -253,7 +256,10 @@ class RentedPlace:
         self._last_launch_s = self._here.now_s()
 
     def _planned(self, task: Task) -> "tuple[Rental, Plan] | None":
-        """A launch for a task; the first one has ready what the machines need. None where it cannot be, with a line."""
+        """Plan a launch for a task and reserve its cost; the first plan prepares the place.
+
+        None, with a message, if the task cannot be planned; None if no run is left.
+        """
         task = replace(task, runs=self._work.left(task.runs))
         if not task.runs:
             return None
@@ -293,14 +299,14 @@ class RentedPlace:
         return self._prepared.renamed(replace(self._prepared.request, **own_fields))
 
     def _submit(self, launch: Rental, plan: Plan) -> None:
-        """In a thread of its own. Raises what keeps the machine from coming to be."""
+        """Record a launch and submit it, in a thread of its own. Raises if the machine cannot be created."""
         self._launcher.record(plan)
         submitted = self._launcher.submit(plan)
         launch.machine = submitted.machines[0]
         launch.zones = (launch.machine.zone,)
 
     def _submit_together(self, started: "list[tuple[Rental, Plan]]", together: Callable[..., Any]) -> None:
-        """As above for a place that takes many at once; each launch has its record first."""
+        """Record all launches, then submit them together, at a place that takes many at once."""
         for _, plan in started:
             self._launcher.record(plan)
         try:
@@ -332,7 +338,10 @@ class RentedPlace:
         launch.zones = (launch.machine.zone,)
 
     def _collect_submitted(self) -> None:
-        """What came of the submissions that have ended."""
+        """Handle the ended submissions.
+
+        After a refusal for lack of capacity, the task waits; after any other error, its runs count as failed.
+        """
         for launch in self._launches:
             future = launch.submitting
             if future is None or not future.done():
@@ -359,10 +368,10 @@ class RentedPlace:
         if runs:
             self._board.say(self.place.name, f"{runs_text(runs)} left out: {why}")
 
-    # Looking.
+    # Polling.
 
     def _look(self) -> None:
-        """At all machines, then at all records; what cannot be asked now is asked again."""
+        """Poll all machines, then all records. If the place does not answer, the next poll tries again."""
         watched = [launch for launch in self._under_way() if launch.submitting is None]
         if not watched:
             return
@@ -385,7 +394,7 @@ class RentedPlace:
             self._failing = 0
 
     def _read_records(self, watched: Sequence[Rental]) -> None:
-        """One list of the launches' objects; those that are new are read."""
+        """Read the new or changed records of these launches, after one listing of the store."""
         start = _common_start([launch.name for launch in watched])
         versions = {stored.name: stored.version for stored in self._here.store.objects(f"{LAUNCHES}{start}")}
         reading = []
@@ -402,7 +411,7 @@ class RentedPlace:
             future.result()
 
     def _read(self, launch: Rental, new: Mapping[str, str]) -> None:
-        """The records of these versions; a heartbeat says nothing more once there is a result."""
+        """Read these versions of the records; a heartbeat is of no interest once there is a result."""
         problems: list[str] = []
         store = self._here.store
         if result_object(launch.name) in new:
@@ -448,7 +457,7 @@ class RentedPlace:
             self._budget.spent(launch.name, launch.usd)
 
     def _lost(self, launch: Rental, now_s: float, *, preempted: bool) -> None:
-        """Its machine is gone and has left no result; the store gets one, for whoever asks."""
+        """Handle a machine that is gone without a result: write a result into the store, for other readers."""
         assert launch.judged is not None
         usual = "the cloud took it back" if preempted else f"the {self._noun} is gone and left no result"
         launch.why = usual if launch.judged.state is LaunchState.REQUESTED else launch.judged.why or usual
@@ -469,7 +478,7 @@ class RentedPlace:
         )
 
     def _must_be_ended(self, launch: Rental, now_s: float) -> bool:
-        """Whether its machine is there and should not be: silent, past its limit, or long after its result."""
+        """Whether the machine still exists and should not: silent, past its limit, or long after its result."""
         if launch.machine is None or launch.gone_looks:
             return False
         if launch.result is not None:
@@ -485,11 +494,11 @@ class RentedPlace:
             if launch.result is None:
                 launch.why = launch.judged.why if launch.judged else ""
                 self._here.note(f"'{launch.name}': {launch.why}; it is removed")
-        # The next looks find them gone, and whether the last moment has left a result.
+        # The next polls find the machines gone, and a result if there is one.
         self._here.machines.stop(machines)
 
     def _give_up_past_limits(self, watched: Sequence[Rental], error: ToolError) -> None:
-        """Nobody answers, and the place itself must have ended these: what they left is not known."""
+        """Give up launches past their time limit if the place does not answer: their results stay unknown."""
         now_s = self._here.now_s()
         for launch in watched:
             begun_s = epoch_s(launch.request.launched_at) or now_s
@@ -497,12 +506,12 @@ class RentedPlace:
                 launch.is_over = launch.is_settled = True
                 self._fail([launch.task], str(error), f"launch status {launch.name}", error.exit_code)
 
-    # What came of it.
+    # Missing runs.
 
     def _settle(self, ended: Sequence[Rental]) -> None:
-        """Of launches that have ended and whose bundles are here: what is missing is asked for again."""
+        """Handle ended launches whose bundles are fetched: request another machine for their missing runs."""
         ready = [launch for launch in ended if self._homecoming.is_home(launch)]
-        # A machine may have sealed a bundle after its last sign.
+        # A machine may have sealed a bundle after its last heartbeat.
         if any(launch.result is None and self._work.left(launch.task.runs) for launch in ready):
             lost = [launch for launch in ready if launch.result is None]
             self._homecoming.bring_sealed({run.run_key for launch in lost for run in launch.task.runs})
@@ -513,7 +522,10 @@ class RentedPlace:
                 self._again(launch, left)
 
     def _again(self, launch: Rental, left: tuple[TaskRun, ...]) -> None:
-        """Another machine for the runs that this one left, unless the task has had enough of them in vain."""
+        """Queue the runs that a launch left for another machine.
+
+        They fail instead after a usage error, or if `MOST_IN_VAIN` machines in a row completed none of them.
+        """
         result, number = launch.result, launch.task.number
         why = launch.why or (result.error if result else "") or "it ended before"
         made_progress = len(left) < len(launch.task.runs)
@@ -534,7 +546,7 @@ class RentedPlace:
     # The end.
 
     def _stop_all(self) -> None:
-        """End every machine, and say in the store who did it."""
+        """End every machine, and write into the store that the user ended it."""
         for launch in self._under_way():
             if launch.submitting is not None and launch.submitting.exception() is not None:
                 launch.is_over = True
@@ -551,7 +563,7 @@ class RentedPlace:
         cleanup.require_gone(removed)
 
     def _leave_none(self) -> None:
-        """After an error: machines that run go on by themselves, and say so."""
+        """After an error, tell which machines still run."""
         running = [launch.name for launch in self._under_way() if launch.machine is not None]
         if running:
             self._board.say(self.place.name, f"still running: {', '.join(running)}; the same command follows them")
@@ -576,7 +588,7 @@ class RentedPlace:
         )
 
     def _left_s(self, running: Sequence[Rental]) -> float | None:
-        """By how fast runs ended here so far; None before the first."""
+        """Estimate the seconds left from the rate of ended runs; None before the first, or if nothing runs."""
         left = len(self._work.runs) - self._work.done - len(self._work.failures)
         if not left or not self._work.new_runs or not running:
             return None
@@ -585,6 +597,6 @@ class RentedPlace:
 
 
 def _common_start(names: Sequence[str]) -> str:
-    """What all of them begin with: one list of the store then has no others, or few."""
+    """Longest common prefix of the names, so that listing the store returns few other launches."""
     first, last = min(names), max(names)
     return first[: next((at for at, letter in enumerate(first) if last[at : at + 1] != letter), len(first))]

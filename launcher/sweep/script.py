@@ -1,6 +1,6 @@
-"""Script of a matrix at each place: run from its folder here, or sent elsewhere.
+"""Script of a matrix at each place: runs in its folder on this machine, in a copy of the folder elsewhere.
 
-The hash of its files enters run keys.
+The hash of the script's files enters the run keys.
 """
 
 import hashlib
@@ -22,15 +22,15 @@ from workload.contract.errors import UsageError
 from workload.contract.text import counted, si
 
 EXAMPLE = "launch sweep matrix.toml, from the folder of its script"
-# What a project says of itself changes nothing of what a script does.
+# Documentation files do not change what a script does.
 NOTES = (".md", ".rst")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlacedScript:
-    """A script at a place: `workplace` on this machine, `parcel` on others. `code`: hash of the files that it may run.
+    """Script at a place: `workplace` on this machine, `parcel` on others. `code`: hash of the files that it may run.
 
-    `options`: what the place was asked for, `HereOptions` or `ThereOptions`; `text`: a line for the plan.
+    `options`: the place's `HereOptions` or `ThereOptions`; `text`: a line for the plan.
     """
 
     options: Any
@@ -41,7 +41,7 @@ class PlacedScript:
 
 
 def placed(matrix: Matrix, *, file: Path, folder: Path, environment: Mapping[str, str]) -> Matrix:
-    """The matrix with its script at every place; `UsageError` where a place cannot have it."""
+    """Matrix with its script at every place. Raises `UsageError` if a place cannot run the script."""
     places = []
     for one in matrix.places:
         at = _here if isinstance(one.place.script, HereOptions) else _elsewhere
@@ -53,7 +53,7 @@ def placed(matrix: Matrix, *, file: Path, folder: Path, environment: Mapping[str
 
 
 def _here(one: PlaceMatrix, file: Path, folder: Path, environment: Mapping[str, str]) -> PlaceMatrix:
-    """On this machine the script runs in the folder that the user is in."""
+    """Place on this machine with the script, which runs in the user's current folder."""
     options: HereOptions = one.place.script
     commands = [configuration.spec.script for configuration in one.configurations]
     workplace = Workplace(folder=folder)
@@ -69,7 +69,7 @@ def _here(one: PlaceMatrix, file: Path, folder: Path, environment: Mapping[str, 
 
 
 def _elsewhere(one: PlaceMatrix, file: Path, folder: Path, environment: Mapping[str, str]) -> PlaceMatrix:
-    """On other machines the script runs in a copy of that folder; its words mean there what they mean here."""
+    """Place on other machines with the script, which runs in a copy of the current folder, by relative paths."""
     options: ThereOptions = one.place.script
     backend = one.place.backend
     is_fresh: bool = importlib.import_module(f"{BACKENDS[backend]}.options").COMMAND.is_fresh
@@ -95,7 +95,7 @@ def _elsewhere(one: PlaceMatrix, file: Path, folder: Path, environment: Mapping[
 
 
 def _files_here(folder: Path, commands: Iterable[Sequence[str]]) -> list[str]:
-    """Files that a script may read as its code and settings: those that git tracks, and every other Python file."""
+    """Files that a script may read as code or settings: all files that git tracks, and every other Python file."""
     tracked = parcel.names_in_git(folder)
     if tracked is None:
         names = {path.relative_to(folder).as_posix() for path in folder.rglob("*.py") if path.is_file()}
@@ -107,7 +107,7 @@ def _files_here(folder: Path, commands: Iterable[Sequence[str]]) -> list[str]:
 
 
 def _digest(folder: Path, names: Iterable[str], matrix: Path, requirements: bytes) -> str:
-    """Hash of the files by name and content, but for notes and the matrix itself, and of the further packages."""
+    """Hash of the files' names and contents, without notes and the matrix itself, and of the further packages."""
 
     def rows() -> Iterator[str]:
         for name in sorted(names):

@@ -1,4 +1,4 @@
-"""`launch sweep` once its options are known: the plan of what is asked for, and its start."""
+"""Plan and start of `launch sweep`, once its options are parsed."""
 
 import math
 import os
@@ -22,7 +22,7 @@ from workload.contract.errors import UsageError
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """The options of the command."""
+    """Options of the command."""
 
     file: Path
     output: Path
@@ -34,7 +34,7 @@ class Asked:
 
 
 def until_of(until: str | None, until_ratio: str | None, baseline: str | None, most: int | None) -> Until | None:
-    """From `--until` or `--until-ratio` with `--baseline`; `UsageError` for what does not go together."""
+    """Parse `--until`, or `--until-ratio` with `--baseline`. Raises `UsageError` for conflicting options."""
     if until and until_ratio:
         raise UsageError("--until and --until-ratio are two rules to stop by", hint="one of the two")
     if bool(until_ratio) != bool(baseline):
@@ -56,7 +56,7 @@ def until_of(until: str | None, until_ratio: str | None, baseline: str | None, m
 
 
 def require_sum(usd: float | None) -> float | None:
-    """What `--max-cost` says; `UsageError` for what is no sum."""
+    """Check `--max-cost`, in USD. Raises `UsageError` unless the sum is positive and finite."""
     if usd is not None and not (math.isfinite(usd) and usd > 0):
         raise UsageError(f"--max-cost must be a positive sum in USD; got '{usd:g}'", hint="--max-cost 5")
     return usd
@@ -70,7 +70,7 @@ def planned(
     backend: Callable[[str], Backend] = door.backend,
     now: Callable[[], datetime] = lambda: datetime.now(UTC),
 ) -> SweepPlan:
-    """The plan, with what the folder of results has; `UsageError` where it is expected to cost more than it may."""
+    """Make the plan, with the runs in the folder of results. Raises `UsageError` if it is expected to cost too much."""
     if any(place.place.script for place in matrix.places):
         from launcher.sweep import script  # noqa: PLC0415 - most matrices have none
 
@@ -97,7 +97,7 @@ def planned(
 
 
 def go(asked: Asked, plan: SweepPlan, ports: SweepPorts | None = None) -> SweepOutcome:
-    """Carry it out."""
+    """Carry out the plan."""
     seed = plan.sweep.seed
     return drive(
         plan.sweep,

@@ -1,4 +1,4 @@
-"""What a folder of results says of a sweep: which of its runs are there, and how long such runs take."""
+"""State of a sweep in a folder of results: which runs are there, and how long such runs take."""
 
 import platform
 import re
@@ -16,26 +16,26 @@ from workload.contract.record import Record, Status
 from workload.contract.spec import Device, RunSpec
 from workload.storage.inventory import SealedRun, sealed_in
 
-# A run with one of these in its bundle need not run again.
+# A run whose bundle has one of these statuses need not run again.
 DONE = frozenset({Status.COMPLETED, Status.OUT_OF_MEMORY})
-# `bundle.make_run_id` writes it; no model of torchvision has a dash in its name.
+# Form of a run_id (`bundle.make_run_id`). No model of torchvision has a dash in its name.
 RUN_ID = re.compile(r"\d{8}T\d{6}Z-(?P<place>.+)-(?P<model>[^-]+)-b(?P<batch>\d+)-(?P<precision>[a-z0-9]+)-[0-9a-f]{6}")
-# Bundles that are opened to look for one of the same configuration, per configuration.
+# Bundles to open in search of a run with the same configuration, per configuration.
 MOST_LOOKED_AT = 3
-# Configurations for which bundles are opened: it takes milliseconds each, and a plan should take a second or two.
+# Configurations for which bundles are opened. Each bundle takes milliseconds, and a plan should take a second or two.
 MOST_CONFIGURATIONS = 100
 
 
 @dataclass(frozen=True, kw_only=True)
 class There:
-    """The complete runs of a folder, with what this sweep has of them by key; `damaged`: why not, by run_id."""
+    """Sealed runs of a folder; `by_key`: those that need not run again; `damaged`: reasons by run_id."""
 
     runs: tuple[SealedRun, ...] = ()
     by_key: Mapping[str, SealedRun] = field(default_factory=dict)
     damaged: Mapping[str, str] = field(default_factory=dict)
 
     def verified(self, keys: Collection[str], results: Path) -> "There":
-        """The same, without the runs of these keys whose files differ from their manifest in size or sha256."""
+        """Copy without the runs of these keys whose files differ from their manifest in size or sha256."""
         damaged: dict[str, str] = {}
         for run in self.runs:
             if run.run_key in keys and run.status in DONE:
@@ -49,21 +49,21 @@ class There:
         return replace(whole, damaged=damaged)
 
     def done(self, plan: PlacePlan) -> frozenset[str]:
-        """The keys of a place's runs that need not run again."""
+        """Keys of a place's runs that need not run again."""
         return frozenset(run.run_key for run in plan.runs if run.run_key in self.by_key)
 
     def out_of_memory(self, plan: PlacePlan) -> frozenset[str]:
-        """Those of them that ended so."""
+        """Keys of this plan's runs that ran out of memory."""
         return frozenset(key for key in self.done(plan) if self.by_key[key].status == Status.OUT_OF_MEMORY)
 
     def of_job(self, name: str, but: frozenset[str]) -> Counter[str]:
-        """What else there is of the sweep of that name, without these keys: how many runs by configuration."""
+        """Number of runs by configuration that belong to the sweep of that name and have other keys than `but`."""
         others = (run for run in self.runs if run.job == name and run.run_key not in but)
         return Counter(_configuration(run.run_id) for run in others)
 
 
 def look(results: Path) -> There:
-    """By the manifests alone. A key counts as done whatever else there is with it."""
+    """Read the manifests of a folder's bundles. A key counts as done if any of its bundles does."""
     return _of_runs(tuple(sealed_in(results)))
 
 
@@ -72,10 +72,10 @@ def _of_runs(runs: tuple[SealedRun, ...]) -> There:
 
 
 def seconds_of_runs(there: There, plan: PlacePlan, results: Path, *, place: str) -> dict[RunSpec, float]:
-    """How long a run of each configuration took, process and all, of the runs that are missing; as the folder knows it.
+    """Seconds that each configuration with missing runs takes, process start included, as measured by earlier runs.
 
-    From a run of this sweep in another block; else from one of the same options, here on this host, elsewhere in the
-    place whose name begins with `place`.
+    First choice: a run of this sweep in another block. Else a run with the same options; for this machine on this host,
+    elsewhere in a place whose name begins with `place`. Configurations without either are left out.
     """
     missing = {run.spec for task in plan.missing for run in task.runs}
     seconds: dict[RunSpec, float] = {}
@@ -102,7 +102,7 @@ def _records(runs: Iterable[SealedRun], results: Path) -> Iterator[Record]:
 
 
 def _by_name(runs: Iterable[SealedRun]) -> dict[tuple[str, int | None, str], list[SealedRun]]:
-    """The completed ones by model, batch (and for any, None) and precision, as their names have them, oldest first."""
+    """Completed runs by model, batch size (each also under None) and precision, from their names, oldest first."""
     groups: dict[tuple[str, int | None, str], list[SealedRun]] = {}
     for sealed in runs:
         name = RUN_ID.fullmatch(sealed.run_id)
@@ -113,7 +113,7 @@ def _by_name(runs: Iterable[SealedRun]) -> dict[tuple[str, int | None, str], lis
 
 
 def _is_same(record: Record, spec: RunSpec) -> bool:
-    """Whether a filled spec is what would become of this one."""
+    """Whether a record's spec has all options of the given spec that are set."""
     try:
         was = asdict(record.spec.run_spec())
     except UsageError:
@@ -144,6 +144,6 @@ def _configuration(run_id: str) -> str:
 
 
 def first_lines(counts: Sequence[tuple[str, int]], most: int) -> str:
-    """The first so many, and how many more."""
+    """Text with the first `most` entries, and the number of further ones."""
     shown = ", ".join(f"{text} ({count})" if count > 1 else text for text, count in counts[:most])
     return shown + (f" and {len(counts) - most} more" if len(counts) > most else "")

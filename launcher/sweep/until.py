@@ -1,4 +1,4 @@
-"""`--until`: whether a place has blocks enough, by the bundles that it has. Pure."""
+"""`--until`: decide from a place's bundles whether it has enough blocks. Pure functions."""
 
 import tomllib
 from collections.abc import Hashable, Mapping, Sequence
@@ -16,10 +16,10 @@ from workload.contract.until import Decision
 
 @dataclass(frozen=True, kw_only=True)
 class Until:
-    """How narrow every interval is to be, as a share of its figure.
+    """Target half-width of every confidence interval, as a share of its figure.
 
-    `baseline` empty: the throughput of each configuration. Else option values: each configuration is compared with the
-    one that is like it but for these, `{"precision": "fp32"}` say. `most`: blocks of a place, at most.
+    `baseline`: empty for the throughput of each configuration. Else option values such as `{"precision": "fp32"}`: each
+    configuration is compared with the one that differs from it in these options alone. `most`: most blocks of a place.
     """
 
     share: float
@@ -27,7 +27,7 @@ class Until:
     most: int | None = None
 
     def __str__(self) -> str:
-        """As a plan says it."""
+        """Text for a plan."""
         what = "every difference" if self.baseline else "every throughput"
         against = " against " + ", ".join(f"{name} {value}" for name, value in self.baseline.items())
         most = f", with {self.most} blocks at most" if self.most else ""
@@ -35,7 +35,7 @@ class Until:
 
 
 def parse_share(text: str, flag: str) -> float:
-    """`1%` or `0.01`; raises `UsageError` for what is no share between nothing and all."""
+    """Parse `1%` or `0.01`. Raises `UsageError` unless the share is between 0 and 1."""
     try:
         share = float(text.removesuffix("%")) / 100 if text.endswith("%") else float(text)
     except ValueError:
@@ -75,7 +75,7 @@ def _argument(text: str) -> Any:
 
 
 def require_baseline(wanted: Until, configurations: tuple[Configuration, ...]) -> None:
-    """Raises `UsageError` where no configuration has its baseline in the matrix."""
+    """Raise `UsageError` if no configuration has its baseline in the matrix."""
     if wanted.baseline and not any(_against(wanted, one, configurations) for one in configurations):
         named = ", ".join(f"{name} {value}" for name, value in wanted.baseline.items())
         raise UsageError(
@@ -93,9 +93,10 @@ def _against(
 
 
 def decide(wanted: Until, configurations: tuple[Configuration, ...], runs: Sequence[Run]) -> Decision:
-    """Whether a place is done, by the runs that have a figure, block after block; their configuration is a `RunSpec`.
+    """Decide whether a place has enough blocks.
 
-    Configurations without a figure, out of memory or failed, are left out.
+    `runs`: those with a figure, block after block, with a `RunSpec` as their configuration. Configurations without a
+    figure (out of memory, or failed) are left out.
     """
     design = Design(runs)
     contrasts: dict[str, Contrast] = {}

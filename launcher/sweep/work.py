@@ -1,4 +1,4 @@
-"""What is asked of one place of a sweep, and what has come of it so far. Threads may share it; it asks nobody."""
+"""Requested runs of one place of a sweep, and their results so far. Safe to share between threads; uses no network."""
 
 import threading
 from collections.abc import Callable, Collection, Iterable
@@ -17,16 +17,16 @@ from workload.contract.task import Task, TaskRun
 from workload.contract.text import counted, plain
 from workload.contract.until import Decision
 
-# A run with one of these is not measured again.
+# A run with one of these statuses is not measured again.
 FINAL = frozenset({Status.COMPLETED, Status.OUT_OF_MEMORY})
-# The same place with so many blocks in all.
+# Function that returns a place's plan with this total number of blocks.
 Grow = Callable[[PlacePlan, int], PlacePlan]
 LOG_HINT = "log.txt in its bundle says more; the same command runs it again"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """Why a run that is asked for is not there, and what helps."""
+    """Why a requested run has no result, and the cure."""
 
     run: TaskRun
     why: str
@@ -36,9 +36,10 @@ class Failure:
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """How a run of the sweep ended, as its bundle has it; `path` where that is here.
+    """How a run ended, according to its bundle; `path`: None if the bundle is not in the folder of results.
 
-    `position`: where it ran in its block; a sweep of an earlier version had another order than the plan of today.
+    `position`: position of the run in its block. A sweep of an earlier version may have another order than today's
+    plan.
     """
 
     status: Status
@@ -48,14 +49,14 @@ class Ended:
 
     @classmethod
     def of(cls, record: Record, path: Path) -> Self:
-        """By the record of a sealed bundle."""
+        """Make it from the record of a sealed bundle."""
         rate = record.timing.images_per_s if record.timing else None
         position = record.job.position if record.job else None
         return cls(status=Status(record.status), images_per_s=rate, path=path, position=position)
 
 
 class PlaceWork:
-    """The runs of one place. `known`: how those ended that have a sealed bundle from before, by key."""
+    """Runs of one place. `known`: how runs with a sealed bundle from earlier ended, by key."""
 
     def __init__(
         self, plan: PlacePlan, *, known: dict[str, Ended], wanted: Until | None = None, grow: Grow | None = None
@@ -68,7 +69,7 @@ class PlaceWork:
         self._decision: Decision | None = None
         self._out_of_memory: frozenset[str] = frozenset()
         self._too_large: dict[str, RunSpec] = {}
-        # Figures at the last decision: blocks that add none are of no use.
+        # Number of figures at the last decision. If blocks were added and the number did not grow, no more are added.
         self._figures_then = -1
         self._new = 0
         for key in plan.done:
@@ -87,39 +88,39 @@ class PlaceWork:
 
     @property
     def runs(self) -> tuple[TaskRun, ...]:
-        """All that are asked for, done or not."""
+        """All requested runs, done or not."""
         return self._plan.runs
 
     @property
     def decision(self) -> Decision | None:
-        """The last one of `--until`."""
+        """Last decision of `--until`; None before the first."""
         return self._decision
 
     @property
     def new_runs(self) -> int:
-        """How many this process saw to their end."""
+        """Number of runs that ended during this process."""
         return self._new
 
     def has(self, run_key: str) -> bool:
-        """Whether it is one of this place."""
+        """Whether a key belongs to a run of this place."""
         with self._lock:
             return run_key in self._asked
 
     def status(self, run_key: str) -> Status | None:
-        """How a run ended that need not run again; None for any other."""
+        """Status of a run that need not run again; None for any other run."""
         with self._lock:
             ended = self._ended.get(run_key)
             return ended.status if ended else None
 
     def statuses(self) -> dict[str, str]:
-        """Of all runs that need not run again, by key."""
+        """Status by key of all runs that need not run again."""
         with self._lock:
             return {key: ended.status.value for key, ended in self._ended.items() if key in self._asked}
 
     def take(self, record: Record, path: Path) -> TaskRun | None:
-        """A sealed bundle has come; the run that it is of, None where that is no run of this place.
+        """Record a sealed bundle. Returns its run; None if the run does not belong to this place.
 
-        A run that was interrupted from outside is as if it had not begun.
+        A run that was interrupted from outside counts as not begun.
         """
         with self._lock:
             run = self._asked.get(record.run_key or "")
@@ -134,19 +135,19 @@ class PlaceWork:
             return run
 
     def settle(self, run_key: str, status: Status) -> None:
-        """A sealed bundle of a run is in the store, and not here yet."""
+        """Record that the store has a sealed bundle of a run, before it is fetched."""
         with self._lock:
             if run_key in self._asked and status in FINAL:
                 self._ended.setdefault(run_key, Ended(status=status))
 
     def lose(self, run_key: str) -> None:
-        """The bundle of a settled run is damaged in the store: the run is missing again."""
+        """Mark a settled run as missing again, because its bundle in the store is damaged."""
         with self._lock:
             if (ended := self._ended.get(run_key)) and ended.path is None:
                 del self._ended[run_key]
 
     def fail(self, runs: Iterable[TaskRun], *, why: str, hint: str, code: int = ExitCode.RUN_FAILED) -> None:
-        """These runs are not tried again now."""
+        """Mark runs as failed, so that this process does not try them again."""
         with self._lock:
             for run in runs:
                 if run.run_key not in self._ended:
@@ -154,13 +155,13 @@ class PlaceWork:
 
     @property
     def failures(self) -> tuple[Failure, ...]:
-        """In the order of the runs."""
+        """Failures in the order of the runs."""
         with self._lock:
             return tuple(self._failures[key] for key in self._asked if key in self._failures)
 
     @property
     def too_large(self) -> dict[str, RunSpec]:
-        """The runs that are left out since a smaller batch did not fit, by key, with that one."""
+        """Runs left out because a smaller batch ran out of memory: by key, the spec with the smaller batch."""
         with self._lock:
             keys = frozenset(key for key, ended in self._ended.items() if ended.status is Status.OUT_OF_MEMORY)
             if keys != self._out_of_memory:
@@ -169,13 +170,13 @@ class PlaceWork:
 
     @property
     def done(self) -> int:
-        """How many runs need not run (again): they ended, or are too large."""
+        """Number of runs that need not run (again): ended, or too large."""
         with self._lock:
             return sum(key in self._ended for key in self._asked) + len(self.too_large)
 
     @property
     def blocks_done(self) -> int:
-        """How many blocks have nothing left to run."""
+        """Number of blocks with nothing left to run."""
         with self._lock:
             closed = self._closed()
             open_blocks = {run.block for run in self.runs if run.run_key not in closed}
@@ -183,22 +184,22 @@ class PlaceWork:
 
     @property
     def blocks(self) -> int:
-        """How many blocks there are."""
+        """Number of blocks."""
         return len({run.block for run in self.runs})
 
     def open_tasks(self, without: Collection[str] = ()) -> tuple[Task, ...]:
-        """What is left to run: neither ended nor failed nor too large, nor among `without`."""
+        """Tasks with the runs left: neither ended, nor failed, nor too large, nor in `without`."""
         with self._lock:
             return self._plan.without({*self._closed(), *self._failures, *without})
 
     def left(self, runs: Iterable[TaskRun]) -> tuple[TaskRun, ...]:
-        """Those of these runs that are still to be run."""
+        """Runs among these that have not ended, failed or been left out."""
         with self._lock:
             closed = {*self._closed(), *self._failures}
             return tuple(run for run in runs if run.run_key not in closed)
 
     def unanswered(self) -> tuple[TaskRun, ...]:
-        """All runs without a result, failed or never begun."""
+        """Runs without a result, failed or never begun."""
         with self._lock:
             closed = self._closed()
             return tuple(run for run in self.runs if run.run_key not in closed)
@@ -206,7 +207,7 @@ class PlaceWork:
     def _closed(self) -> set[str]:
         return {*self._ended, *self.too_large}
 
-    # Until the intervals are narrow.
+    # Blocks added by --until.
 
     @property
     def figures(self) -> list[Run]:
@@ -219,7 +220,7 @@ class PlaceWork:
             ]
 
     def add_blocks(self) -> int:
-        """Look whether `--until` wants more, and ask for them; how many. Nothing may be under way meanwhile."""
+        """Add the blocks that `--until` asks for, and return their number. Call only while no run is under way."""
         with self._lock:
             if self._wanted is None or self._grow is None:
                 return 0
@@ -238,7 +239,7 @@ class PlaceWork:
 
 
 def one_line(run: TaskRun, plan: PlacePlan) -> str:
-    """What messages call a run: its configuration's name."""
+    """Name of a run in messages: its configuration."""
     texts = {configuration.spec: configuration.text for configuration in plan.configurations}
     batch = "" if run.spec.batch_size is None else f", batch {run.spec.batch_size}"
     return texts.get(run.spec) or f"{run.spec.model}{batch}, {run.spec.precision}"
@@ -251,10 +252,10 @@ def rate_text(record: Record) -> str:
 
 
 def too_large_text(smaller: RunSpec) -> str:
-    """Why a run is left out."""
+    """Reason why a run is left out."""
     return f"batch {smaller.batch_size} of the same configuration ran out of memory here"
 
 
 def runs_text(runs: Collection[TaskRun]) -> str:
-    """`3 runs`."""
+    """Text such as `3 runs`."""
     return counted(len(runs), "run")

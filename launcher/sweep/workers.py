@@ -1,4 +1,4 @@
-"""A few threads for what waits for a network: nobody waits for them when the sweep is left."""
+"""Threads for work that waits for a network. A sweep that ends does not wait for them."""
 
 import threading
 from collections.abc import Callable
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class Workers:
-    """Daemons, unlike those of a `ThreadPoolExecutor`, which keep the interpreter from its end."""
+    """Daemon threads. The threads of a `ThreadPoolExecutor` would keep the interpreter from exiting."""
 
     def __init__(self, count: int) -> None:
         self._most = count
@@ -20,7 +20,7 @@ class Workers:
         self._waiting: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
 
     def submit(self, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> Future[T]:
-        """Have `work(*args, **options)` done, some time."""
+        """Queue `work(*args, **options)` and return its future."""
         future: Future[T] = Future()
         if len(self._threads) < self._most:
             self._threads.append(threading.Thread(target=self._serve, daemon=True))
@@ -29,7 +29,7 @@ class Workers:
         return future
 
     def close(self) -> None:
-        """Have the threads end when nothing waits."""
+        """End the threads once the queue is empty."""
         for _ in self._threads:
             self._waiting.put(None)
 
@@ -38,5 +38,5 @@ class Workers:
             future, work = item
             try:
                 future.set_result(work())
-            except BaseException as error:  # noqa: BLE001 - it is raised again where it is awaited
+            except BaseException as error:  # noqa: BLE001 - `Future.result` raises it again
                 future.set_exception(error)

@@ -1,1 +1,1 @@
-"""A cluster with Slurm: a launch is an element of a job array."""
+"""Backend for a cluster with Slurm: a launch is an element of a job array."""

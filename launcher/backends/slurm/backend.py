@@ -1,4 +1,4 @@
-"""A cluster with Slurm, as a backend of `launch`."""
+"""Backend `slurm` of `launch`: a cluster with Slurm."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,13 +20,13 @@ from workload.storage.ssh import Connection, Login, SshFolder, parse_login
 
 @dataclass(frozen=True, kw_only=True)
 class Slurm:
-    """The backend `slurm`; a test may connect otherwise."""
+    """Backend `slurm`; tests replace `connect`."""
 
     name: str = "slurm"
     connect: Callable[[Login], Connection] = Connection
 
     def settings(self, where: Where, options: Options | None = None, *, offline: bool = False) -> Cluster:
-        """Raises `UsageError` for a folder that is none, or what ssh could take for something else."""
+        """Cluster of the options. Raises `UsageError` for an invalid folder or an unsafe host name."""
         del options, offline
         folder = where.folder or ROOT
         parts = folder.split("/")
@@ -52,7 +52,7 @@ class Slurm:
         return SlurmMachines(settings, connect=self.connect)
 
     def store(self, settings: Cluster) -> Folder | SshFolder:
-        """The shared folder; this user's own is made where it is missing, as ssh's is when it is written to."""
+        """Store in the shared folder. Creates a missing folder: a local one here, a remote one at the first write."""
         if settings.login:
             return SshFolder(self.connect(settings.login), settings.root)
         root = Path(settings.root)

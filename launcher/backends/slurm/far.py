@@ -1,16 +1,16 @@
-"""What `launch slurm` asks of a login node: called there, or sent over ssh and run by its python3.
+"""Requests of `launch slurm` to a login node: called on that machine, or sent over ssh and run by its python3.
 
-Python 3.8 or newer, standard library only. In the folder of ours, which the login node shares with the compute nodes:
+Python 3.8 or newer, standard library only. Our folder, which the login node shares with the compute nodes, contains:
 
     arrays/<array>/    one job array: script.sh, `elements` (a launch a line, the first is element 1), `job` (Slurm's
-                       number), `check` (that of the check which it waits for), and <element>.log, which is the
-                       launch's own log
-    jobs/<name>/       one launch: `element` (its array and number in it), and what its agent keeps
+                       job number), `check` (job number of the check that it waits for), and <element>.log, which is
+                       the launch's own log
+    jobs/<name>/       one launch: `element` (its array and number in it), and the files of its agent
     checks/            what a compute node saw of this folder
     launches/, runs/   the store: records and bundles
 
-An array has the name of its first launch, which is also its name in Slurm: what a launcher that was killed has
-submitted is found again by it.
+An array is named after its first launch, also in Slurm, so that an array submitted by a launcher that was killed can be
+found again by name.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-# A busy controller answers late; squeue itself gives up after a while.
+# Limit for one program: a busy controller answers late, and squeue itself gives up after a while.
 TOOL_LIMIT_S = 50
-# One `sacct` for so many arrays.
+# Most arrays in one call of `sacct`.
 MOST_JOBS = 200
 MOST_OUTPUT_BYTES = 1 << 20
 LOOK_EVERY_S = 0.3
@@ -40,7 +40,7 @@ NO_ACCOUNTING = "accounting storage is disabled"
 
 
 def main(question: dict[str, Any], payload: BinaryIO) -> tuple[dict[str, Any], Iterable[bytes]]:
-    """The answer to one question; each has the time by this machine's clock."""
+    """Answer one question. Every answer has the time by this machine's clock."""
     del payload
     root = Path(question["root"]).expanduser()
     blocks: Iterable[bytes] = ()
@@ -66,12 +66,12 @@ def main(question: dict[str, Any], payload: BinaryIO) -> tuple[dict[str, Any], I
     return {"now_s": time.time(), **answer}, blocks
 
 
-class NoAnswer(Exception):  # noqa: N818 - it is no error of ours
-    """Slurm's controller does not answer; its words."""
+class NoAnswer(Exception):  # noqa: N818 - an answer, not an error of this program
+    """Error: Slurm's controller does not answer. The text is Slurm's."""
 
 
 def tool(*words: str, given: str = "") -> tuple[int, str, str]:
-    """How a program ended, and what it printed; in a session of its own, so that Ctrl-C does not cut it off."""
+    """Run a program in a session of its own (Ctrl-C does not end it). Returns exit code, output and errors."""
     environment = {**os.environ, "SLURM_TIME_FORMAT": "%s"}
     try:
         done = subprocess.run(
@@ -93,26 +93,26 @@ def tool(*words: str, given: str = "") -> tuple[int, str, str]:
 
 
 def printed(*words: str) -> str:
-    """What a program prints; empty where it fails."""
+    """Output of a program; empty if it fails."""
     code, text, _ = tool(*words)
     return text if code == 0 else ""
 
 
 def asked(*words: str) -> str:
-    """What a program of Slurm's answers; raises `NoAnswer`."""
+    """Output of a Slurm program. Raises `NoAnswer` if it fails."""
     code, text, complaints = tool(*words)
     if code != 0:
         raise NoAnswer(complaints or words[0] + " failed")
     return text
 
 
-# What is there.
+# Facts of the cluster.
 
 
 def site(root: Path) -> dict[str, Any]:
-    """Everything that decides what can be asked of this cluster."""
+    """Facts of the cluster that decide what can be requested of it."""
     code, version, _ = tool("sbatch", "--version")
-    if code == 127:  # noqa: PLR2004 - a shell's word for it
+    if code == 127:  # noqa: PLR2004 - a shell's exit code for a missing program
         return {"version": "", "root": str(root)}
     user = printed("id", "-un").strip()
     config = {}
@@ -138,7 +138,7 @@ def site(root: Path) -> dict[str, Any]:
 
 
 def preemption() -> dict[str, str]:
-    """What becomes of a preempted job, by partition."""
+    """Slurm's `PreemptMode` by partition: what happens to a preempted job."""
     modes = {}
     for line in printed("scontrol", "--oneliner", "show", "partition").splitlines():
         words = dict(word.partition("=")[::2] for word in line.split())
@@ -147,18 +147,18 @@ def preemption() -> dict[str, str]:
 
 
 def counters() -> str:
-    """Whether this machine's NVIDIA driver keeps its counters for administrators: `1`, `0`, or nothing known."""
+    """Whether this machine's NVIDIA driver reserves its counters for administrators: `1`, `0`, or empty if unknown."""
     with suppress(OSError):
         text = Path("/proc/driver/nvidia/params").read_text()
         return "".join(re.findall(r"RmProfilingAdminOnly: (\d)", text))
     return ""
 
 
-# What is sent.
+# Files and jobs.
 
 
 def put(root: Path, question: dict[str, Any]) -> dict[str, Any]:
-    """Have a small file of ours there, whole."""
+    """Write a small file of ours atomically."""
     path = root / question["path"]
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -170,7 +170,7 @@ def put(root: Path, question: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def held(path: Path) -> Iterator[None]:
-    """While nobody else on this machine, or where the file system has locks at all, submits the same."""
+    """Hold a lock, so that no other process submits the same array; no lock on file systems that have none."""
     with path.open("a+") as file:
         with suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -178,12 +178,12 @@ def held(path: Path) -> Iterator[None]:
 
 
 def submit(root: Path, question: dict[str, Any]) -> dict[str, Any]:
-    """Have the array in Slurm's queue, once. `refused`: what sbatch says against it."""
+    """Submit the array to Slurm, unless it was submitted before. `refused`: sbatch's message if it refuses the job."""
     array, names = question["array"], question["names"]
     folder = root / "arrays" / array
     folder.mkdir(parents=True, exist_ok=True)
     with held(folder / "lock"):
-        # The script is written before it is submitted: without one nobody has tried.
+        # The script is written before it is submitted, so an array without a script was never submitted.
         known = number_of(folder) or ((folder / "script.sh").exists() and in_slurm(array))
         if known:
             (folder / "job").write_text(known)
@@ -193,7 +193,7 @@ def submit(root: Path, question: dict[str, Any]) -> dict[str, Any]:
             home.mkdir(parents=True, exist_ok=True)
             record.mkdir(parents=True, exist_ok=True)
             (home / "element").write_text(f"{array} {index}\n")
-            # Slurm writes through the link: what its own daemons say of the job is in the launch's log, too.
+            # Slurm writes through the link, so that the launch's log also has the messages of Slurm's daemons.
             log = folder / f"{index}.log"
             if not log.is_symlink():
                 (record / "startup.log").touch()
@@ -212,7 +212,7 @@ def submit(root: Path, question: dict[str, Any]) -> dict[str, Any]:
 
 
 def number_of(folder: Path, file: str = "job") -> str:
-    """Slurm's number of an array, or of its `check`; empty where it was not submitted, or nobody wrote it down."""
+    """Slurm's job number of an array, or of its `check`; empty if not submitted, or not recorded."""
     try:
         return (folder / file).read_text().strip()
     except OSError:
@@ -220,13 +220,13 @@ def number_of(folder: Path, file: str = "job") -> str:
 
 
 def in_slurm(array: str) -> str:
-    """The number of a job of that name, wherever Slurm knows of it."""
+    """Number of a job of that name, according to Slurm's queue or accounting; empty if Slurm knows none."""
     rows = queue(array) or ended([array], by_name=True)
     return rows[0]["array_job"] if rows else ""
 
 
 def check(root: Path, question: dict[str, Any]) -> dict[str, Any]:
-    """Submit a job of a second that writes down what a compute node sees of our folder."""
+    """Submit a short job that records what a compute node sees of our folder."""
     folder = root / "checks"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / (question["name"] + ".token")).write_text(question["name"])
@@ -238,7 +238,7 @@ def check(root: Path, question: dict[str, Any]) -> dict[str, Any]:
 
 
 def awaited(root: Path, question: dict[str, Any]) -> dict[str, Any]:
-    """What a check has written, within `wait_s`; `waits`: it is still in the queue, or runs."""
+    """Wait at most `wait_s` for the output of a check; `waits`: the check still waits in the queue or runs."""
     job, answer = question["job"], root / "checks" / (question["name"] + ".answer")
     until_s = time.monotonic() + question["wait_s"]
     while True:
@@ -253,21 +253,21 @@ def awaited(root: Path, question: dict[str, Any]) -> dict[str, Any]:
 
 
 def drop(checks: Iterable[str]) -> dict[str, Any]:
-    """Cancel checks that nobody waits for any more."""
+    """Cancel checks that are no longer needed."""
     for job in checks:
         tool("scancel", job)
     return {}
 
 
 def is_fresh(path: Path, for_s: float) -> bool:
-    """Whether a file is there and not older than that."""
+    """Whether a file exists and is at most `for_s` seconds old."""
     with suppress(OSError):
         return time.time() - path.stat().st_mtime < for_s
     return False
 
 
 def arrives(path: Path) -> bool:
-    """Whether a file that another machine wrote comes to be seen here."""
+    """Wait up to 5 s until a file written by another machine is visible here; False if it is not."""
     until_s = time.monotonic() + 5
     while time.monotonic() < until_s:
         with suppress(OSError):
@@ -278,11 +278,11 @@ def arrives(path: Path) -> bool:
     return False
 
 
-# What became of launches.
+# State of launches.
 
 
 def queue(array: str = "") -> list[dict[str, str]]:
-    """The elements of our arrays that Slurm's controller knows of, those of the last minutes that ended among them."""
+    """Elements of our arrays that Slurm's controller knows, including those that ended in the last minutes."""
     which = ["--name=" + array] if array else []
     text = asked("squeue", "-h", "-r", "--me", "-t", "all", "-o", SQUEUE, *which)
     fields = ("array", "array_job", "index", "state", "partition", "node", "submitted", "started", "ends", "reason")
@@ -291,15 +291,15 @@ def queue(array: str = "") -> list[dict[str, str]]:
 
 
 def ended(arrays: list[str], *, by_name: bool = False) -> list[dict[str, str]]:
-    """The elements of these jobs as the accounting has them; none where there is no accounting."""
+    """Elements of these jobs according to Slurm's accounting; empty if there is no accounting."""
     rows = []
     for start in range(0, len(arrays), MOST_JOBS):
         some = ",".join(arrays[start : start + MOST_JOBS])
-        # By name, sacct looks at today alone unless it is told from when on.
+        # When searching by name, sacct reports only jobs of today unless -S gives an earlier start.
         which = ["--name=" + some, "-S", "now-30days"] if by_name else ["-j", some]
         code, text, complaints = tool("sacct", "-n", "-X", "-P", "-o", SACCT, *which)
         if code != 0:
-            if NO_ACCOUNTING in complaints or code == 127:  # noqa: PLR2004 - it is not installed
+            if NO_ACCOUNTING in complaints or code == 127:  # noqa: PLR2004 - sacct is not installed
                 return []
             raise NoAnswer(complaints)
         for line in text.splitlines():
@@ -323,14 +323,14 @@ def ended(arrays: list[str], *, by_name: bool = False) -> list[dict[str, str]]:
 
 
 class Arrays:
-    """Which launch is which element, as the files in our folder say; each is read once."""
+    """Map between launches and array elements, from the files in our folder; each file is read once."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.names: dict[str, list[str]] = {}
 
     def elements(self, array: str) -> list[str]:
-        """The launches of an array in order; none of one that nobody wrote down."""
+        """Launches of an array, in order; empty if the array has no record here."""
         if array not in self.names:
             self.names[array] = []
             with suppress(OSError):
@@ -338,13 +338,13 @@ class Arrays:
         return self.names[array]
 
     def name_of(self, row: dict[str, str]) -> str:
-        """The launch that a row of Slurm's is of; empty for none of ours."""
+        """Launch of a row of Slurm's output; empty if it is not one of ours."""
         names = self.elements(row["array"])
         index = int(row["index"]) if row["index"].isdigit() else 0
         return names[index - 1] if 0 < index <= len(names) else ""
 
     def array_of(self, name: str) -> str:
-        """The array that a launch is in; empty where it was never submitted."""
+        """Array of a launch; empty if the launch was never submitted."""
         try:
             return (self.root / "jobs" / name / "element").read_text().split()[0]
         except (OSError, IndexError):
@@ -372,12 +372,15 @@ LIVING = frozenset(
 
 
 def is_living(row: dict[str, str]) -> bool:
-    """Whether an element waits or runs; one that is started again after a preemption waits."""
+    """Whether an element waits or runs. A requeued element waits."""
     return row["state"] in LIVING
 
 
 def look(root: Path, names: list[str] | None) -> list[dict[str, str]]:
-    """These launches, one `squeue` and at most one `sacct` for all; without names every one that waits or runs."""
+    """State of these launches, from one `squeue` and, for those it does not know, one `sacct` per 200 arrays.
+
+    `names` None: every launch that waits or runs.
+    """
     arrays = Arrays(root)
     rows = {arrays.name_of(row): row for row in queue()}
     if names is None:
@@ -390,7 +393,7 @@ def look(root: Path, names: list[str] | None) -> list[dict[str, str]]:
 
 
 def stop(root: Path, names: list[str], wait_s: float) -> dict[str, str]:
-    """End these; why one is not confirmed to be gone, or empty."""
+    """Cancel launches and wait for their end. Returns by name why an end is not confirmed; empty if it is."""
     arrays = Arrays(root)
     wanted = set(names)
     complaints = ""
@@ -412,7 +415,7 @@ def stop(root: Path, names: list[str], wait_s: float) -> dict[str, str]:
 
 
 def unawaited(arrays: Arrays, names: list[str]) -> set[str]:
-    """The checks that these launches waited for, and no other launch waits for now."""
+    """Job numbers of checks that these launches waited for, and that no other waiting launch needs."""
     folder = arrays.root / "arrays"
     waited = {number_of(folder / array, "check") for array in {arrays.array_of(name) for name in names} - {""}} - {""}
     if not waited:
@@ -421,7 +424,10 @@ def unawaited(arrays: Arrays, names: list[str]) -> set[str]:
 
 
 def output(root: Path, question: dict[str, Any]) -> tuple[dict[str, Any], Iterable[bytes]]:
-    """What a launch that has not ended printed from `start` on, in whole lines; later the store has it all."""
+    """New log output of a launch from byte `start` on, in whole lines; empty once the launch has ended.
+
+    After the end, the store has the whole log.
+    """
     content, name, arrays = b"", question["name"], Arrays(root)
     array = arrays.array_of(name)
     if array and any(arrays.name_of(row) == name and is_living(row) for row in queue(array)):

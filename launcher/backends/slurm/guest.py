@@ -1,6 +1,6 @@
-"""The landlord of an element of a job array: what Slurm says to it, in its variables and its log.
+"""Landlord (provider interface) of an element of a job array, from Slurm's variables and the element's log.
 
-Standard library only. It travels in the launch's folder and not in an image: see launcher/agent/landlord.py.
+Standard library only. This file travels in the launch's folder, not in an image: see launcher/agent/landlord.py.
 """
 
 import os
@@ -13,14 +13,14 @@ from typing import Any
 from launcher.jobs.records import Request
 from workload.contract.errors import ToolError
 
-# What Slurm's own daemon on the node writes into a job's log before it signals the job:
+# Line that Slurm's daemon on the node writes into a job's log before it signals the job:
 # https://github.com/SchedMD/slurm/blob/master/src/slurmd/slurmstepd/req.c
 TAKEN = re.compile(rb"slurmstepd.*CANCELLED AT \S+ DUE TO (PREEMPTION|JOB REQUEUE|NODE FAILURE)")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Element:
-    """One start of a launch; `log_start`: where its log ended before this start."""
+    """Start of a launch on a node; `log_start`: length of its log in bytes before this start."""
 
     home: Path
     variables: Mapping[str, str]
@@ -29,44 +29,44 @@ class Element:
 
     @property
     def zone(self) -> str:
-        """The partition."""
+        """Partition of the job."""
         return self.variables.get("SLURM_JOB_PARTITION", "")
 
     def request(self) -> bytes:
-        """As the job's script has it."""
+        """Content of request.json, which the job's script wrote. Raises `ToolError` if it cannot be read."""
         try:
             return (self.home / "request.json").read_bytes()
         except OSError as error:
             raise ToolError(f"no request in '{self.home}': {error.strerror}", hint="launch again") from error
 
     def created_s(self) -> None:
-        """Waiting costs nothing: the job begins with its script."""
+        """None: waiting in the queue costs nothing, so the start of the script counts."""
 
     def deleted_s(self) -> float | None:
-        """When its time limit ends it; None where Slurm did not say."""
+        """Time when Slurm ends the job at its limit, in seconds since 1970; None if Slurm did not tell."""
         end = self.variables.get("ROOFLAUNCH_END_S", "")
         return float(end) if end.isdigit() else None
 
     def is_preempted(self) -> bool:
-        """Whether Slurm takes the node away; of an end that somebody asked for it says nothing."""
+        """Whether Slurm takes the node away (preemption, requeue, node failure); False if a user cancelled the job."""
         return bool(self._taken())
 
     def await_preemption(self, is_over: Callable[[float], bool]) -> bool:
-        """The job is told by a signal."""
+        """False at once: Slurm announces a preemption by a signal."""
         del is_over
         return False
 
     def comes_back(self) -> bool:
-        """Whether Slurm puts it back into the queue, which it does not do where preempted jobs are cancelled."""
+        """Whether Slurm requeues the job; not if its partition cancels preempted jobs."""
         options = Request.from_bytes(self.request()).options
         is_cancelled = self._taken() == "PREEMPTION" and options.get("preempted") == "CANCEL"
         return bool(options.get("requeue")) and not is_cancelled
 
     def report(self, name: str, value: str) -> None:
-        """There is nobody to tell: the heartbeat in the store says it."""
+        """Do nothing: the heartbeat in the store has the phase."""
 
     def facts(self, request: Request) -> Mapping[str, Any]:
-        """None of a cloud; Slurm's own are read by the trainer."""
+        """No cloud facts; the trainer reads Slurm's own variables."""
         del request
         return {}
 
@@ -81,7 +81,7 @@ class Element:
 
 
 def this_machine() -> Element:
-    """The element that this process belongs to."""
+    """Element that this process belongs to."""
     home = Path(__file__).resolve().parent
     log = home.parents[1] / "launches" / home.name / "startup.log"
     start = log.stat().st_size if log.exists() else 0

@@ -1,4 +1,4 @@
-"""The login node of a cluster: this machine, or one that ssh can log in to. The same programs of ours run at either."""
+"""Login node of a cluster: this machine, or one reached over ssh. Both run the same programs of ours."""
 
 import importlib
 import io
@@ -14,21 +14,21 @@ from workload.storage.ssh import QUESTION_LIMIT_S, Connection, Login, source_of
 from workload.storage.store import UnreachableError
 
 OWN = "launcher/backends/slurm/far.py"
-# What any machine that one can log in to tells, and takes our code.
+# Program for any machine reached over ssh: it reports facts and receives our code.
 ANY_MACHINE = "launcher/backends/ssh/far.py"
 HERE = "this login node"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """Which one is meant; `login` is None where this machine is its login node. `root`: our folder there."""
+    """Cluster to use; `login`: None if this machine is its login node; `root`: our folder there."""
 
     login: Login | None
     root: str
 
     @property
     def place(self) -> str:
-        """How messages name it."""
+        """Name of the login node in messages."""
         return str(self.login) if self.login else HERE
 
 
@@ -46,7 +46,7 @@ class LoginNode:
 
     @property
     def calls(self) -> Mapping[str, int]:
-        """How often what was asked."""
+        """Number of questions, by kind."""
         return MappingProxyType(self._calls)
 
     def ask(
@@ -59,7 +59,7 @@ class LoginNode:
         within_s: float = QUESTION_LIMIT_S,
         **question: Any,
     ) -> dict[str, Any]:
-        """The answer; raises `UnreachableError` where Slurm, or the login node, does not answer."""
+        """Ask the login node a question. Raises `UnreachableError` if Slurm or the login node does not answer."""
         self._calls[do] += 1
         asked = {"do": do, "root": self.cluster.root, **question}
         if self._connection is None:
@@ -75,7 +75,7 @@ class LoginNode:
         return answer
 
     def now_s(self) -> float:
-        """Seconds since 1970 by its clock."""
+        """Seconds since 1970 by the login node's clock."""
         if self._connection is None:
             return time.time()
         if self._offset_s is None:

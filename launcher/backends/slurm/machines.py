@@ -1,4 +1,4 @@
-"""The launches on a cluster, elements of job arrays, as every backend shows its machines."""
+"""Launches on a cluster, which are elements of job arrays, behind the interface that every backend has."""
 
 import io
 import secrets
@@ -28,13 +28,13 @@ from workload.contract.text import printable
 from workload.storage.ssh import Connection, Login
 from workload.storage.store import UnreachableError
 
-# Slurm waits for KillWait (30 s unless the site says otherwise) and its epilog.
+# Limit for stopping jobs: Slurm waits for KillWait (30 s unless the site sets another) and for its epilog.
 STOP_LIMIT_S = 90.0
-# A controller that is busy takes a while for an array of a thousand.
+# Limit for submitting: a busy controller takes a while for an array of a thousand elements.
 SUBMIT_LIMIT_S = 120.0
-# Slurm ends a job at its limit itself, and may be told to be late.
+# Delay after which a job past its limit is a leftover: a site may configure Slurm to end jobs late.
 LATE_S = 600.0
-# Unless the cluster says otherwise: https://slurm.schedmd.com/slurm.conf.html#OPT_MaxArraySize
+# Slurm's default of MaxArraySize: https://slurm.schedmd.com/slurm.conf.html#OPT_MaxArraySize
 USUAL_ARRAY_SIZE = 1001
 
 
@@ -64,13 +64,13 @@ class SlurmMachines:
         return self.node.now_s()
 
     def submit(self, plan: SlurmPlan, tell: Tell) -> Submitted:
-        """An array of one."""
+        """Submit an array of one element."""
         return self.submit_together([plan], tell)
 
     def submit_together(self, plans: Sequence[SlurmPlan], tell: Tell) -> Submitted:
-        """All plans of one place as one array, or as few as the cluster's largest array allows; machines in order.
+        """Submit all plans of one place in one array, or more if the cluster's limit requires it; machines in order.
 
-        Submitted a second time, they are those that are there.
+        Submitting again returns the elements that exist.
         """
         tell(f"submitting to Slurm on {self.place}")
         most = max(1, (plans[0].most_elements or USUAL_ARRAY_SIZE) - 1)
@@ -123,7 +123,7 @@ class SlurmMachines:
         return Listing(there=tuple(there))
 
     def stop(self, machines: Sequence[Machine | Leftover]) -> Sequence[Removed]:
-        """One scancel for all, and then questions until none is in the queue."""
+        """Cancel all with one scancel, then poll until none is in the queue."""
         names = [machine.name for machine in machines if NAME.fullmatch(machine.name)]
         if not machines:
             return []
@@ -144,7 +144,7 @@ class SlurmMachines:
         return Output(text=text.decode(errors="replace"), next_start=start + len(text))
 
     def phases(self, machine: Machine) -> Mapping[str, str]:
-        """Its heartbeat comes within a second of its start."""
+        """Empty: the heartbeat, which has the phases, comes within a second of the start."""
         del machine
         return {}
 
@@ -160,7 +160,7 @@ class SlurmMachines:
 
 
 def check_name() -> str:
-    """Of one check of the nodes."""
+    """New random name for a check of the nodes."""
     return f"check-{secrets.token_hex(6)}"
 
 
@@ -174,7 +174,7 @@ def _machine(row: Mapping[str, str]) -> Machine:
     by_whom = row["state"].partition(" ")[2]
     return Machine(
         name=row["name"],
-        # A job that waits may name several partitions.
+        # A waiting job may name several partitions.
         zone=row["partition"].replace(",", "+"),
         condition=state.condition,
         status=shown,

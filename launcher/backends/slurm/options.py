@@ -1,4 +1,4 @@
-"""The command `launch slurm`: what it is asked for beside the run. Light: `launch --help` loads it."""
+"""Options of the command `launch slurm` beside those of the run. Imports little: `launch --help` loads this module."""
 
 import re
 from dataclasses import dataclass
@@ -9,10 +9,10 @@ from workload.contract.errors import UsageError
 
 DEFAULT_LIMIT_S = 3600
 MIN_LIMIT_S, MAX_LIMIT_S = 60, 120 * 86400
-# sbatch(1): minutes, m:s, h:m:s, days-h, days-h:m, days-h:m:s.
+# Time formats of sbatch(1): minutes, m:s, h:m:s, days-h, days-h:m, days-h:m:s.
 TIME = re.compile(r"(?:(?P<days>\d{1,3})-)?(?P<first>\d{1,6})(?::(?P<second>\d{1,2}))?(?::(?P<third>\d{1,2}))?")
 ROOT = "~/.rooflaunch"
-# \b keeps the lines as they are.
+# \b keeps the line breaks of the help text.
 EXAMPLES = """\b
 Examples:
   launch slurm --partition gpu --gres gpu:1 --dry-run --request
@@ -32,7 +32,7 @@ COMMAND = Command(
 
 
 class Software(StrEnum):
-    """What has torch on a node. `auto`: with an image what the cluster has for images, else its Python."""
+    """Source of torch on a node. `auto`: with an image, the cluster's container software; without one, its Python."""
 
     AUTO = "auto"
     PYXIS = "pyxis"
@@ -41,7 +41,7 @@ class Software(StrEnum):
 
 
 def time_s(text: str) -> int:
-    """Seconds of a time limit as sbatch reads it; `UsageError` for anything else."""
+    """Parse a time limit as sbatch does, in seconds. Raises `UsageError` for any other text."""
     parts = TIME.fullmatch(text)
     seconds = 0
     if parts:
@@ -63,7 +63,7 @@ def time_s(text: str) -> int:
 
 
 def time_text(seconds: int) -> str:
-    """`1-12:00:00`, `1:30:00`: as sbatch reads it."""
+    """Time limit in sbatch's format: `1-12:00:00`, `1:30:00`."""
     hours, rest = divmod(seconds, 3600)
     days, hours = divmod(hours, 24)
     clock = f"{hours}:{rest // 60:02}:{rest % 60:02}"
@@ -72,7 +72,7 @@ def time_text(seconds: int) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Where:
-    """Which cluster: this machine is its login node, or `host` is one that ssh can log in to."""
+    """Cluster: this machine is its login node, or `host` is a login node reached over ssh."""
 
     host: str | None = choice(
         "submit from this login node, over ssh (this machine is one)", default=None, metavar="USER@HOST"
@@ -85,7 +85,7 @@ class Where:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What sbatch is asked for, and what has torch on the node. `time_s`: of each element of the array."""
+    """Options for sbatch, and for the software on the node. `time_s`: limit of each element of the array."""
 
     partition: str | None = choice("where it may run (the cluster's default)", default=None, metavar="P[,P]")
     account: str | None = choice("who pays (yours, if you have one)", default=None, metavar="A")

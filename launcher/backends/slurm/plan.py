@@ -1,4 +1,4 @@
-"""`launch slurm` before anything is asked of the cluster: what will be submitted. Pure."""
+"""Plan of `launch slurm`: the job that will be submitted, before the cluster is contacted. Pure functions."""
 
 import re
 from collections.abc import Mapping
@@ -17,16 +17,16 @@ from workload.contract.text import minutes, wrapped
 
 USUAL_PYTHON = "python3"
 USUAL_GRES = "gpu:1"
-# What a value of sbatch's options may be: one word, which is no option.
+# Valid value of an sbatch option: one word that does not look like an option.
 VALUE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_@%+=.,:*/()&|!\[\]-]{0,511}")
 GRES = re.compile(r"[a-z][a-z0-9_]*(:[A-Za-z][A-Za-z0-9_.-]*)?(:[1-9][0-9]{0,3})?(,[A-Za-z0-9_.:,-]+)?")
-# A whole option of sbatch: one line, and nothing that begins another.
+# Valid option of sbatch: one line, without a further option in it.
 SBATCH = re.compile(r"--[a-z][a-z0-9-]*(=[^\x00-\x1f\x7f]{1,512})?")
 OURS = ("--array", "--job-name", "--output", "--error", "--open-mode", "--time", "--wrap", "--requeue", "--no-requeue")
 IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/+#-]{0,511}")
 FILE = re.compile(r"(?:~/|/)[^\x00-\x1f\x7f]{1,1023}")
 TEXT_COLUMN = 11
-# What a job with --requeue is started again after, by the PreemptMode of its partition, which a draft does not know.
+# Events after which Slurm starts a job with --requeue again, by the PreemptMode of its partition ("": unknown, draft).
 RESTARTS = {
     "": "a node's failure, and after a preemption unless its partition cancels preempted jobs",
     "REQUEUE": "a preemption or a node's failure",
@@ -36,9 +36,9 @@ RESTARTS = {
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmPlan:
-    """Everything that a launch is about to do; `node`, `gres` and `site` for sure once the cluster was looked at.
+    """Plan of a launch; `node`, `gres` and `site` are final only after the cluster was contacted.
 
-    `zone`: the partition, if one was named. `after`: the number of a check that has to end well first.
+    `zone`: the partition, if one was named. `after`: job number of a check that must succeed first.
     """
 
     request: Request
@@ -54,25 +54,25 @@ class SlurmPlan:
 
     @property
     def attempts(self) -> int:
-        """Slurm starts it again by itself."""
+        """1: Slurm itself starts a preempted job again."""
         return 1
 
     @property
     def zone(self) -> str:
-        """Of a job that waits."""
+        """Partitions of a waiting job, joined by `+`; empty for the default partition."""
         return (self.options.partition or "").replace(",", "+")
 
     @property
     def spec(self) -> RunSpec:
-        """The run as it will be done."""
+        """Options of the run."""
         return RunSpec.from_json(self.request.spec)
 
     def renamed(self, request: Request) -> "SlurmPlan":
-        """The same as a job of its own."""
+        """Copy of the plan with another request, as a job of its own."""
         return replace(self, request=request)
 
     def text(self, width: int | None = None) -> str:
-        """The plan as lines."""
+        """Plan as text for the user."""
         spec, request, options = self.spec, self.request, self.options
         times = "one run" if spec.repeats == 1 else f"{spec.repeats} runs, a process each"
         one = f"{spec.title}, on {spec.where}; {times}"
@@ -110,7 +110,7 @@ class SlurmPlan:
         return f"the nodes' own {self.node.python}"
 
     def sent_text(self) -> str:
-        """The script."""
+        """Script for sbatch."""
         return job_script([self.request], self.options, self.node, gres=self.gres)
 
     def to_json(self) -> dict[str, Any]:
@@ -129,7 +129,7 @@ class SlurmPlan:
 def make_plan(
     resolved: Resolved, options: Options, cluster: Cluster, node: Node, *, now: datetime, token: str, task: Task | None
 ) -> SlurmPlan:
-    """The draft: what the cluster has is not known yet. Raises `UsageError` for options that cannot be."""
+    """Make the draft, before the cluster is contacted. Raises `UsageError` for invalid options."""
     spec = resolved.spec
     _check(options, spec)
     request = Request(
@@ -151,7 +151,7 @@ def make_plan(
 
 
 def _recorded(options: Options, cluster: Cluster) -> dict[str, Any]:
-    """What the launch's record keeps: words alone."""
+    """Options for the launch's record; only values that are single words, or lists of words."""
     words: dict[str, Any] = {
         "host": cluster.login.host if cluster.login else "",
         "account": options.account or "",
@@ -166,7 +166,7 @@ def _recorded(options: Options, cluster: Cluster) -> dict[str, Any]:
 
 
 def _prices(options: Options, now: datetime) -> Mapping[str, Mapping[str, Any]]:
-    """One's own price, whatever the partition is called."""
+    """User's price per hour, for every partition; empty if none is given."""
     if options.usd_per_h is None:
         return {}
     price = asdict(Price(usd_per_h=options.usd_per_h, source="--usd-per-h", read=f"{now:%Y-%m-%d}"))

@@ -1,4 +1,4 @@
-"""Before a job is submitted: look at the cluster, choose its software, send our code, and look at a node once."""
+"""Preparation of a job: look at the cluster, choose its software, send our code, and check a compute node once."""
 
 import hashlib
 import importlib.util
@@ -26,19 +26,19 @@ from workload.contract.text import printable
 from workload.storage.ssh import TRANSFER_LIMIT_S, source_of
 
 GUEST = "launcher/backends/slurm/guest.py"
-# A free node answers within seconds; on a full cluster the sweep waits for the check in the queue.
+# Limit for a check: a free node answers within seconds. On a full cluster, the job waits in the queue behind the check.
 CHECK_S = 60.0
-# One question about it takes so long.
+# Longest wait of one question about a check.
 LOOK_S = 5.0
-# What a node was like is asked again the next day: https://github.com/skypilot-org/skypilot/issues/8830
+# Check a node again after a day: https://github.com/skypilot-org/skypilot/issues/8830
 CHECKED_FOR_S = 24 * 3600.0
 
 
 def node_of(cluster: Cluster, options: Options) -> Node:
-    """What a draft knows of the node, without asking anybody."""
+    """Settings of the node for a draft, without contacting the cluster."""
     code, guest = _code(), source_of(GUEST)
     python = options.python or USUAL_PYTHON
-    # The launcher's own environment on a login node is in a folder that the nodes see, more often than not.
+    # On a login node, the launcher's own environment is usually in a folder that the compute nodes see.
     if options.python is None and cluster.login is None and importlib.util.find_spec("torch") is not None:
         python = sys.executable
     return Node(
@@ -66,7 +66,7 @@ def _hash(content: bytes) -> str:
 
 
 def prepare(draft: SlurmPlan, machines: SlurmMachines) -> SlurmPlan:
-    """The plan as it will be done. Raises `UsageError` or `ToolError` where the cluster cannot do it."""
+    """Make the final plan. Raises `UsageError` or `ToolError` if the cluster cannot do it."""
     node, options = machines.node, draft.options
     site = sites.look_at(node)
     partitions = site.meant(options.partition)
@@ -82,7 +82,7 @@ def prepare(draft: SlurmPlan, machines: SlurmMachines) -> SlurmPlan:
     )
     _send(node, there)
     launched = datetime.fromtimestamp(machines.now_s(), UTC)
-    # Of several partitions the strictest counts: a job that does not come back must say how it ended.
+    # With several partitions, CANCEL in one of them counts: a job that is not requeued must record how it ended.
     is_cancelled = any(partition.preempted == "CANCEL" for partition in partitions)
     preempted = "CANCEL" if is_cancelled else next((partition.preempted for partition in partitions), "")
     request = replace(
@@ -110,13 +110,13 @@ def prepare(draft: SlurmPlan, machines: SlurmMachines) -> SlurmPlan:
 
 
 def _usual_gres(draft: SlurmPlan, partitions: tuple[Partition, ...]) -> str:
-    """A GPU where the partition has any, unless the CPU was asked for."""
+    """GPU request if every partition has GPUs and the device is `auto`; else empty."""
     with_gpus = bool(partitions) and all(partition.gpus for partition in partitions)
     return USUAL_GRES if with_gpus and draft.spec.device is Device.AUTO else ""
 
 
 def _software(site: Site, options: Options, python: str) -> tuple[Software, str]:
-    """What was asked for, or what the cluster has for images; and why."""
+    """Software for the runs, and its description: the requested one, or what the cluster has for images."""
     if not options.image:
         return Software.NONE, f"the nodes' own {python}"
     asked = options.container
@@ -143,7 +143,7 @@ def _software(site: Site, options: Options, python: str) -> tuple[Software, str]
 
 
 def _send(login_node: LoginNode, node: Node) -> None:
-    """Our code and the landlord, if they are not there already."""
+    """Send our code and the landlord file, unless the cluster has them."""
     facts = login_node.ask("facts", program=ANY_MACHINE, python=USUAL_PYTHON, code=node.code, labels=[])
     if not facts["is_writable"]:
         raise ToolError(
@@ -159,7 +159,10 @@ def _send(login_node: LoginNode, node: Node) -> None:
 
 
 def _checked(plan: SlurmPlan, machines: SlurmMachines) -> SlurmPlan:
-    """The plan, once a compute node was looked at; where that waits in the queue, the sweep waits for it there."""
+    """Check a compute node before the job is submitted, once a day for the same request.
+
+    If no node is free, return a plan whose job waits in the queue until the check has succeeded.
+    """
     options, node = plan.options, plan.node
     asked = (options.partition, options.account, options.qos, options.constraint, plan.gres)
     subject = _hash(repr((asked, node.container, node.image, node.python, node.root)).encode())
@@ -171,13 +174,13 @@ def _checked(plan: SlurmPlan, machines: SlurmMachines) -> SlurmPlan:
     if "refused" in begun and not options.sbatch:
         raise explained(begun["refused"], machines.place)
     if "refused" in begun:
-        # A rule of the site may want an option that only the job has: the job's own submission decides.
+        # A rule of the site may require an option that only the job has, not the check. Submitting the job decides.
         note = f"no node was looked at first: {explained(begun['refused'], machines.place)}"
         return replace(plan, notes=(*plan.notes, note))
     job = str(begun["job"])
     try:
         answer = {"job": job, **_awaited(machines.node, name, job)}
-    except BaseException:  # Ctrl-C too: nobody waits for the check any more
+    except BaseException:  # includes Ctrl-C: the check is no longer needed
         with suppress(RooflaunchError):
             machines.node.ask("drop", job=job)
         raise
@@ -191,7 +194,7 @@ def _checked(plan: SlurmPlan, machines: SlurmMachines) -> SlurmPlan:
 
 
 def _awaited(login_node: LoginNode, name: str, job: str) -> dict[str, Any]:
-    """What a check has found, or that it still waits; asked again and again, so that Ctrl-C is heard."""
+    """Wait for the result of a check; asks repeatedly, so that Ctrl-C is handled. `waits`: still in the queue."""
     answer: dict[str, Any] = {}
     for _ in range(math.ceil(CHECK_S / LOOK_S)):
         answer = login_node.ask("await", name=name, job=job, wait_s=min(LOOK_S, CHECK_S))

@@ -1,4 +1,4 @@
-"""What sbatch says when it refuses a job, and what that means."""
+"""Messages of sbatch when it refuses a job, and their meanings."""
 
 import re
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ ACCOUNTS = "sacctmgr show assoc user=$USER format=account,partition,qos"
 
 @dataclass(frozen=True, kw_only=True)
 class Refusal:
-    """`said`: a part of sbatch's message, from slurm's own table of errors (src/common/slurm_errno.c)."""
+    """Meaning and cure of a message; `said`: pattern of it, from Slurm's table of errors (src/common/slurm_errno.c)."""
 
     said: str
     means: str
@@ -81,7 +81,7 @@ REFUSALS = (
 )
 
 
-# What Slurm itself puts before its reason; every other line is from a job_submit plugin, which a site writes.
+# Line in which Slurm gives its reason. Other lines are from a job_submit plugin, which a site writes.
 REASON = re.compile(r"Batch job submission failed: *(.*)")
 OWN = re.compile(
     r"invalid partition specified|can ?not be satisfied|More processors requested|\w+Limit$|\w+Per(User|Job)$"
@@ -89,9 +89,9 @@ OWN = re.compile(
 
 
 def explained(said: str, place: str) -> RooflaunchError:
-    """The error for what sbatch printed, which is quoted.
+    """Error for a refusal by sbatch, with sbatch's message quoted.
 
-    The words of a site's own plugin say more than the reason that Slurm gives for its refusal.
+    Messages of a site's own plugin come first, because they tell more than Slurm's reason.
     """
     lines = [line.removeprefix("sbatch: ").removeprefix("error: ").strip() for line in said.splitlines()]
     lines = list(dict.fromkeys(line for line in lines if line))

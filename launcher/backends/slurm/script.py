@@ -1,6 +1,6 @@
-"""The script that sbatch gets: read by people, submitted by us or by hand. Pure.
+"""Script for sbatch: readable, and submitted by us or by hand. Pure functions.
 
-It holds everything about its elements, one line for each, so that nothing but our code in the shared folder is needed.
+The script has everything about its elements, one line for each, so that only our code in the shared folder is needed.
 """
 
 import json
@@ -12,7 +12,7 @@ from launcher.backends.slurm.options import Options, Software, time_text
 from launcher.jobs.records import Request
 
 CHECK_LIMIT_S = 300
-# What the check job looks at for the cluster's own Python; in one line of a shell.
+# Check of the cluster's Python, in one line of a shell.
 PROBE = (
     "import importlib.metadata as m, sys; "
     "has = {d.metadata['Name'].lower() for d in m.distributions() if d.metadata['Name']}; "
@@ -24,10 +24,10 @@ PROBE = (
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """What an element finds on its node: `root` is our folder, absolute or below the user's own (`~/…`).
+    """Software on a compute node; `root`: our folder, absolute or below the user's home (`~/…`).
 
-    `code` names our code's version in it, `landlord` the file that tells the agent of Slurm. `apptainer`: the program,
-    which older clusters have as `singularity`.
+    `code`: name of our code's version in it; `landlord`: file that tells the agent about Slurm; `apptainer`: the
+    program, called `singularity` on older clusters.
     """
 
     root: str
@@ -42,7 +42,7 @@ class Node:
 
 
 def sbatch_words(options: Options, *, gres: str) -> list[str]:
-    """What decides where a job may run: of a check of the nodes the same as of the job itself."""
+    """Options that decide where a job may run; a check of the nodes has the same as the job."""
     named = {
         "partition": options.partition,
         "account": options.account,
@@ -54,9 +54,9 @@ def sbatch_words(options: Options, *, gres: str) -> list[str]:
 
 
 def job_script(requests: Sequence[Request], options: Options, node: Node, *, gres: str) -> str:
-    """Of an array with an element for each request; its name is that of the first."""
+    """Script of an array with one element for each request; the array is named after the first."""
     name = requests[0].name
-    # sbatch expands nothing in its options: a folder below the user's own is relative, and sbatch is called there.
+    # sbatch does not expand `~` in its options. A folder below the home is relative: sbatch is called in the home.
     folder = f"{node.root.removeprefix('~/')}/arrays/{name}"
     at_a_time = "" if options.at_a_time is None else f"%{options.at_a_time}"
     words = [
@@ -118,12 +118,12 @@ def _lines(words: Sequence[str]) -> str:
 
 
 def _path(path: str) -> str:
-    """A word of a shell."""
+    """Quote a path for the shell; `~/` becomes `"$HOME"/`."""
     return f'"$HOME"/{shlex.quote(path[2:])}' if path.startswith("~/") else shlex.quote(path)
 
 
 def _start(node: Node) -> str:
-    """The agent, in place of the shell: what Slurm sends to the job reaches it."""
+    """Shell lines that replace the shell by the agent, so that Slurm's signals reach the agent."""
     agent = '-u -m launcher.agent "$home"'
     if node.container is Software.PYXIS:
         return (
@@ -153,9 +153,9 @@ def _is_file(image: str) -> bool:
 
 
 def check_script(name: str, options: Options, node: Node, *, gres: str) -> str:
-    """The script of a job of a second that says what a compute node sees of our folder, the image, and Python.
+    """Script of a short job that records what a compute node sees of our folder, the image, and Python.
 
-    It has none of `--sbatch`: options such as `--hold` or `--begin` would keep it in the queue.
+    `--sbatch` options are left out: options such as `--hold` or `--begin` would keep the check in the queue.
     """
     words = [
         "--job-name=rooflaunch-check",

@@ -1,4 +1,4 @@
-"""What a cluster has, as its login node tells it: for the choice of software and GPUs, and for `launch doctor`."""
+"""Facts of a cluster, reported by its login node, to choose software and GPUs and for `launch doctor`."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ UNLIMITED_S = float("inf")
 
 @dataclass(frozen=True, kw_only=True)
 class Gpus:
-    """What one kind of node has: `gpu:t4:2`."""
+    """GPUs of one kind of node, such as `gpu:t4:2`."""
 
     kind: str
     count: int
@@ -35,7 +35,7 @@ class Gpus:
 
 @dataclass(frozen=True, kw_only=True)
 class Partition:
-    """A partition; `limit_s` is how long a job may take there, `preempted` what becomes of one that is preempted."""
+    """Partition; `limit_s`: longest time of a job; `preempted`: Slurm's PreemptMode (fate of a preempted job)."""
 
     name: str
     is_default: bool
@@ -56,7 +56,7 @@ class Partition:
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """The cluster of a login node. `accounts`: (account, partition, qos) of this user, none without accounting."""
+    """Cluster of a login node. `accounts`: (account, partition, qos) of this user; empty without accounting."""
 
     version: str
     root: str
@@ -75,13 +75,13 @@ class Site:
         return f"{self.cluster}, {self.version}, {counted(len(self.partitions), 'partition')}"
 
     def software_for_images(self) -> Software | None:
-        """What starts an image there; None where nothing does."""
+        """Software of the cluster that runs images; None if it has none."""
         if self.pyxis:
             return Software.PYXIS
         return Software.APPTAINER if self.apptainer_path else None
 
     def meant(self, names: str | None) -> tuple[Partition, ...]:
-        """The partitions that were named, else the default one; `UsageError` for one that is not there."""
+        """Partitions of these names (comma-separated), else the default one. Raises `UsageError` for unknown names."""
         if names is None:
             return tuple(partition for partition in self.partitions if partition.is_default)
         by_name = {partition.name: partition for partition in self.partitions}
@@ -92,7 +92,7 @@ class Site:
 
 
 def look_at(node: LoginNode) -> Site:
-    """Ask for everything at once. Raises `ToolError` where there is no Slurm."""
+    """Ask the login node for all facts at once. Raises `ToolError` if it has no Slurm."""
     answer = node.ask("site")
     if not answer["version"]:
         raise ToolError(f"{NO_SBATCH} on {node.cluster.place}", hint=CURE_SBATCH)
@@ -114,7 +114,7 @@ def look_at(node: LoginNode) -> Site:
 
 
 def _partitions(rows: Sequence[Sequence[str]], preempted: Mapping[str, str]) -> tuple[Partition, ...]:
-    """Of sinfo's rows, one for each kind of node: a partition with all its kinds."""
+    """Partitions from rows of sinfo, which has one row for each kind of node in a partition."""
     by_name: dict[str, list[Sequence[str]]] = {}
     for row in rows:
         if len(row) == 8:  # noqa: PLR2004 - far.SINFO's fields
@@ -136,7 +136,7 @@ def _partitions(rows: Sequence[Sequence[str]], preempted: Mapping[str, str]) -> 
 
 
 def parse_gres(text: str) -> tuple[Gpus, ...]:
-    """The GPUs in `gpu:t4:2(S:0-1),shard:8`; none in `(null)`."""
+    """GPUs in a text such as `gpu:t4:2(S:0-1),shard:8`; empty for `(null)`."""
     parts = (GRES.fullmatch(part) for part in re.sub(r"\([^)]*\)", "", text).split(","))
     return tuple(Gpus(kind=part["kind"] or "", count=int(part["count"] or 1)) for part in parts if part)
 
@@ -149,7 +149,7 @@ def _limit_s(text: str) -> float:
 
 
 def require_room(site: Site, partitions: Sequence[Partition], *, gres: str, limit_s: int) -> None:
-    """Refuse what no node there can ever do, before anything is sent."""
+    """Raise `UsageError` for a request that no node of the partitions can ever meet."""
     if not partitions:
         return
     shown = ", ".join(partition.name for partition in partitions)
@@ -172,7 +172,7 @@ PART = CheckPart("slurm")
 
 
 def checks(machines: SlurmMachines) -> Iterator[Check]:
-    """For `launch doctor slurm`."""
+    """Checks for `launch doctor slurm`."""
     try:
         site = look_at(machines.node)
     except RooflaunchError as error:

@@ -1,4 +1,4 @@
-"""Slurm's words for a job's state, and what they are for us. See squeue(1), JOB STATE CODES."""
+"""Slurm's states of a job, and their meaning here. See squeue(1), JOB STATE CODES."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from launcher.backends.door import Condition
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """`why`: what to tell of one that has ended. `queued`: it waits, and neither its start nor its limit has come."""
+    """Meaning of a job's state. `why`: reason of the end; `queued`: the job waits, without start time and deadline."""
 
     condition: Condition
     why: str = ""
@@ -37,7 +37,7 @@ STATES: Mapping[str, State] = {
     "SPECIAL_EXIT": _waits(),
     "RESV_DEL_HOLD": _waits(),
     "RUNNING": _runs(),
-    # Its processes may still be ending.
+    # The job's processes may still be ending.
     "COMPLETING": _runs(),
     "SUSPENDED": _runs(),
     "STOPPED": _runs(),
@@ -58,5 +58,5 @@ STATES: Mapping[str, State] = {
 
 
 def state_of(text: str) -> State:
-    """Of `CANCELLED by 1000` the first word counts. An unknown state is one of a job that is there."""
+    """Meaning of a state, from its first word (as in `CANCELLED by 1000`). An unknown state counts as running."""
     return STATES.get(text.split(maxsplit=1)[0] if text else "", _runs())

@@ -1,1 +1,1 @@
-"""Any machine that one can log in to, as a backend of `launch`."""
+"""Backend for any machine that the user can log in to over ssh."""

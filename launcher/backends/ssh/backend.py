@@ -1,4 +1,4 @@
-"""A machine that one can log in to, as a backend of `launch`."""
+"""Backend `ssh` of `launch`: a machine that the user can log in to."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,13 +16,13 @@ from workload.storage.ssh import Connection, Login, SshFolder, parse_login
 
 @dataclass(frozen=True, kw_only=True)
 class Ssh:
-    """The backend `ssh`; a test may connect otherwise."""
+    """Backend `ssh`; tests replace `connect`."""
 
     name: str = "ssh"
     connect: Callable[[Login], Connection] = Connection
 
     def settings(self, where: Where, options: Options | None = None, *, offline: bool = False) -> Login:
-        """Raises `UsageError` for what ssh could take for something else."""
+        """Login of the options. Raises `UsageError` for an unsafe host name."""
         del options, offline
         return parse_login(where.host, where.port)
 

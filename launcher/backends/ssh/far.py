@@ -1,13 +1,13 @@
-"""What `launch ssh` asks of the other machine: sent there over the connection, and run by its python3.
+"""Requests of `launch ssh` to the other machine: sent there over the connection, and run by its python3.
 
-Python 3.8 or newer, standard library only. In the folder of ours there (`~/.rooflaunch`):
+Python 3.8 or newer, standard library only. Our folder there (`~/.rooflaunch`) contains:
 
     code/<hash>/       our code, once for each version of it
     jobs/<name>/       one job: its request, what it began, its bundles until they are in the store
     launches/, runs/   the store: records and bundles
     busy-<host>        held by the job that runs on this host
 
-That a job runs is told by a lock that its keeper and its agent hold: the system releases it however they end.
+A job runs while its keeper and its agent hold a lock: the system releases the lock however they end.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from typing import IO, Any, BinaryIO
 
 TOOL_LIMIT_S = 30
 SOCKET = Path("/var/run/docker.sock")
-# Who only looks whether a lock is held, holds it for a moment itself.
+# Try a lock repeatedly, because a process that tests the lock holds it for a moment.
 LOCK_TRIES, LOCK_AGAIN_S = 20, 0.05
 KEPT_WITHIN_S = 20.0
-# The keeper gives the agent its time to seal and store what there is, and then clears up, in so many seconds more.
+# After the agent's grace period, the keeper needs this many seconds more to kill what is left of the job.
 CLEARED_WITHIN_S, KILLED_WITHIN_S, LOOK_EVERY_S = 12.0, 5.0, 0.2
 MOST_OUTPUT_BYTES = 1 << 20
-# A file of this size can be written where a disk is not full.
+# Size of the file that is written to test whether the disk is full.
 ROOM_BYTES = 1 << 16
-# An agent that only saves what a job left: how long it may take, how long a question waits for it, how often it is
-# started, and how much later again.
+# For an agent that only saves what a job left: its time limit, how long a question waits for it, how often it is
+# started at most, and the pause between starts.
 SAVING_LIMIT_S, SAVED_WITHIN_S, MOST_TRIES, TRIED_AGAIN_S = 600, 25.0, 5, 30.0
 ASKED = ("words", "environment", "container", "limit_s", "grace_s")
 PROBE = """
@@ -55,15 +55,15 @@ for name in ("torch", "torchvision", "numpy", "psutil"):
         facts[name] = ""
 print(json.dumps(facts))
 """
-# As keeper.py gives it to the processes of its job.
+# Environment variable that keeper.py sets for the processes of its job.
 MARK = b"ROOFLAUNCH_JOB="
-# The number of no process.
+# Stands for no process.
 NOBODY = -1
 GPU_FIELDS = "name,compute_cap,driver_version,memory.total"
 
 
 def main(question: dict[str, Any], payload: BinaryIO) -> tuple[dict[str, Any], Iterable[bytes]]:
-    """The answer to one question; each has the time by this machine's clock."""
+    """Answer one question. Every answer has the time by this machine's clock."""
     root = Path(question["root"]).expanduser()
     blocks: Iterable[bytes] = ()
     do = question["do"]
@@ -86,11 +86,11 @@ def main(question: dict[str, Any], payload: BinaryIO) -> tuple[dict[str, Any], I
     return {"now_s": time.time(), **answer}, blocks
 
 
-# What is there.
+# Facts of the machine.
 
 
 def facts(root: Path, question: dict[str, Any]) -> dict[str, Any]:
-    """Everything that decides whether and how a run can be had here."""
+    """Facts that decide whether and how a run is possible here. First saves what broken-off jobs left."""
     jobs = root / "jobs"
     save(root, sorted(jobs.iterdir()) if jobs.is_dir() else [])
     existing = next(folder for folder in (root, *root.parents) if folder.is_dir())
@@ -109,7 +109,7 @@ def facts(root: Path, question: dict[str, Any]) -> dict[str, Any]:
 
 
 def tool(*words: str) -> str:
-    """What a program prints; empty where it is absent, fails or hangs."""
+    """Output of a program; empty if it is absent, fails or hangs."""
     try:
         done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, timeout=TOOL_LIMIT_S, check=False)
     except (OSError, subprocess.SubprocessError):
@@ -124,7 +124,7 @@ def gpus() -> list[list[str]]:
 
 
 def docker(labels: list[list[str]]) -> dict[str, Any]:
-    """The engine's version, and of each set of labels the newest image that has them; empty without an engine."""
+    """The engine's version, and for each set of labels the newest image that has them; empty without an engine."""
     version = tool("docker", "version", "--format", "{{.Server.Version}}")
     if not version:
         return {"version": "", "is_installed": shutil.which("docker") is not None, "images": []}
@@ -139,7 +139,7 @@ def docker(labels: list[list[str]]) -> dict[str, Any]:
 
 
 def image(name: str) -> str:
-    """The id of an image, pulled if the engine lacks it; empty where it cannot be had."""
+    """Id of an image, pulled if the engine lacks it; empty if that fails."""
     inspect = ("docker", "image", "inspect", "--format", "{{.Id}}", name)
     known = tool(*inspect)
     if known:
@@ -151,7 +151,7 @@ def image(name: str) -> str:
 
 
 def site(python: str) -> dict[str, Any]:
-    """What a Python here has of the trainer's packages; `error` where it is none."""
+    """Versions of the trainer's packages in a Python here; `error`: why the Python cannot be used."""
     path = shutil.which(os.path.expanduser(python))  # noqa: PTH111 - a name or a path
     if path is None:
         return {"error": "there is no such program"}
@@ -162,11 +162,11 @@ def site(python: str) -> dict[str, Any]:
         return {"error": str(error)}
 
 
-# What is sent.
+# Code and images.
 
 
 def put_code(root: Path, question: dict[str, Any], payload: BinaryIO) -> dict[str, Any]:
-    """Unpack our code, whole or not at all; what another launch put there meanwhile is the same."""
+    """Unpack our code, completely or not at all. Does nothing if the folder of this version exists."""
     folder = root / "code" / question["code"]
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder.parent.mkdir(exist_ok=True)
@@ -193,7 +193,7 @@ def put_code(root: Path, question: dict[str, Any], payload: BinaryIO) -> dict[st
 
 
 def build(root: Path, question: dict[str, Any]) -> dict[str, Any]:
-    """Build an image from the code that was sent; what the builder said last, where it failed."""
+    """Build an image from the code that was sent. `last`: the builder's last lines."""
     context = str(root / "code" / question["code"])
     with (root / "build.log").open("wb") as log:
         words = ["docker", "build", "--file", context + "/docker/Dockerfile", *question["words"], context]
@@ -202,11 +202,11 @@ def build(root: Path, question: dict[str, Any]) -> dict[str, Any]:
     return {"code": done.returncode, "last": lines[-15:], "log": str(root / "build.log")}
 
 
-# One job.
+# Start and state of a job.
 
 
 def hold(path: Path) -> IO[str] | None:
-    """The file, locked; None where somebody else holds it."""
+    """Open the file and lock it; None if another process holds the lock."""
     file = path.open("a+")
     for _ in range(LOCK_TRIES):
         with suppress(BlockingIOError):
@@ -218,7 +218,7 @@ def hold(path: Path) -> IO[str] | None:
 
 
 def is_held(path: Path) -> bool:
-    """Whether somebody holds that lock now."""
+    """Whether a process holds that lock now."""
     if not path.exists():
         return False
     with path.open("a+") as file:
@@ -230,7 +230,7 @@ def is_held(path: Path) -> bool:
 
 
 def start(root: Path, question: dict[str, Any]) -> dict[str, Any]:
-    """Have the job running; of one that was started before, how it is. `busy`: another runs on this machine."""
+    """Start the job, unless it was started before, and return its state. `busy`: another job runs on this machine."""
     name = question["name"]
     home = root / "jobs" / name
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -280,14 +280,14 @@ def keep(root: Path, home: Path, job: dict[str, Any], lock: IO[str], busy: IO[st
 
 
 def boot() -> str:
-    """The kernel's name for the time since this machine was started; empty where it has none."""
+    """The kernel's id of the current boot; empty if it has none."""
     with suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return ""
 
 
 def job_of(home: Path, marked: frozenset[str] | None = None) -> dict[str, Any]:
-    """How a job is; empty where none was started in that folder. `marked`: what `marks` found, if it was asked."""
+    """State of a job; empty if none was started in that folder. `marked`: result of `marks`, if known already."""
     try:
         kept = json.loads((home / "kept.json").read_text())
     except (OSError, ValueError):
@@ -301,7 +301,7 @@ def job_of(home: Path, marked: frozenset[str] | None = None) -> dict[str, Any]:
 
 
 def why_gone(home: Path, kept: dict[str, Any]) -> str:
-    """Why a job that has ended may have left no result; empty where nothing is known."""
+    """Why an ended job may have left no result; empty if unknown."""
     reasons = []
     try:
         with tempfile.TemporaryFile(dir=str(home)) as room:
@@ -319,7 +319,10 @@ def why_gone(home: Path, kept: dict[str, Any]) -> str:
 
 
 def look(root: Path, names: list[str] | None) -> list[dict[str, Any]]:
-    """These jobs as far as they were ever started; without names every one that runs. What was left is saved first."""
+    """State of these jobs, without those that were never started. Saves what broken-off jobs left first.
+
+    `names` None: every job that runs.
+    """
     every = sorted((root / "jobs").iterdir()) if (root / "jobs").is_dir() else []
     save(root, every if names is None else [root / "jobs" / name for name in names])
     if names is None:
@@ -329,7 +332,7 @@ def look(root: Path, names: list[str] | None) -> list[dict[str, Any]]:
 
 
 def marks() -> frozenset[str]:
-    """The folders of all jobs of which a process of this user lives: each has its job's as a variable."""
+    """Folders of the jobs with a living process of this user: each process has its job's folder in its environment."""
     found: set[str] = set()
     for path in Path("/proc").glob("[0-9]*/environ"):
         with suppress(OSError):
@@ -338,13 +341,13 @@ def marks() -> frozenset[str]:
     return frozenset(found)
 
 
-# What a job left that was broken off: by a restart of the machine, a full disk, a signal.
+# Jobs that were broken off by a restart of the machine, a full disk or a signal.
 
 
 def save(root: Path, homes: list[Path]) -> None:
-    """Start the agent of each job once more that left bundles and runs no more: it stores them, and says how it ended.
+    """Start the agent of each broken-off job with bundles left once more, to store them and record the job's end.
 
-    Waits for it, all in all for less than a question may take. A disk that is still full is no reason to fail.
+    Waits for the agents, in total for less time than a question may take. A disk that is still full is ignored.
     """
     until_s = time.monotonic() + SAVED_WITHIN_S
     for home in homes:
@@ -363,7 +366,7 @@ def left(home: Path) -> bool:
 
 
 def resume(root: Path, home: Path) -> bool:
-    """Whether the agent was started to save; not while another job runs here, nor again and again in vain."""
+    """Start the agent to save. Returns False if another job runs here, or after too many or too recent attempts."""
     mark = home / "saving"
     tried = len(mark.read_text()) if mark.exists() else 0
     if tried >= MOST_TRIES or (tried and time.time() - mark.stat().st_mtime < TRIED_AGAIN_S):
@@ -385,7 +388,10 @@ def resume(root: Path, home: Path) -> bool:
 
 
 def output(root: Path, question: dict[str, Any]) -> tuple[dict[str, Any], Iterable[bytes]]:
-    """What a job that runs printed from `start` on, in whole lines; of one that has ended the store has it all."""
+    """New log output of a running job from byte `start` on, in whole lines; empty once the job has ended.
+
+    After the end, the store has the whole log.
+    """
     content = b""
     if is_held(root / "jobs" / question["name"] / "lock"):
         with (root / "launches" / question["name"] / "startup.log").open("rb") as log:
@@ -396,11 +402,11 @@ def output(root: Path, question: dict[str, Any]) -> tuple[dict[str, Any], Iterab
     return {"bytes": len(content)}, [content]
 
 
-# Its end.
+# End of a job.
 
 
 def stop(home: Path, grace_s: float) -> str:
-    """End a job in order, then by force; why it is not confirmed, or empty."""
+    """End a job in order, then by force. Returns why its end is not confirmed; empty if it is."""
     job = job_of(home)
     if not job or not job["is_running"]:
         return ""
@@ -408,7 +414,7 @@ def stop(home: Path, grace_s: float) -> str:
         return f"it runs on {job['host']}, and this is {platform.node()}"
     is_kept = is_held(home / "lock")
     for number, within_s in ((signal.SIGTERM, grace_s + CLEARED_WITHIN_S), (signal.SIGKILL, KILLED_WITHIN_S)):
-        # In order by the keeper, where it lives.
+        # If the keeper lives, it ends the job in order.
         alone = number == signal.SIGTERM and is_kept and session_of(job["pid"]) == job["pid"]
         for pid in [job["pid"]] if alone else everything(home, job, is_kept=is_kept):
             with suppress(OSError):  # it has ended, or runs as another user
@@ -425,33 +431,33 @@ def stop(home: Path, grace_s: float) -> str:
 
 
 def keepers(home: Path) -> dict[str, Any]:
-    """What the job's own keeper.py has: it knows how the processes of its job are found."""
+    """Names defined in the job's own keeper.py, which knows how to find the processes of its job; {} if unreadable."""
     with suppress(OSError):
         return runpy.run_path(str(home / "keeper.py"))
     return {}
 
 
 def everything(home: Path, job: dict[str, Any], *, is_kept: bool) -> list[int]:
-    """The living processes of a job. `is_kept`: the number of its keeper has not been given to another since."""
+    """Living processes of a job. `is_kept`: its keeper's process number still belongs to the keeper."""
     session = members(job["pid"]) if is_kept else []
     return sorted({*session, *living(home, job, keeper=job["pid"] if is_kept else NOBODY)})
 
 
 def living(home: Path, job: dict[str, Any], keeper: int = NOBODY) -> list[int]:
-    """The living processes of a job that its control group, its mark and, if given, its keeper tell of."""
+    """Living processes of a job, found by its control group, its mark and, if given, its keeper."""
     find = keepers(home).get("members")
     return list(find(home, keeper, job.get("group", ""))) if find and job.get("host") == platform.node() else []
 
 
 def remove_containers(home: Path, name: str) -> None:
-    """Of a job that runs in containers: the agent's and the trainer's."""
+    """Remove the containers of a job, the agent's and the trainer's; `name` is empty for a job without."""
     if name:
         others = tool("docker", "ps", "-aq", "--filter", f"volume={home}/results").split()
         tool("docker", "rm", "-f", name, *others)
 
 
 def members(session: int) -> list[int]:
-    """The processes of a session, without those that have ended and were not waited for."""
+    """Living processes of a session."""
     if Path("/proc/self/stat").exists():
         pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
     else:
@@ -460,7 +466,7 @@ def members(session: int) -> list[int]:
 
 
 def session_of(pid: int) -> int:
-    """The session of a living process; 0 for one that is gone."""
+    """Session of a living process; 0 for a process that has ended."""
     try:
         if os.path.exists("/proc/self/stat"):  # noqa: PTH110 - asked for every process
             text = Path(f"/proc/{pid}/stat").read_text(errors="replace")

@@ -1,10 +1,12 @@
-"""Keeps one job of rooflaunch running on this machine and ends it at its time limit: `keeper.py JOB_FOLDER`.
+"""Runs one job of rooflaunch on this machine and ends it at its time limit: `keeper.py JOB_FOLDER`.
 
-Copied into the job's folder and started there by far.py, in a session of its own. Python 3.8 or newer, standard library
-only. The agent does the work; one that breaks off is started once more, to save what there is. What is left of the job
-when this process ends is killed, also a process with a session of its own: all of them are in a control group where
-this user may make one; orphans become children of this process (a subreaper); and each inherits a mark in its
-environment, by which far.py finds it once this process was killed. What could not be ended is named in the log.
+far.py copies this program into the job's folder and starts it in a session of its own. Python 3.8 or newer, standard
+library only. The agent does the work. An agent that breaks off is started once more, to save what there is.
+
+When this process ends, it kills what is left of the job, including processes in sessions of their own. Three ways find
+them: a control group, if this user may create one; orphans become children of this process (a subreaper); and each
+process inherits a mark in its environment, by which far.py finds it if this process was killed. Processes that could
+not be ended are named in the log.
 """
 
 from __future__ import annotations
@@ -26,14 +28,14 @@ from typing import Any
 
 CLEARED_WITHIN_S = 5.0
 ATTEMPTS = 2
-# The variable with the job's folder that every process of the job inherits.
+# Environment variable with the job's folder, inherited by every process of the job.
 MARK = "ROOFLAUNCH_JOB"
 PR_SET_CHILD_SUBREAPER = 36
 SHOWN_COMMAND = 60
 
 
 class Keeper:
-    """One job; `job` as far.py wrote it."""
+    """Runner of one job; `job`: the settings that far.py wrote."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
@@ -43,7 +45,7 @@ class Keeper:
         self.group = make_group(home.name)
         with suppress(OSError, AttributeError):  # not on Linux
             ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        # Signals arrive as bytes here, so that waiting costs nothing while a run is measured.
+        # Signals arrive as bytes in a pipe, so that waiting needs no polling while a run is measured.
         self.awake, wake = os.pipe()
         os.set_blocking(wake, False)
         signal.set_wakeup_fd(wake)
@@ -51,16 +53,16 @@ class Keeper:
             signal.signal(number, self.on_signal)
 
     def on_signal(self, number: int, _: object) -> None:
-        """Somebody wants an end, or a child has ended."""
+        """Handle a signal: a request to end, or the end of a child."""
         self.is_asked = self.is_asked or number != signal.SIGCHLD
 
     def run(self) -> None:
-        """From here to the end of everything that was started."""
+        """Run the job, up to the end of every process that was started."""
         now = datetime.now(timezone.utc)
         kept: dict[str, Any] = {
             "pid": os.getpid(),
             "host": platform.node(),
-            # Of a job that was broken off, whose agent only saves what it left, the time of the first start.
+            # For a job that was broken off, and whose agent now only saves, the time of the first start.
             "created_s": self.job.get("created_s") or now.timestamp(),
             "container": self.job["container"],
             "boot": self.job.get("boot", ""),
@@ -82,8 +84,8 @@ class Keeper:
         leave_group(self.group)
 
     def attempt(self) -> int:
-        """Run the agent to its end, its limit, or until somebody asks for an end."""
-        # The agent holds the job's locks too: a job whose keeper was killed is not gone.
+        """Run the agent to its end, to its limit, or until an end is requested. Returns its exit code."""
+        # The agent holds the job's locks too, so that a job whose keeper was killed still counts as running.
         environment = {**os.environ, **self.job["environment"], MARK: str(self.home)}
         paths = [paths["PYTHONPATH"] for paths in (self.job["environment"], os.environ) if paths.get("PYTHONPATH")]
         environment["PYTHONPATH"] = os.pathsep.join(paths)
@@ -106,11 +108,11 @@ class Keeper:
             say("the agent does not end: killed")
             agent.kill()
         code = agent.wait()
-        # Asked for an end, it has come to one; only what it left is saved by another start.
+        # An agent that ended on request is not started again, unless a signal killed it: then another start saves.
         return 0 if self.is_asked and code >= 0 else code
 
     def wait(self, most_s: float) -> None:
-        """Until a signal comes."""
+        """Wait for a signal, at most `most_s` seconds."""
         if select.select([self.awake], [], [], max(0.0, most_s))[0]:
             os.read(self.awake, 4096)
 
@@ -133,13 +135,13 @@ class Keeper:
                 with suppress(OSError):  # it has ended, or runs as another user
                     os.kill(pid, number)
             time.sleep(0.2)
-            # Orphans are our children now.
+            # Orphans have become our children, so we must wait for them.
             with suppress(ChildProcessError):
                 while os.waitpid(-1, os.WNOHANG)[0]:
                     pass
 
     def tidy(self) -> None:
-        """Remove what the store has, and what was downloaded for this job alone."""
+        """Remove the bundles that the store has, and the data downloaded for this job."""
         with suppress(OSError):
             for run_id in (self.home / "uploaded").read_text().split():
                 shutil.rmtree(self.home / "results" / Path(run_id).name, ignore_errors=True)
@@ -147,7 +149,7 @@ class Keeper:
 
 
 def make_group(name: str) -> str:
-    """Move this process into a new control group (version 2) below its own; its path, empty where that may not be."""
+    """Create a control group (version 2) below this process's own and enter it. Returns its path; empty if refused."""
     try:
         own = next(line[3:] for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::"))
         mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
@@ -160,7 +162,7 @@ def make_group(name: str) -> str:
 
 
 def leave_group(group: str) -> None:
-    """Move this process out of its group, and remove that if nothing else is in it."""
+    """Move this process out of its control group, and remove the group if it is empty."""
     if group:
         with suppress(OSError):
             (Path(group).parent / "cgroup.procs").write_text("0")
@@ -168,7 +170,7 @@ def leave_group(group: str) -> None:
 
 
 def members(home: Path, keeper: int, group: str) -> list[int]:
-    """The living processes of a job but its keeper, whatever session they have; none without /proc."""
+    """Living processes of a job, except its keeper, whatever their session; empty without /proc."""
     held = set()
     with suppress(OSError):
         held = set((Path(group) / "cgroup.procs").read_text().split()) if group else set()
@@ -188,7 +190,7 @@ def members(home: Path, keeper: int, group: str) -> list[int]:
 
 
 def mark_of(process: Path) -> str:
-    """The job whose mark a process has; empty for one of nobody's or of another user."""
+    """Job folder in the mark of a process; empty if it has no mark, or belongs to another user."""
     with suppress(OSError):
         for variable in (process / "environ").read_bytes().split(b"\0"):
             if variable.startswith(MARK.encode() + b"="):
@@ -197,7 +199,7 @@ def mark_of(process: Path) -> str:
 
 
 def named(pid: int) -> str:
-    """A process as a person looks for it: its number and the start of its command."""
+    """Text for a person to identify a process: its number and the start of its command."""
     words = b""
     with suppress(OSError):
         words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
@@ -205,7 +207,7 @@ def named(pid: int) -> str:
 
 
 def say(text: str) -> None:
-    """Print, unless the log lies on a disk that is full."""
+    """Print a line; ignore a full disk under the log."""
     with suppress(OSError):
         os.write(sys.stdout.fileno(), (text + "\n").encode())
 

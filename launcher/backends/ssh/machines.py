@@ -1,4 +1,4 @@
-"""The jobs on one machine that one can log in to, as every backend shows its machines."""
+"""Jobs on one machine reached over ssh, behind the interface that every backend has."""
 
 import io
 import time
@@ -16,11 +16,11 @@ from workload.storage.ssh import QUESTION_LIMIT_S, Connection, LostError, source
 ROOT = "~/.rooflaunch"
 PROGRAM = "launcher/backends/ssh/far.py"
 KEEPER = "launcher/backends/ssh/keeper.py"
-# far.py waits for a job's end itself: each of those that are stopped at once may need nearly a minute.
+# Limit per job for stopping: far.py waits for the end of each job, which may take nearly a minute.
 STOP_LIMIT_S = 90.0
-# For an agent that does not end: it is asked at the limit, or when somebody stops the job, and killed so much later.
+# Time from the request to end (at the limit, or when somebody stops the job) until an agent is killed.
 GRACE_S = 30.0
-# The keeper ends a job at its deadline, some seconds late.
+# Delay after which a job past its deadline is a leftover: the keeper ends a job some seconds late.
 LATE_S = 60.0
 
 
@@ -33,7 +33,7 @@ class SshMachines:
         self._connection, self._monotonic = connection, monotonic
         self._program = source_of(PROGRAM)
         self._calls: Counter[str] = Counter()
-        # What to add to our monotonic clock for the time by the machine's own.
+        # Offset from our monotonic clock to the machine's own clock.
         self._offset_s: float | None = None
 
     @property
@@ -47,7 +47,7 @@ class SshMachines:
     def ask(
         self, do: str, *, payload: bytes = b"", sink: Any = None, within_s: float = QUESTION_LIMIT_S, **question: Any
     ) -> dict[str, Any]:
-        """What far.py answers; raises as `Connection.ask` does."""
+        """Ask far.py on the machine and return its answer. Raises as `Connection.ask` does."""
         self._calls[do] += 1
         asked = {"do": do, "root": ROOT, **question}
         answer = self._connection.ask(self._program, asked, payload=payload, sink=sink, limit_s=within_s)
@@ -61,7 +61,7 @@ class SshMachines:
         return self._monotonic() + self._offset_s
 
     def submit(self, plan: SshPlan, tell: Tell) -> Submitted:
-        """Start the job in a session of its own there. Another that runs on this machine would disturb both."""
+        """Start the job there in a session of its own. Raises `NoCapacityError` if another job of ours runs there."""
         assert plan.start is not None
         tell(f"starting the job on {self.place}")
         answer = self.ask(
@@ -99,7 +99,7 @@ class SshMachines:
         return Listing(there=tuple(jobs))
 
     def stop(self, machines: Sequence[Machine | Leftover]) -> Sequence[Removed]:
-        """End these jobs, in order first and then by force; far.py looks itself whether any process is left."""
+        """End these jobs, first in order, then by force; far.py checks whether any process is left."""
         host = self._connection.login.host
         names = [machine.name for machine in machines if NAME.fullmatch(machine.name)]
         try:
@@ -120,12 +120,12 @@ class SshMachines:
         return Output(text=content.decode(errors="replace"), next_start=start + len(content))
 
     def phases(self, machine: Machine) -> Mapping[str, str]:
-        """Its heartbeat comes within a second of its start."""
+        """Empty: the heartbeat, which has the phases, comes within a second of the start."""
         del machine
         return {}
 
     def leftovers(self) -> Listing[Leftover]:
-        """Jobs past their limit, whose keeper was killed."""
+        """Jobs past their limit because their keeper was killed."""
         now_s = self.now_s()
         left = [
             Leftover(kind=self.noun, name=job.name, zone=job.zone, why="it is past its limit, and nothing ends it")
@@ -135,11 +135,11 @@ class SshMachines:
         return Listing(there=tuple(left))
 
     def _machine(self, job: Mapping[str, Any]) -> Machine | None:
-        """None for a job that was never started."""
+        """Machine of a job's description; None if the job was never started or its description is damaged."""
         try:
             name, created_s, deadline_s = str(job["name"]), float(job["created_s"]), float(job["deadline_s"])
             is_running = bool(job["is_running"])
-        except (KeyError, TypeError, ValueError):  # its file there is damaged, or somebody else's
+        except (KeyError, TypeError, ValueError):  # the job's file is damaged, or not ours
             return None
         return Machine(
             name=name,

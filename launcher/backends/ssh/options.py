@@ -1,4 +1,4 @@
-"""The command `launch ssh`: what it is asked for beside the run. Light: `launch --help` loads it."""
+"""Options of the command `launch ssh` beside those of the run. Imports little: `launch --help` loads this module."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from launcher.kinds import Runtime
 from launcher.sizes import limit_s
 
 DEFAULT_LIMIT_S = 3600
-# \b keeps the lines as they are.
+# \b keeps the line breaks of the help text.
 EXAMPLES = """\b
 Examples:
   launch ssh --host user@box --dry-run
@@ -29,7 +29,7 @@ COMMAND = Command(
 
 @dataclass(frozen=True, kw_only=True)
 class Where:
-    """Which machine: `host` is `[USER@]HOST`, as ssh takes it, or an alias of ~/.ssh/config."""
+    """Machine: `host` is `[USER@]HOST`, as ssh takes it, or an alias of ~/.ssh/config."""
 
     host: str = choice("the machine, or an alias of ~/.ssh/config", metavar="USER@HOST")
     port: int | None = choice("where its ssh listens (that of ~/.ssh/config)", default=None, metavar="N")
@@ -37,7 +37,7 @@ class Where:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """`python` is the machine's own for `--runtime process`, `image` one that its Docker engine has or can pull."""
+    """Options of the machine. `python`: for `--runtime process`; `image`: one that its engine has or can pull."""
 
     runtime: Runtime = choice("auto: a container if its image is there, else a process", default=Runtime.AUTO)
     python: str | None = choice("the machine's Python with torch, for a process", default=None, metavar="PATH")

@@ -1,4 +1,4 @@
-"""`launch ssh` before anything happens on the machine: what will run there, and how. Pure."""
+"""Plan of `launch ssh`: the job and how it will run, before the machine is contacted. Pure functions."""
 
 import re
 import shlex
@@ -17,16 +17,16 @@ from workload.contract.task import Task
 from workload.contract.text import minutes, wrapped
 from workload.storage.ssh import Login
 
-# Characters of a host that a launch's name and place may have, and how many of them.
+# Characters of a host name to replace in a launch's name and place, and the most characters to keep.
 NAMED, MOST_NAMED = re.compile(r"[^a-z0-9]+"), 24
-# In a dry run nobody is asked where the user's folder lies there.
+# Placeholder of our folder in a dry run, which does not ask the machine for the user's home.
 UNASKED_ROOT = "/~/.rooflaunch"
 TEXT_COLUMN = 11
 
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """What is started there: `words` in the job's folder, with these variables; `container`: the agent's, if any."""
+    """Command to start in the job's folder: words, environment, and `container`: name of the agent's, if any."""
 
     words: tuple[str, ...]
     environment: Mapping[str, str]
@@ -35,7 +35,7 @@ class Start:
 
 @dataclass(frozen=True, kw_only=True)
 class SshPlan:
-    """Everything that a launch is about to do; `start` and `machine` once the machine was looked at."""
+    """Plan of a launch; `start` and `machine` are known only after the machine was contacted."""
 
     request: Request
     login: Login
@@ -47,28 +47,28 @@ class SshPlan:
 
     @property
     def attempts(self) -> int:
-        """Nobody takes the machine back."""
+        """1: nobody takes the machine away."""
         return 1
 
     @property
     def spec(self) -> RunSpec:
-        """The run as it will be done."""
+        """Options of the run."""
         return RunSpec.from_json(self.request.spec)
 
     @property
     def specs(self) -> list[RunSpec]:
-        """The options of each run."""
+        """Options of each run."""
         return [run.spec for run in self.request.work.runs]
 
     @property
     def estimate(self) -> Estimate:
-        """Nobody knows how fast the machine is."""
+        """Estimate without a time for a run, because the machine's speed is unknown."""
         usd_per_h = self.options.usd_per_h
         most_usd = usd_per_h * self.request.limit_s / 3600 if usd_per_h else None
         return Estimate(limit_s=self.request.limit_s, usd_per_h=usd_per_h, most_usd=most_usd)
 
     def renamed(self, request: Request) -> "SshPlan":
-        """The same as a job of its own, in a folder and a container of its own."""
+        """Copy of the plan with another request, as a job with its own folder and container."""
         before, start = self.request.name, self.start
         if start is not None:
             words = tuple(word.replace(before, request.name) for word in start.words)
@@ -76,7 +76,7 @@ class SshPlan:
         return replace(self, request=request, start=start)
 
     def text(self, width: int | None = None) -> str:
-        """The plan as lines."""
+        """Plan as text for the user."""
         spec, request = self.spec, self.request
         times = "one run" if spec.repeats == 1 else f"{spec.repeats} runs, a process each"
         price = f"{self.options.usd_per_h:g} USD per hour, as you said" if self.options.usd_per_h else "none is counted"
@@ -98,7 +98,7 @@ class SshPlan:
         return "\n".join(wrapped(text, width, indent=TEXT_COLUMN, first=name) for name, text in rows if text)
 
     def sent_text(self) -> str:
-        """What is started there."""
+        """Command that starts the job."""
         return "decided once the machine was looked at" if self.start is None else shlex.join(self.start.words)
 
     def to_json(self) -> dict[str, Any]:
@@ -117,9 +117,9 @@ class SshPlan:
 def make_plan(
     resolved: Resolved, options: Options, login: Login, *, now: datetime, token: str, task: Task | None = None
 ) -> SshPlan:
-    """The draft: what the machine has is not known yet. Raises `UsageError` for options that exclude each other.
+    """Make the draft, before the machine is contacted. Raises `UsageError` for options that exclude each other.
 
-    `task`: the runs of a sweep in place of the resolved spec's.
+    `task`: runs of a sweep, in place of the resolved spec's.
     """
     _check(options)
     task = task.mapped(RunSpec.checked) if task else None
@@ -142,7 +142,7 @@ def make_plan(
 
 
 def _runtime_asked_for(options: Options) -> str:
-    """What is known of the runtime before the machine is asked; `prepare` holds to it."""
+    """Text on the runtime before the machine is contacted; `prepare` keeps to it."""
     if options.python or options.runtime is Runtime.PROCESS:
         return f"process: asked for; by {options.python or 'its python3'}"
     if options.image or options.runtime is Runtime.DOCKER:
@@ -167,7 +167,7 @@ def _check(options: Options) -> None:
 
 
 def _prices(usd_per_h: float | None, host: str, now: datetime) -> dict[str, dict[str, Any]]:
-    """One's own price, by the words with which launcher and machine look it up."""
+    """User's price per hour, by the host's region and by the empty one; empty if none is given."""
     if usd_per_h is None:
         return {}
     price = asdict(Price(usd_per_h=usd_per_h, source="--usd-per-h", read=f"{now:%Y-%m-%d}"))

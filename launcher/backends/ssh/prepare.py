@@ -1,4 +1,4 @@
-"""Before a job starts on a machine: look at it, choose a runtime, and have our code or an image there."""
+"""Preparation of a job: look at the machine, choose a runtime, and send our code or provide an image."""
 
 import hashlib
 from collections.abc import Sequence
@@ -20,12 +20,12 @@ from workload.storage.ssh import TRANSFER_LIMIT_S
 
 BUILD_LIMIT_S = 3600.0
 SOCKET = "/var/run/docker.sock"
-# The machine's own root, in the agent's container.
+# Mount point of the machine's root in the agent's container.
 HOST = "/host"
 
 
 def prepare(draft: SshPlan, machines: SshMachines) -> SshPlan:
-    """The plan as it will be done. Raises `ToolError` where the machine cannot do it."""
+    """Make the final plan. Raises `ToolError` if the machine cannot do it."""
     specs, options = draft.specs, draft.options
     code = images.make_recipe(images.require_flavour(CPU_FLAVOUR)).context()
     code_name = hashlib.sha256(code).hexdigest()[:16]
@@ -65,7 +65,7 @@ def _require_possible(place: str, site: Site, specs: Sequence[RunSpec]) -> None:
 def _runtime(
     place: str, options: Options, specs: Sequence[RunSpec], site: Site, *, with_gpu: bool
 ) -> tuple[Runtime, str]:
-    """What was asked for, else what is there already, else what can be made there, for all runs alike; and why."""
+    """Runtime for all runs, and why: the requested one, else an available one, else one that can be built there."""
     no_process = site.why_no_process()
     no_container = NO_COMPILER if any(spec.compile for spec in specs) else ""
     if any(spec.device is Device.MPS for spec in specs):
@@ -91,7 +91,7 @@ def _runtime(
 
 
 def _process(site: Site, code_name: str, name: str) -> Start:
-    """The agent by the machine's own Python, from the code that was sent."""
+    """Command that starts the agent with the machine's own Python, from the code that was sent."""
     home, commit = f"{site.root}/jobs/{name}", images.current_commit()
     environment = {"PYTHONPATH": f"{site.root}/code/{code_name}", "PYTHONDONTWRITEBYTECODE": "1"}
     return Start(
@@ -101,7 +101,7 @@ def _process(site: Site, code_name: str, name: str) -> Start:
 
 
 def _container(site: Site, image: str, name: str) -> Start:
-    """The agent in a container of the image, as on a rented machine: it starts the trainer's beside it."""
+    """Command that starts the agent in a container, as on a rented machine; the agent starts the trainer's."""
     home = f"{site.root}/jobs/{name}"
     words = ["docker", "run", "--rm", "--name", name, "--user", site.user]
     words += ["--volume", f"{SOCKET}:{SOCKET}", "--group-add", str(site.docker["group"])]
@@ -112,7 +112,7 @@ def _container(site: Site, image: str, name: str) -> Start:
 
 
 def _image(machines: SshMachines, options: Options, site: Site, code_name: str, *, flavour: str) -> str:
-    """The id of the image that was named, of the one for this code, or of one that is built there now."""
+    """Id of the image: the named one, else the one for this code, which is built there if missing."""
     if options.image:
         answer = machines.ask("image", image=options.image, within_s=BUILD_LIMIT_S)
         if not answer["id"]:

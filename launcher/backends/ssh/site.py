@@ -1,4 +1,4 @@
-"""What the machine at the other end has, as far.py tells it: for the choice of a runtime, and for `launch doctor`."""
+"""Facts of the machine, reported by far.py, to choose a runtime and for `launch doctor`."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -13,17 +13,17 @@ from launcher.machine.runtime import CPU_FLAVOUR
 from workload.contract.errors import ToolError
 from workload.contract.text import counted
 
-# What our code is written for.
+# Oldest Python that runs our code.
 LEAST_PYTHON = (3, 11)
 PACKAGES = ("torch", "torchvision", "numpy", "psutil")
 USUAL_PYTHON = "python3"
-# Our code has 2 MB and a bundle with a profile 100 MB, which lies there twice until the job has ended.
+# Disk space for a run: our code has 2 MB, and a bundle with a profile 100 MB, stored twice until the job has ended.
 NEEDED_BYTES = 10**9
 
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """The machine; `python`: a Python of its own and which packages that has; `images`: ids by flavour."""
+    """Machine; `python`: a Python of its own and the versions of its packages; `images`: ids by flavour."""
 
     host: str
     root: str
@@ -43,7 +43,7 @@ class Site:
 
     @property
     def flavour(self) -> str:
-        """Of the image that has code for its first GPU; empty where no image has."""
+        """Flavour of the image that supports the first GPU; the CPU's without a GPU; empty if no image supports it."""
         if not self.gpus:
             return CPU_FLAVOUR
         major, _, minor = self.gpus[0][1].partition(".")
@@ -52,12 +52,12 @@ class Site:
 
     @property
     def python_shown(self) -> str:
-        """`/usr/bin/python3 3.11.2 with torch 2.5.1`."""
+        """Text such as `/usr/bin/python3 3.11.2 with torch 2.5.1`."""
         version = ".".join(map(str, self.python.get("version", ())))
         return f"{self.python.get('path', '')} {version} with torch {self.python.get('torch') or 'missing'}"
 
     def why_no_process(self) -> str:
-        """Why its Python cannot run the trainer; empty if it can."""
+        """Reason why the machine's Python cannot run the trainer; empty if it can."""
         if error := self.python.get("error"):
             return f"its Python cannot be used: {error}"
         if tuple(self.python["version"][:2]) < LEAST_PYTHON:
@@ -66,7 +66,7 @@ class Site:
         return f"{self.python['path']} lacks {', '.join(missing)}" if missing else ""
 
     def why_no_container(self, *, with_gpu: bool) -> str:
-        """Why its Docker engine cannot run the trainer; empty if it can."""
+        """Reason why the machine's Docker engine cannot run the trainer; empty if it can."""
         if not self.docker["version"]:
             return "its Docker engine does not answer us" if self.docker["is_installed"] else "it has no Docker"
         if with_gpu and not self.docker["has_gpus"]:
@@ -79,12 +79,12 @@ PYTHON_CURE = "--python PATH of one that has them, or there: pip install torch t
 
 @cache
 def inputs_by_flavour() -> Mapping[str, str]:
-    """What an image for this code has as its label."""
+    """Label by flavour that an image for this code has."""
     return {name: images.make_recipe(flavour).inputs for name, flavour in images.load_flavours().items()}
 
 
 def look_at(machines: SshMachines, *, python: str = USUAL_PYTHON, code: str = "none") -> Site:
-    """Ask the machine for everything at once; `code` names the version of ours that it may have already."""
+    """Ask the machine for all facts at once; `code`: version of our code that the machine may have already."""
     inputs = inputs_by_flavour()
     labels = [[f"{images.FLAVOUR_LABEL}={name}", f"{images.INPUTS_LABEL}={text}"] for name, text in inputs.items()]
     answer = machines.ask("facts", python=python, code=code, labels=labels)
@@ -104,7 +104,7 @@ def look_at(machines: SshMachines, *, python: str = USUAL_PYTHON, code: str = "n
 
 
 def checks(machines: SshMachines) -> Iterator[Check]:
-    """For `launch doctor ssh`."""
+    """Checks for `launch doctor ssh`."""
     part = CheckPart("ssh")
     try:
         site = look_at(machines)
@@ -125,7 +125,7 @@ def checks(machines: SshMachines) -> Iterator[Check]:
     if not site.gpus:
         yield part.note("GPU", "nvidia-smi shows none: runs take the CPU")
     no_process, no_container = site.why_no_process(), site.why_no_container(with_gpu=bool(site.gpus))
-    # Either of the two will do.
+    # One of the two is enough, so only the lack of both is a problem.
     bad = part.problem if no_process and no_container else part.note
     yield bad("process", no_process, PYTHON_CURE) if no_process else part.ok("process", site.python_shown)
     if no_container:
