@@ -295,7 +295,7 @@ def _pairs_of(
     shared: Mapping[str, Any],
     baseline: _Baseline | None,
 ) -> Iterator[Pair]:
-    """Pairs of each pool of a side with each matching pool of another side; a baseline is always the left side."""
+    """Pair each pool of a side with each matching pool of another side; a baseline is always the left side."""
     ordered = sorted(sides.items(), key=lambda item: _order(item[0]))
     chosen: Iterable[tuple[tuple[Any, Sequence[Case]], tuple[Any, Sequence[Case]]]] = combinations(ordered, 2)
     if baseline is not None:

@@ -33,7 +33,7 @@ from workload.contract.until import FIRST_LOOK, alone, precision
 
 # n order statistics cover at most 1 - 2 x 0.5^n: 0.9375 for 5, 0.969 for 6.
 RUNS_FOR_ORDER_STATISTICS = 6
-# Fewer independent steps give an uselessly wide interval: the 95 % quantile of t with 1 degree of freedom is 12.7.
+# Fewer independent steps give a uselessly wide interval: 12.7 standard errors to either side with 1 degree of freedom.
 LEAST_EFFECTIVE_STEPS = 3.0
 
 

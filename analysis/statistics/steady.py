@@ -58,9 +58,9 @@ class Change:
 class SteadyState:
     """Whether a run is steady after its first `warmup_steps`, which are slower. `steady`: None if it cannot be judged.
 
-    `drift`: of the steps after the warm-up. `change` or `drifts`: why the run is not steady. `visible`: smallest change
-    of a fifth of the steps that would be found 9 times out of 10, as a share of the median. `stalls` are separate: a
-    run with stalls may be steady between them.
+    `drift`: of the steps after the warm-up. `change` or `drifts` (never both): why the run is not steady. `visible`:
+    smallest change of a fifth of the steps that would be found 9 times out of 10, as a share of the median. `stalls`
+    are separate: a run with stalls may be steady between them.
     """
 
     n: int

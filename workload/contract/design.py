@@ -336,7 +336,7 @@ class _Fit:
 
 
 def _of_position(cell: _Cell, number: int, starts: float) -> float:
-    """Value of term `number`. 0: 1 after the first run; 1: positions after the second; n: 1 at n - 1 after the first."""
+    """Value of term `number`. 0: 1 after the first run; 1: positions after the second; n: 1 if n - 1 after first."""
     after = (cell.position or 0.0) - starts
     if number == 0:
         return min(after, 1.0)

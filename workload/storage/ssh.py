@@ -47,7 +47,7 @@ ADDRESS = re.compile(r"ssh://(?P<login>([^@/]*@)?(\[[^]/]*\]|[^:/]*))(:(?P<port>
 EXAMPLE = "ssh://USER@HOST/~/.rooflaunch"
 MAX_PORT = 65535
 DEFAULT_PORT = 22
-# A machine is unreachable if ssh gets no sign of life for 30 s; a request itself may take longer to answer.
+# A machine is unreachable if ssh gets no reply to its probes for 30 s; our own requests may take longer to answer.
 SSH_OPTIONS = {
     "BatchMode": "yes",
     "ConnectTimeout": "15",
