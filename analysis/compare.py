@@ -1,7 +1,7 @@
-"""Places, devices, precisions or versions against each other: how much faster, how sure, and what would be seen. Pure.
+"""Comparison of places, devices, precisions or versions: ratio, certainty, smallest detectable difference. Pure.
 
-The figure of a run is its images over its wall time; the variation of its steps is put around it. Runs of both sides
-that share two blocks or more are compared within their blocks, whatever interval that gives; others as two samples.
+The figure of a run is its images over its wall time. If both sides share two blocks or more, their runs are compared
+within the blocks, even if the interval is wider; else as two independent samples.
 """
 
 from collections import defaultdict
@@ -36,9 +36,9 @@ from workload.contract.design import Contrast
 from workload.contract.tables import Column, Role, number
 from workload.contract.text import counted, digits_beside_one, percent, plain
 
-# Two sides whose whole interval is nearer to each other have no winner worth naming, however certain.
+# If the whole interval of the ratio is closer to 1 than this, the verdict names no winner, even if one is certain.
 SAME_WITHIN = 0.001
-# Named in the note where they differ besides what is compared: they may be the cause of the difference too.
+# Facts that the note names if the sides differ in them too, because they may explain the difference.
 TOLD = (*SOFTWARE, "cudnn")
 
 COLUMNS = (
@@ -84,21 +84,23 @@ def compare(
 ) -> pd.DataFrame:
     """A row per pair of values of `by`, columns as in `COLUMNS`: `ratio` is images/s of the right over the left.
 
-    An option that varies within the blocks of a sweep comes first, averaged over the `combinations` of the others.
+    If `by` is an option that varies within the blocks of a sweep, rows averaged over the `combinations` of the other
+    options come first.
 
-    `baseline`: the value that all others are compared with, on the left. Without it each is compared with each, of more
-    than six values with the one of the most runs, unless `all_pairs`.
+    `by`: the compared fact; None: the first fact in which runs differ that agree in all others (column `by` names it).
+    `baseline`: the value that all others are compared with, on the left. Without it all pairs are compared; with more
+    than six values and without `all_pairs`, only the value with the most runs against each other one. `allow_mixed`:
+    facts in which runs of one side may differ; runs that differ in other facts make separate pairs (see
+    `analysis.pairing`).
 
-    Without `by`, the first fact in which runs differ that agree in the rest; the column `by` says which. Runs that
-    differ in more than `by` are in pairs of their own, unless that is in `allow_mixed`; `analysis.pairing` says more.
-    Raises `NotPoolableError` (exit code 9) where no run has a like one on the other side, `UsageError` for an unknown
-    column, `NothingToDoError` where no two runs differ in `by` alone.
+    Raises `NotPoolableError` (exit code 9) if no run has a counterpart on the other side, `UsageError` for an unknown
+    column, `NothingToDoError` if no two runs differ in `by` alone.
     """
     return table(pair_up(results, by, baseline=baseline, all_pairs=all_pairs, allow_mixed=allow_mixed))
 
 
 def table(pairing: Pairing) -> pd.DataFrame:
-    """The effects of an option over all combinations of the others, then its pairs."""
+    """Effects of an option averaged over all combinations of the others, then its pairs; columns as in `COLUMNS`."""
     tables = [one for one in (effects(pairing), of_pairs(pairing)) if len(one)]
     return pd.concat(tables, ignore_index=True) if tables else of_pairs(pairing)
 
@@ -106,10 +108,10 @@ def table(pairing: Pairing) -> pd.DataFrame:
 def of_pairs(pairing: Pairing) -> pd.DataFrame:
     """A row per pair.
 
-    `effect` is Hedges' g of the logarithms of run figures, positive where the right is faster. `p_holm` is corrected
-    for all rows, and so are the interval, which holds at `level` and leaves out 1 if and only if p_holm < 0.05, and
-    `smallest_detectable_ratio`, which 4 of 5 such comparisons would find. `blocks`: those that runs were paired within;
-    `narrower_than_unpaired`: the width that the 95 % interval would have without the pairing over the one that it has.
+    `effect`: Hedges' g of the logarithms of run figures, positive if the right side is faster. `p_holm`, interval and
+    `smallest_detectable_ratio` are corrected for all rows: the interval has the level `level`, and excludes 1 if and
+    only if p_holm < 0.05; 4 of 5 such comparisons would find the smallest detectable ratio. `blocks`: number of blocks
+    with runs of both sides; `narrower_than_unpaired`: width of the unpaired 95 % interval over that of the paired one.
     `position_left` and `position_right`: mean positions of a side's runs in their blocks.
     """
     designs = Designs(pairing)
@@ -119,7 +121,7 @@ def of_pairs(pairing: Pairing) -> pd.DataFrame:
 
 
 def _table(pairing: Pairing, pairs: Sequence[Pair], comparisons: Sequence[Comparison]) -> pd.DataFrame:
-    """A row for each comparison, with one correction for all."""
+    """A row for each comparison, with Holm's correction over all of them."""
     p_values = [np.nan if one.p_value is None else one.p_value for one in comparisons]
     corrected = zip(holm(p_values), holm_levels(p_values, alpha=ALPHA), strict=True)
     lines = [
@@ -135,10 +137,10 @@ def _table(pairing: Pairing, pairs: Sequence[Pair], comparisons: Sequence[Compar
 
 
 def compare_sides(left: Sequence[Case], right: Sequence[Case], designs: Designs) -> Comparison:
-    """Two sides, paired within their blocks where two or more have both; `ratio` is images/s, right over left.
+    """Compare two sides, within blocks if both share two or more; `ratio` is images/s, right over left.
 
-    By seconds per image, the right as the baseline. Fewer than three runs of a side, or blocks, make no interval, and
-    neither do runs on a busy machine where the others alone do not show the same difference.
+    The compared figure is seconds per image, with the right side as baseline. There is no interval with fewer than
+    three runs on a side (or three blocks), or if the difference is not confirmed without the runs on a busy machine.
     """
     every = _compare_all(left, right, designs, with_busy=True)
     sides = [[case for case in side if not is_busy(case)] for side in (left, right)]
@@ -154,7 +156,7 @@ def compare_sides(left: Sequence[Case], right: Sequence[Case], designs: Designs)
 
 
 def _winner(comparison: Comparison) -> int:
-    """1: the right is faster for certain; -1: the left; 0: neither."""
+    """Winner: 1 if the right side is certainly faster, -1 if the left one is, else 0."""
     interval = comparison.interval
     if interval is None or comparison.ratio is None or interval.holds(1.0):
         return 0
@@ -162,7 +164,7 @@ def _winner(comparison: Comparison) -> int:
 
 
 def _compare_all(left: Sequence[Case], right: Sequence[Case], designs: Designs, *, with_busy: bool) -> Comparison:
-    """Two sides, whatever the machine did."""
+    """Compare two sides without regard to busy runs."""
     left_blocks, right_blocks = _by_block(left), _by_block(right)
     if len(shared_blocks(right_blocks, left_blocks)) >= LEAST_FOR_SPREAD:
         contrast = designs.contrast(
@@ -186,7 +188,7 @@ def _seconds_per_image(case: Case) -> float:
 
 
 def _by_block(runs: Sequence[Case]) -> dict[Hashable, list[float]]:
-    """Runs without a block are blocks of their own, which the other side does not share."""
+    """Seconds per image by block; a run without a block is its own block, which the other side does not share."""
     blocks: dict[Hashable, list[float]] = defaultdict(list)
     for case in runs:
         blocks[case.block or case.run_id].append(_seconds_per_image(case))
@@ -196,7 +198,7 @@ def _by_block(runs: Sequence[Case]) -> dict[Hashable, list[float]]:
 def _line(
     pair: Pair, by: str, comparison: Comparison, *, p_holm: float | None, level: float, of: int
 ) -> dict[str, Any]:
-    """`level`: the one that Holm's correction for `of` pairs left for this one. Interval, p and verdict agree at it."""
+    """Row of a pair. `level`: level of interval and verdict after Holm's correction for `of` pairs."""
     interval = comparison.difference.interval(level) if comparison.difference else None
     seen = comparison.difference.detectable(1 - level).difference if comparison.difference else None
     runs = [case for side in (pair.left, pair.right) for case in side.runs]
@@ -231,23 +233,23 @@ def _line(
 
 
 def _position(runs: Sequence[Case]) -> float | None:
-    """The mean position in a block; None where one is not known."""
+    """Mean position in the blocks; None if one is unknown."""
     known = [case["position"] for case in runs if case.block is not None and case["position"] is not None]
     return float(np.mean(known)) if known and len(known) == len(runs) else None
 
 
 def _shared(runs: Sequence[Case], fact: str) -> Any:
-    """The one value of all runs; None where they differ."""
+    """Value of a fact on which all runs agree, else None."""
     first = runs[0][fact]
     return first if all(case[fact] == first for case in runs) else None
 
 
 def verdict(comparison: Comparison, *, left: str, right: str, level: float, seen: float | None, of: int) -> str:
-    """A sentence: which is faster by how much, that no difference was found and which one would have been, or why not.
+    """Sentence on the faster side and its ratio, or on the smallest detectable difference if none was found.
 
-    A difference is one whose interval at `level` leaves out 1; `level` is above 95 % where `of`, the number of pairs,
-    is. `seen`: the smallest detectable difference of logarithms at that level. Where a difference is certain alone and
-    not among so many, the ratio comes with the wide interval that says so, and what made it wide.
+    A difference is certain if its interval at `level` excludes 1; `level` is above 95 % if `of`, the number of pairs,
+    is above 1. `seen`: smallest detectable difference of logarithms at `level`. A difference that is certain only
+    without the correction for `of` pairs is shown with both intervals.
     """
     if comparison.ratio is None:
         return "no figures"
@@ -277,7 +279,7 @@ def verdict(comparison: Comparison, *, left: str, right: str, level: float, seen
 
 
 def _ends(interval: Interval, ratio: float) -> tuple[float, float]:
-    """Of the faster over the slower, as the ratio beside it is."""
+    """Ends of the interval of faster over slower, as for the ratio beside it."""
     return (interval.low, interval.high) if ratio >= 1 else (1 / interval.high, 1 / interval.low)
 
 
@@ -287,18 +289,18 @@ def _ends_words(interval: Interval, ratio: float, digits: int = 3) -> str:
 
 
 def _factor(ratio: float) -> str:
-    """`6.4 %` up to twice as fast, then `2.4 x`."""
+    """Ratio in words: `6.4 %` below twice as fast, then `2.4 x`."""
     return f"{number(100 * (ratio - 1), 2)} %" if ratio < 2 else f"{plain(ratio, 3)} x"  # noqa: PLR2004 - where a ratio reads easier
 
 
 def _percent(level: float) -> str:
-    """With two digits of what it is short of 100 %: `95 %`, `98.3 %`, `99.9936 %`."""
+    """Level in per cent, with two significant digits of its distance to 100 %: `95 %`, `98.3 %`, `99.9936 %`."""
     decimals = 1 - int(np.floor(np.log10(100 * (1 - level))))
     return f"{100 * level:.{decimals}f}".rstrip("0").rstrip(".") + " %"
 
 
 def _name(by: str, side: Side) -> str:
-    """The value, and for a place the device in it."""
+    """Value of a side in words; for a place, with its device."""
     if isinstance(side.value, int | float):
         return shown(by, side.value)
     text = value_text(by, side.value)
@@ -307,13 +309,13 @@ def _name(by: str, side: Side) -> str:
 
 
 def _where(pair: Pair, by: str) -> Iterator[str]:
-    """The place that both sides share."""
+    """Words on the place that both sides share."""
     if by not in MACHINE and pair.shared.get("place"):
         yield f"on {pair.shared['place']}"
 
 
 def _blocks_words(pair: Pair, comparison: Comparison) -> Iterator[str]:
-    """Whether runs were paired within blocks, and what that brought; nothing where no side has a block."""
+    """Words on the pairing within blocks and its effect; none if a side has no blocks."""
     pairing = comparison.within_blocks
     if pairing is None:
         if all(any(case.block for case in side.runs) for side in (pair.left, pair.right)):
@@ -329,7 +331,7 @@ def _blocks_words(pair: Pair, comparison: Comparison) -> Iterator[str]:
 
 
 def within_blocks_words(pairing: WithinBlocks) -> str:
-    """That runs were paired, and how much narrower or wider that made the interval."""
+    """Words on paired runs: the number of blocks, and how much narrower or wider pairing made the interval."""
     if pairing.narrower is None:
         effect = ""
     elif pairing.narrower >= 1:
@@ -340,7 +342,7 @@ def within_blocks_words(pairing: WithinBlocks) -> str:
 
 
 def _also_different(pair: Pair, by: str) -> Iterator[str]:
-    # A process against a container: that the runtime differs says it all.
+    # A process has no image: in a comparison with a container, the note on the runtime is enough.
     one_has_no_image = any(all(needs_no_digest(case.facts) for case in side.runs) for side in (pair.left, pair.right))
     facts = [fact for fact in TOLD if fact != by]
     sides = [[{case[fact] for case in side.runs} for fact in facts] for side in (pair.left, pair.right)]
@@ -354,9 +356,9 @@ def _also_different(pair: Pair, by: str) -> Iterator[str]:
 
 
 def effects(pairing: Pairing) -> pd.DataFrame:
-    """A row per two values of an option that varies within blocks, averaged evenly over the combinations of the others.
+    """A row per two values of an option that varies within blocks, averaged evenly over combinations of other options.
 
-    Only combinations that have all values of the option count, and there are two of them or more. The verdict ends with
+    Only combinations with all values of the option count; without two of them there is no row. The verdict ends with
     the interaction: whether the effect depends on the combination.
     """
     designs = Designs(pairing)
@@ -372,7 +374,7 @@ def effects(pairing: Pairing) -> pd.DataFrame:
 
 
 def _families(pairing: Pairing) -> list[list[Pair]]:
-    """Pairs of the same two values at one place in one job, of the combinations that have all values there."""
+    """Groups of pairs of the same two values in one place and job, one pair per combination that has all values."""
     facts = [fact for fact in (*PLACE, *SOFTWARE, "job_name") if fact != pairing.by]
     places: dict[tuple[Any, ...], list[Pair]] = defaultdict(list)
     for pair in pairing.pairs:
@@ -392,7 +394,7 @@ def _families(pairing: Pairing) -> list[list[Pair]]:
 
 
 def _averaged(family: Sequence[Pair]) -> Pair:
-    """All runs of a family as one pair; it shares what all combinations share."""
+    """Pair of all runs of a family; its `shared` facts are those that all combinations share."""
     sides = [[case for pair in family for case in side(pair).runs] for side in (_left, _right)]
     shared = {
         name: value for name, value in family[0].shared.items() if all(one.shared[name] == value for one in family)
@@ -413,7 +415,7 @@ def _right(pair: Pair) -> Side:
 
 
 def _weights(family: Sequence[Pair], designs: Designs, shares: Sequence[float]) -> dict[Hashable, float]:
-    """The contrast of right over left in each combination, by its share."""
+    """Weights of the contrast of right over left, with a share for each combination."""
     signed = ((_left, -1.0), (_right, 1.0))
     return {
         designs.configuration(side(pair).runs): sign * share
@@ -423,7 +425,7 @@ def _weights(family: Sequence[Pair], designs: Designs, shares: Sequence[float]) 
 
 
 def _effect(family: Sequence[Pair], designs: Designs) -> Comparison:
-    """The average of a family's ratios; not where busy runs could have made the difference."""
+    """Average of a family's ratios; without interval if only busy runs show the difference."""
     pair = _averaged(family)
     runs = [*pair.left.runs, *pair.right.runs]
     weights = _weights(family, designs, [1 / len(family)] * len(family))
@@ -466,14 +468,14 @@ def _of_contrast(contrast: Contrast, pair: Pair) -> Comparison:
 
 
 def _interaction(family: Sequence[Pair], designs: Designs, ratio: float) -> str:
-    """Whether the ratio of a combination differs from the average, by Holm's correction over the combinations.
+    """Words on whether the ratio depends on the combination, with Holm's correction over the combinations.
 
-    `ratio`: the average; those of the combinations are turned as the verdict turns it.
+    `ratio`: the average; if it is below 1, all ratios are inverted, as in the verdict.
     """
     runs = [case for pair in family for side in (pair.left, pair.right) for case in side.runs]
     count = len(family)
     p_values = []
-    # Of two combinations each differs from the average as the other does.
+    # Two combinations differ from their average equally: one test is enough.
     for one in range(count if count > 2 else 1):  # noqa: PLR2004
         shares = [float(at == one) - 1 / count for at in range(count)]
         difference, _ = difference_of(designs.contrast(_weights(family, designs, shares), runs))
@@ -502,7 +504,7 @@ def _interaction(family: Sequence[Pair], designs: Designs, ratio: float) -> str:
 
 
 def positions(pairing: Pairing) -> Iterator[str]:
-    """For each place with several blocks: whether the position of a run in its block matters, and how much."""
+    """Sentence for each place with several blocks: whether the position of a run in its block matters, and how much."""
     facts = ("place", "job_name")
     places: dict[tuple[Any, ...], list[Case]] = defaultdict(list)
     for case in pairing.runs:

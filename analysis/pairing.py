@@ -1,7 +1,7 @@
-"""Which runs are compared with which: two sides that differ in one fact and agree in the rest. Pure.
+"""Selection of pairs to compare: two sides of runs that differ in one fact and agree in the others. Pure.
 
-Runs of one side that may not be pooled (another driver, a container instead of a process) are pools of their own, and
-a pool is compared with the pool of the other side that is like it. What is kept apart, and why, is part of the result.
+Runs of one side that may not be pooled (another driver, a container instead of a process) form separate pools. A pool
+is compared with the matching pool of the other side. The result names the facts that separate the pools.
 """
 
 import difflib
@@ -21,7 +21,7 @@ from workload.contract.errors import NothingToDoError, UsageError
 from workload.contract.invocation import as_typed
 from workload.contract.text import printable
 
-# Facts of a machine that go together: with one of them varied, the others may vary as well.
+# Facts of a machine that vary together: if one of them is compared, the others may differ too.
 MACHINE = (
     *PLACE,
     "backend",
@@ -40,8 +40,8 @@ MACHINE = (
 VERSIONS = (*SOFTWARE, "torchvision", "cuda_build", "cudnn", "python", "rooflaunch", "os", "kernel")
 COMPARABLE = (*CONFIGURATION, *MACHINE, *VERSIONS)
 BY_EXAMPLES = ("place", "device_name", "precision", "batch_size", "zone", "torch")
-# What to compare by where nobody says: the first in which runs differ that agree in the rest. The questions that people
-# come with, then the other options of a run, then versions; another model is another task, so it comes last.
+# Facts to compare by if the user names none: the first in which runs differ that agree in the others. The order is the
+# most common questions, then other options of a run, then versions. The model is last, because it is another task.
 DEFAULT_ORDER = tuple(
     dict.fromkeys(
         [
@@ -59,15 +59,15 @@ DEFAULT_ORDER = tuple(
 )
 
 
-# 15 pairs of 6 values still fit a screen, and Holm's correction leaves them most of their power.
+# The 15 pairs of 6 values fit a screen, and keep most of their power under Holm's correction.
 MOST_VALUES = 6
-# Of values in a message.
+# Most values in a message.
 MOST_NAMED = 8
 
 
 @dataclass(frozen=True, kw_only=True)
 class Side:
-    """Runs that have one value of what is compared, and that may be pooled."""
+    """Runs with one value of the compared fact that may be pooled."""
 
     value: Any
     runs: Sequence[Case]
@@ -75,9 +75,10 @@ class Side:
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """Two sides that agree in everything that is not compared.
+    """Two sides that agree in all facts that must be equal.
 
-    `shared`: what they agree in; `pool`: which of several pools of runs this pair is of, as `runtime process`.
+    `shared`: these facts with their values; `pool`: facts that tell this pool of runs from others, for example
+    `runtime process`.
     """
 
     left: Side
@@ -88,12 +89,12 @@ class Pair:
 
 @dataclass(frozen=True, kw_only=True)
 class Pairing:
-    """All pairs that differ in `by`. `mixed`: the facts in which runs of one side differ, so that they are kept apart.
+    """All pairs that differ in `by`. `mixed`: facts in which runs of one side differ, which separates them into pools.
 
-    `alone`: runs of a side without a like run on the other one; `unpaired`: those that no other run differs from in
-    `by` alone, or from the baseline. `also`: other facts by which these runs could be compared, where `by` was chosen
-    for lack of a wish. `baselines`: the values that others were compared with, where not every pair was made. `runs`:
-    all that were measured, compared or not; `pooled`: facts in which runs of one configuration may differ.
+    `alone`: runs without a counterpart on the other side; `unpaired`: runs from which no other run (or no run of the
+    baseline) differs in `by` alone. `also`: other facts by which these runs could be compared, if the user named none.
+    `baselines`: values that the others were compared with, if not all pairs were made. `runs`: all measured runs,
+    compared or not; `pooled`: facts in which runs of one configuration may differ.
     """
 
     by: str
@@ -115,14 +116,14 @@ def pair_up(
     all_pairs: bool = False,
     allow_mixed: Collection[str] = (),
 ) -> Pairing:
-    """The pairs by `by`; without it by the first fact of `DEFAULT_ORDER` in which runs differ.
+    """Pairs that differ in `by`; without `by`, in the first fact of `DEFAULT_ORDER` in which runs differ.
 
-    `baseline`: the value of `by` that all others are compared with. Without it every value is compared with every
-    other; of more than `MOST_VALUES` only with that which the most runs have, unless `all_pairs`: the correction for
-    many comparisons would else hide what is certain, and nobody reads 2,145 rows.
+    `baseline`: the value of `by` that all others are compared with. Without it all pairs of values are compared. With
+    more than `MOST_VALUES` values and without `all_pairs`, each is compared only with the value that has the most runs:
+    the correction for many comparisons would hide certain differences, and 2,145 rows are unreadable.
 
-    Raises `UsageError` for a column that runs cannot be compared by, `NotPoolableError` (exit code 9) where runs differ
-    in `by` but none has a like one on the other side, and `NothingToDoError` where no two runs differ in `by` alone.
+    Raises `UsageError` for a column that runs cannot be compared by, `NotPoolableError` (exit code 9) if runs differ in
+    `by` but none has a counterpart on the other side, and `NothingToDoError` if no two runs differ in `by` alone.
     """
     if baseline is not None and all_pairs:
         raise UsageError("--baseline compares with one value, --all-pairs each with each", hint="leave out one of them")
@@ -161,7 +162,7 @@ def pair_up(
 
 @dataclass(frozen=True, kw_only=True)
 class _Asked:
-    """What the user said of the pairs; `baseline` is a fact and one of its values."""
+    """The user's options for pairs; `baseline`: a fact and one of its values."""
 
     baseline: tuple[str, Any] | None
     all_pairs: bool
@@ -169,7 +170,7 @@ class _Asked:
 
 
 def _value_of(compared: Sequence[Case], by: str | None, baseline: str) -> tuple[str, Any]:
-    """The fact and its value that the user calls `baseline`, as tables show it; without `by` the first that has it."""
+    """Fact and value of the user's `baseline`, a value as tables show it; without `by`, the first fact that has it."""
     facts = [by] if by else DEFAULT_ORDER
     for fact in facts:
         for value in {case[fact]: None for case in compared}:
@@ -217,11 +218,11 @@ def _require_comparable(columns: Sequence[str]) -> None:
 
 
 def value_text(by: str, value: Any) -> str:
-    """A value of `by` for people, without its name."""
+    """Value of the fact `by` in words, without the name of the fact."""
     return shown(by, value).removeprefix(f"{label(by)} ")
 
 
-# --- who is compared with whom
+# --- pairs
 
 
 def _paired(compared: Sequence[Case], by: str, asked: _Asked) -> Pairing:
@@ -263,16 +264,16 @@ def _paired(compared: Sequence[Case], by: str, asked: _Asked) -> Pairing:
 
 @dataclass(frozen=True, kw_only=True)
 class _Baseline:
-    """A value, which may be None: unknown."""
+    """Value of the baseline; a wrapper, because the value itself may be None (unknown)."""
 
     value: Any
 
 
 def _baseline(sides: Mapping[Any, Sequence[Case]], asked: _Asked, runs_of: Mapping[Any, int]) -> _Baseline | None:
-    """What the others are compared with; None for each with each.
+    """Value that the others are compared with; None to compare all pairs.
 
-    Chosen by the number of runs and never by their figures: one that is picked because it is fastest would have to pay
-    for all the pairs that it was picked from.
+    The choice depends on the number of runs and never on their figures: choosing the fastest would require a correction
+    for all pairs from which it was chosen.
     """
     if asked.baseline is not None:
         return _Baseline(value=asked.baseline[1])
@@ -282,7 +283,7 @@ def _baseline(sides: Mapping[Any, Sequence[Case]], asked: _Asked, runs_of: Mappi
 
 
 def _held(by: str) -> tuple[str, ...]:
-    """What has to be the same on both sides: what the user chose and, unless machines are compared, where it ran."""
+    """Facts that must be equal on both sides: the configuration and, unless machines are compared, the place."""
     kept = CONFIGURATION if by in MACHINE else (*CONFIGURATION, *PLACE)
     return tuple(fact for fact in kept if fact != by)
 
@@ -294,14 +295,14 @@ def _pairs_of(
     shared: Mapping[str, Any],
     baseline: _Baseline | None,
 ) -> Iterator[Pair]:
-    """Each pool of a side with each like pool of another side; with a baseline, of that on the left."""
+    """Pair each pool of a side with each matching pool of another side; a baseline is always the left side."""
     ordered = sorted(sides.items(), key=lambda item: _order(item[0]))
     chosen: Iterable[tuple[tuple[Any, Sequence[Case]], tuple[Any, Sequence[Case]]]] = combinations(ordered, 2)
     if baseline is not None:
         first = (baseline.value, sides[baseline.value])
         chosen = [(first, other) for other in ordered if other[0] != baseline.value]
     for (left, left_runs), (right, right_runs) in chosen:
-        # A fact in which no run of one side is like a run of the other cannot be held: it is said with the figures.
+        # A fact without a common value on both sides cannot be kept equal: the note of the comparison names it.
         alike = [
             fact for fact in told_apart if {case[fact] for case in left_runs} & {case[fact] for case in right_runs}
         ]
@@ -325,16 +326,16 @@ def _pools(runs: Sequence[Case], facts: Sequence[str]) -> list[list[Case]]:
 
 
 def _order(value: Any) -> tuple[bool, float, str]:
-    """Numbers by size, then texts, the unknown last."""
+    """Sort key of values: numbers by size, then texts, None last."""
     is_number = isinstance(value, int | float)
     return value is None, float(value) if is_number else 0.0, "" if is_number else str(value)
 
 
-# --- the blocks that runs are part of
+# --- designs of blocks
 
 
 class Designs:
-    """The blocks of a pairing's runs with all configurations that ran in them; each design is made once."""
+    """Designs of the blocks of a pairing's runs, with all configurations in these blocks; each is made once."""
 
     def __init__(self, pairing: Pairing) -> None:
         facts = dict.fromkeys((*CONFIGURATION, *PLACE, *SOFTWARE, pairing.by))
@@ -343,15 +344,15 @@ class Designs:
         self._design = cache(self._made)
 
     def configuration(self, runs: Sequence[Case]) -> Hashable:
-        """What the runs of a side are in their design."""
+        """Configuration of a side's runs, as identified in their design."""
         return tuple(runs[0][fact] for fact in self._facts)
 
     def contrast(self, sides: Mapping[Hashable, float], runs: Sequence[Case], *, with_busy: bool = True) -> Contrast:
-        """The weighted sum of logarithms of images/s of the configurations of `sides`, from all blocks of `runs`."""
+        """Weighted sum of logarithms of images/s of the configurations in `sides`, from all blocks of `runs`."""
         return self.design(runs, with_busy=with_busy).contrast(sides)
 
     def design(self, runs: Sequence[Case], *, with_busy: bool = True) -> Design:
-        """Every run of the blocks of `runs`; without those on a busy machine unless `with_busy`."""
+        """Design of all runs in the blocks of `runs`; without those on a busy machine unless `with_busy`."""
         return self._design(frozenset(case.block for case in runs), with_busy)
 
     def _made(self, blocks: frozenset[Hashable], with_busy: bool) -> Design:

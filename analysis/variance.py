@@ -1,4 +1,4 @@
-"""How much step times vary: inside each run, and between the runs of a configuration. Pure."""
+"""Variation of step times within each run and between the runs of a configuration. Pure."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -85,7 +85,7 @@ CAUSE_COLUMNS = (
 
 @dataclass(frozen=True, kw_only=True)
 class VarianceTable:
-    """One table of `analyze variance`; `nothing` says why it has no row."""
+    """A table of `analyze variance`; `nothing`: message if it has no row."""
 
     make: Callable[[Results], pd.DataFrame]
     columns: Sequence[Column]
@@ -94,18 +94,18 @@ class VarianceTable:
 
 
 def table(results: Results, part: str) -> pd.DataFrame:
-    """One of `TABLES`, each row with its whole configuration."""
+    """Make the table named `part` (a key of `TABLES`); each row has its whole configuration."""
     frame = TABLES[part].make(results)
     facts = [name for name in (*NAMED, *(column.name for column in DETAILS)) if name not in frame]
-    # A table that lacks some says no more than which run a row is of.
+    # A table that lacks facts has rows of single runs: add the facts by run_id.
     return frame.merge(results.runs[["run_id", *facts]], on="run_id", how="left") if facts else frame
 
 
 def within(results: Results) -> pd.DataFrame:
     """A row per run with measured steps, columns as in `WITHIN_COLUMNS`; CoV, drift and its interval are fractions.
 
-    `effective_steps`: the independent steps that the run is worth. `warmup_steps`: measured ones that are still unlike
-    the rest. `drift`: change over the steady part. `period_steps` only where a period was found.
+    `effective_steps`: number of independent steps that the run is worth. `warmup_steps`: first measured steps that are
+    slower than the rest. `drift`: change over the steps after these. `period_steps`: None if no period was found.
     """
     lines = [_within(case) for case in cases(results) if np.isfinite(case.step_s).any()]
     return pd.DataFrame(lines, columns=[column.name for column in WITHIN_COLUMNS])
@@ -146,7 +146,7 @@ def _within(case: Case) -> dict[str, Any]:
 
 
 def _relative_ends(change: Drift, median: float) -> tuple[float | None, float | None]:
-    """The interval of a slope as one of the change over the series, a fraction of its median."""
+    """Ends of the interval of the change over the series, as fractions of its median; None if unknown."""
     if change.interval is None or not median > 0:
         return None, None
     scale = (change.n - 1) / median
@@ -154,10 +154,10 @@ def _relative_ends(change: Drift, median: float) -> tuple[float | None, float | 
 
 
 def between(results: Results) -> pd.DataFrame:
-    """A row per configuration and place, columns as in `BETWEEN_COLUMNS`; runs that may not be pooled have their own.
+    """A row per configuration and place, columns as in `BETWEEN_COLUMNS`; runs that may not be pooled have extra rows.
 
-    `images_per_s` with its interval over runs; `cov_between` and `cov_within` are standard deviations of the logarithm
-    of step times between and within runs, so fractions; `icc` is the part of the variance that more steps leave.
+    `images_per_s` has an interval over runs. `cov_between` and `cov_within`: standard deviations of the logarithm of
+    step times between and within runs, which are fractions. `icc`: share of the variance that more steps do not reduce.
     """
     by_id = {case.run_id: case for case in cases(results)}
     groups = group(measured(results.runs))
@@ -181,7 +181,7 @@ def _between(pool: Group, runs: list[Case]) -> dict[str, Any]:
 
 
 def _notes(pool: Group, reason: str | None, estimate: Estimate) -> tuple[str | None, ...]:
-    # Of one run, the interval's own words say it.
+    # For a single run, the words of the interval are enough.
     alone = len(pool.runs) == 1
     return (None if alone else reason, None if alone else estimate.reason, *pool.apart)
 

@@ -1,4 +1,4 @@
-"""`analyze audit`: what is wrong with measurements, rule by rule, each with its threshold, its reason and its cure."""
+"""`analyze audit`: faults of measurements. Each rule has a threshold, a reason and a cure."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, fields
@@ -16,7 +16,7 @@ RULES: tuple[Rule, ...] = (*recompute.RULES, *timing.RULES, *flop.RULES, *machin
 
 
 def audit(results: Results, *, rules: Sequence[Rule] = RULES) -> list[Finding]:
-    """Everything that breaks a rule, errors first, then in the order of the rules."""
+    """Findings on all runs, errors first, then in the order of the rules."""
     evidence = AuditEvidence(results=results)
     return by_severity(finding for rule in rules for finding in rule.findings(evidence))
 

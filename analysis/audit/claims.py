@@ -1,7 +1,7 @@
-"""Published figures, a row of a CSV each, against what the model needs and the device can do.
+"""Audit of published figures, one per row of a CSV, against the model's work and the device's peaks.
 
-Every column is optional but `name`, `device_name` and `model`; each rule looks at the rows that have what it needs.
-Units are in the names of the columns, as in all our tables: `flop_per_s`, `step_s`, `efficiency` as a fraction.
+Only the columns `name`, `device_name` and `model` are required; a rule skips rows that lack its columns. Names of
+columns contain the unit, as in all our tables: `flop_per_s`, `step_s`; `efficiency` is a fraction.
 """
 
 import csv
@@ -21,19 +21,19 @@ from workload.contract.spec import IMAGENET_IMAGE_SIZE, Precision
 from workload.contract.text import percent, seconds, si
 from workload.contract.vocabulary import MODEL_RATIO_FROM, MODEL_RATIO_TO
 
-# MACs are half of the FLOP; means of rates and rounding move published figures by some 20 %.
+# MACs are half of the FLOP; means of rates and rounding change published figures by some 20 %.
 MAC_SHARE_FROM, MAC_SHARE_TO = 0.4, 0.6
 # Vendors round, and clocks differ between boards; another device differs by more.
 PEAK_WITHIN = 0.07
-# A slip of a unit is a factor of 1000; nothing else is that near to it.
+# A wrong SI prefix is a factor of 1000; no other error is this close to it.
 THOUSAND_FROM, THOUSAND_TO = 800.0, 1250.0
-# Published with three digits and more.
+# Intensities are published with three digits or more.
 INTENSITY_WITHIN = 0.02
 
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """One row. `efficiency`: fraction of `peak_flop_per_s`; `estimated_step_s`: FLOP over peak, as published."""
+    """Published figures. `efficiency`: fraction of `peak_flop_per_s`; `estimated_step_s`: published FLOP over peak."""
 
     name: str
     device_name: str
@@ -53,13 +53,13 @@ class Claim:
 
     @property
     def flop_per_image(self) -> float | None:
-        """As the published rate implies."""
+        """FLOP per image by the published FLOP/s (or efficiency x peak) over images/s; None if one is missing."""
         rate = self.flop_per_s or (self.efficiency or 0.0) * (self.peak_flop_per_s or 0.0)
         return rate / self.images_per_s if rate and self.images_per_s else None
 
     @property
     def model_flop_per_image(self) -> float | None:
-        """Of training, by formula; None for a model or an image size that is not in the table."""
+        """Training FLOP per image by the model's formulas; None if model or image size is not in the table."""
         work = model_work.find(self.model, self.image_size or IMAGENET_IMAGE_SIZE)
         return work.train_flop_per_image if work else None
 
@@ -73,7 +73,7 @@ REQUIRED = ("name", "device_name", "model")
 
 
 def read(path: Path) -> list[Claim]:
-    """The rows of a CSV; `UsageError` names what cannot be read."""
+    """Read the rows of a CSV. Raises `UsageError` for an unreadable file, column or cell."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -123,7 +123,7 @@ def _number(path: Path, line: int, name: str, value: str) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimRule:
-    """As `Rule`, for a published figure."""
+    """A rule on published figures, with the fields of `Rule`. `check` returns the figure that breaks it, or None."""
 
     name: str
     severity: Severity
@@ -134,7 +134,7 @@ class ClaimRule:
 
 
 def audit_claims(claims: Iterable[Claim]) -> list[Finding]:
-    """Everything that breaks a rule, errors first."""
+    """Findings on published figures, errors first."""
     findings = [
         Finding(
             rule=rule.name,
@@ -163,7 +163,7 @@ def mac_as_flop(claim: Claim) -> str | None:
 
 
 def _corrected(claim: Claim, model: float) -> str:
-    """The efficiency that the published rate has by the model's FLOP and the device's own peak."""
+    """Text on the efficiency by the model's FLOP and the device's own peak; empty if rate or peak is unknown."""
     peak = claim.peak
     if peak is None or not claim.images_per_s:
         return ""
@@ -211,7 +211,7 @@ def _counted_over_model(claim: Claim) -> float | None:
 
 
 def _may_hide_tensor_work(claim: Claim) -> bool:
-    """On a device with TF32, which PyTorch uses for fp32 convolutions unless told otherwise."""
+    """Whether fp32 work may run on tensor cores: PyTorch uses TF32 for convolutions by default if the device has it."""
     return claim.precision in {None, Precision.FP32, Precision.TF32} and bool(
         peaks.find(claim.device_name, precision=Precision.TF32)
     )

@@ -1,4 +1,4 @@
-"""What rules look at: runs with their series, the groups of those that may be pooled, and profiled kernels."""
+"""Data that the rules check: runs with their series, groups of runs that may be pooled, and profiled kernels."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,35 +12,35 @@ from analysis.configurations import group, measured
 from analysis.loading import Results
 from workload.contract.vocabulary import calibration_of
 
-# Statuses of a profile that left kernels.
+# Statuses of a profile that has kernels.
 WITH_KERNELS = ("completed", "partial")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AuditEvidence:
-    """What the rules look at; what takes long to read is read when the first rule asks for it."""
+    """Data that the rules check; tables that are slow to read are read on first use."""
 
     results: Results
 
     @cached_property
     def cases(self) -> Sequence[Case]:
-        """One per run."""
+        """Runs with their series, one `Case` per run."""
         return all_cases.cases(self.results)
 
     @cached_property
     def groups(self) -> Sequence[Sequence[Case]]:
-        """Measured runs that may be pooled."""
+        """Groups of measured runs that may be pooled."""
         by_id = {case.run_id: case for case in self.cases}
         return [[by_id[run_id] for run_id in pool.runs["run_id"]] for pool in group(measured(self.results.runs))]
 
     @cached_property
     def kernels(self) -> Mapping[str, pd.DataFrame]:
-        """By run, the launches of its profile without those of our calibration; empty without any profile by ncu."""
+        """Profiled launches by run id, without those of our calibration; empty if no run has a profile by ncu."""
         if not self.results.runs["profile_status"].isin(WITH_KERNELS).any():
             return {}
         table = self.results.kernels
         if table.empty:
-            # Of torch.profiler, whose operators have no counters; or of ncu, and its file is gone.
+            # Profiles by torch.profiler, whose operators have no counters; or by ncu with a missing file.
             return {}
         marks = [mark for mark in table["range"].unique() if isinstance(mark, str) and calibration_of(mark)]
         work = table[~table["range"].isin(marks)]

@@ -1,4 +1,4 @@
-"""What an audit says, and the rules it says it by."""
+"""Findings of an audit, and the rules that produce them."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """`subject`: the runs, or the rows of published figures; `figure`: what was found; `threshold`: the expected."""
+    """A broken rule. `subject`: runs or rows of published figures; `figure`: the value found; `threshold`: expected."""
 
     rule: str
     severity: Severity
@@ -30,14 +30,14 @@ class Finding:
 
 
 def by_severity(findings: Iterable[Finding]) -> list[Finding]:
-    """Errors first, otherwise in their order."""
+    """Sort findings by severity, errors first; stable otherwise."""
     order = tuple(Severity)
     return sorted(findings, key=lambda finding: order.index(finding.severity))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hit:
-    """Where a rule is broken; `cure` and `severity` where the rule's own are not right for this case."""
+    """A place where a rule is broken. `cure` and `severity` replace those of the rule if they are given."""
 
     subject: tuple[str, ...]
     figure: str
@@ -47,7 +47,7 @@ class Hit:
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """`threshold` says what is expected, and the reason for it, `why` what goes wrong, `cure` the next step."""
+    """A rule. `threshold`: the expected value and its reason; `why`: the harm done; `cure`: the next step."""
 
     name: str
     severity: Severity
@@ -57,7 +57,7 @@ class Rule:
     check: Callable[[AuditEvidence], Iterable[Hit]]
 
     def findings(self, evidence: AuditEvidence) -> list[Finding]:
-        """What breaks this rule; what is found in the same words of several runs is one finding."""
+        """Findings of this rule; hits with the same text are merged into one finding on several runs."""
         alike: dict[tuple[str, str, Severity], list[str]] = {}
         for hit in self.check(evidence):
             alike.setdefault((hit.figure, hit.cure or self.cure, hit.severity or self.severity), []).extend(hit.subject)
@@ -76,7 +76,7 @@ class Rule:
 
 
 def each_case(check: Callable[[Case], str | None]) -> Callable[[AuditEvidence], Iterable[Hit]]:
-    """A rule that looks at one run at a time and returns the figure that breaks it."""
+    """Make a rule's check from a function of one run that returns the figure that breaks the rule, else None."""
 
     def look(evidence: AuditEvidence) -> Iterable[Hit]:
         for case in evidence.cases:
@@ -88,7 +88,7 @@ def each_case(check: Callable[[Case], str | None]) -> Callable[[AuditEvidence], 
 
 
 def each_group(check: Callable[[Sequence[Case]], str | None]) -> Callable[[AuditEvidence], Iterable[Hit]]:
-    """A rule that looks at the measured runs of one configuration in one place."""
+    """Make a rule's check from a function of the measured runs of one configuration in one place."""
 
     def look(evidence: AuditEvidence) -> Iterable[Hit]:
         for group in evidence.groups:

@@ -1,4 +1,4 @@
-"""Rules on FLOP, bytes and roofs: what is counted, and what it is divided by."""
+"""Rules on FLOP, bytes and roofs: the counts, and the limits that they are divided by."""
 
 from collections.abc import Iterator
 
@@ -18,27 +18,28 @@ from workload.contract.text import percent, seconds, si
 from workload.contract.verdict import ABOVE_CEILING
 from workload.contract.vocabulary import MODEL_RATIO_FROM, MODEL_RATIO_TO, names_tensor_cores
 
-# 1 multiply-accumulate is 2 FLOP; counters of operations that are no products reach 1.9 to 2.1 (fvcore on MobileNetV2
-# and ViT), MACs taken for FLOP give 1.
+# 1 multiply-accumulate is 2 FLOP. Operations other than products move the counted ratio to 1.9 to 2.1 (fvcore on
+# MobileNetV2 and ViT); MACs mistaken for FLOP give 1.
 FLOP_PER_MAC_FROM, FLOP_PER_MAC_TO = 1.5, 2.5
-# Training is the forward pass and two products for each of its products, one less in the first layer; recomputation
-# adds a forward pass.
+# Training is the forward pass, and two products in the backward pass for each of its products (one in the first
+# layer). Recomputation adds a forward pass.
 TRAIN_OVER_FORWARD_FROM, TRAIN_OVER_FORWARD_TO = 2.0, 4.1
-# No run passes a vendor's peak.
+# No run exceeds a vendor's peak.
 OVER_PEAK = 1.0
-# ncu empties the caches before each kernel: the sum holds reads that a step in one piece does not make.
+# ncu empties the caches before each kernel, so the sum has reads that an unprofiled step does not make.
 OVER_BANDWIDTH = 1.25
-# Products reach 80 to 90 % of a peak, copies 77 to 92 %; half is another device, or a busy one.
+# Matrix products reach 80 to 90 % of a peak, copies 77 to 92 %; half means another device, or a busy one.
 CEILING_FROM, CEILING_TO = 0.5, 1.03
-# Of 253 published throughputs the slowest that was the GPU's reached 1.9 % of its fp32 peak (MobileNetV2 on an RTX
-# 4090), and those above the memory's limit less than 0.7 %. A thousand launches take some 10 ms, on a slow CPU 100 ms.
+# Among 253 published throughputs, the slowest that was limited by the GPU reached 1.9 % of its fp32 peak (MobileNetV2
+# on an RTX 4090); runs that exceeded the GPU's memory reached less than 0.7 %. A thousand launches take some 10 ms, on
+# a slow CPU 100 ms.
 TOO_SLOW, LAUNCHES_S = 0.015, 0.1
-# Two cores train at 0.1e12 FLOP/s, a whole server's CPUs at some 1e12.
+# Two CPU cores train at 0.1e12 FLOP/s, all CPUs of a server at some 1e12.
 OF_A_CPU = 1e12
-# Model FLOP utilisation outside this is worth a warning: published trainings lie within.
+# Published model FLOP utilisations of training lie within this range.
 MFU_FROM, MFU_TO = 0.01, 0.60
 
-# NVIDIA Volta, 2017.
+# Compute capability of NVIDIA Volta, 2017.
 FIRST_WITH_TENSOR_CORES = 7.0
 
 INCOMPLETE_PROFILES = ("partial", "failed", "timed out", "interrupted")
@@ -62,12 +63,12 @@ def above_roof(case: Case) -> str | None:
 
 
 def _fractions(case: Case) -> Iterator[tuple[str, float, float]]:
-    """Of each roof that is known: its name, how much of it was attained, and the most that may be."""
+    """Known roofs of a run: name, attained fraction, and largest possible fraction."""
     peak = _peak(case)
     if rate := flop_per_s(case):
         if ceiling := case["ceiling_flop_per_s"]:
             yield f"the measured ceiling, {si(ceiling, 'FLOP/s')}", rate / ceiling, ABOVE_CEILING
-        # Above the fp32 peak it is tf32: a rule of its own.
+        # A rate above the fp32 peak is tf32, which has its own rule.
         if peak and case["precision"] != Precision.FP32:
             yield f"the vendor's peak, {si(peak.flop_per_s, 'FLOP/s')}", rate / peak.flop_per_s, OVER_PEAK
         if case["precision"] is None and (gpu := peaks.find_gpu(case["device_name"])):
@@ -81,9 +82,9 @@ def _fractions(case: Case) -> Iterator[tuple[str, float, float]]:
 
 
 def flop_per_s(case: Case) -> float | None:
-    """Of the median step, by the model's formulas; where those are unknown, by counters.
+    """FLOP/s of the median step, by the model's formulas, or by counters if those are unknown; else None.
 
-    Of an import by its wall time, where that is known: a timer that does not wait for its GPU shows any rate.
+    An import uses its wall time if known, because a timer that does not wait for its GPU may show any rate.
     """
     rate, per_image = case["images_per_s"], case["train_flop_per_image"]
     if case["imported"] and rate and per_image:
@@ -93,7 +94,7 @@ def flop_per_s(case: Case) -> float | None:
 
 
 def _dram_bytes_per_s(case: Case) -> float | None:
-    """Counted bytes only: modelled ones are an interval."""
+    """DRAM bytes/s of the median step, from counters only, because the model gives an interval."""
     moved, step_s = case["counted_dram_bytes_per_step"], case["step_median_s"]
     return moved / step_s if moved and step_s else None
 
@@ -103,7 +104,7 @@ def _peak(case: Case, precision: str | None = None) -> peaks.Peak | None:
 
 
 def wrong_peak(evidence: AuditEvidence) -> Iterator[Hit]:
-    """Measured ceilings that no device of this name reaches, or that are far below what it can do."""
+    """Measured ceilings above the peak of the named device, or far below it."""
     device = {case.run_id: case for case in evidence.cases}
     for row in rows(evidence.results.ceilings):
         case, best = device.get(row["run_id"]), row["best_per_s"] or row["median_per_s"]
@@ -132,7 +133,7 @@ def odd_utilisation(case: Case) -> str | None:
 
 
 def too_slow(case: Case) -> str | None:
-    """A rate that no GPU of the label is as slow as: alone, without another run to compare it with."""
+    """A rate too low for the GPU of the label, judged without other runs."""
     work, step_s = case["train_flop_per_step"], _step_s(case)
     gpu = peaks.find_gpu(case["device_name"])
     if not work or not step_s or (gpu is None and (case["device_type"] != Device.CUDA or case["device_name"])):
@@ -151,13 +152,13 @@ def too_slow(case: Case) -> str | None:
 
 
 def _step_s(case: Case) -> float | None:
-    """The shorter of the median step and a batch's share of the wall time, which holds waits."""
+    """Seconds per step: the smaller of the median step and batch size over images/s, which includes waits."""
     by_rate = case["batch_size"] / case["images_per_s"] if case["images_per_s"] else None
     return min((value for value in (case["step_median_s"], by_rate) if value), default=None)
 
 
 def _fp32_flop_per_s(gpu: peaks.Gpu) -> float:
-    """That of the lowest power limit, where it depends on that."""
+    """The GPU's fp32 peak in FLOP/s at its lowest power limit; without an fp32 row, its lowest peak."""
     rows = {row.precision: row for row in gpu.peaks}
     row = rows.get(Precision.FP32) or min(gpu.peaks, key=lambda row: row.tflop_per_s)
     return (row.tflop_per_s_low or row.tflop_per_s) * 1e12
@@ -197,7 +198,7 @@ def tensor_flop_missing(evidence: AuditEvidence) -> Iterator[Hit]:
 
 
 def _hidden(case: Case) -> str | None:
-    """Of a run of ours, by what its profile says of itself."""
+    """Missing tensor FLOP in our own profile, by its record; None if there are none."""
     if case["flop_is_lower_bound"]:
         reason = case.record.profile.lower_bound_reason or "kernels use tensor cores whose FLOP were not counted"
         return f"counted FLOP are a lower bound: {reason}"
@@ -211,7 +212,7 @@ def _hidden(case: Case) -> str | None:
 
 
 def _hidden_in(case: Case, kernels: pd.DataFrame) -> str | None:
-    """Of somebody else's profile, by its launches: without counts nothing is missing from them."""
+    """Missing tensor FLOP in an imported profile, by its launches; None if there are none, or no FLOP are counted."""
     counted = kernels[kernels["flop"].notna()]
     if case["flop_is_lower_bound"] and counted["hides_tensor_flop"].any():
         names = counted.loc[counted["hides_tensor_flop"], "name"].astype(str)
@@ -223,7 +224,7 @@ def _hidden_in(case: Case, kernels: pd.DataFrame) -> str | None:
     if case["precision"] in {None, Precision.FP32} or counted.empty or not has_tensor_cores:
         return None
     if counted["flop_tensor"].notna().all() or counted["flop_tensor"].gt(0).any():
-        # Counted, and be it as none: then the label is wrong, or the layers are no products.
+        # Tensor FLOP were counted, even if as 0: the label is wrong, or the layers are no products.
         return None
     return f"{case['precision']}, and nothing in the file counts tensor cores"
 
@@ -233,7 +234,7 @@ def _launches(number: int) -> str:
 
 
 def _generation(capability: str | None) -> float:
-    """Compute capability as a number; that of the newest where nobody knows."""
+    """Compute capability as a number; infinity, as for the newest device, if it is unknown."""
     try:
         return float(capability or np.inf)
     except ValueError:
@@ -241,7 +242,7 @@ def _generation(capability: str | None) -> float:
 
 
 def counted_against_model(evidence: AuditEvidence) -> Iterator[Hit]:
-    """Of a run of ours by its own count of the model; of somebody else's by the model that it is said to be."""
+    """Counted FLOP that contradict the recorded model (our runs) or the model of the label (imported profiles)."""
     for case in evidence.cases:
         kernels = evidence.kernels.get(case.run_id)
         if case["imported"] and kernels is not None:
@@ -290,7 +291,7 @@ def _ratio(calibration: Calibration) -> str:
 
 
 def no_backward(evidence: AuditEvidence) -> Iterator[Hit]:
-    """By our own profile's ranges; of foreign ones by the names of their kernels."""
+    """Profiles without backward kernels: ours by their ranges, imported ones by the names of kernels."""
     for case in evidence.cases:
         if case["backward_kernels"] is not None:
             if not case["backward_kernels"]:
@@ -312,7 +313,7 @@ def partial_profile(case: Case) -> str | None:
 
 
 def uncounted(evidence: AuditEvidence) -> Iterator[Hit]:
-    """Profiles of which no FLOP or no bytes are known."""
+    """Profiles without counted FLOP or bytes, and those whose FLOP are a lower bound."""
     for case in evidence.cases:
         kernels = evidence.kernels.get(case.run_id)
         if case["profile_status"] not in WITH_KERNELS or kernels is None:

@@ -1,4 +1,4 @@
-"""Rules on the machine: clocks, memory, other work, and settings that slow a run down on purpose."""
+"""Rules on the machine: clocks, memory, other work, and debug settings that slow a run down."""
 
 import functools
 import tomllib
@@ -27,13 +27,13 @@ from workload.contract.text import of_cpus, percent, plain
 from workload.contract.verdict import COMPETED_SHARE, LEAST_WAITED_CPUS, LEAST_WAITED_SHARE
 
 _VARIABLES = Path(__file__).with_name("debug_variables.toml")
-# Where a power cap holds the clock down for less than half of the run, it is the run's own peaks that meet it.
+# A power cap that lowers the clock for less than half of the run is met only by peaks of the run's own power.
 LEAST_CAPPED = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Variable:
-    """An environment variable that makes runs slow, or other than they say, unless it has a harmless value."""
+    """An environment variable that slows or changes runs unless it has a harmless value."""
 
     name: str
     harmless: tuple[str, ...]
@@ -43,7 +43,7 @@ class Variable:
 
 @functools.cache
 def variables() -> Mapping[str, Variable]:
-    """debug_variables.toml by name."""
+    """Rows of debug_variables.toml by name of the variable."""
     rows = tomllib.loads(_VARIABLES.read_text(encoding="utf-8"))
     return {
         name: Variable(name=name, harmless=tuple(row["harmless"]), effect=row["effect"], source=row["source"])
@@ -97,7 +97,7 @@ def competing(case: Case) -> str | None:
 
 
 def held_back(case: Case) -> str | None:
-    """By a CPU quota or by the hypervisor."""
+    """Shares of CPU time withheld by a quota or by the hypervisor."""
     parts = {"a CPU quota": cgroup_throttled(case), "other virtual machines (steal)": steal(case)}
     losses = [f"{percent(share, decimals=1)} of the CPU time went to {what}" for what, share in parts.items() if share]
     return ", ".join(losses) or None
@@ -115,7 +115,7 @@ def debug_variables(case: Case) -> str | None:
 
 
 def other_bandwidth(case: Case) -> str | None:
-    """A memory clock and bus that another device has than the name says."""
+    """Memory clock and bus width that contradict the device's name."""
     gpu = peaks.find_gpu(case["device_name"])
     if gpu is None:
         return None

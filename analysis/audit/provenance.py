@@ -1,4 +1,4 @@
-"""Rules on what is known of a run: labels, versions, prices, and what an imported file does not say."""
+"""Rules on the facts about a run: labels, versions, prices, and facts that an imported file lacks."""
 
 import itertools
 import re
@@ -16,7 +16,7 @@ MODEL = re.compile(
     r"(resnet|vgg|densenet|alexnet|googlenet|squeezenet|mobilenet|efficientnet|convnext|vit|swin|inception)[-_]?(\d*)",
     re.IGNORECASE,
 )
-# A letter and a number that are part of a model's name, as `vit_b_16` and `efficientnet_b0`.
+# Models whose name contains a letter and a number, for example `vit_b_16` and `efficientnet_b0`.
 VARIANT = re.compile(r"(vit|efficientnet|swin)([-_]?v2)?[-_]?[a-z]{1,5}[-_]?\d+", re.IGNORECASE)
 BATCH = re.compile(r"(?<![a-z])(?:b|bs|batch)[-_]?(\d+)(?![0-9])", re.IGNORECASE)
 # NVIDIA, developer.nvidia.com/cuda-gpus and /cuda-legacy-gpus, read 2026-11.
@@ -36,12 +36,12 @@ COMPUTE_CAPABILITY = {
     "h200": "9.0",
 }
 GEFORCE_CAPABILITY = {"20": "7.5", "30": "8.6", "40": "8.9", "50": "12.0"}
-# What an import calls the place of a run where neither file nor user says one.
+# Place of an imported run if neither the file nor the user names one.
 NO_PLACE = "imported"
-# A choice: a quarter. Spot prices move faster than that, list prices mostly slower.
+# An arbitrary choice: a quarter. Spot prices change faster, list prices mostly slower.
 PRICE_DAYS = 90
 MONTH = re.compile(r"\d{4}-\d{2}", re.ASCII)
-# Without one of these, a run can be compared with nothing.
+# Facts without which a run cannot be compared with others.
 NEEDED_FACTS = {
     "device_name": "device",
     "precision": "precision",
@@ -54,14 +54,14 @@ NEEDED_FACTS = {
 
 
 def capability_of(gpu: str) -> str | None:
-    """The compute capability of a short name; None for an unknown one."""
+    """Compute capability of a GPU by its short name; None if unknown."""
     if geforce := re.match(r"rtx(\d\d)", gpu):
         return GEFORCE_CAPABILITY.get(geforce[1])
     return COMPUTE_CAPABILITY.get(gpu)
 
 
 def labels_disagree(case: Case) -> str | None:
-    """The figures in which a run's labels contradict what the device or the run says of itself."""
+    """Labels of a run that contradict its device or its recorded configuration."""
     disagreements = [*_device_labels(case), *_configuration_labels(case)]
     return "; ".join(dict.fromkeys(disagreements)) or None
 
@@ -80,7 +80,7 @@ def _device_labels(case: Case) -> Iterator[str]:
 def _labels(case: Case) -> Iterator[tuple[str, str]]:
     imported = case.record.imported
     given, labels = (imported.given, imported.labels) if imported else (None, None)
-    # Import compared them already.
+    # The import has compared these labels already.
     is_compared = bool(imported and imported.contradictions)
     for what, text in (
         ("the file", case["imported_file"]),
@@ -94,7 +94,7 @@ def _labels(case: Case) -> Iterator[tuple[str, str]]:
 
 
 def _configuration_labels(case: Case) -> Iterator[str]:
-    """A model or a batch size in the name of an imported file that is not the run's."""
+    """A model or a batch size in an imported file's name that differs from the run's."""
     name = case["imported_file"] or ""
     models, own = ({(family.lower(), size) for family, size in MODEL.findall(text)} for text in (name, case["model"]))
     if models and own and not any(_may_be_one(*pair) for pair in itertools.product(models, own)):
@@ -107,12 +107,12 @@ def _configuration_labels(case: Case) -> Iterator[str]:
 
 
 def _may_be_one(first: tuple[str, str], second: tuple[str, str]) -> bool:
-    """Whether two names are of one model: `resnet` alone may be any of its family."""
+    """Whether two names (family, size) may mean the same model; a family without a size matches all sizes."""
     return first[0] == second[0] and (first[1] == second[1] or not (first[1] and second[1]))
 
 
 def labels(evidence: AuditEvidence) -> Iterator[Hit]:
-    """Labels against the device, and one name for a place that stands for several devices."""
+    """Labels that contradict the device, and places that stand for several devices."""
     yield from each_case(labels_disagree)(evidence)
     places: dict[str, dict[str, list[str]]] = {}
     for case in evidence.cases:
@@ -141,13 +141,13 @@ def unknown_facts(case: Case) -> str | None:
 
 
 def lost_at_import(case: Case) -> str | None:
-    """What the file that was imported lacks, holds twice, or says in a way that nobody understands."""
+    """Parts of an imported file that are missing, duplicated or not understood."""
     imported = case.record.imported if case["imported"] else None
     return "; ".join(imported.losses) if imported and imported.losses else None
 
 
 def against_the_file(evidence: AuditEvidence) -> Iterator[Hit]:
-    """Where the import was told otherwise than the file says."""
+    """Options of the import that contradict the file."""
     for case in evidence.cases:
         imported = case.record.imported
         for contradiction in (imported.contradictions if imported else None) or ():
@@ -159,7 +159,7 @@ def dirty_commit(case: Case) -> str | None:
 
 
 def old_price(case: Case) -> str | None:
-    """A price that was not of the time of the run, or of no time at all: its own, or else that of prices.toml."""
+    """A price without date, or too old for the run: the run's own price, else that of prices.toml."""
     cost = case.record.cost
     usd_per_h, read = case["usd_per_h"], cost.price_date if cost else None
     if not usd_per_h:
@@ -178,7 +178,7 @@ def old_price(case: Case) -> str | None:
 
 
 def _day(text: Any) -> date | None:
-    """Of a date, a time stamp, or a month, which is taken for its first day."""
+    """Day of a date, a time stamp (in UTC) or a month (its first day); None for other values."""
     if not isinstance(text, str):
         return None
     try:

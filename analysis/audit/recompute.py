@@ -1,4 +1,4 @@
-"""Rules on what run.json says of its own steps: every figure of its timing is computed again from steps.csv."""
+"""Rules on the timing figures of run.json: each is computed again from steps.csv."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -24,16 +24,16 @@ CLOCKS_WITHIN = 1e-3
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedFigure:
-    """One figure of run.json: the column of `runs` that holds it, and how steps.csv gives it."""
+    """A figure of run.json: its column in `runs`, and a function that recomputes it from steps.csv."""
 
     column: str
     again: Callable[[Case], float | None]
-    # The most by which rounding in steps.csv moves it.
+    # Largest change of the figure by the rounding in steps.csv.
     rounding: Callable[[Case], float]
 
     @property
     def field(self) -> str:
-        """Where run.json has it."""
+        """Path of the figure in run.json."""
         return PLACES[self.column]
 
 
@@ -102,9 +102,9 @@ FIGURES = (
 
 
 def other_figures(case: Case) -> str | None:
-    """The figures of run.json that its own steps do not give; one that is absent claims nothing."""
+    """Figures of run.json that differ from those recomputed from its steps; absent figures are skipped."""
     if case["imported"] and not case.steps["step"].size:
-        # A row of somebody's table of runs: there is nothing to compare with.
+        # A row of a foreign table of runs has no steps to compare with.
         return None
     return "; ".join(_differing(case)) or None
 
@@ -122,7 +122,7 @@ def _differing(case: Case) -> Iterator[str]:
 
 
 def other_wall_time(case: Case) -> str | None:
-    """The wall time where the time stamps of the steps leave no room for it."""
+    """The wall time, if the time stamps of the steps contradict it."""
     stated, span = case["measured_s"], _span_s(case)
     if stated is None or span is None:
         return None
@@ -136,7 +136,7 @@ def other_wall_time(case: Case) -> str | None:
 
 
 def _span_s(case: Case) -> float | None:
-    """From the begin of the first measured step to the end of the last; of a log from its first time stamp on."""
+    """Seconds from the begin of the first measured step to the end of the last; in a log, from its first time stamp."""
     ended = case.steps["ended_at_s"]
     if case["imported"]:
         begin, end = (ended[0], ended[-1]) if ended.size else (np.nan, np.nan)
@@ -148,7 +148,7 @@ def _span_s(case: Case) -> float | None:
 
 
 def other_parts(case: Case) -> str | None:
-    """The first step whose parts do not add up to it."""
+    """Number of steps whose parts do not add up to the step time, with the first of them."""
     forward_s, backward_s, optimizer_s = (case.steps[name] for name in ("forward_s", "backward_s", "optimizer_s"))
     parts = forward_s + backward_s + optimizer_s
     off = np.abs(parts - case.steps["step_s"]) > ROUNDING_S + DIGITS * case.steps["step_s"]
@@ -162,7 +162,7 @@ def other_parts(case: Case) -> str | None:
 
 
 def clock_set_back(case: Case) -> str | None:
-    """Of a log only: a bundle of ours with such a row is refused."""
+    """Time stamps that decrease, which only a log can have: loading refuses such a bundle of ours."""
     back = np.flatnonzero(np.diff(case.steps["ended_at_s"]) < 0)
     if not back.size:
         return None

@@ -11,12 +11,16 @@ from workload.contract.invocation import as_typed
 from workload.contract.tables import Column, TableFormat, as_json
 from workload.contract.text import counted, printable, wrapped
 
-# More run ids than this say less than their number.
+# A longer list of run ids is less useful than their number.
 SHOWN_RUNS = 3
 
 
 def render(findings: Sequence[Finding], form: TableFormat, *, looked_at: str, width: int | None = None) -> str:
-    """Text without a final newline, its lines at most `width` wide; JSON and CSV hold the fields of `Finding`."""
+    """Findings as text, JSON or CSV, without a final newline.
+
+    `looked_at`: description of the audited runs; `width`: most characters per line of text. JSON and CSV hold the
+    fields of `Finding`.
+    """
     match form:
         case TableFormat.TABLE:
             return _text(findings, looked_at=looked_at, width=width)
@@ -29,7 +33,7 @@ def render(findings: Sequence[Finding], form: TableFormat, *, looked_at: str, wi
 
 
 def _text(findings: Sequence[Finding], *, looked_at: str, width: int | None) -> str:
-    """Findings of one rule together: what is expected, reason and cure are said once."""
+    """Findings grouped by rule, so that threshold, reason and cure appear once."""
     if not findings:
         return f"nothing found: {looked_at}"
     by_rule: dict[tuple[Severity, str], list[Finding]] = {}

@@ -21,30 +21,30 @@ LEAST_ODD_STEPS = 3
 LEAST_ODD_SHARE = 0.05
 # No step of fixed shapes ends in half of the time of the others.
 SHORT = 0.5
-# Where the time stamps of odd steps read like those of the others within this, the timer is what is odd.
+# If odd steps agree with the others by their time stamps within this fraction, the timer is at fault.
 STAMPS_ALIKE = 0.1
 # docs/architecture.md, "Rules of measuring": steps and waits must add up to the wall time within 2 %.
 EXPLAINED_WITHIN = 0.02
-# Between two steps of a script; benchmarks/script_overhead.py has 30 to 250 us for all of a step, on a busy machine.
+# Time between two steps of a script; benchmarks/script_overhead.py measured 30 to 250 us per step on a busy machine.
 HOOKS_S = 250e-6
-# Two runs give a t interval of 12.7 standard errors, three one of 4.3.
+# Half width of a 95 % t interval: 12.7 standard errors from two runs, 4.3 from three.
 LEAST_RUNS = 3
-# A change of 1 % decides between machines; it is also what `steady_state` tolerates.
+# A change of 1 % decides between machines; `steady_state` tolerates as much.
 CHANGE = TOLERANCE
-# Public logs of machines without other work: p95 within 1 % of p5. Half as long again is no noise of a clock's.
+# In public logs of idle machines, p95 is within 1 % of p5. A factor of 1.5 is no noise of a clock.
 SCATTER = 1.5
-# Public logs: repeats on one machine differ by about 0.6 %.
+# In public logs, repeats on one machine differ by about 0.6 %.
 RUNS_APART = 0.05
-# An audit looks at hundreds of configurations: 1 false alarm in 200.
+# An audit tests hundreds of configurations: allow 1 false alarm in 200.
 RUNS_ALPHA = 0.005
 LEAST_STEPS = 20
-# Time stamps of logs are in minutes or seconds, or so fine that it does not matter.
+# Possible resolutions of a log's time stamps, s; finer ones do not matter.
 STAMP_UNITS = (60.0, 1.0)
 SHOWN_GAPS = 3
 
 
 def unsynchronised(case: Case) -> str | None:
-    """The figure where the timer shows short steps that the time stamps deny."""
+    """Steps that are odd by the timer but not by the time stamps, with both ratios to the other steps."""
     timer, stamps = case.iteration_s, case.interval_s
     known = np.isfinite(timer) & np.isfinite(stamps)
     timer, stamps = timer[known], stamps[known]
@@ -77,9 +77,9 @@ def _denial(which: str, odd: Mask, timer: Floats, stamps: Floats) -> str:
 
 
 def mean_of_rates(evidence: AuditEvidence) -> Iterator[Hit]:
-    """A log's own rates against images over wall time; where single gaps explain the difference, they are named."""
+    """Logs whose own rates differ from images over wall time; names gaps in the log that explain the difference."""
     for case in evidence.cases:
-        # The first row is warm-up, and no part of what is claimed.
+        # The first row is warm-up, which the claimed rate should not include.
         claimed = case["claimed_measured_images_per_s"] or case["claimed_images_per_s"]
         measured = case["images_per_s"]
         within = EXPLAINED_WITHIN + _stamp_resolution(case) / (case["measured_s"] or np.inf)
@@ -109,7 +109,7 @@ GAP_CURE = "none, if it is an epoch's end or a first step: both rates are true, 
 
 @dataclass(frozen=True, kw_only=True)
 class _Gaps:
-    """Few intervals between time stamps that are far longer than the others."""
+    """Few intervals between time stamps that are far longer than the others, in words and as a rate without them."""
 
     words: str
     them: str
@@ -117,7 +117,7 @@ class _Gaps:
 
 
 def _gaps(case: Case) -> _Gaps | None:
-    """Where a log stood still, by its time stamps; None where it did not, or where nobody knows."""
+    """Long gaps in a log, by its time stamps; None if there are none, or no time stamps."""
     stamps, images = case.interval_s, case.measured("images")
     known = np.isfinite(stamps) & np.isfinite(images)
     slow = stalls(stamps[known])
@@ -138,7 +138,7 @@ def _gaps(case: Case) -> _Gaps | None:
 
 
 def _stamp_resolution(case: Case) -> float:
-    """The unit of a log's time stamps, s: a wall time between two of them is no more accurate than that."""
+    """Resolution of a log's time stamps, s, which limits the accuracy of its wall time; 0 if finer than 1 s."""
     stamps = case.steps["ended_at_s"][np.isfinite(case.steps["ended_at_s"])]
     whole = (unit for unit in STAMP_UNITS if stamps.size and bool(np.all(stamps == np.round(stamps / unit) * unit)))
     return next(whole, 0.0)
@@ -154,7 +154,7 @@ def unexplained(case: Case) -> str | None:
 
 
 def time_outside(evidence: AuditEvidence) -> Iterator[Hit]:
-    """`unexplained`; between short steps of a script it is what hearing of them takes, and nothing of the script's."""
+    """Runs with unexplained time; between short steps of a script, that time is the overhead of our own hooks."""
     for case in evidence.cases:
         figure, explained = unexplained(case), case["explained_fraction"]
         if figure is None:
@@ -175,7 +175,7 @@ def too_few_runs(group: Sequence[Case]) -> str | None:
 
 
 def short_warmup(case: Case) -> str | None:
-    """The figure where the first measured steps are slower than the rest and move the mean."""
+    """First measured steps that are slower than the rest and change the mean by more than `CHANGE`."""
     steps, warmup = case.step_s, case.steadiness.warmup_steps
     if not warmup:
         return None
@@ -191,7 +191,7 @@ def short_warmup(case: Case) -> str | None:
 
 
 def changed(case: Case) -> str | None:
-    """The figure where steps are slower or faster from one of them on, or for a while."""
+    """A change of step time within the run, lasting or temporary."""
     change = case.steadiness.change
     return None if change is None else str(change)
 
@@ -206,7 +206,7 @@ def drifting(case: Case) -> str | None:
 
 
 def stalled(case: Case) -> str | None:
-    """The figure where few steps take so long that the throughput is another one."""
+    """Few steps that are so long that they lower the throughput by more than `CHANGE`."""
     slow = case.steadiness.stalls
     if slow is None or slow.ratio is None or slow.lost <= CHANGE:
         return None
@@ -215,12 +215,12 @@ def stalled(case: Case) -> str | None:
 
 
 def unseen(case: Case) -> str | None:
-    """What a run that is called steady cannot show."""
+    """Changes that a steady run is too short or too noisy to show."""
     return case.steadiness.unseen if case.steadiness.steady else None
 
 
 def scattered(case: Case) -> str | None:
-    """Of time stamps where there are any: they are right where the timer is not."""
+    """Widely scattered step times, by time stamps if there are enough, because the timer may be wrong."""
     stamps = case.interval_s
     steps = stamps[np.isfinite(stamps)]
     steps = case.step_s[np.isfinite(case.step_s)] if steps.size < LEAST_STEPS else steps
@@ -235,7 +235,7 @@ def scattered(case: Case) -> str | None:
 
 
 def _two_speeds(case: Case, steps: Floats) -> str | None:
-    """The figure where many steps are slower than the others, and no warm-up, change, drift or stalls make them so."""
+    """Many slow steps that are not explained by warm-up, change, drift or stalls."""
     state = case.steadiness
     is_told = not state.steady or (state.stalls is not None and state.stalls.lost > CHANGE)
     speeds = None if is_told else two_speeds(steps[state.warmup_steps or 0 :])
@@ -249,7 +249,7 @@ def _range(values: Floats) -> str:
 
 
 def runs_apart(group: Sequence[Case]) -> str | None:
-    """The figure where runs lie further apart than their own steps let expect."""
+    """Spread of runs that differ by more than the variation of their steps explains."""
     runs = [case for case in group if case["images_per_s"]]
     rates = [float(case["images_per_s"]) for case in runs]
     if len(rates) < LEAST_RUNS - 1 or max(rates) / min(rates) - 1 <= RUNS_APART:
@@ -262,7 +262,7 @@ def runs_apart(group: Sequence[Case]) -> str | None:
 
 
 def broken_off(case: Case) -> str | None:
-    """A run of ours that did not come to its last step."""
+    """A run of ours that ended before its last planned step."""
     planned, done = case["iterations"], int(case.is_measured.sum())
     if case["imported"]:
         return None
@@ -274,7 +274,7 @@ def broken_off(case: Case) -> str | None:
 
 
 def skipped_by_amp(case: Case) -> str | None:
-    """Steps of fp16 whose gradients overflowed, so that the optimizer was left out of them."""
+    """Number of fp16 steps whose gradients overflowed, so that AMP skipped the optimizer."""
     skipped, steps = case["skipped_steps"], case["steps"]
     if not skipped or not steps:
         return None
@@ -282,7 +282,7 @@ def skipped_by_amp(case: Case) -> str | None:
 
 
 def incomplete_series(evidence: AuditEvidence) -> Iterator[Hit]:
-    """Runs that stop early; of imported ones, those with fewer rows than another log of the same configuration."""
+    """Runs that stop early, and imported logs with fewer rows than another log of the same configuration."""
     yield from each_case(broken_off)(evidence)
     rows = {case.run_id: case.is_measured.size for case in evidence.cases if case["imported"] and case.is_measured.size}
     logs = [case for case in evidence.cases if case.run_id in rows]
@@ -296,7 +296,7 @@ def incomplete_series(evidence: AuditEvidence) -> Iterator[Hit]:
 
 
 def _same_series(case: Case, other: Case) -> bool:
-    """Another batch size fills an epoch with another number of iterations."""
+    """Whether two logs should have equally many rows; the batch size counts, because it sets the steps per epoch."""
     return all(case[fact] == other[fact] for fact in ("place", "model", "device_name", "batch_size", "precision"))
 
 

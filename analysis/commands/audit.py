@@ -42,7 +42,7 @@ def audit(
     verify: VerifyOption = False,
     output_format: FormatOption = TableFormat.TABLE,
 ) -> int:
-    """What is wrong with the measurements: the figure, the rule it breaks, why it matters, the cure."""
+    """Find faults in measurements: the figure, the rule that it breaks, why it matters, the cure."""
     from analysis import units
     from analysis.audit import RULES, Severity, audit, by_severity
     from analysis.audit.claims import CLAIM_RULES, audit_claims, read

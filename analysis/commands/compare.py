@@ -64,7 +64,7 @@ def compare(
     output_format: FormatOption = TableFormat.TABLE,
     wide: WideOption = False,
 ) -> int:
-    """Which is faster by how much, how sure that is, and which difference would have been seen."""
+    """Compare places or configurations: how much faster, how certain, and the smallest detectable difference."""
     from analysis.compare import COLUMNS, table
     from analysis.pairing import pair_up
 

@@ -38,7 +38,7 @@ def gpu_truth(
     output_format: FormatOption = TableFormat.TABLE,
     wide: WideOption = False,
 ) -> int:
-    """What one GPU says of this project's claims on GPUs: claim, expected, found, verdict."""
+    """Check this project's claims on GPUs against the evidence of one GPU: claim, expected, found, verdict."""
     # Disproved claims are a result, not an error.
     from analysis.truth.claims import judge
     from analysis.truth.evidence import read

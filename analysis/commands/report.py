@@ -41,7 +41,7 @@ def report(
     markdown: MarkdownOption = None,
     verify: VerifyOption = False,
 ) -> int:
-    """One self-contained page: the answer first, then everything it rests on."""
+    """Write a self-contained page: the answer first, then the measurements behind it."""
     return _report(results, output=output, figures=figures, markdown=markdown, verify=verify)
 
 

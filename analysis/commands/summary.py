@@ -20,7 +20,7 @@ def summary(
     output_format: FormatOption = TableFormat.TABLE,
     wide: WideOption = False,
 ) -> int:
-    """One line per configuration and place: throughput, step time, what limits it."""
+    """List throughput, step time and limit of each configuration in each place."""
     from analysis import units
     from analysis.summary import COLUMNS, summarize
 

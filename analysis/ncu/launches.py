@@ -26,7 +26,7 @@ _FEW = 1 << 16
 class Launches:
     """Launches of a table. `identity`: columns by our names; `by_role`: metrics in base units, NaN if absent.
 
-    `units`: the file's spelling of the units of metrics that were read. `attributes`: those of the first launch's GPU.
+    `units`: the file's spelling of the units of metrics that were read. `attributes`: attributes of the first GPU.
     `ids`: ncu's number of each launch. `gpus`: the GPU of each launch, in the file's words.
     """
 
@@ -52,7 +52,7 @@ def is_misread(section: NcuTable) -> bool:
 
 
 def number_columns(section: NcuTable) -> list[tuple[numbers.Text, bool]]:
-    """Numbers of a table as text; with each column, whether its values are integers by nature."""
+    """Columns of numbers as text, each with whether its values are integers by nature; empty if parsed already."""
     return [] if section.is_numeric else list(_columns(section))
 
 
@@ -75,7 +75,7 @@ def _columns(section: NcuTable) -> Iterable[tuple[pa.ChunkedArray, bool]]:
 
 
 def of(section: NcuTable, form: NumberFormat) -> Launches:
-    """The launches of a table whose numbers have this format."""
+    """Launches of a table whose numbers have the format `form`."""
     return _of_wide(section, form) if section.plan.layout is Layout.WIDE else _of_long(section, form)
 
 
@@ -261,7 +261,7 @@ def _attributes(columns: pa.Table, rows: npt.NDArray[np.bool_]) -> dict[str, str
     return {name: str(value) for name, value in pairs if name and name.startswith(layout.ATTRIBUTE)}
 
 
-# --- who a launch was
+# --- identity of a launch
 
 
 def _identity(columns: pa.Table) -> dict[str, pd.Categorical]:
@@ -328,7 +328,7 @@ def _recoded(codes: Codes, names: Sequence[str | None]) -> pd.Categorical:
 def _combined(
     columns: pa.Table, names: Sequence[str | None], combine: Callable[[str | None, str | None], str | None]
 ) -> pd.Categorical:
-    """Combine two columns, of which either may be absent, to a text per row; computed once per pair of texts."""
+    """Combine two columns, either of them possibly absent, into a text per row; computed once per pair of texts."""
     (left, left_names), (right, right_names) = (
         (np.zeros(len(columns), np.int64), [""]) if name is None else _coded(columns.column(name)) for name in names
     )

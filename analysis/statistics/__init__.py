@@ -1,9 +1,9 @@
-"""Pure statistics on arrays of step times: the run is the replicate, and what cannot be said is said so.
+"""Pure statistics on arrays of step times. The replicate is the run, not the step.
 
-Every result names its reason where a figure or an interval is absent; nothing here raises on odd data (too few values,
-NaN, no spread). A ValueError means a wrong call: shapes that do not fit, a p-value of 2.
+A result without a figure or an interval has a reason instead: no function raises on odd data (too few values, NaN, no
+spread). A ValueError means a wrong call: shapes that do not match, a p-value of 2.
 
-Values that are not finite are dropped and counted where the order of steps does not matter, and refused where it does.
+Values that are not finite are dropped and counted if the order of steps does not matter, else the series is refused.
 Every random draw comes from `seed` (default 0, or a numpy Generator): the same data give the same figures.
 """
 

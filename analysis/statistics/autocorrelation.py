@@ -1,4 +1,4 @@
-"""How much a step time says about the next ones, and so how many independent steps a run is worth."""
+"""Autocorrelation of step times, and the number of independent steps that a run is worth."""
 
 from dataclasses import dataclass
 
@@ -9,17 +9,18 @@ from scipy.stats import rankdata
 
 from analysis.statistics.samples import Floats, counted, ordered
 
-# Below this number of steps no correlation can be shown: the standard error of one lag is 1 / sqrt(n) > 0.35.
+# Fewer steps cannot show a correlation: the standard error of one lag is 1 / sqrt(n) > 0.35.
 LEAST_STEPS = 8
-# The correlation of fewer steps cannot be told well enough for an interval: 95 % intervals of a median from 20 steps
-# of lag 1 = 0.8 and 0.9 cover 84 % and 75 %, of a slope 65 % and 54 %. From 100 steps of lag 1 up to 0.9 both cover
-# 94 % or more; of lag 1 = 0.95, a third gets none and the others cover 86 % (benchmarks/coverage.py).
+# Fewer steps do not estimate the correlation well enough for an interval. With 20 steps and a lag-1 correlation of 0.8
+# and 0.9, 95 % intervals of a median cover 84 % and 75 %, those of a slope 65 % and 54 %. With 100 steps and lag 1 up
+# to 0.9 both cover 94 % or more; with lag 1 = 0.95 a third of the series get no interval, and the others' intervals
+# cover 86 % (benchmarks/coverage.py).
 LEAST_FOR_INTERVAL = 100
 
 
 @dataclass(frozen=True, kw_only=True)
 class Correlogram:
-    """Autocorrelation at the lags 0, 1, 2, ...; empty with a reason where there is none."""
+    """Autocorrelation at the lags 0, 1, 2, ...; empty with a reason if it cannot be computed."""
 
     n: int
     values: Floats
@@ -41,9 +42,9 @@ class EffectiveN:
 
 
 def correlogram(values: npt.ArrayLike, *, max_lag: int | None = None, robust: bool = False) -> Correlogram:
-    """The usual (biased, positive definite) estimate up to `max_lag` (default: all).
+    """Autocorrelation of a series up to `max_lag` (default: all), by the usual biased, positive definite estimate.
 
-    robust: of normal scores (van der Waerden) in place of the values; one slow step cannot hide how the rest goes.
+    `robust`: use normal scores (van der Waerden) instead of the values, so that one slow step cannot hide the rest.
     """
     series, reason = ordered(values, least=LEAST_STEPS)
     if reason:
@@ -56,9 +57,10 @@ def _stop(max_lag: int | None) -> int | None:
 
 
 def effective_n(values: npt.ArrayLike, *, robust: bool = True) -> EffectiveN:
-    """From the initial monotone sequence: correlations summed in pairs while the pairs stay positive, made decreasing.
+    """Number of independent steps that a series is worth, by the initial monotone sequence estimator.
 
-    Geyer, Practical Markov chain Monte Carlo, Statistical Science 7 (1992), section 3.3. `robust`: as in `correlogram`.
+    The estimator sums correlations in pairs while the pairs are positive, made decreasing: Geyer, Practical Markov
+    chain Monte Carlo, Statistical Science 7 (1992), section 3.3. `robust`: as in `correlogram`.
     """
     correlations = correlogram(values, robust=robust)
     if correlations.reason:
@@ -70,7 +72,7 @@ def effective_n(values: npt.ArrayLike, *, robust: bool = True) -> EffectiveN:
 def integrated_time(correlations: Floats) -> float:
     """1 + 2 x the sum of the correlations at lags 1, 2, ..., by Geyer's rule; at least 1 and at most n.
 
-    Alternating series would be worth more than n: not claimed, as the estimate is too uncertain for that.
+    An alternating series could be worth more than n steps, but the estimate is too uncertain to claim this.
     """
     pairs = correlations[: correlations.size // 2 * 2].reshape(-1, 2).sum(axis=1)
     positive = pairs > 0
@@ -82,28 +84,29 @@ def integrated_time(correlations: Floats) -> float:
 def acf(series: Floats) -> Floats:
     """Autocorrelation at all lags, shape (n,), by the fast Fourier transform."""
     centred = series - series.mean()
-    # Padded, so that the end of the series does not meet its beginning.
+    # Padded to twice the length, because the transform treats a series as periodic.
     spectrum = np.fft.rfft(centred, 2 * series.size)
     covariance = np.fft.irfft(spectrum * spectrum.conj(), 2 * series.size)[: series.size]
     return np.asarray(covariance / covariance[0], dtype=np.float64)
 
 
 def normal_scores(series: Floats) -> Floats:
-    """Each value by its rank, as a normal sample of that size would have it; ties share the mean rank."""
+    """Normal scores, shape (n,): the normal quantile of rank / (n + 1) for each value; ties share the mean rank."""
     return np.asarray(ndtri(rankdata(series) / (series.size + 1)), dtype=np.float64)
 
 
 def too_short(steps: int) -> str | None:
-    """Why so many steps give no interval."""
+    """Reason why this number of steps gives no interval; None if it is enough."""
     if steps >= LEAST_FOR_INTERVAL:
         return None
     return f"{counted(steps, 'step')}: at least {LEAST_FOR_INTERVAL} tell how they correlate: no interval"
 
 
 def cautious_time(scores: Floats, *, trend: bool = False) -> float:
-    """Integrated time for an interval: at least that of a first-order autoregression freed of its bias.
+    """Integrated autocorrelation time for an interval, at least that of a bias-corrected first-order autoregression.
 
-    Without it, 95 % intervals from 100 steps at rho = 0.9 cover 85 % (benchmarks/coverage.py).
+    Without this minimum, 95 % intervals from 100 steps at rho = 0.9 cover 85 % (benchmarks/coverage.py). `trend`: a
+    trend line was subtracted from the series.
     """
     correlations = acf(scores)
     rho = unbiased_lag1(float(correlations[1]), n=float(scores.size), trend=trend)
@@ -111,10 +114,11 @@ def cautious_time(scores: Floats, *, trend: bool = False) -> float:
 
 
 def unbiased_lag1(rho: float, *, n: float, runs: int = 1, trend: bool = False) -> float:
-    """From the usual lag-1 estimate of series of `n` steps (mean over `runs`); 0 where it is noise at the 5 % level.
+    """Bias-corrected lag-1 correlation; 0 if the estimate is noise at the 5 % level.
 
-    Taking off the mean biases it by -(1 + 4 rho) / n, a trend line by -(2 + 5 rho) / n: Kendall, Biometrika 41 (1954);
-    Shaman & Stine, JASA 83 (1988); one rho / n of each comes from the divisor n.
+    `rho`: the usual estimate from series of `n` steps, mean over `runs`. Subtracting the mean biases it by
+    -(1 + 4 rho) / n, subtracting a trend line (`trend`) by -(2 + 5 rho) / n: Kendall, Biometrika 41 (1954); Shaman &
+    Stine, JASA 83 (1988). One rho / n of each comes from the divisor n.
     """
     if rho < 1.645 / np.sqrt(n * runs):
         return 0.0

@@ -1,4 +1,4 @@
-"""Blocks of neighbouring steps: how long they have to be, and resamples made of them."""
+"""Block bootstrap: length of blocks of neighbouring steps, and resamples of such blocks."""
 
 import math
 from dataclasses import dataclass
@@ -24,10 +24,10 @@ class BlockLength:
 
 
 def block_length(values: npt.ArrayLike, *, robust: bool = True) -> BlockLength:
-    """Length that makes the bootstrap's variance of a mean most accurate; 1 (no blocks) with a reason if unknown.
+    """Length for which the bootstrap's variance of a mean is most accurate; 1 (no blocks) with a reason if unknown.
 
     Politis & White, Automatic block-length selection for the dependent bootstrap, Econometric Reviews 23 (2004), with
-    the correction of Patton, Politis & White, ibid. 28 (2009). `robust`: of normal scores, not of the values.
+    the correction of Patton, Politis & White, ibid. 28 (2009). `robust`: use normal scores instead of the values.
     """
     series, reason = ordered(values, least=LEAST_STEPS)
     if reason:
@@ -37,7 +37,7 @@ def block_length(values: npt.ArrayLike, *, robust: bool = True) -> BlockLength:
     covariances = correlations * scores.var()
     width = _bandwidth(correlations)
     lags = np.arange(1, width + 1)
-    weights = np.clip(2 * (1 - lags / width), 0.0, 1.0)  # flat top: 1 up to half of the width
+    weights = np.clip(2 * (1 - lags / width), 0.0, 1.0)  # flat-top window: 1 up to half of the width
     long_run_variance = float(covariances[0] + 2 * weights @ covariances[1 : width + 1])
     curvature = 2 * float((weights * lags) @ covariances[1 : width + 1])
     longest = math.ceil(min(3 * math.sqrt(n), n / 3))
@@ -50,7 +50,7 @@ def block_length(values: npt.ArrayLike, *, robust: bool = True) -> BlockLength:
 
 
 def _bandwidth(correlations: Floats) -> int:
-    """Twice the first lag from which on several correlations in a row may be zero, as arch and R's np do."""
+    """Twice the last lag before several insignificant correlations in a row, as in the packages arch and R's np."""
     n = correlations.size
     in_a_row = max(5, math.ceil(math.sqrt(math.log10(n))))
     most = min(math.ceil(math.sqrt(n)) + in_a_row, n - 1)
@@ -62,14 +62,14 @@ def _bandwidth(correlations: Floats) -> int:
 
 
 def circular_indices(rng: np.random.Generator, *, n: int, length: int, resamples: int) -> Indices:
-    """Positions of resampled steps, shape (resamples, n): blocks start anywhere, the end continues at the start."""
+    """Positions of resampled steps, shape (resamples, n); a block may wrap around the end of the series."""
     blocks = math.ceil(n / length)
     starts = rng.integers(n, size=(resamples, blocks, 1))
     return ((starts + np.arange(length)) % n).reshape(resamples, -1)[:, :n]
 
 
 def resampled_medians(values: npt.ArrayLike, *, rng: np.random.Generator, resamples: int) -> Floats:
-    """Medians of circular block resamples of one series, shape (resamples,); blocks of automatic length."""
+    """Medians of circular block resamples of one series, shape (resamples,), with automatic block length."""
     series, _ = finite(values)
     if series.size == 1:
         return np.repeat(series, resamples)

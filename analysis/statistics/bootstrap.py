@@ -1,4 +1,4 @@
-"""The hierarchical bootstrap: runs are drawn, then blocks of steps within each run."""
+"""Hierarchical bootstrap: draws runs, then blocks of steps within each run."""
 
 from collections.abc import Sequence
 
@@ -8,20 +8,20 @@ from analysis.statistics.blocks import resampled_medians
 from analysis.statistics.samples import Floats
 
 RESAMPLES = 2000
-# Resampled medians kept of each run, from which every later draw picks: 400 give the spread of a median within 4 %.
+# Resampled medians per run, from which all later draws choose: 400 give the spread of a median within 4 %.
 POOL = 400
 
 
 def hierarchical_medians(
     runs: Sequence[Floats], *, rng: np.random.Generator, resamples: int = RESAMPLES, shrink: bool = True
 ) -> Floats:
-    """Resampled medians over runs of the median of their steps, shape (resamples,); every run has finite steps.
+    """Resampled medians over runs of the median of their steps, shape (resamples,). All steps must be finite.
 
-    The spread of run medians holds the spread within runs already, so drawing blocks on top of runs counts it twice:
-    where steps are noisy, 95 % intervals would cover 99 %. `shrink` moves the run medians towards their middle (with
-    few runs, apart) until between and within together are the observed spread. Davison & Hinkley, Bootstrap Methods,
-    1997, section 3.8; Ng, Grieve & Carpenter, Two-stage nonparametric bootstrap sampling with shrinkage correction for
-    clustered data, Stata Journal 13 (2013).
+    The spread of run medians contains the spread within runs, so drawing blocks after runs counts it twice: with noisy
+    steps, 95 % intervals would cover 99 %. `shrink` moves the run medians towards their median (or apart, if there are
+    few runs) until the variances between and within runs add up to the observed one. Davison & Hinkley, Bootstrap
+    Methods, 1997, section 3.8; Ng, Grieve & Carpenter, Two-stage nonparametric bootstrap sampling with shrinkage
+    correction for clustered data, Stata Journal 13 (2013).
     """
     medians = np.array([np.median(run) for run in runs], dtype=np.float64)
     pool = min(POOL, resamples)

@@ -1,13 +1,13 @@
-"""Whether the level of a series changes while it goes: from some step on, between two steps, or steadily.
+"""Detects a change of level within a series: from some step on, between two steps, or steadily.
 
-A likelihood ratio scan. Steps are taken for a first-order autoregression around a level, so that slow noise is not
-taken for a change; a change is one that raises the likelihood by more than chance does in 1 of 200 series. What chance
-does depends on the number of points and on how slow the noise is, and has no formula for short series: `LIMITS` are
-simulated (benchmarks/false_alarms.py --limits).
+The method is a likelihood ratio scan. The model of the steps is a first-order autoregression around a level, so that
+slow noise is not mistaken for a change. A change is reported if it raises the likelihood by more than chance does in 1
+of 200 series. This limit depends on the number of points and on the correlation of the noise, and has no formula for
+short series: `LIMITS` are simulated (benchmarks/false_alarms.py --limits).
 
-Andrews, Tests for parameter instability and structural change with unknown change point, Econometrica 61 (1993), for
-the scan; Perron, Dealing with structural breaks, Palgrave Handbook of Econometrics 1 (2006), for why noise and change
-have to be estimated together: each passes for the other.
+Source of the scan: Andrews, Tests for parameter instability and structural change with unknown change point,
+Econometrica 61 (1993). Noise and change must be estimated together, because each looks like the other: Perron, Dealing
+with structural breaks, Palgrave Handbook of Econometrics 1 (2006).
 """
 
 from collections.abc import Mapping
@@ -23,10 +23,11 @@ from analysis.statistics.samples import Floats, robust_stdev
 
 Indices: TypeAlias = npt.NDArray[np.intp]
 
-# Pairs of ends are looked at: 100 points have 4,000 of them. Longer series are first reduced to medians of neighbours.
+# The scan tries all pairs of ends: 4,000 for 100 points. Longer series are first reduced to medians of neighbours.
 MOST_POINTS = 100
-# Gains that chance exceeds in 1 of 200 series, by points (rows) and by the lag-1 correlation of the series (columns):
-# benchmarks/false_alarms.py --limits prints them. They grow with the correlation, as slow noise looks like a change.
+# Gains that chance exceeds in 1 of 200 series, by number of points (rows) and lag-1 correlation of the series
+# (columns), as printed by benchmarks/false_alarms.py --limits. They grow with the correlation, because slow noise looks
+# like a change.
 LIMIT_LAG1 = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 LIMITS: Mapping[int, tuple[float, ...]] = {
     20: (10.9, 14.9, 16.2, 18.3, 20.0, 21.9, 23.7, 26.6, 30.8, 32.4),
@@ -36,29 +37,29 @@ LIMITS: Mapping[int, tuple[float, ...]] = {
 # Shorter phases are stalls. 5 % of the series from 60 points on.
 LEAST_POINTS = 3
 LEAST_SHARE = 20
-# Points are held within this many robust standard deviations of the median, so that single slow steps make no phase.
-# Of few points a changed part shows only where it is let further out: 150 / n deviations, 7.5 for 20 points.
+# Points are clipped to this many robust standard deviations from the median, so that single slow steps make no phase.
+# Short series need a wider range to show a change: 150 / n deviations, 7.5 for 20 points.
 CLIP_STDEVS = 3.0
 CLIP_POINTS = 150.0
-# A phase has two ends to choose, a change one: this much more likelihood comes from choice alone.
+# A phase has two free ends, a shift one: the additional choice alone raises the gain by this much.
 TWO_ENDS = 4.0
-# Changes that are tried, from hardly any to one that no limit hides, 5 % apart.
+# Range of sizes of change that `visible` tries, in standard deviations, 5 % apart.
 VISIBLE_STDEVS = (0.3, 40.0)
 VISIBLE_SIZES = 100
-# White noise hides how slow waves are: the lag-1 correlation of such a series is too small, and the limit too low.
-# Where what a shift or a phase leaves correlates for longer than its lag 1 says, means of neighbours, 20 to 39 of them,
-# have to show the change too, with this share of the gain that chance has in 1 of 200 series of so many points. Of
-# waves of lag 1 = 0.9 under as much white noise that leaves 4 % false changes in place of 23 %.
+# White noise on top of slow waves lowers the lag-1 correlation, and with it the limit. If the residuals of a shift or
+# phase correlate over more lags than their lag 1 implies, then 20 to 39 means of neighbours must show the change too,
+# with at least this share of their own limit. For waves of lag 1 = 0.9 with as much white noise, this reduces false
+# changes from 23 % to 4 %.
 WAVE_POINTS = 20
 WAVE_SHARE = 0.8
-# Steps that differ by less than this share of them are the same step read twice.
+# Values whose relative difference is below this are equal, up to rounding.
 SAME = 1e-12
-# With an estimate nearer to 1, 100 points cannot show any change.
+# With an estimate closer to 1, 100 points cannot show any change.
 MOST_LAG1 = 0.98
 
 
 class Shape(StrEnum):
-    """How a level changes."""
+    """Kind of change: from a step on (shift), between two steps (phase), or steadily (line)."""
 
     SHIFT = "shift"
     PHASE = "phase"
@@ -69,9 +70,9 @@ class Shape(StrEnum):
 class Scan:
     """The change that raises the likelihood most. `gain`: twice the logarithm of the likelihood ratio.
 
-    `start` and `stop` are positions in the series: of the later part of a shift, of a phase, and the whole of a line.
-    `stdev` and `lag1` are of what the change leaves; `limit`: the gain that chance has in 1 of 200 series. `is_wave`:
-    the change may be a slow wave that white noise hides from `lag1`.
+    `start` and `stop`: positions in the series of the later part of a shift or of a phase; the whole series for a line.
+    `stdev` and `lag1`: of the residuals; `limit`: gain that chance exceeds in 1 of 200 series. `is_wave`: the change
+    may be a slow wave whose correlation is hidden from `lag1` by white noise.
     """
 
     shape: Shape
@@ -86,14 +87,14 @@ class Scan:
 
     @property
     def certain(self) -> bool:
-        """More than chance does."""
+        """Whether the change is larger than chance explains."""
         return self.gain > self.limit and not self.is_wave
 
     def visible(self, share: float, *, power_score: float) -> float | None:
-        """The smallest change of the last `share` of the series that would be found, in the unit of the values.
+        """Smallest change of the last `share` of the series that would be found, in the unit of the values, or None.
 
-        As often as the normal score says: 1.28 for 9 times out of 10. None where no change would. The gain is about the
-        square of a normal variable; the limit is that of a series with the change, which correlates more.
+        `power_score`: normal score of the chance to find it: 1.28 for 9 times out of 10. The gain is approximately the
+        square of a normal variable. The limit is that of a series with the change, which has a higher correlation.
         """
         n = self.points
         later = (np.arange(n) >= n - round(share * n)).astype(np.float64)
@@ -111,7 +112,7 @@ class Scan:
 
 
 def thinned(series: Floats, *, most: int = MOST_POINTS) -> tuple[Floats, int]:
-    """At most `most` medians of neighbours, and how many steps each stands for; a remainder at the end is left out."""
+    """Medians of groups of neighbours, at most `most`, and the steps per group; a remainder at the end is left out."""
     width = -(-series.size // most)
     if width == 1:
         return series, 1
@@ -120,7 +121,7 @@ def thinned(series: Floats, *, most: int = MOST_POINTS) -> tuple[Floats, int]:
 
 
 def scan(series: Floats) -> Scan | None:
-    """None where nothing varies."""
+    """Find the most likely change of a series; None if its values do not vary."""
     points, width = thinned(series)
     n = points.size
     middle, reach = np.median(points), max(CLIP_STDEVS, CLIP_POINTS / n) * robust_stdev(points)
@@ -148,7 +149,7 @@ def scan(series: Floats) -> Scan | None:
         stop=series.size if is_line or stop == n else stop * width,
         gain=max(line_gain, float(gains[best])),
         limit=limit_of(n, lag1=float(plain.lag1[0])),
-        # Two levels and where they begin are fitted to the noise, too.
+        # Two levels and the position of the change are fitted: n - 3 degrees of freedom.
         stdev=float(np.sqrt(fit.squares[at] / (n - 3))),
         lag1=unbiased_after_change(float(fit.lag1[at]), n=n),
         points=n,
@@ -157,7 +158,7 @@ def scan(series: Floats) -> Scan | None:
 
 
 def _is_wave(points: Floats, start: int, stop: int) -> bool:
-    """Whether the points `start` to `stop` may be a slow wave under white noise, and no change of level."""
+    """Whether the points `start` to `stop` may be a slow wave with white noise instead of a change of level."""
     n, width = points.size, points.size // WAVE_POINTS
     inside = (np.arange(n) >= start) & (np.arange(n) < stop)
     rest = points - np.where(inside, points[inside].mean(), points[~inside].mean())
@@ -172,7 +173,7 @@ def _is_wave(points: Floats, start: int, stop: int) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class _Fit:
-    """Of what is left by each candidate: sum of squares, and of products of neighbours."""
+    """Residuals of each candidate change: sums of squares, and of products of neighbours, shape (candidates,)."""
 
     squares: Floats
     products: Floats
@@ -183,13 +184,13 @@ class _Fit:
 
     @property
     def innovations(self) -> Floats:
-        """Sum of squares of what the step before does not foretell."""
+        """Sum of squares of the part that the previous step does not predict."""
         left = self.squares - 2 * self.lag1 * self.products + self.lag1**2 * self.squares
         return np.asarray(np.maximum(left, SAME * self.squares), dtype=np.float64)
 
 
 def _segments(n: int, least: int) -> tuple[Indices, Indices]:
-    """First and last + 1 of every later part of a shift, then of every phase of at most half of the points."""
+    """Candidates as (starts, stops), stop excluded: later parts of all shifts, then phases up to half of the points."""
     shifts = np.arange(least, n - least + 1)
     phases = [(np.arange(1, n - size), size) for size in range(least, n // 2 + 1)]
     starts = np.concatenate([shifts, *(begin for begin, _ in phases)])
@@ -198,13 +199,13 @@ def _segments(n: int, least: int) -> tuple[Indices, Indices]:
 
 
 def _split(points: Floats, starts: Indices, stops: Indices) -> _Fit:
-    """What is left of centred points by a level inside each segment and one outside of it, from cumulative sums."""
+    """Residuals of centred points after fitting one level inside and one outside each segment, by cumulative sums."""
     n = points.size
     sums = np.concatenate([[0.0], np.cumsum(points)])
     sizes = stops - starts
     inside = sums[stops] - sums[starts]
     level, other = inside / sizes, -inside / (n - sizes)
-    # Levels times the points one step before and one step after them, then levels times levels.
+    # Sums of the fitted level times the previous point, times the next point, and times the next level.
     before = other * sums[n - 1] + (level - other) * (sums[stops - 1] - sums[starts - 1])
     after = other * (sums[n] - sums[1]) + (level - other) * (
         sums[np.minimum(stops + 1, n)] - sums[np.minimum(starts + 1, n)]
@@ -212,21 +213,21 @@ def _split(points: Floats, starts: Indices, stops: Indices) -> _Fit:
     edges = 1 + (stops < n)
     levels = level**2 * (sizes - 1) + level * other * edges + other**2 * (n - sizes - edges)
     return _Fit(
-        # Where two levels leave nothing, rounding leaves less than nothing.
+        # If two levels fit exactly, rounding may make the sum negative.
         squares=np.maximum(points @ points - inside * level + inside * other, SAME * (points @ points)),
         products=points[1:] @ points[:-1] - before - after + levels,
     )
 
 
 def limit_of(points: int, *, lag1: float) -> float:
-    """`LIMITS` between its rows (by the logarithm of the points) and columns, straight lines."""
+    """Limit of the gain: linear interpolation of `LIMITS` in the logarithm of the points and in `lag1`."""
     rows = [np.interp(lag1, LIMIT_LAG1, limits) for limits in LIMITS.values()]
     return float(np.interp(np.log(points), np.log(list(LIMITS)), rows))
 
 
 def unbiased_after_change(lag1: float, *, n: int) -> float:
-    """Lag-1 correlation of what a change leaves: two levels and their ends are fitted to the noise, too.
+    """Bias-corrected lag-1 correlation of the residuals of a change.
 
-    One level biases it by -(1 + 3 lag1) / n (Kendall, Biometrika 41, 1954), two by about twice that.
+    Fitting one level biases it by -(1 + 3 lag1) / n (Kendall, Biometrika 41, 1954), fitting two by about twice that.
     """
     return float(np.clip((n * lag1 + 2) / (n - 6), 0.0, MOST_LAG1))

@@ -1,8 +1,8 @@
-"""Two places or configurations against each other: ratio of their figures, effect size, p-value, what would be seen.
+"""Comparison of two places or configurations: ratio, effect size, p-value, smallest detectable difference.
 
 Ratio, interval, test and smallest detectable difference come from one statistic, so that they cannot contradict each
-other: p < 0.05 if and only if the 95 % interval leaves out 1, and what is larger than the smallest detectable
-difference is called a difference.
+other: p < 0.05 if and only if the 95 % interval excludes 1, and every observed difference above the smallest detectable
+one is significant.
 """
 
 from collections.abc import Hashable
@@ -15,19 +15,19 @@ from scipy.special import stdtr, stdtrit
 from analysis.statistics.power import Detectable, smallest_detectable_shift, undetectable
 from analysis.statistics.samples import LEAST_FOR_SPREAD, LEVEL, Floats, Interval, Method, Runs, counted, finite
 
-# With these and more runs on both sides the t statistic hardly depends on how single runs are distributed.
+# From this number of runs per side on, the t statistic hardly depends on the distribution of the runs.
 RUNS_FOR_ANY_DISTRIBUTION = 6
-# Degrees of freedom that each side's variance takes from the variance of both: 0 is Welch's test, many are Student's.
-# 95 % intervals cover, at 2 against 2, 3 against 3, 3 against 10 and 10 against 10 runs: of normal logarithms 95.8,
+# Degrees of freedom that each side's variance borrows from the pooled one: 0 is Welch's test, many approach Student's.
+# Coverage of 95 % intervals at 2 against 2, 3 against 3, 3 against 10 and 10 against 10 runs: normal logarithms 95.8,
 # 96.2, 96.2, 95.0 %; skewed 95.2, 96.2, 96.9, 96.0 %; heavy tails 97.0, 96.7, 96.7, 96.0 % (benchmarks/coverage.py
-# --parts ratios). With one run of 10 on a slow host up to 98 %; 88 % where 3 runs scatter 4 times as much as the other
-# 10 (Welch 93 %, Student 70 %). Welch's test covers 97.6 % at 2 against 2, and 92 % of skewed ones at 3 against 10.
+# --parts ratios). Up to 98 % with one run of 10 on a slow host; 88 % if 3 runs scatter 4 times as much as the other 10
+# (Welch 93 %, Student 70 %). Welch's test covers 97.6 % at 2 against 2, and 92 % of skewed ones at 3 against 10.
 SHARED_DEGREES = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """Of the means of logarithms, other less baseline, with its standard error and the error's degrees of freedom."""
+    """Difference of the means of logarithms, other less baseline, with standard error and its degrees of freedom."""
 
     value: float
     error: float
@@ -36,29 +36,29 @@ class Difference:
 
     @property
     def p_value(self) -> float:
-        """Two-sided: how often chance alone would put the two sides this far apart."""
+        """Two-sided p-value: probability of so large a difference by chance alone."""
         return 2 * float(stdtr(self.degrees, -abs(self.value) / self.error))
 
     def interval(self, level: float) -> Interval:
-        """Of the ratio; it leaves out 1 if and only if `p_value` < 1 - `level`."""
+        """Confidence interval of the ratio; excludes 1 if and only if `p_value` < 1 - `level`."""
         reach = float(stdtrit(self.degrees, (1 + level) / 2)) * self.error
-        with np.errstate(over="ignore"):  # of runs that have nothing in common it ends at infinity
+        with np.errstate(over="ignore"):  # the ratio of vastly different runs overflows to infinity
             low, high = (float(end) for end in np.exp([self.value - reach, self.value + reach]))
         return Interval(low=low, high=high, level=level, method=self.method)
 
     def detectable(self, alpha: float) -> Detectable:
-        """What 4 of 5 such comparisons, tested at `alpha`, find; a larger difference than this has p < alpha."""
+        """Smallest difference that 4 of 5 such comparisons find at `alpha`; larger observed ones have p < alpha."""
         return smallest_detectable_shift(self.error, degrees=self.degrees, alpha=alpha)
 
 
 @dataclass(frozen=True, kw_only=True)
 class WithinBlocks:
-    """How the runs were paired: `blocks` have runs of both sides; `left_out` runs have no partner in their block.
+    """Pairing of runs. `blocks`: number with runs of both sides; `left_out`: number of runs without a partner.
 
-    `narrower`: the width of the interval that the same runs give unpaired over that of the paired one, on the scale of
-    logarithms; below 1 where pairing made it wider. `shared`: number of configurations whose common scatter the
-    interval rests on; 0 where it rests on the differences of these runs alone, because of `outstanding` configurations,
-    which scatter more than the others, or because there are no others.
+    `narrower`: width of the unpaired interval of the same runs over that of the paired one, on the scale of logarithms;
+    below 1 if pairing made it wider. `shared`: number of configurations whose common scatter gives the interval; 0 if
+    only the differences of these runs do, because there are no other configurations, or because the `outstanding` ones
+    scatter more than the others.
     """
 
     blocks: int
@@ -70,12 +70,12 @@ class WithinBlocks:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """`ratio` = other / baseline of the geometric means over runs; above 1 the other takes longer.
+    """Result of a comparison. `ratio`: other / baseline of the geometric means over runs; above 1 the other is slower.
 
-    Hedges' g and the spread are of the logarithms of run medians; Cliff's delta is the chance that a run of the other
-    is slower less the chance that it is faster. `reasons` say what is absent and what the rest supposes. Without a
-    `difference` there is no interval and no p-value either. `within_blocks` where runs were paired. `busy`: how many
-    of the runs were on a busy machine, in words.
+    `hedges_g` is computed from logarithms of run medians; `cliffs_delta`: chance that a run of the other is slower,
+    less the chance that it is faster. `reasons`: why figures are absent, and the assumptions of the others. Interval
+    and p-value are None if `difference` is. `within_blocks`: None if runs were not paired. `busy`: how many of the
+    runs were on a busy machine, in words.
     """
 
     ratio: float | None
@@ -100,12 +100,12 @@ class Comparison:
 
     @property
     def percent(self) -> float | None:
-        """How much more (or less) the other one takes."""
+        """Extra time of the other side in per cent; negative if it is faster."""
         return None if self.ratio is None else 100 * (self.ratio - 1)
 
     @property
     def detectable(self) -> Detectable:
-        """The smallest difference that 4 of 5 such comparisons, tested at 1 - `level`, find."""
+        """Smallest difference that 4 of 5 such comparisons, tested at 1 - `level`, find."""
         alpha = 1 - self.level
         return self.difference.detectable(alpha) if self.difference else undetectable(self.reasons[0], alpha=alpha)
 
@@ -113,8 +113,8 @@ class Comparison:
 def compare(baseline: Runs, other: Runs, *, level: float = LEVEL) -> Comparison:
     """Compare runs by the median of their positive figures (step times, or one figure per run).
 
-    `level`: of the interval; the smallest detectable difference is that of a test at 1 - level. Where many comparisons
-    are made, pass 1 - 0.05 / comparisons, or ask `difference` for the level at which it was tested.
+    `level`: confidence level of the interval; the smallest detectable difference is that of a test at 1 - level. For
+    several comparisons, pass 1 - 0.05 / comparisons, or ask `difference` for an interval at the level of its test.
     """
     sides, dropped = zip(*(positive(side) for side in (baseline, other)), strict=True)
     first, second = (np.log([np.median(run) for run in side]) for side in sides)
@@ -135,7 +135,7 @@ def compare(baseline: Runs, other: Runs, *, level: float = LEVEL) -> Comparison:
 
 
 def positive(runs: Runs) -> tuple[list[Floats], int]:
-    """Each run's positive figures, and how many figures were not usable."""
+    """Positive finite figures of each run, without runs that have none; and the number of dropped figures."""
     cleaned = [finite(run) for run in runs]
     kept = [steps[steps > 0] for steps, _ in cleaned]
     offered = sum(steps.size + dropped for steps, dropped in cleaned)
@@ -143,12 +143,12 @@ def positive(runs: Runs) -> tuple[list[Floats], int]:
 
 
 def _difference(first: Floats, second: Floats) -> tuple[Difference | None, str | None]:
-    """Why there is no interval, or what the interval assumes.
+    """Difference of two sides' logarithms, and the reason why there is none or the assumption of its interval.
 
-    Welch's t (Biometrika 34, 1947) with variances that borrow `SHARED_DEGREES` from each other: the few runs of a side
-    tell its spread badly, and both sides are the same program on similar machines. The moderated t of Smyth,
-    Statistical Applications in Genetics and Molecular Biology 3 (2004), with the pooled variance for its prior;
-    degrees of freedom after Satterthwaite, Biometrics Bulletin 2 (1946).
+    Welch's t (Biometrika 34, 1947) with variances that borrow `SHARED_DEGREES` from each other: few runs estimate the
+    spread of a side badly, and both sides are the same program on similar machines. This is the moderated t of Smyth,
+    Statistical Applications in Genetics and Molecular Biology 3 (2004), with the pooled variance as prior; degrees of
+    freedom after Satterthwaite, Biometrics Bulletin 2 (1946).
     """
     sizes = np.array([first.size, second.size])
     runs = f"{first.size} against {counted(second.size, 'run')}"
@@ -174,7 +174,7 @@ def _difference(first: Floats, second: Floats) -> tuple[Difference | None, str |
 
 
 def pooled_stdev(*groups: Floats) -> float | None:
-    """Of groups with means of their own; None where no group has 2 values."""
+    """Pooled standard deviation of groups, each about its own mean; None if no group has 2 values."""
     degrees = sum(max(group.size - 1, 0) for group in groups)
     if not degrees:
         return None
@@ -182,10 +182,10 @@ def pooled_stdev(*groups: Floats) -> float | None:
 
 
 def hedges_g(first: Floats, second: Floats) -> float | None:
-    """(mean of the second - mean of the first) / pooled standard deviation, freed of its small-sample bias.
+    """Hedges' g: (mean of second - mean of first) / pooled standard deviation, corrected for small-sample bias.
 
-    Hedges, Journal of Educational Statistics 6 (1981). None without spread or with fewer
-    than 3 values in all; of exactly 3 it is not freed, as the factor would be 0.
+    Hedges, Journal of Educational Statistics 6 (1981). None without spread or with fewer than 3 values in total.
+    Exactly 3 values are not corrected, because the factor would be 0.
     """
     stdev, degrees = pooled_stdev(first, second), first.size + second.size - 2
     if not first.size or not second.size or not stdev:
@@ -195,7 +195,7 @@ def hedges_g(first: Floats, second: Floats) -> float | None:
 
 
 def cliffs_delta(first: Floats, second: Floats) -> float | None:
-    """Share of pairs where the second is larger less the share where it is smaller: -1 to 1 (Cliff 1993)."""
+    """Cliff's delta: share of pairs in which the second is larger, less the share in which it is smaller; -1 to 1."""
     if not first.size or not second.size:
         return None
     return float(np.sign(second[:, None] - first[None, :]).mean())

@@ -1,4 +1,4 @@
-"""How much of the variance of step times lies within runs, and how much between them."""
+"""Variance components of step times: within runs and between runs."""
 
 from dataclasses import dataclass
 
@@ -25,10 +25,10 @@ from analysis.statistics.summary import outliers
 
 @dataclass(frozen=True, kw_only=True)
 class VarianceSplit:
-    """Standard deviations are of logarithms, so fractions of the step time: 0.006 = 0.6 %.
+    """Variance components as standard deviations of logarithms, which are fractions of the step time: 0.006 = 0.6 %.
 
     `icc` (intraclass correlation) = between / (between + within) of the variances: the share that more iterations
-    cannot reduce. `outliers` steps were left out; `effective` = independent steps in all.
+    cannot reduce. `outliers`: number of steps left out; `effective`: total number of independent steps.
     """
 
     runs: int
@@ -50,7 +50,7 @@ class _Parts:
 
     @property
     def steps(self) -> float:
-        """Harmonic mean over runs of the independent steps."""
+        """Harmonic mean over runs of the number of independent steps."""
         return float(hmean(self.effective))
 
     @property
@@ -59,16 +59,17 @@ class _Parts:
 
     @property
     def ratio(self) -> float:
-        """F: variance of the run means against what the spread within runs gives them."""
+        """F statistic: variance of the run means over the variance that the spread within runs explains."""
         return float(self.means.var(ddof=1) / (self.within_variance / self.steps))
 
 
 def variance_split(runs: Runs, *, level: float = LEVEL) -> VarianceSplit:
-    """One-way random effects of the logarithms of positive step times, runs of unequal length, steps autocorrelated.
+    """Split the variance of step times into within and between runs; outliers and steps of 0 s or less are dropped.
 
-    Unweighted means (Thomas & Hultquist, Annals of Statistics 6, 1978) with each run's effective n for its n:
-    else slow waves within runs would pass for differences between them. Interval of `between`: Williams (1962) and
-    Tukey; of `icc`: Searle, Linear Models, 1971, section 9.9. Negative estimates are set to 0.
+    The model is one-way random effects of logarithms, for runs of unequal length with autocorrelated steps. Unweighted
+    means (Thomas & Hultquist, Annals of Statistics 6, 1978) with each run's effective n instead of n, so that slow
+    waves within runs do not count as differences between runs. Interval of `between`: Williams (1962) and Tukey; of
+    `icc`: Searle, Linear Models, 1971, section 9.9. Negative estimates are set to 0.
     """
     cleaned = [finite(run) for run in runs]
     usable = [steps[steps > 0] for steps, _ in cleaned]
@@ -107,7 +108,7 @@ def _refusal(used: int, *, offered: int) -> str | None:
 def _parts(series: list[Floats]) -> _Parts:
     rho = _pooled_lag1(series)
     effective = np.array([_effective(steps.size, rho) for steps in series])
-    # The spread about a run's own mean is too small by (effective - 1) / effective, as with n for independent steps.
+    # The variance about a run's own mean is too small by the factor (effective - 1) / effective.
     squares = np.array([steps.var() for steps in series]) * effective
     return _Parts(
         means=np.array([steps.mean() for steps in series]),
@@ -117,7 +118,7 @@ def _parts(series: list[Floats]) -> _Parts:
 
 
 def _pooled_lag1(series: list[Floats]) -> float:
-    """Of the first-order autoregression that fades as slowly as what the runs share; one run tells it badly."""
+    """Lag-1 correlation of the autoregression with the runs' pooled integrated time; one run estimates it badly."""
     shortest = min(steps.size for steps in series)
     sizes = np.array([steps.size for steps in series], dtype=np.float64)
     pooled = np.average([acf(steps)[:shortest] for steps in series], axis=0, weights=sizes)
@@ -127,7 +128,7 @@ def _pooled_lag1(series: list[Floats]) -> float:
 
 
 def _effective(n: int, rho: float) -> float:
-    """Variance of one step / variance of the mean of n; at least 1.5, as less leaves no spread within a run."""
+    """Effective n: variance of one step / variance of the mean of n; at least 1.5, to leave a spread within the run."""
     lags = np.arange(1, n)
     return max(n / (1 + 2 * float((1 - lags / n) @ rho**lags)), 1.5)
 
@@ -153,10 +154,10 @@ def above_noise(
     coefficient: float = 1.0,
     level: float = LEVEL,
 ) -> tuple[float, Interval]:
-    """Standard deviation of a random effect: `mean_square` estimates coefficient x its variance + `noise`.
+    """Standard deviation of a random effect, with its interval.
 
-    Both are taken for chi-square variables over their degrees of freedom; a negative variance is set to 0. Interval:
-    Williams, Biometrika 49 (1962), and Tukey.
+    `mean_square` estimates `coefficient` x variance of the effect + `noise`. Both are modelled as chi-square variables
+    over their degrees of freedom; a negative variance is set to 0. Interval: Williams, Biometrika 49 (1962), and Tukey.
     """
     squares = degrees * mean_square
     ends = [
@@ -168,7 +169,7 @@ def above_noise(
 
 
 def plain_stdev(mean_square: float, degrees: float, *, level: float = LEVEL) -> tuple[float, Interval]:
-    """Of a mean square that estimates one variance alone."""
+    """Standard deviation, with its interval, from a mean square that estimates a single variance."""
     low, high = ((mean_square * degrees / _chi2(tail, degrees)) ** 0.5 for tail in reversed(_tails(level)))
     return mean_square**0.5, Interval(low=low, high=high, level=level, method=Method.F_AND_CHI2)
 
@@ -181,7 +182,7 @@ def _within(parts: _Parts | None, *, level: float, n: int) -> Estimate:
 
 
 def _too_few(parts: _Parts | None, reason: str | None) -> Estimate | None:
-    """The estimate without a value, where there are too few runs for a spread between them."""
+    """Estimate without a value if there are too few runs for a spread between them, else None."""
     number = 0 if parts is None else parts.means.size
     if number >= LEAST_REPLICATES:
         return None

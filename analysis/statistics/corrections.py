@@ -1,6 +1,6 @@
-"""p-values of many comparisons at once.
+"""Corrections of p-values for multiple comparisons.
 
-NaN stands for a comparison that could not be tested: it stays, and is not counted.
+NaN means a comparison that could not be tested: it stays NaN, and is not counted.
 """
 
 from collections.abc import Callable
@@ -13,16 +13,16 @@ from analysis.statistics.samples import Floats
 
 
 def holm(p_values: npt.ArrayLike) -> Floats:
-    """Adjusted p-values: below 0.05, at most 5 % risk that any of the differences called real is none (Holm 1979)."""
+    """Holm's adjusted p-values (1979): below 0.05, the risk of any false difference among them is at most 5 %."""
     return _tested(p_values, _holm)
 
 
 def holm_levels(p_values: npt.ArrayLike, *, alpha: float) -> Floats:
-    """The confidence level at which Holm's procedure tested each one.
+    """Confidence level at which Holm's procedure tests each p-value.
 
-    An interval at this level leaves out "no difference" if and only if the adjusted p-value is below `alpha`. The k-th
-    smallest of m p-values is held against alpha / (m - k + 1), until one is not below: that one's limit is the limit of
-    all the rest.
+    An interval at this level excludes "no difference" if and only if the adjusted p-value is below `alpha`. The k-th
+    smallest of m p-values is compared with alpha / (m - k + 1). The first that is not below its limit sets the limit of
+    all larger ones.
     """
     return _tested(p_values, lambda tested: _holm_levels(tested, alpha))
 
@@ -40,7 +40,7 @@ def _holm_levels(tested: Floats, alpha: float) -> Floats:
 
 
 def benjamini_hochberg(p_values: npt.ArrayLike) -> Floats:
-    """Adjusted p-values: of the differences below 0.05, 5 % are expected to be none (Benjamini & Hochberg 1995)."""
+    """Adjusted p-values (Benjamini & Hochberg 1995): below 0.05, 5 % of the differences are expected to be false."""
     return _tested(p_values, lambda tested: np.asarray(false_discovery_control(tested), dtype=np.float64))
 
 

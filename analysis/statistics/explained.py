@@ -1,4 +1,4 @@
-"""The share of the variation of step times that goes along with something else: the clock, the temperature."""
+"""Share of the variation of step times that correlates with a covariate, for example clock or temperature."""
 
 import numpy as np
 import numpy.typing as npt
@@ -8,16 +8,17 @@ from scipy.stats import rankdata
 from analysis.statistics.autocorrelation import LEAST_STEPS, acf
 from analysis.statistics.samples import LEVEL, Estimate, Floats, Interval, Method, counted
 
-# A correlation needs 3 + z^2 / 9 independent pairs before an interval says anything.
+# An interval of a correlation needs more than 3 + z^2 / 9 independent pairs to be informative.
 LEAST_EFFECTIVE_PAIRS = 5.0
 
 
 def share_explained(values: npt.ArrayLike, covariate: npt.ArrayLike, *, level: float = LEVEL) -> Estimate:
-    """Squared rank correlation (Spearman), 0 to 1, of pairs in the order of time; pairs with a gap are dropped.
+    """Squared rank correlation (Spearman), 0 to 1, of two series in the order of time; incomplete pairs are dropped.
 
-    Ranks: a few slow steps decide nothing, and 1 / clock explains as much as the clock. Two slow waves correlate by
+    With ranks, a few slow steps do not matter, and 1 / clock explains as much as the clock. Two slow waves correlate by
     chance, so the interval counts effective pairs: n / (1 + 2 x sum of the products of both autocorrelations)
-    (Bartlett, JRSS 98, 1935); Fisher's z with the standard error of Bonett & Wright, Psychometrika 65 (2000).
+    (Bartlett, JRSS 98, 1935). Fisher's z with the standard error of Bonett & Wright, Psychometrika 65 (2000). Raises
+    `ValueError` if the shapes differ or are not 1-D.
     """
     first, second = (np.atleast_1d(np.asarray(side, dtype=np.float64)) for side in (values, covariate))
     if first.shape != second.shape or first.ndim != 1:
@@ -52,7 +53,7 @@ def _refusal(first: Floats, second: Floats) -> str | None:
 
 
 def effective_pairs(first: Floats, second: Floats) -> float:
-    """At most n. The sum stops where the products turn negative in pairs, as in Geyer's rule."""
+    """Number of independent pairs, at most n; the sum stops at the first pair of products below 0 (Geyer's rule)."""
     products = acf(first)[1:] * acf(second)[1:]
     pairs = products[: products.size // 2 * 2].reshape(-1, 2).sum(axis=1)
     positive = pairs > 0

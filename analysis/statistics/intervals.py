@@ -1,8 +1,8 @@
-"""The typical run: a median with an interval that covers what it says, however few runs there are.
+"""Median over runs, with an interval that has its stated coverage even for few runs.
 
-The percentile bootstrap over 3 runs covers 75 % where it says 95 %, over 5 runs 93 % at best, and never reaches beyond
-the runs it saw. So: 3 to 5 runs, Student's t; from 6 runs on, order statistics, which suppose nothing about the
-distribution and need 6 for 95 %. benchmarks/coverage.py holds the simulation.
+A nominal 95 % interval of the percentile bootstrap covers 75 % over 3 runs, 93 % at best over 5 runs, and never extends
+beyond the observed runs. Therefore 3 to 5 runs use Student's t; 6 or more use order statistics, which assume no
+distribution and need 6 runs for 95 %. benchmarks/coverage.py has the simulation.
 """
 
 from collections.abc import Sequence
@@ -31,18 +31,18 @@ from analysis.statistics.samples import (
 )
 from workload.contract.until import FIRST_LOOK, alone, precision
 
-# 1 - 2 x 0.5^n is the most that n order statistics can cover: 0.9375 for 5, 0.969 for 6.
+# n order statistics cover at most 1 - 2 x 0.5^n: 0.9375 for 5, 0.969 for 6.
 RUNS_FOR_ORDER_STATISTICS = 6
-# Fewer independent steps than this leave no degrees of freedom worth an interval: t(1) at 95 % is 12.7.
+# Fewer independent steps give a uselessly wide interval: 12.7 standard errors to either side with 1 degree of freedom.
 LEAST_EFFECTIVE_STEPS = 3.0
 
 
 def over_runs(figures: npt.ArrayLike, *, level: float = LEVEL) -> Estimate:
     """Median over runs of one figure per run (a median step time, images/s), with its interval.
 
-    t on logarithms where all figures are positive, so that the interval of times is that of rates.
-    Hettmansperger & Sheather, Confidence intervals based on interpolated order statistics, Statistics & Probability
-    Letters 4 (1986).
+    Student's t uses logarithms if all figures are positive, so that times and rates have the same interval. Order
+    statistics: Hettmansperger & Sheather, Confidence intervals based on interpolated order statistics, Statistics &
+    Probability Letters 4 (1986).
     """
     values, dropped = finite(figures)
     n = values.size
@@ -55,7 +55,7 @@ def over_runs(figures: npt.ArrayLike, *, level: float = LEVEL) -> Estimate:
         interval, reason = _student(values, level=level), few_runs(n)
     else:
         low, high = (float(limit) for limit in mstats.median_cihs(values, alpha=1 - level))
-        # Interpolating between equal figures rounds, and may miss the median by a digit.
+        # Interpolation between equal figures may miss the median by a rounding error.
         low, high = min(low, median), max(high, median)
         interval, reason = Interval(low=low, high=high, level=level, method=Method.ORDER_STATISTICS), None
     return Estimate(value=median, interval=interval, n=n, dropped=dropped, reason=reason)
@@ -64,8 +64,8 @@ def over_runs(figures: npt.ArrayLike, *, level: float = LEVEL) -> Estimate:
 def over_blocks(figures: Sequence[float]) -> Estimate:
     """Geometric mean of one figure per block, in the order of the blocks, with the interval of `--until`.
 
-    The interval holds although one looked at earlier blocks before, and allows for blocks that are alike. Raises
-    `ValueError` for fewer blocks than the rule looks at.
+    The interval is valid although earlier blocks were tested before, and allows for correlated blocks. Raises
+    `ValueError` for fewer blocks than the first test needs.
     """
     stand = precision(alone(figures), target=1.0)
     if stand.blocks < FIRST_LOOK:
@@ -77,7 +77,7 @@ def over_blocks(figures: Sequence[float]) -> Estimate:
 
 
 def no_spread(figures: Floats) -> str | None:
-    """Why runs give no interval."""
+    """Reason why these figures, one per run, give no interval; None if they do."""
     if figures.size == 1:
         return "one run: no interval"
     if figures.size < LEAST_REPLICATES:
@@ -92,7 +92,7 @@ def few_runs(n: int) -> str:
 
 
 def order_statistics_from(level: float) -> int:
-    """The fewest runs whose range covers `level` of the time: 6 for 95 %."""
+    """Fewest runs whose range has the coverage `level`: 6 for 95 %."""
     return int(np.ceil(1 - np.log2(1 - level) - 1e-9))
 
 
@@ -103,7 +103,7 @@ def _student(values: Floats, *, level: float) -> Interval:
     reach = float(stdtrit(n - 1, (1 + level) / 2) * scaled.std(ddof=1) / np.sqrt(n))
     ends = np.array([scaled.mean() - reach, scaled.mean() + reach])
     low, high = np.exp(ends) if logarithms else ends
-    # The interval surrounds the mean; one that does not hold the median it stands beside would puzzle its reader.
+    # The interval surrounds the mean; it is widened to include the median, beside which it is shown.
     median = np.median(values)
     return Interval(low=float(min(low, median)), high=float(max(high, median)), level=level, method=Method.STUDENT_T)
 
@@ -111,9 +111,9 @@ def _student(values: Floats, *, level: float) -> Interval:
 def hierarchical_bootstrap(
     runs: Runs, *, level: float = LEVEL, resamples: int = RESAMPLES, seed: int | np.random.Generator = SEED
 ) -> Estimate:
-    """Median over runs of the median of their steps, percentile interval from resampled runs and blocks of steps.
+    """Median over runs of the median of their steps; percentile interval from resampled runs and blocks of steps.
 
-    Below 6 runs the bootstrap covers too little: the interval is that of `over_runs`, and the reason says so.
+    Below 6 runs the bootstrap covers too little: the interval and its reason are those of `over_runs`.
     """
     medians, dropped = run_medians(runs)
     if medians.size < order_statistics_from(level) or no_spread(medians):
@@ -121,8 +121,8 @@ def hierarchical_bootstrap(
         return Estimate(value=plain.value, interval=plain.interval, n=plain.n, dropped=dropped, reason=plain.reason)
     cleaned = [steps for steps, _ in map(finite, runs) if steps.size]
     drawn = hierarchical_medians(cleaned, rng=np.random.default_rng(seed), resamples=resamples)
-    # The share outside that makes a normal percentile interval one of Student's t ("expanded": Hesterberg, American
-    # Statistician 69, 2015); without, 95 % intervals over 7 noisy runs cover 91 %.
+    # Tail probability that widens a normal percentile interval to Student's t ("expanded": Hesterberg, American
+    # Statistician 69, 2015); without it, 95 % intervals over 7 noisy runs cover 91 %.
     outside = float(ndtr(-stdtrit(medians.size - 1, (1 + level) / 2)))
     low, high = (float(end) for end in np.quantile(drawn, [outside, 1 - outside]))
     interval = Interval(low=low, high=high, level=level, method=Method.HIERARCHICAL_BOOTSTRAP)
@@ -130,11 +130,11 @@ def hierarchical_bootstrap(
 
 
 def within_run(steps: npt.ArrayLike, *, level: float = LEVEL) -> Estimate:
-    """Median step time of one run and how well its steps pin it down: it says nothing about another run.
+    """Median step time of one run, with an interval for this run alone: it does not predict another run.
 
-    Maritz & Jarrett's standard error of a median (JASA 73, 1978), widened for autocorrelated steps, Student's t with
-    effective n - 1 degrees of freedom. Steps have to be in their order, without gaps; fewer than 100 do not tell how
-    they correlate.
+    Maritz & Jarrett's standard error of a median (JASA 73, 1978), widened for autocorrelated steps, and Student's t
+    with effective n - 1 degrees of freedom. `steps` must be in order and without gaps; with fewer than 100 steps there
+    is no interval, because their correlation is unknown.
     """
     series, reason = ordered(steps, least=LEAST_STEPS)
     total = np.size(np.asarray(steps))
@@ -150,7 +150,7 @@ def within_run(steps: npt.ArrayLike, *, level: float = LEVEL) -> Estimate:
         reason = f"{n} steps are worth {effective:.1f} independent ones: no interval"
         return Estimate(value=median, n=n, reason=reason)
     independent = float(mstats.mjci(series, prob=[0.5])[0])
-    # The spread about the sample's own mean is too small by this much: dividing by n - 1, for correlated steps.
+    # Corrects the spread about the sample's own mean: division by n - 1, for correlated steps.
     widened = independent * np.sqrt(tau * effective / (effective - 1))
     reach = float(stdtrit(effective - 1, (1 + level) / 2) * widened)
     centre = float(np.median(series))

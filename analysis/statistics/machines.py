@@ -1,7 +1,7 @@
-"""How much runs vary on one host, between hosts and between zones; and whether their place in a block matters.
+"""Variance of runs on one host, between hosts and between zones; and the effect of the position in a block.
 
-One model for a whole matrix: the logarithm of a run's figure = its configuration + its zone + its host + the run. What
-a host does to all configurations alike is the host's; what it does to one of them counts as between runs.
+One model for a whole matrix: the logarithm of a run's figure = its configuration + its zone + its host + the run. An
+effect of a host on all configurations alike belongs to the host; an effect on one of them counts as between runs.
 """
 
 from collections.abc import Hashable, Sequence
@@ -23,16 +23,16 @@ from analysis.statistics.samples import (
     too_few,
 )
 
-# Singular values below this share of the largest are rounding: the columns are combinations of each other.
+# Singular values below this share of the largest are rounding errors of linearly dependent columns.
 RANK_TOLERANCE = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlacedRun:
-    """A run's positive figure and where it was measured; None for what is unknown.
+    """A run's positive figure and its place of measurement; unknown fields are None.
 
-    `noise`: variance that the steps within the run give the logarithm of its figure, from `noise_degrees` of freedom.
-    `position`: the place of the run in its block; the smallest of all is the first.
+    `noise`: variance of the logarithm of the figure by the steps within the run, with `noise_degrees` of freedom.
+    `position`: position of the run in its block; the smallest of all runs is the first.
     """
 
     figure: float
@@ -47,7 +47,7 @@ class PlacedRun:
 
 @dataclass(frozen=True, kw_only=True)
 class MachineSplit:
-    """Standard deviations of logarithms, so fractions of the figure: 0.006 = 0.6 %. The reasons say what is unknown."""
+    """Standard deviations of logarithms, which are fractions of the figure: 0.006 = 0.6 %; a reason if unknown."""
 
     runs: int
     hosts: int
@@ -59,7 +59,7 @@ class MachineSplit:
 
 @dataclass(frozen=True, kw_only=True)
 class _Stratum:
-    """A mean square: its expectation is the variance of a run + `hosts` x that of hosts + `zones` x that of zones."""
+    """A mean square with expectation: variance of runs + `hosts` x variance of hosts + `zones` x variance of zones."""
 
     mean_square: float
     degrees: int
@@ -68,11 +68,11 @@ class _Stratum:
 
 
 def machine_split(runs: Sequence[PlacedRun], *, level: float = LEVEL) -> MachineSplit:
-    """The ANOVA estimator for unbalanced data: configurations are fixed, zones and the hosts in them are random.
+    """Variance between runs, hosts and zones by ANOVA for unbalanced data; runs without a known host are left out.
 
-    Sequential sums of squares with their expectations: Henderson's method 3 (Biometrics 9, 1953); Searle, Casella &
-    McCulloch, Variance Components, 1992, chapter 5. Intervals as `above_noise` has them; where a component stands above
-    a sum of mean squares, Satterthwaite's degrees of freedom. Runs without a known host are left out of all.
+    Configurations are fixed effects, zones and the hosts in them random effects. Sequential sums of squares with their
+    expectations: Henderson's method 3 (Biometrics 9, 1953); Searle, Casella & McCulloch, Variance Components, 1992,
+    chapter 5. Intervals by `above_noise`; if the noise is a sum of mean squares, Satterthwaite's degrees of freedom.
     """
     known = [run for run in runs if run.host is not None and _is_usable(run)]
     hosts, zones = {(run.zone, run.host) for run in known}, {run.zone for run in known}
@@ -93,13 +93,13 @@ def _is_usable(run: PlacedRun) -> bool:
 
 
 def _satterthwaite(parts: Sequence[tuple[float, float]]) -> float:
-    """Degrees of freedom of a sum of mean squares; each with its own. Biometrics Bulletin 2 (1946)."""
+    """Degrees of freedom of a sum of mean squares, from (square, degrees) of each. Biometrics Bulletin 2 (1946)."""
     spread = sum(square**2 / degrees for square, degrees in parts)
     return sum(square for square, _ in parts) ** 2 / spread if spread else sum(degrees for _, degrees in parts)
 
 
 def _strata(runs: Sequence[PlacedRun]) -> tuple[_Stratum | None, _Stratum | None, _Stratum | None]:
-    """Zones after configurations, hosts after both, and what is left; None where no degree of freedom is."""
+    """Strata of zones (after configurations), hosts (after both) and residuals; None without a degree of freedom."""
     logs = np.log([run.figure for run in runs])
     columns = [
         _indicators([run.configuration for run in runs]),
@@ -126,13 +126,13 @@ def _strata(runs: Sequence[PlacedRun]) -> tuple[_Stratum | None, _Stratum | None
 
 
 def _indicators(labels: Sequence[Hashable]) -> Floats:
-    """A column of 0 and 1 per label, shape (runs, labels)."""
+    """Indicator matrix of 0 and 1, shape (runs, distinct labels)."""
     distinct = list(dict.fromkeys(labels))
     return np.array([[float(label == one) for one in distinct] for label in labels], dtype=np.float64)
 
 
 def _basis(columns: Floats) -> Floats:
-    """Orthonormal columns that span the same space."""
+    """Orthonormal basis of the column space, shape (runs, rank)."""
     left, sizes, _ = np.linalg.svd(columns, full_matrices=False)
     return np.asarray(left[:, sizes > RANK_TOLERANCE * sizes[0]], dtype=np.float64)
 
@@ -192,7 +192,7 @@ def _zones(
         )
     share = by_zone.hosts / by_host.hosts
     parts = [(share, by_host)] + ([(1 - share, rest)] if rest else [])
-    # Its expectation is positive; the estimate is not where runs on a host vary much and hosts by chance do not.
+    # The noise is positive, but its estimate may be negative if runs on a host vary much and hosts by chance do not.
     noise = max(0.0, sum(weight * part.mean_square for weight, part in parts))
     degrees = _satterthwaite([(weight * part.mean_square, part.degrees) for weight, part in parts])
     value, interval = above_noise(
@@ -207,14 +207,15 @@ def _zones(
     return Estimate(value=value, interval=interval, n=n, reason=nothing_left)
 
 
-# --- the place of a run in its block
+# --- position of a run in its block
 
 
 @dataclass(frozen=True, kw_only=True)
 class PositionEffect:
-    """`first`: figure of a block's first run over that of later ones; `per_place`: factor from one place to the next.
+    """Effect of the position in a block on a run's figure.
 
-    `p_value`: of "the place in the block does not matter", both at once.
+    `first`: figure of a block's first run over that of later ones; `per_place`: factor from one position to the next;
+    `p_value`: joint test of "the position does not matter".
     """
 
     first: Estimate
@@ -224,10 +225,10 @@ class PositionEffect:
 
 
 def position_effect(runs: Sequence[PlacedRun], *, level: float = LEVEL) -> PositionEffect:
-    """Whether runs go faster or slower by their place in the block: a warm device, a machine that tires.
+    """Test whether the position in the block changes a run's speed, for example because the device warms up.
 
-    Least squares of logarithms on configuration, block and place; a warm device shows in the first run and in the
-    trend of the others. Only an order that changes from block to block can tell a place from a configuration.
+    Least squares of logarithms on configuration, block and position. The effect is split into the first run and a trend
+    over later ones. Position and configuration can be separated only if the order changes from block to block.
     """
     known = [run for run in runs if run.block is not None and run.position is not None and _is_usable(run)]
     n = len(known)
@@ -239,7 +240,7 @@ def position_effect(runs: Sequence[PlacedRun], *, level: float = LEVEL) -> Posit
         np.hstack([_indicators([run.configuration for run in known]), _indicators([run.block for run in known])])
     )
     logs = np.log([run.figure for run in known])
-    # The first place, and the number of places after the second; blocks of two have the first alone.
+    # Regressors: being first, and the number of positions after the second. Blocks of two runs have only the former.
     places = np.column_stack([positions == 0, np.maximum(positions - 1, 0)]).astype(np.float64)
     places = places[:, : 1 if positions.max() <= 1 else 2]
     places, logs = (part - fixed @ (fixed.T @ part) for part in (places, logs))

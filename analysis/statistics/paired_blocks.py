@@ -1,4 +1,4 @@
-"""Two configurations against each other within blocks: runs on one machine, so that hosts do not blur the difference.
+"""Comparison of two configurations within blocks of runs on one machine, which cancels differences between hosts.
 
 `workload.contract.design` has the statistics: two-way analysis of all configurations of the blocks, or of these two.
 """
@@ -21,12 +21,12 @@ from analysis.statistics.comparison import (
 from analysis.statistics.samples import LEVEL, Floats, Method, counted
 from workload.contract.design import Contrast, Design, Run
 
-# The figures of the runs that a block has of one configuration: usually one run.
+# Figures of one configuration's runs by block: usually one run per block.
 Blocks = Mapping[Hashable, npt.ArrayLike]
 
 
 def shared_blocks(baseline: Blocks, other: Blocks) -> list[Hashable]:
-    """Those that have a usable figure of both configurations, in the order of the baseline."""
+    """Blocks with a usable figure of both configurations, in the order of the baseline."""
     return [block for block in baseline if block in other and _logs(baseline[block]).size and _logs(other[block]).size]
 
 
@@ -35,10 +35,9 @@ def compare_within_blocks(
 ) -> Comparison:
     """Compare the positive figures of runs within their blocks.
 
-    `contrast`: the logarithm of other over baseline from a larger design that these runs are part of; without it from
-    these runs alone. The reasons name the runs without a partner. With fewer than 2 shared blocks there is no interval:
-    the caller may compare the runs unpaired instead (`compare`), but may not choose the one that gives the nicer
-    interval.
+    `contrast`: logarithm of other over baseline, from a larger design that contains these runs; if None, it is computed
+    from these runs alone. The reasons name the runs without a partner. With fewer than 2 shared blocks there is no
+    interval: the caller may compare the runs unpaired instead (`compare`), but must not choose by the better interval.
     """
     blocks = shared_blocks(baseline, other)
     first, second = ([_logs(side[block]) for block in blocks] for side in (baseline, other))
@@ -71,12 +70,12 @@ def compare_within_blocks(
 
 
 def _ratio(logarithm: float) -> float:
-    with np.errstate(over="ignore"):  # of runs that have nothing in common it is infinite
+    with np.errstate(over="ignore"):  # the ratio of vastly different runs overflows to infinity
         return float(np.exp(logarithm))
 
 
 def _contrast(baseline: Blocks, other: Blocks) -> Contrast:
-    """The logarithm of other over baseline, from these runs alone."""
+    """Logarithm of other over baseline, from these runs alone."""
     runs = [
         Run(figure=float(figure), configuration=name, block=block)
         for name, side in enumerate((baseline, other))
@@ -88,13 +87,13 @@ def _contrast(baseline: Blocks, other: Blocks) -> Contrast:
 
 
 def _logs(figures: npt.ArrayLike) -> Floats:
-    """Of the figures that are usable."""
+    """Logarithms of the positive finite figures."""
     usable, _ = positive([figures])
     return np.log(usable[0]) if usable else np.empty(0)
 
 
 def difference_of(contrast: Contrast) -> tuple[Difference | None, str | None]:
-    """Why there is no interval, or what the interval supposes."""
+    """Difference from a contrast, and the reason why there is none or the assumption of its interval."""
     if contrast.value is None or contrast.error is None:
         return None, contrast.reason
     difference = Difference(
@@ -109,12 +108,12 @@ def difference_of(contrast: Contrast) -> tuple[Difference | None, str | None]:
 
 
 def _narrower(paired: Difference | None, first: Floats, second: Floats, *, level: float) -> float | None:
-    """Width of the unpaired interval of the same runs over that of the paired one."""
+    """Width of the unpaired interval of the same runs over that of the paired one, on logarithms; None if unknown."""
     unpaired = compare(list(np.exp(first)), list(np.exp(second))).difference
     if paired is None or unpaired is None:
         return None
     intervals = (unpaired.interval(level), paired.interval(level))
     if not all(0 < ends.low < ends.high < np.inf for ends in intervals):
-        return None  # beyond what a float holds, or without any width
+        return None  # an end overflows a float, or an interval has no width
     widths = [float(np.log(ends.high) - np.log(ends.low)) for ends in intervals]
     return widths[0] / widths[1]

@@ -1,4 +1,4 @@
-"""Is every k-th step different? A missing synchronisation at print frequency 10 looks like that."""
+"""Test whether every k-th step differs, for example because a script synchronises only when it prints."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -11,24 +11,24 @@ from analysis.statistics.autocorrelation import acf
 from analysis.statistics.samples import Floats, ordered
 
 LEAST_STEPS = 20
-# Members that a class of steps must have before "every k-th" can be claimed.
+# Fewest odd steps for a claim of "every k-th".
 LEAST_MEMBERS = 4
-# Longer periods than 64 have never been a print frequency; scanning them costs certainty for the short ones.
+# No known script prints less often than every 64 steps, and testing more periods weakens the test of the short ones.
 LONGEST_PERIOD = 64
-# 1 false alarm in 1000 series of independent steps, all periods and phases together.
+# Allow 1 false alarm in 1000 series of independent steps, over all periods and phases.
 MOST_CHANCE = 0.001
-# The normal approximation misses what 6 odd steps of 60 prove; with more than these it is close enough, and quick.
+# The normal approximation is too weak for few odd steps, such as 6 of 60; above this number it is close, and fast.
 MOST_EXACT_MEMBERS = 16
-# Share of pairs (odd step, other step) that lie in the same order; all of them: 1, no difference: 0.5.
+# Share of pairs (odd step, other step) in the same order: 1 for all of them, 0.5 without a difference.
 LEAST_CONSISTENCY = 0.9
 
 
 @dataclass(frozen=True, kw_only=True)
 class Period:
-    """The steps `phase`, `phase + period`, ... (from 0) take `ratio` times as long as the others, by medians.
+    """Odd steps: `phase`, `phase + period`, ... (from 0) take `ratio` times as long as the others, by medians.
 
-    `found` only where chance would do it less than 1 in 1000 times (`p_value`, corrected for all periods and phases
-    looked at) and 9 of 10 pairs agree (`consistency`). Otherwise the fields describe the best candidate.
+    `found`: chance would produce it in fewer than 1 of 1000 series (`p_value`, corrected for all tested periods and
+    phases), and 9 of 10 pairs agree (`consistency`). If it is False, the fields describe the best candidate.
     """
 
     n: int
@@ -44,11 +44,11 @@ class Period:
 
 
 def period_scan(values: npt.ArrayLike, *, longest: int = LONGEST_PERIOD) -> Period:
-    """The period and phase whose steps stand out most by the rank sum test (Mann & Whitney 1947).
+    """Find the period and phase whose steps differ most by the rank sum test (Mann & Whitney 1947).
 
-    The test statistic grows with the number of odd steps as well as with their difference, so that neither multiples
-    (20, 30) nor divisors (5) of a period of 10 win over it. A pattern much smaller than the
-    slow waves it rides on is not seen.
+    The test statistic grows with the number of odd steps and with their difference, so that neither multiples (20, 30)
+    nor divisors (5) of a true period of 10 score higher. A pattern much smaller than slow waves of the series is not
+    detected.
     """
     series, refusal = ordered(values, least=LEAST_STEPS)
     n = series.size
@@ -57,18 +57,18 @@ def period_scan(values: npt.ArrayLike, *, longest: int = LONGEST_PERIOD) -> Peri
     ranks = np.asarray(rankdata(series), dtype=np.float64)
     periods = range(2, min(longest, n // LEAST_MEMBERS) + 1)
     scores = [_standard_scores(ranks, period) for period in periods]
-    # Of the two classes of period 2, whose scores are equal, the slow one is called odd.
+    # The two phases of period 2 have equal scores: the slow one is called odd.
     best = max(range(len(scores)), key=lambda index: float(np.abs(scores[index]).max()))
     phase = int(np.argmax(np.abs(scores[best]) + 1e-9 * (scores[best] > 0)))
     return _describe(series, period=periods[best], phase=phase, looked_at=sum(score.size for score in scores))
 
 
 def _standard_scores(ranks: Floats, period: int) -> Floats:
-    """Of the rank sum of each phase, shape (period,); positive where its steps are slow."""
+    """Standard score of the rank sum of each phase, shape (period,); positive if its steps are slow."""
     phases = np.arange(ranks.size) % period
     members = np.bincount(phases, minlength=period)
     sums = np.bincount(phases, weights=ranks, minlength=period)
-    # With the variance of the ranks themselves, which ties make smaller.
+    # Uses the variance of the ranks themselves, because ties reduce it.
     variance = members * (ranks.size - members) / (ranks.size - 1) * ranks.var()
     return np.asarray((sums - members * ranks.mean()) / np.sqrt(variance), dtype=np.float64)
 

@@ -1,4 +1,4 @@
-"""What a comparison could have seen: the difference that n runs against m find 4 times out of 5."""
+"""Power of a comparison: the smallest difference that n runs against m find 4 times out of 5."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -13,15 +13,15 @@ ALPHA = 0.05
 # The usual convention (Cohen 1988): a difference of this size is missed 1 time in 5.
 POWER = 0.8
 MOST_RUNS = 1000
-# Points of the standard normal distribution and their weights. Sums over them are integrals to 5 digits, also where the
-# spread is known from thousands of runs, so that the chance to sum rises within 0.03 standard errors.
+# Grid on the standard normal distribution, with weights. It gives integrals to 5 digits, even with thousands of runs,
+# where the integrand rises within 0.03 standard errors.
 POINTS = np.linspace(-8.5, 8.5, 601)
 WEIGHTS = np.exp(-(POINTS**2) / 2) / np.exp(-(POINTS**2) / 2).sum()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Detectable:
-    """`difference` in the unit of the spread: of logarithms, so a fraction where it is small; None with a reason."""
+    """Smallest detectable difference in the unit of the spread, or None with a reason; of logarithms: a fraction."""
 
     difference: float | None
     alpha: float = ALPHA
@@ -30,16 +30,17 @@ class Detectable:
 
     @property
     def percent(self) -> float | None:
-        """The slower one's extra time where `difference` is one of logarithms."""
+        """Extra time of the slower side in per cent, if `difference` is one of logarithms."""
         return None if self.difference is None else 100 * float(np.expm1(self.difference))
 
 
 def smallest_detectable(
     stdev: float | None, *, runs: tuple[int, int], alpha: float = ALPHA, power: float = POWER
 ) -> Detectable:
-    """Two-sided t test between two groups of runs whose standard deviation between runs is `stdev`.
+    """Smallest difference that a two-sided t test finds between two groups of `runs` runs.
 
-    Cohen, Statistical Power Analysis, 1988, chapter 2, by the noncentral t distribution.
+    `stdev`: standard deviation between runs; `power`: chance to find the difference. Cohen, Statistical Power Analysis,
+    1988, chapter 2, by the noncentral t distribution.
     """
     first, second = runs
     if min(runs) < LEAST_FOR_SPREAD:
@@ -53,14 +54,14 @@ def smallest_detectable(
 
 
 def undetectable(reason: str, *, alpha: float = ALPHA, power: float = POWER) -> Detectable:
-    """Nothing can be said about what would be seen."""
+    """Result without a difference, for `reason`."""
     return Detectable(difference=None, alpha=alpha, power=power, reason=reason)
 
 
 def smallest_detectable_shift(
     error: float, *, degrees: float, alpha: float = ALPHA, power: float = POWER
 ) -> Detectable:
-    """By a two-sided t test whose statistic has this standard error and these degrees of freedom."""
+    """Smallest difference that a two-sided t test with this standard error and these degrees of freedom finds."""
     return Detectable(
         difference=_shift_found(degrees=degrees, alpha=alpha, power=power) * error, alpha=alpha, power=power
     )
@@ -68,18 +69,21 @@ def smallest_detectable_shift(
 
 @cache
 def _shift_found(*, degrees: float, alpha: float, power: float) -> float:
-    """The true difference, in standard errors, that a test finds with this power."""
+    """True difference, in standard errors, that a two-sided t test finds with this power."""
 
     def missing(shift: float) -> float:
         return power_of(shift, degrees=degrees, alpha=alpha) - power
 
-    # A shift that is found for certain: the normal limits of test and power, scaled by the heaviest tail.
+    # Upper bound of the search: a shift that is certainly found, from the normal limits scaled by the tail of t.
     certain = 10 + 10 * float(stdtrit(degrees, 1 - alpha / 2))
     return float(brentq(missing, 0.0, certain))
 
 
 def runs_needed(difference: float, *, stdev: float, alpha: float = ALPHA, power: float = POWER) -> int | None:
-    """Runs on each side that find `difference` (in the unit of `stdev`); None where 1000 are not enough."""
+    """Runs per side that find `difference` (in the unit of `stdev`) with this power; None if 1000 are not enough.
+
+    Raises `ValueError` if `difference` or `stdev` is not positive.
+    """
     if difference <= 0 or stdev <= 0:
         raise ValueError(f"difference and spread must be positive; got {difference} and {stdev}")
 
@@ -99,9 +103,9 @@ def runs_needed(difference: float, *, stdev: float, alpha: float = ALPHA, power:
 def power_of(shift: float, *, degrees: float, alpha: float) -> float:
     """Chance that a two-sided t test finds a true difference of `shift` standard errors.
 
-    The noncentral t distribution, as an integral over the normal part of the statistic: the test finds the difference
-    where the estimated standard error is below |normal + shift| / limit. `scipy.special.nctdtr` gives NaN at the levels
-    that a correction for many comparisons asks for.
+    Noncentral t distribution, integrated over the normal part of the statistic: the test finds the difference if the
+    estimated standard error is below |normal + shift| / limit. `scipy.special.nctdtr` is not used, because it gives NaN
+    at the levels of a correction for many comparisons.
     """
     limit = float(stdtrit(degrees, 1 - alpha / 2))
     estimated_variance = ((POINTS + shift) / limit) ** 2

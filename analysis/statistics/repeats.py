@@ -1,4 +1,4 @@
-"""Whether repeats of one configuration differ by more than their own steps explain."""
+"""Test whether repeats of one configuration differ by more than their own steps explain."""
 
 from collections.abc import Sequence
 
@@ -9,16 +9,17 @@ from scipy.special import fdtrc
 from analysis.statistics.autocorrelation import LEAST_STEPS, acf, integrated_time, unbiased_lag1
 from analysis.statistics.samples import LEAST_FOR_SPREAD, Floats, finite
 
-# One-sided 80 %: with the estimate itself, 3 % of audits of slow noise find a difference; with 95 %, few real ones are.
+# Normal score of a one-sided 80 % limit. With the estimate itself, 3 % of audits of slow noise report a difference;
+# with a 95 % limit, few real differences are found.
 UPPER_SCORE = 0.8416
 
 
 def differ(figures: npt.ArrayLike, steps: Sequence[npt.ArrayLike]) -> float | None:
     """p-value of "these runs have one speed": one-way analysis of variance of the logarithms of their figures.
 
-    A figure is images over wall time, so a mean over the steps, with every slow one. Its variance is that of the steps
-    over the independent steps that the run is worth; steps are taken for a first-order autoregression that all runs
-    share, because one of 20 steps cannot tell its own. None where the steps say nothing: too few, or none that varies.
+    `figures`: images over wall time of each run, which is a mean over all steps, also slow ones. Its variance is that
+    of the steps over the effective number of steps. The model of the steps is a first-order autoregression that all
+    runs share, because 20 steps cannot estimate their own. None if a run has too few steps, or steps that do not vary.
     Scheffe, The Analysis of Variance, 1959, chapter 3.
     """
     logarithms = np.log(np.asarray(figures, dtype=np.float64))
@@ -28,7 +29,7 @@ def differ(figures: npt.ArrayLike, steps: Sequence[npt.ArrayLike]) -> float | No
         return None
     tau = _shared_time(series)
     effective = np.array([max(one.size / tau, 1.5) for one in series])
-    # The spread about a run's own mean is too small by (effective - 1) / effective.
+    # The variance about a run's own mean is too small by the factor (effective - 1) / effective.
     relative = np.array([one.var() / one.mean() ** 2 for one in series]) * effective
     within = float(relative.sum() / (effective - 1).sum())
     ratio = float(logarithms.var(ddof=1) / (within / effective).mean())
@@ -36,9 +37,9 @@ def differ(figures: npt.ArrayLike, steps: Sequence[npt.ArrayLike]) -> float | No
 
 
 def _shared_time(series: Sequence[Floats]) -> float:
-    """Steps that are worth one independent one, cautiously: with the upper limit of the lag-1 correlation.
+    """Steps per independent step, from the upper limit of the runs' lag-1 correlation.
 
-    20 steps underestimate slow noise, and what the noise does not explain would be called a difference.
+    20 steps underestimate slow noise, and the unexplained rest would be reported as a difference.
     """
     shortest = min(one.size for one in series)
     correlations = np.mean([acf(one)[:shortest] for one in series], axis=0)

@@ -1,4 +1,4 @@
-"""What every statistic shares: samples as arrays, intervals and estimates that say what they rest on."""
+"""Types and helpers of all statistics: samples as arrays, intervals and estimates."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,24 +12,24 @@ from workload.contract.text import percent
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Mask: TypeAlias = npt.NDArray[np.bool_]
-# One entry per run: its steps in order, or the one figure of the run.
+# One entry per run: its steps in order, or its single figure.
 Runs: TypeAlias = Sequence[npt.ArrayLike]
 
 LEVEL = 0.95
 LEAST_FOR_SPREAD = 2
-# Runs or blocks for an interval that a sentence rests on: that of two reaches 13 standard errors to either side, and
-# the spread of two is known to a factor of 30.
+# Fewest runs or blocks for an interval: with two it extends 13 standard errors to either side, and their spread is
+# known to a factor of 30.
 LEAST_REPLICATES = 3
-# Any fixed number: the same bundles give the same report.
+# An arbitrary fixed number, so that the same bundles give the same report.
 SEED = 0
-# 1 / Phi^-1(3/4): makes the median absolute deviation of a normal sample its standard deviation.
+# 1 / Phi^-1(3/4): factor from the median absolute deviation of a normal sample to its standard deviation.
 MAD_TO_STDEV = 1.4826022185056018
-# sqrt(pi / 2): the same for the mean absolute deviation.
+# sqrt(pi / 2): factor from the mean absolute deviation of a normal sample to its standard deviation.
 MEAN_AD_TO_STDEV = 1.2533141373155003
 
 
 class Method(StrEnum):
-    """Where an interval comes from."""
+    """Method of an interval, in words for the user."""
 
     STUDENT_T = "Student t over runs (about 90 % if they fall into two modes)"
     BLOCKS = "Student t over blocks in their order, which holds where --until stopped them"
@@ -60,9 +60,9 @@ class Interval:
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """A figure from `n` usable values (`dropped` were not finite).
+    """A figure from `n` usable values, with an interval; `dropped` values were not finite.
 
-    `reason` says why figure or interval are absent, or what the interval rests on; None where there is nothing to add.
+    `reason`: why figure or interval is absent, or an assumption of the interval; None if there is none.
     """
 
     value: float | None
@@ -73,11 +73,11 @@ class Estimate:
 
     @property
     def interval_words(self) -> str | None:
-        """`95 %, Student t on logarithms`, or why there is no interval."""
+        """Level and method of the interval, or the reason why there is none."""
         return f"{percent(self.interval.level)}, {self.interval.method}" if self.interval else self.reason
 
     def columns(self, name: str) -> dict[str, float | None]:
-        """For a row of a table: the figure as `name`, the ends of its interval as `name_low` and `name_high`."""
+        """Cells of a table's row: the figure as `name`, the ends of its interval as `name_low` and `name_high`."""
         ends = self.interval
         return {
             name: self.value,
@@ -87,7 +87,10 @@ class Estimate:
 
 
 def finite(values: npt.ArrayLike) -> tuple[Floats, int]:
-    """The finite values as a 1-D array, and how many were not; a single number is an array of one."""
+    """Finite values as a 1-D array, and the number of others; a single number becomes an array of one.
+
+    Raises `ValueError` for an array of more dimensions.
+    """
     array = np.atleast_1d(np.asarray(values, dtype=np.float64))
     if array.ndim != 1:
         raise ValueError(f"one series of numbers is needed; got an array of {array.ndim} dimensions")
@@ -96,7 +99,7 @@ def finite(values: npt.ArrayLike) -> tuple[Floats, int]:
 
 
 def ordered(values: npt.ArrayLike, *, least: int) -> tuple[Floats, str | None]:
-    """The series, and why what depends on the order of steps cannot be read from it: gaps, too short, constant."""
+    """Finite values of a series, and the reason if its order cannot be analysed: gaps, fewer than `least`, constant."""
     kept, dropped = finite(values)
     if dropped:
         total = kept.size + dropped
@@ -109,17 +112,17 @@ def ordered(values: npt.ArrayLike, *, least: int) -> tuple[Floats, str | None]:
 
 
 def counted(number: int, noun: str) -> str:
-    """As in `1 run`, `3 runs`."""
+    """Number and noun in singular or plural: `1 run`, `3 runs`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def too_few(number: int, noun: str) -> str:
-    """`two blocks: too few`."""
+    """Words for a number that is too small: `two blocks: too few`."""
     return f"{ {0: 'no', 1: 'one', 2: 'two'}.get(number, number) } {noun}{'' if number == 1 else 's'}: too few"
 
 
 def robust_stdev(values: Floats) -> float:
-    """1.4826 x the median absolute deviation; where more than half of the values are equal, from the mean one.
+    """Robust standard deviation: 1.4826 x median absolute deviation; if that is 0, 1.2533 x mean absolute deviation.
 
     Iglewicz & Hoaglin, How to Detect and Handle Outliers, 1993, p. 11.
     """
@@ -128,7 +131,7 @@ def robust_stdev(values: Floats) -> float:
 
 
 def run_medians(runs: Runs) -> tuple[Floats, int]:
-    """Each run's median of its finite steps, shape (runs,), and the steps dropped; an empty run is left out."""
+    """Median of each run's finite steps, shape (runs,), without empty runs; and the number of dropped steps."""
     cleaned = [finite(run) for run in runs]
     medians = [float(np.median(steps)) for steps, _ in cleaned if steps.size]
     return np.array(medians, dtype=np.float64), sum(dropped for _, dropped in cleaned)

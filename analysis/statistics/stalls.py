@@ -1,4 +1,4 @@
-"""Steps that take longer than the rest, here and there: few that stall, or many at a second speed."""
+"""Scattered slow steps: few that stall, or many at a second speed."""
 
 from dataclasses import dataclass
 
@@ -7,27 +7,31 @@ import numpy as np
 from analysis.statistics.samples import Floats, Mask
 from analysis.statistics.summary import outliers
 
-# Half as long again as the median, and beyond what the other steps vary by: no noise of a clock's.
+# A stall is longer than 1.5 x the median and an outlier: no noise of a clock.
 STALL_RATIO = 1.5
-# Several steps beyond what the others vary by are no chance from less on: heavy tails of 3 % make two of 20 steps this
-# long, and take 1 % of the throughput with them, in fewer than 1 of 200 runs.
+# Two or more outliers need a smaller ratio to rule out chance: with heavy tails of 3 %, fewer than 1 of 200 runs have
+# two of 20 steps this long that cost 1 % of the throughput.
 REPEATED, REPEATED_RATIO = 2, 1.2
-# More than 1 of 10 slow steps are no exceptions, but how the run goes.
+# If more than 1 of 10 steps are slow, they are the run's normal behaviour.
 MOST_SHARE = 0.1
 
-# Two groups of steps are two speeds where their means are this many standard deviations within a group apart, and where
-# none is in the gap of a third of that. A sample of one normal group has 3 to 4 (20 steps: 5), of one exponential 6.5.
+# Two groups are two speeds if their means are at least this many within-group standard deviations apart, with a gap of
+# at least this share of the distance. A sample of one normal group reaches 3 to 4 deviations (20 steps: 5), one of an
+# exponential group 6.5.
 SPEEDS_APART = 7.0
 SPEEDS_GAP = 0.3
-# Times that differ by less than this share are one time: sums of squares are no more exact.
+# Times whose relative difference is below this are equal, because sums of squares are not more accurate.
 SAME = 1e-6
-# Fewer steps are stalls, and of fewer than this number chance makes a group.
+# Chance makes groups of fewer steps; such steps may be stalls.
 LEAST_AT_A_SPEED = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stalls:
-    """`mask` has the shape of the series; `ratio`: their median over that of the rest; `lost`: share of throughput."""
+    """Stalled steps of a series. `ratio`: their median over that of the rest; `lost`: share of throughput they cost.
+
+    `mask`: True for stalled steps, shape of the series.
+    """
 
     n: int
     count: int
@@ -39,7 +43,7 @@ class Stalls:
 def stalls(series: Floats, *, repeated: bool = False) -> Stalls:
     """Steps above 1.5 x the median and 5 robust standard deviations, if they are at most 1 of 10.
 
-    `repeated`: from 1.2 x the median on, where there are two or more.
+    `repeated`: find two or more steps above 1.2 x the median instead.
     """
     n = series.size
     median = float(np.median(series)) if n else 0.0
@@ -57,7 +61,7 @@ def stalls(series: Floats, *, repeated: bool = False) -> Stalls:
 
 @dataclass(frozen=True, kw_only=True)
 class Speeds:
-    """`slow` of `n` steps take `ratio` times as long as the others, by means."""
+    """Two speeds of a run: `slow` of `n` steps take `ratio` times as long as the others, by means."""
 
     n: int
     slow: int
@@ -65,10 +69,10 @@ class Speeds:
 
 
 def two_speeds(series: Floats) -> Speeds | None:
-    """The two groups whose members differ least, at least a tenth of the steps in each; None where there is one speed.
+    """Split steps into a fast and a slow group, each of at least a tenth of the steps; None if there is one speed.
 
-    Otsu, A threshold selection method from gray-level histograms, IEEE Transactions on Systems 9 (1979); apart as
-    Ashman, Bird & Zepf, Astronomical Journal 108 (1994), measure it.
+    The split minimises the variance within groups: Otsu, A threshold selection method from gray-level histograms, IEEE
+    Transactions on Systems 9 (1979). Measure of separation: Ashman, Bird & Zepf, Astronomical Journal 108 (1994).
     """
     n = series.size
     least = max(LEAST_AT_A_SPEED, int(np.ceil(MOST_SHARE * n)))
@@ -81,7 +85,7 @@ def two_speeds(series: Floats) -> Speeds | None:
     best = int(np.argmin(squares))
     count, apart = int(fast[best]), float(high[best] - low[best])
     steps = np.diff(ordered)
-    # Times that a clock rounds differ by its grain at least.
+    # Rounded times differ at least by the resolution of their clock.
     grain = float(steps[steps > SAME * ordered[-1]].min(initial=np.inf))
     within = max(float(np.sqrt(squares[best] / (n - 2))), grain)
     if apart < SPEEDS_APART * within or steps[count - 1] < SPEEDS_GAP * apart:

@@ -1,4 +1,4 @@
-"""Whether the warm-up has ended, and the rest holds still. The one rule that `variance`, `audit` and `causes` share."""
+"""Detects the end of the warm-up, and whether the rest is steady: the rule of `variance`, `audit` and `causes`."""
 
 from dataclasses import dataclass
 
@@ -12,29 +12,30 @@ from analysis.statistics.summary import OUTLIER_STDEVS
 from analysis.statistics.trend import Drift, drift, slows_down
 from workload.contract.text import percent, signed_percent
 
-# What a CPU run measures by default.
+# Default number of measured steps of a CPU run.
 LEAST_STEPS = 20
-# Steps that are still enough for a scan after one or two first steps were taken off.
+# Enough for a scan after one or two first steps were removed.
 LEAST_SCANNED = 18
-# A change of less than this share changes no decision between machines, whatever its certainty.
+# A smaller relative change does not affect a decision between machines, even if it is certain.
 TOLERANCE = 0.01
-# One or two first steps are too few for a scan. They are a warm-up where none of the rest comes half as far.
+# One or two first steps are too few for a scan. They are a warm-up if they are this many times as far from the median
+# as any later step.
 MOST_FIRST = 2
 FIRST_APART = 2.0
-# A timer that reads more steps than this as 0 s tells nothing of the others.
+# A timer that reads more than this share of the steps as 0 s cannot be trusted.
 MOST_WITHOUT_TIME = 0.1
-# The changes that are spoken of where nothing was found: of a fifth of the steps, seen 9 times out of 10.
+# If no change was found, `visible` is the smallest change of a fifth of the steps that is found 9 times out of 10.
 VISIBLE_SHARE = 0.2
 POWER_SCORE = 1.2816
-# Where smaller changes than this cannot be seen, a run is not called steady without saying so.
+# A run whose visible change is larger than this is called steady only with a note.
 WANTED_VISIBLE = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """Steps `start` to `stop` (from 0, the last one not included) take `ratio` times as long as the others, by medians.
+    """A change: steps `start` to `stop` (from 0, `stop` excluded) take `ratio` times as long as the others, by medians.
 
-    Of a shift, `stop` is the end of the series, and the others are those before.
+    In a shift, `stop` is the end of the series, and the others are the earlier steps.
     """
 
     n: int
@@ -44,7 +45,7 @@ class Change:
 
     @property
     def is_shift(self) -> bool:
-        """It lasts to the end."""
+        """Whether the change lasts to the end."""
         return self.stop == self.n
 
     def __str__(self) -> str:
@@ -55,11 +56,11 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True)
 class SteadyState:
-    """`steady`: None where it cannot be judged. The first `warmup_steps` are slower than what follows.
+    """Whether a run is steady after its first `warmup_steps`, which are slower. `steady`: None if it cannot be judged.
 
-    `drift`: of what follows. `change`, `drifts`: how it is not steady; at most one of them. `visible`: the smallest
-    change of a fifth of the steps, a share of their median, that would have been seen 9 times out of 10. Stalls are
-    told apart: a run with stalls may be steady between them.
+    `drift`: of the steps after the warm-up. `change` or `drifts` (never both): why the run is not steady. `visible`:
+    smallest change of a fifth of the steps that would be found 9 times out of 10, as a share of the median. `stalls`
+    are separate: a run with stalls may be steady between them.
     """
 
     n: int
@@ -75,14 +76,14 @@ class SteadyState:
 
     @property
     def unseen(self) -> str | None:
-        """What could have been missed, where that is more than 5 %."""
+        """Sentence on the changes that may have been missed; None if only those up to 5 %."""
         if self.visible is None or self.visible <= WANTED_VISIBLE:
             return None
         return f"a change of less than {percent(self.visible)} over a fifth of the run cannot be seen in {self.n} steps"
 
     @property
     def slow_steps(self) -> Mask | None:
-        """Which steps are the slow ones of a run that is not steady; of a drift, its slower half."""
+        """Mask of the slow steps of a run that is not steady, or of its warm-up; for a drift the slower half."""
         steps = np.arange(self.n)
         if self.change:
             inside = (steps >= self.change.start) & (steps < self.change.stop)
@@ -94,11 +95,11 @@ class SteadyState:
 
 
 def steady_state(values: npt.ArrayLike, *, tolerance: float = TOLERANCE) -> SteadyState:
-    """Look for a level that changes, take first steps that are slower than the rest for warm-up, and look again.
+    """Find the warm-up of a series of step times, and test whether the rest is steady.
 
-    Steady: what follows the warm-up has no change of more than `tolerance` that chance does not explain
-    (`analysis.statistics.changes`). A warm-up is at most half of the series and slower than what follows it: a run that
-    gets slower is not warming up, and one that is fast from its second half on had something else in its first.
+    The scan for changes (`analysis.statistics.changes`) is repeated after slow first steps are removed as warm-up.
+    Steady: the rest has no change above the fraction `tolerance` that chance does not explain. A warm-up is slower than
+    the rest, and at most half of the series: a longer slow start has another cause.
     """
     series, refusal = ordered(values, least=LEAST_STEPS)
     n = series.size
@@ -129,7 +130,7 @@ def steady_state(values: npt.ArrayLike, *, tolerance: float = TOLERANCE) -> Stea
         drift=trend,
         change=change,
         drifts=drifts,
-        # What a change or a drift makes slow is no stall.
+        # Steps that a change or a drift makes slow are no stalls.
         stalls=(steady and _repeated(rest)) or stalls(rest),
         visible=visible / level if visible is not None and level > 0 else None,
         reason=_reason(series, warmup, trend, change=change, drifts=drifts),
@@ -137,7 +138,7 @@ def steady_state(values: npt.ArrayLike, *, tolerance: float = TOLERANCE) -> Stea
 
 
 def _warmup(series: Floats, *, tolerance: float) -> tuple[int, Scan | None]:
-    """How many first steps are slower than what follows, and the scan of what follows."""
+    """Number of warm-up steps, and the scan of the rest (None if it is too short or does not vary)."""
     warmup = _first_steps(series, tolerance=tolerance)
     while True:
         rest = series[warmup:]
@@ -152,9 +153,9 @@ def _warmup(series: Floats, *, tolerance: float) -> tuple[int, Scan | None]:
 
 
 def _first_steps(series: Floats, *, tolerance: float) -> int:
-    """First steps that are stalls, or one or two that are slower than the rest.
+    """Number of first steps that are stalls, else of one or two first steps that are slower than the rest.
 
-    Slower: by 5 robust deviations, and by twice as much as its farthest step.
+    Slower means above the median by 5 robust deviations, and by twice the distance of the rest's farthest step.
     """
     slow = stalls(series).mask
     if slow.any() and slow[0]:
@@ -169,7 +170,7 @@ def _first_steps(series: Floats, *, tolerance: float) -> int:
 
 
 def _without_exceptions(series: Floats) -> Floats:
-    """The steps, with the few that are far slower or faster replaced by the median step."""
+    """Steps, with the few that are far slower or faster replaced by the median step."""
     for values in (series, 1 / series if series.min() > 0 else series):
         odd = stalls(values)
         series = np.where(odd.mask, np.median(series), series) if odd.count else series

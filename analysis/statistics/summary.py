@@ -1,4 +1,4 @@
-"""One series of step times in robust figures; the order of the steps does not matter here."""
+"""Robust summary of a series of step times, independent of their order."""
 
 from dataclasses import dataclass
 
@@ -7,14 +7,14 @@ import numpy.typing as npt
 
 from analysis.statistics.samples import LEAST_FOR_SPREAD, MAD_TO_STDEV, Mask, counted, finite, robust_stdev
 
-# Of a normal sample 1 in 1.7 million lies beyond 5 standard deviations; step times have heavier tails, so 3 would call
-# a per cent of a good run's steps outliers.
+# 1 in 1.7 million values of a normal sample lies beyond 5 standard deviations. Step times have heavier tails: with 3,
+# a per cent of a good run's steps would be outliers.
 OUTLIER_STDEVS = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """In the unit of the values; both CoV are fractions. Values that are not finite are dropped and counted."""
+    """Summary in the unit of the values; both CoV are fractions. Values that are not finite are dropped and counted."""
 
     n: int
     dropped: int
@@ -31,9 +31,9 @@ class Summary:
 
 
 def summarize(values: npt.ArrayLike) -> Summary:
-    """Robust CoV = 1.4826 x median absolute deviation / median: one slow step does not move it, the plain CoV does.
+    """Summarize values. Robust CoV = 1.4826 x median absolute deviation / median, which one slow step does not change.
 
-    stdev has the divisor n - 1; percentiles are interpolated as numpy and pandas do (Hyndman & Fan 1996, type 7).
+    `stdev` has the divisor n - 1; percentiles are interpolated as in numpy and pandas (Hyndman & Fan 1996, type 7).
     """
     kept, dropped = finite(values)
     if not kept.size:
@@ -69,7 +69,7 @@ def _reason(n: int, *, median: float, mean: float) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Outliers:
-    """Which values lie far from the median; `mask` has the shape of the input (not finite: never an outlier)."""
+    """Values far from the median; `mask` has the shape of the input, False for values that are not finite."""
 
     n: int
     slow: int

@@ -1,4 +1,4 @@
-"""Whether a run gets slower or faster while it goes."""
+"""Test whether a run gets slower or faster over its steps."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,11 +10,12 @@ from scipy.special import stdtrit
 from analysis.statistics.autocorrelation import LEAST_STEPS, cautious_time, normal_scores, too_short
 from analysis.statistics.samples import LEVEL, Floats, Interval, Method, ordered
 
-# All pairs of 1000 points are 500,000 slopes: 0.05 s. Longer series are first reduced to medians of neighbours.
+# 1000 points have 500,000 pairwise slopes, which take 0.05 s. Longer series are first reduced to medians of neighbours.
 MOST_POINTS = 1000
-# A straight line's t that steps which do not get slower exceed in 1 of 100 series at most, by steps (rows) and by the
-# lag-1 correlation of what the line leaves, in classes from below -0.1 to 0.6 and more: benchmarks/false_alarms.py
-# --limits prints them. Few steps of slow noise look like a slope. In 100 steps the scan for changes finds it.
+# Limits of a straight line's t, which series without a slope exceed in at most 1 of 100 cases, by number of steps
+# (rows) and by lag-1 correlation of the residuals, in classes from below -0.1 to 0.6 and more, as printed by
+# benchmarks/false_alarms.py --limits. Few steps of slow noise look like a slope. From 100 steps on, the scan for
+# changes finds a slope.
 LEAK_LAG1 = (-0.1, 0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
 LEAK_LIMITS: Mapping[int, tuple[float, ...]] = {
     20: (2.9, 6.1, 9.2, 10.8, 12.2, 13.2, 15.1, 15.1, 15.1),
@@ -22,13 +23,13 @@ LEAK_LIMITS: Mapping[int, tuple[float, ...]] = {
     50: (2.4, 2.4, 3.0, 4.1, 5.9, 13.8, 15.3, 15.6, 17.1),
 }
 LEAST_WITHOUT_LEAK = 100
-# A line leaves nothing where it leaves less than rounding does.
+# Residuals below this share are rounding errors: the line fits exactly.
 SAME = 1e-12
 
 
 @dataclass(frozen=True, kw_only=True)
 class Drift:
-    """`slope` and its interval in the values' unit per step; `change` over the series as a fraction of its median."""
+    """Trend of a series. `slope`, `interval`: unit of the values per step; `change`: over the series / its median."""
 
     n: int
     slope: float | None
@@ -39,16 +40,16 @@ class Drift:
 
     @property
     def certain(self) -> bool:
-        """Its interval leaves out 0."""
+        """Whether the interval of the slope excludes 0."""
         return self.interval is not None and not self.interval.holds(0.0)
 
 
 def drift(values: npt.ArrayLike, *, level: float = LEVEL) -> Drift:
-    """Median of the slopes between all pairs of steps (Theil 1950, Sen 1968): up to 29 % outliers do not move it.
+    """Median of the slopes between all pairs of steps (Theil 1950, Sen 1968), which tolerates up to 29 % outliers.
 
-    Interval: Sen's, from Kendall's S, its variance raised by n / effective n of what the line leaves (as Hamed & Rao,
-    Journal of Hydrology 204, 1998, do), Student's t with effective n - 2 degrees of freedom; none of fewer than
-    100 steps, which do not tell how they correlate.
+    Sen's interval from Kendall's S, whose variance is multiplied by n / effective n of the residuals (as in Hamed &
+    Rao, Journal of Hydrology 204, 1998), with Student's t and effective n - 2 degrees of freedom. Fewer than 100 steps
+    give no interval, because their correlation is unknown.
     """
     series, reason = ordered(values, least=LEAST_STEPS)
     n = series.size
@@ -77,7 +78,7 @@ def drift(values: npt.ArrayLike, *, level: float = LEVEL) -> Drift:
 
 
 def slows_down(series: Floats) -> bool:
-    """Whether fewer than 100 steps get slower and slower, more than chance and slow noise make them."""
+    """Whether fewer than 100 steps get steadily slower, by more than chance and slow noise explain."""
     n = series.size
     if n >= LEAST_WITHOUT_LEAK or np.ptp(series) == 0:
         return False
@@ -88,7 +89,7 @@ def slows_down(series: Floats) -> bool:
 
 
 def line(series: Floats) -> tuple[float, float]:
-    """Slope of the line of least squares over its standard error for independent steps, and the rest's lag 1."""
+    """Least-squares slope over its standard error for independent steps, and lag-1 correlation of the residuals."""
     n = series.size
     time, centred = np.arange(n) - (n - 1) / 2, series - series.mean()
     slope = float(centred @ time / (time @ time))
@@ -100,7 +101,7 @@ def line(series: Floats) -> tuple[float, float]:
 
 
 def _thinned(series: Floats) -> tuple[Floats, int]:
-    """At most 1000 medians of neighbours, and how many steps each stands for; the remainder at the end is left out."""
+    """Medians of groups of neighbours, at most 1000, and the steps per group; a remainder at the end is left out."""
     width = -(-series.size // MOST_POINTS)
     if width == 1:
         return series, 1
@@ -109,13 +110,13 @@ def _thinned(series: Floats) -> tuple[Floats, int]:
 
 
 def pairwise_slopes(points: Floats) -> Floats:
-    """Sorted, shape (n (n - 1) / 2,)."""
+    """Sorted slopes between all pairs of points, shape (n (n - 1) / 2,)."""
     earlier, later = np.triu_indices(points.size, 1)
     return np.sort((points[later] - points[earlier]) / (later - earlier))
 
 
 def _sen(slopes: Floats, *, points: int, tau: float, level: float, width: int) -> Interval | None:
-    """None where the interval would reach beyond the outermost slopes."""
+    """Sen's interval of the slope; None if it would extend beyond the outermost slopes."""
     degrees = points / tau - 2
     if degrees <= 0:
         return None

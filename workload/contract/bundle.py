@@ -5,7 +5,7 @@ Schema history
 2  run.json: `job` and `run_key`, null outside of a sweep; whether a VM is spot stands in `environment.cloud.spot`
    alone, no longer also in `environment.cloud.preemptible` and `cost.spot`; MANIFEST.json: `labels` (2026-11)
 
-A bundle is complete when MANIFEST.json is there and every file in it matches: it is written last, atomically.
+A bundle is complete if MANIFEST.json exists and every file that it lists matches; it is written last, atomically.
 `python -m workload.bundle DIR...` verifies bundles.
 """
 
@@ -30,16 +30,17 @@ from workload.contract.fields import encode
 from workload.contract.files import replace_text
 from workload.contract.record import SCHEMA_VERSION, JobPlace, Record, Status
 
-# The home of `Status` was here; most of its readers look for it beside the bundle.
+# `Status` was defined here once, and most modules still import it from here.
 __all__ = ["SCHEMA_VERSION", "Status"]
 MANIFEST = "MANIFEST.json"
 RECORD = "run.json"
 STEPS = "steps.csv"
 TELEMETRY = "telemetry.csv"
 LOG = "log.txt"
-# In a manifest, and stored with its object: what a list shows of a complete run, whose run.json then need not be read.
+# Key of a manifest, also stored as metadata of its object: facts of a complete run for lists, which then need not read
+# its run.json.
 LABELS = "labels"
-# Below a folder of results: the damaged bundles whose runs were done again. Hidden folders hold no results.
+# Subfolder of results for damaged bundles whose runs were repeated. Hidden folders are not read as results.
 DAMAGED = ".damaged"
 
 STEP_COLUMNS = (
@@ -75,7 +76,7 @@ TELEMETRY_COLUMNS = (
 
 @dataclass(frozen=True, kw_only=True)
 class File:
-    """One row of the manifest. `crc32c` is base64 of the big-endian checksum, as Cloud Storage reports it."""
+    """A file in the manifest. `crc32c` is base64 of the big-endian checksum, as Cloud Storage reports it."""
 
     name: str
     bytes: int
@@ -93,30 +94,30 @@ class Bundle:
 
     @cached_property
     def record(self) -> Record:
-        """Run.json; `BundleError` where it is none of a run."""
+        """Content of run.json. Raises `BundleError` if it does not describe a run."""
         return _record_of(self.path, self.document)
 
     def steps(self) -> list[dict[str, str]]:
-        """The rows of steps.csv as text, warm-up first."""
+        """Rows of steps.csv as text, warm-up first."""
         return read_steps(self.path)
 
 
 def make_run_id(*, now: datetime, place: str, model: str, batch_size: int, precision: str) -> str:
-    """`20261121T142530Z-<place>-<model>-b<batch>-<precision>-<6 hex>`: safe as folder and object name."""
+    """New run_id, safe as folder and object name: `20261121T142530Z-<place>-<model>-b<batch>-<precision>-<6 hex>`."""
     stamp = now.astimezone(UTC).strftime("%Y%m%dT%H%M%SZ")
     where = re.sub(r"[^a-z0-9.]+", "-", place.lower()).strip("-.") or "unnamed"
     return f"{stamp}-{where}-{model}-b{batch_size}-{precision}-{secrets.token_hex(3)}"
 
 
 def create(output: Path, run_id: str) -> Path:
-    """Make the folder of a new bundle; `UsageError` where `output` cannot be written."""
+    """Create the folder of a new bundle. Raises `UsageError` if `output` cannot be written."""
     folder = output / run_id
     make_output(folder, shown=output, exist_ok=False)
     return folder
 
 
 def make_output(folder: Path, *, shown: Path | None = None, exist_ok: bool = True) -> None:
-    """Make a folder for bundles; `UsageError` naming it, or `shown`, where it cannot be written."""
+    """Create a folder for bundles. Raises `UsageError` if that fails; `shown`: folder to name in the message."""
     try:
         folder.mkdir(parents=True, exist_ok=exist_ok)
     except OSError as error:
@@ -132,12 +133,12 @@ def write_record(folder: Path, run: Record) -> None:
 
 
 def write_document(folder: Path, document: Mapping[str, Any]) -> None:
-    """Write the content of a run.json, which a test may have changed, atomically."""
+    """Write the content of a run.json atomically, without checks, so that tests can change it."""
     _write_json(folder / RECORD, {"schema_version": SCHEMA_VERSION, **document})
 
 
 def seal(folder: Path) -> None:
-    """Write MANIFEST.json over every file in the folder: from here on the bundle is complete."""
+    """Write MANIFEST.json, which lists every file in the folder: from here on the bundle is complete."""
     names = sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
     rows = [_describe(folder, name) for name in names if name.name != MANIFEST]
     manifest = {
@@ -150,7 +151,7 @@ def seal(folder: Path) -> None:
 
 
 def _own_labels(folder: Path) -> dict[str, str]:
-    """Of the run in this folder; none where its run.json cannot be read, which whoever reads the bundle finds."""
+    """Labels from run.json in this folder; empty if it cannot be read, which every reader of the bundle reports."""
     try:
         return record.labels_of(_read_document(folder))
     except BundleError:
@@ -158,14 +159,14 @@ def _own_labels(folder: Path) -> dict[str, str]:
 
 
 def reseal(folder: Path, run: Record) -> None:
-    """Replace run.json of a complete bundle and seal what the folder holds now; killed meanwhile it is incomplete."""
+    """Replace run.json of a complete bundle and seal all files again; if killed meanwhile, the bundle is incomplete."""
     (folder / MANIFEST).unlink(missing_ok=True)
     write_record(folder, run)
     seal(folder)
 
 
 def rename(folder: Path) -> Path:
-    """Give a complete bundle another run_id, which differs in the last six digits; returns its new folder."""
+    """Give a complete bundle a run_id that differs in the last six digits; return its new folder."""
     document = read(folder).document
     renamed = folder.with_name(f"{re.sub('-[0-9a-f]{6}$', '', folder.name)}-{secrets.token_hex(3)}")
     (folder / MANIFEST).unlink()
@@ -176,9 +177,9 @@ def rename(folder: Path) -> Path:
 
 
 def place_in_job(folder: Path, place: JobPlace) -> None:
-    """Say in a complete bundle which part of which job it was; all else that its run.json says stays as it was written.
+    """Add the run's place in a job to the run.json of a complete bundle, and change nothing else in it.
 
-    For trainers that cannot be told: those of other commits and of other images.
+    For trainers that do not accept this fact as an option: those of other commits and images.
     """
     document = {**read(folder).document, "job": encode(place)}
     (folder / MANIFEST).unlink()
@@ -187,9 +188,9 @@ def place_in_job(folder: Path, place: JobPlace) -> None:
 
 
 def close_broken(folder: Path, status: Status, error: str) -> None:
-    """Seal the bundle of a trainer that was killed, with the steps that it had flushed; a complete one stays as it is.
+    """Seal the bundle of a killed trainer with the steps that were flushed; leave a complete bundle unchanged.
 
-    Raises `BundleError` where the trainer had not come to write run.json.
+    Raises `BundleError` if the trainer was killed before it wrote run.json.
     """
     if (folder / MANIFEST).is_file():
         return
@@ -202,13 +203,13 @@ def close_broken(folder: Path, status: Status, error: str) -> None:
 
 
 def is_write_failure(error: OSError) -> bool:
-    """Whether `error` says that nothing more can be written: the disk is full, gone, read-only or broken."""
+    """Whether `error` means that no more data can be written: the disk is full, gone, read-only or broken."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG, errno.ENOENT)
 
 
 @contextmanager
 def guarded_writes(folder: Path) -> Iterator[None]:
-    """Turn a full disk or a vanished folder into an error that says the bundle is incomplete."""
+    """Convert the error of a full disk or a vanished folder to one that calls the bundle incomplete."""
     try:
         yield
     except OSError as error:
@@ -221,13 +222,13 @@ def guarded_writes(folder: Path) -> Iterator[None]:
 
 
 def read(folder: Path) -> Bundle:
-    """Read and verify a complete bundle; `BundleError` says what is missing, damaged, foreign or too new."""
+    """Read and verify a complete bundle. Raises `BundleError` if it is incomplete, damaged, foreign or too new."""
     files = verify(folder)
     return Bundle(path=folder, document=_read_document(folder), files=files)
 
 
 def verify(folder: Path) -> tuple[File, ...]:
-    """Compare size and sha256 of every file with the manifest, and return its rows; `BundleError` as of `read`."""
+    """Compare size and sha256 of every file with the manifest; return its rows. Raises `BundleError` as `read` does."""
     manifest = _read_json(folder / MANIFEST, missing=_why_no_manifest(folder))
     _require_known_schema(folder, manifest)
     try:
@@ -242,7 +243,7 @@ def verify(folder: Path) -> tuple[File, ...]:
 
 
 def set_aside(folder: Path) -> Path:
-    """Move a damaged bundle out of its results, where nothing lists or reads it; returns its new place."""
+    """Move a damaged bundle to `DAMAGED`, where no command lists or reads it; return its new folder."""
     place = folder.parent / DAMAGED / folder.name
     try:
         place.parent.mkdir(exist_ok=True)
@@ -257,9 +258,9 @@ def set_aside(folder: Path) -> Path:
 
 
 def read_record(folder: Path, *, missing: str = "no run.json") -> Record:
-    """Run.json of a bundle that was verified before, or is open; `BundleError` where it cannot be read.
+    """Content of run.json, without verifying the bundle. Raises `BundleError` if it cannot be read.
 
-    `missing` is what a folder without one is.
+    `missing`: words in the message for a folder without run.json.
     """
     return _record_of(folder, _read_document(folder, missing=missing))
 
@@ -278,7 +279,7 @@ def _read_document(folder: Path, *, missing: str = "no run.json") -> dict[str, A
 
 
 def read_steps(folder: Path) -> list[dict[str, str]]:
-    """The complete rows of steps.csv, also of a run that was killed: a half-written last row is left out."""
+    """Complete rows of steps.csv, also of a killed run: a half-written last row is left out."""
     with (folder / STEPS).open(newline="", encoding="utf-8") as lines:
         whole = (line for line in lines if line.endswith("\n"))
         return [row for row in csv.DictReader(whole) if None not in row.values()]

@@ -1,10 +1,10 @@
 """Differences of configurations from all blocks of one place. Pure; standard library only.
 
 Two-way analysis of variance: the logarithm of a figure = its configuration + its block + its position in the block +
-scatter. One scatter is estimated from the whole design, so that three blocks of six configurations leave 8 degrees of
-freedom and not 2. A configuration that scatters more than the others would hide in that estimate: it is found by an F
-test, leaves the estimate, and its differences rest on its own blocks alone, with Student's t (benchmarks/blocks.py
---parts design; docs/blocks.md has the figures). Missing runs are allowed for: the fit is that of least squares.
+scatter. One scatter is estimated from the whole design, so three blocks of six configurations give 8 degrees of freedom
+instead of 2. A configuration with a larger scatter would be underestimated: an F test finds it and removes it from the
+common estimate, and its differences use Student's t on its own blocks (benchmarks/blocks.py --parts design;
+docs/blocks.md has the figures). Runs may be missing, because the fit is least squares.
 """
 
 from collections import defaultdict
@@ -18,20 +18,20 @@ from statistics import fmean, variance
 from workload.contract.text import counted
 
 LEAST_BLOCKS = 2
-# F tests of "this configuration scatters as the others". Below the first level, for all configurations together, one
-# leaves the common estimate; below the second, for itself alone, its differences rest on its own blocks. One level for
-# both would either leave noisy configurations among the others, or make the common scatter too small.
+# Levels of F tests of "this configuration scatters as the others". Below LEAVES, corrected for the number of
+# configurations, a configuration leaves the common estimate. Below OWN_BLOCKS, uncorrected, its differences use its own
+# blocks. A single level would either keep noisy configurations in the estimate, or make the common scatter too small.
 LEAVES = 0.1
 OWN_BLOCKS = 0.15
-# The test tells a configuration from the rest, so that it takes three of them.
+# The test compares a configuration with the others, so it needs at least three.
 LEAST_FOR_TEST = 3
-# Positions are part of the fit where they leave so many degrees of freedom. With fewer, an interval without them is
-# narrower, and reversed blocks already keep positions from making a difference.
+# Positions are fitted only if at least this many degrees of freedom remain. With fewer, an interval without positions
+# is narrower, and reversed blocks already balance the positions.
 LEAST_DEGREES = 4
-# F test of "further terms for positions explain nothing".
+# Level of the F test of "further terms for positions explain nothing".
 LACKS_FIT = 0.1
 MOST_POSITIONS = 30
-# Of the size of the logarithms: what is smaller is rounding.
+# Values below this share of the logarithms are rounding errors.
 ROUNDING = 1e-13
 SINGULAR = 1e-9
 # Terms of the continued fraction of the beta function; 200 are enough for a million degrees of freedom.
@@ -52,9 +52,9 @@ class Run:
 class Contrast:
     """A difference of logarithms with its standard error, or the `reason` why there is none.
 
-    `series`: the difference in each of the blocks that have all of its configurations, in their order. `shared`: number
-    of configurations whose scatter the error rests on; 0 where it rests on `series` alone. `outstanding`: those
-    configurations of the difference that scatter more than the others.
+    `series`: the difference in each block that has all of its configurations, in order. `shared`: number of
+    configurations whose scatter gives the error; 0 if only `series` does. `outstanding`: configurations of the
+    difference that scatter more than the others.
     """
 
     value: float | None
@@ -67,12 +67,12 @@ class Contrast:
 
     @property
     def blocks(self) -> int:
-        """How many blocks have all of the difference's configurations."""
+        """Number of blocks that have all of the difference's configurations."""
         return len(self.series)
 
 
 class Design:
-    """The runs of one place. Several runs of one configuration in one block count as one, with their mean logarithm.
+    """Runs of one place. Several runs of one configuration in one block count as one, with their mean logarithm.
 
     Runs whose figure is no positive number are left out. `outstanding`: configurations that scatter more than the
     others. `has_positions`: whether the fit corrects for positions.
@@ -93,14 +93,14 @@ class Design:
 
     @property
     def configurations(self) -> tuple[Hashable, ...]:
-        """In order of appearance."""
+        """Configurations in order of appearance."""
         return tuple(self._of)
 
     def contrast(self, weights: Mapping[Hashable, float]) -> Contrast:
-        """The weighted sum of the configurations' logarithms: `{"a": -1, "b": 1}` is the logarithm of b over a.
+        """Weighted sum of the configurations' logarithms: `{"a": -1, "b": 1}` is the logarithm of b over a.
 
-        Weights that do not sum to zero, as of one configuration alone, contain the blocks' own variation and are judged
-        by the blocks' sums alone.
+        If the weights do not sum to zero, for example for a single configuration, the sum contains the variation of
+        blocks. Its error then comes from the sums of the blocks alone.
         """
         series = self._series(weights)
         value = fmean(series) if series else None
@@ -112,7 +112,7 @@ class Design:
             what = "the difference reads" if len(weights) > 1 else "all read"
             same = f"{what} exactly the same in {len(series)} blocks: no interval (copies of one block?)"
             return Contrast(value=value, error=None, degrees=0, series=series, reason=same)
-        # In an average one configuration that may be noisy counts little: only those that left the estimate matter.
+        # One slightly noisy configuration matters little in an average: only those outside of the estimate count.
         is_pair = len(weights) <= 2  # noqa: PLR2004
         outstanding = tuple(
             name for name in weights if (name in self.outstanding if is_pair else name not in self._pool)
@@ -135,11 +135,11 @@ class Design:
         )
 
     def _series(self, weights: Mapping[Hashable, float]) -> tuple[float, ...]:
-        """The contrast within each block that has all of its configurations."""
+        """Contrast within each block that has all of its configurations."""
         return tuple(fsum(weight * cell.log for cell, weight in cells) for cells in self._blocks_with(weights))
 
     def _without_positions(self, weights: Mapping[Hashable, float]) -> tuple[tuple[float, ...], float]:
-        """The same less the effect of positions, and what the error of that effect adds to the variance of the mean."""
+        """`_series` without the effect of positions, and the variance that this correction adds to the mean."""
         blocks = self._blocks_with(weights)
         series = tuple(
             fsum(weight * (cell.log - self._common.effect_of_position(cell)) for cell, weight in cells)
@@ -148,7 +148,7 @@ class Design:
         return series, self._common.variance_of_positions(blocks)
 
     def _blocks_with(self, weights: Mapping[Hashable, float]) -> "list[list[tuple[_Cell, float]]]":
-        """For each block that has all configurations, their cells with their weights."""
+        """Cells and weights of the configurations, for each block that has all of them."""
         sides = [{cell.block: cell for cell in self._of.get(name, ())} for name in weights]
         blocks = [block for block in sides[0] if all(block in side for side in sides[1:])] if sides else []
         return [
@@ -156,10 +156,10 @@ class Design:
         ]
 
     def _position_columns(self) -> int | None:
-        """How many terms of the fit are for positions: 0, 1, 2 or all; None where positions matter and cannot be told.
+        """Number of terms for positions in the fit: 0, 1, 2 or all; None if positions matter but cannot be estimated.
 
-        Two terms are the step after the first run of a block and the trend after it, as of a device that warms up. More
-        are used where these leave something that each position for itself explains.
+        The two usual terms are a step after the first run of a block and a trend after it, as on a device that warms
+        up. All positions get a term if the usual terms do not fit.
         """
         positions = [cell.position for cell in self._cells]
         known = [position for position in positions if position is not None]
@@ -175,17 +175,20 @@ class Design:
         return self._columns_that_fit(few, usual, every) if usual < every <= MOST_POSITIONS else usual
 
     def _columns_that_fit(self, few: "_Fit", usual: int, every: int) -> int | None:
-        """The usual terms, or one for each position where the usual ones lack what those explain."""
+        """Number of usual terms, or one per position if those explain more.
+
+        None if positions matter and cannot be told from configurations, or if too few runs are left.
+        """
         whole = _Fit(self._cells, every)
         if whole.columns < every:
-            # In these orders some positions cannot be told from configurations, which matters where positions do.
+            # These orders confound some positions with configurations, which does harm only if positions matter.
             return None if _is_better(few, _Fit(self._cells, 0)) else usual
         if whole.degrees < LEAST_BLOCKS or whole.is_exact or not _is_better(whole, few):
             return usual
         return every if whole.degrees >= LEAST_DEGREES else None
 
     def _scatter_alike(self) -> tuple[frozenset[Hashable], frozenset[Hashable]]:
-        """Configurations with a common scatter, and those whose differences are judged by their own blocks."""
+        """Configurations with a common scatter, and those whose differences use their own blocks."""
         pool = list(self._of) if self._columns is not None else []
         chances: dict[Hashable, float] = {}
         while len(pool) >= LEAST_FOR_TEST:
@@ -198,13 +201,13 @@ class Design:
         if len(pool) < len(self._of):
             left = self._fit(pool)
             if left.degrees < LEAST_DEGREES or left.columns < (self._columns or 0):
-                # What is left is too small a basis for the others too.
+                # The remaining runs are too few for a common estimate.
                 return frozenset(), frozenset(self._of)
         own = {name for name, chance in chances.items() if chance < OWN_BLOCKS}
         return frozenset(pool), frozenset({*self._of} - {*pool} | own)
 
     def _chances(self, pool: Sequence[Hashable]) -> dict[Hashable, float]:
-        """For each configuration the p-value of scattering as the others do, against scattering more."""
+        """p-value of each configuration for "scatters as the others", against a larger scatter."""
         whole = self._fit(pool)
         found = {}
         for name in pool:
@@ -226,7 +229,7 @@ class Design:
 
 
 def _is_better(fit: "_Fit", other: "_Fit") -> bool:
-    """Whether the fit with more terms for positions explains what the other one lacks."""
+    """Whether `fit`, with more terms for positions, explains significantly more than `other`."""
     terms = other.degrees - fit.degrees
     if terms < 1 or fit.is_exact:
         return False
@@ -236,7 +239,7 @@ def _is_better(fit: "_Fit", other: "_Fit") -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class _Cell:
-    """A configuration in a block: the mean of its runs there."""
+    """A configuration in a block, with the mean logarithm and position of its runs there."""
 
     configuration: Hashable
     block: Hashable
@@ -265,9 +268,9 @@ def _cells(runs: Iterable[Run]) -> list[_Cell]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Term:
-    """A combination of the terms of positions, by `factors`: its values in the cells, and what only it explains there.
+    """A linear combination of the terms of positions, with coefficients `factors`. `raw`: its values in the cells.
 
-    `unit` is perpendicular to configurations, blocks and the terms before it, and has length 1.
+    `unit`: the part of `raw` orthogonal to configurations, blocks and earlier terms, with length 1.
     """
 
     raw: list[float]
@@ -276,10 +279,10 @@ class _Term:
 
 
 class _Fit:
-    """Least squares of the cells' logarithms on configurations, blocks and up to two terms of their position.
+    """Least squares of the cells' logarithms on configurations, blocks and terms of the position.
 
-    `squares` is the sum of squared residuals, with `degrees` of freedom; `columns` the terms of positions that can be
-    told from configurations and blocks.
+    `squares`: sum of squared residuals, with `degrees` of freedom; `columns`: number of terms of positions that are
+    independent of configurations and blocks.
     """
 
     def __init__(self, cells: Sequence[_Cell], columns: int) -> None:
@@ -302,7 +305,7 @@ class _Fit:
         self.is_exact = self.squares <= len(cells) * (ROUNDING * max([1.0, *map(abs, logs)])) ** 2
 
     def _add(self, number: int, columns: int) -> None:
-        """A term of positions, made perpendicular to configurations, blocks and earlier terms, with length 1."""
+        """Add a term of positions, unless it is a combination of configurations, blocks and earlier terms."""
         raw = [_of_position(cell, number, self._starts) for cell in self._cells]
         rest = self._two_way.residuals(raw)
         factors = [float(column == number) for column in range(columns)]
@@ -316,11 +319,11 @@ class _Fit:
             self._terms.append(_Term(raw=raw, unit=rest, factors=factors))
 
     def effect_of_position(self, cell: _Cell) -> float:
-        """What the position adds to a cell's logarithm; of cells outside of the fit too."""
+        """Estimated effect of the position on a cell's logarithm; the cell need not be part of the fit."""
         return sum(slope * _of_position(cell, number, self._starts) for number, slope in enumerate(self._slopes))
 
     def variance_of_positions(self, blocks: "Sequence[Sequence[tuple[_Cell, float]]]") -> float:
-        """Variance that the estimated effects of positions have in the mean of these blocks' weighted sums."""
+        """Variance of the mean of these blocks' weighted sums that the estimated effects of positions cause."""
         total = 0.0
         for term in self._terms:
             of_cells = (
@@ -344,7 +347,7 @@ class _Fit:
 
 
 def _of_position(cell: _Cell, number: int, starts: float) -> float:
-    """A term of the fit: 0 is after the first run or not, 1 counts positions after the second, others are one each."""
+    """Value of term `number`. 0: 1 after the first run; 1: positions after the second; n: 1 if n - 1 after first."""
     after = (cell.position or 0.0) - starts
     if number == 0:
         return min(after, 1.0)
@@ -352,7 +355,7 @@ def _of_position(cell: _Cell, number: int, starts: float) -> float:
 
 
 class _TwoWay:
-    """Projections on configurations and blocks. The longer of the two is eliminated, the shorter one solved for."""
+    """Least squares on configurations and blocks: eliminates the larger of the two sets, solves for the smaller."""
 
     def __init__(self, configurations: Sequence[Hashable], blocks: Sequence[Hashable]) -> None:
         is_wide = len(set(configurations)) >= len(set(blocks))
@@ -377,7 +380,7 @@ class _TwoWay:
         self.rank = len(self._sizes) + rank
 
     def residuals(self, values: Sequence[float]) -> list[float]:
-        """What configurations and blocks leave of the values."""
+        """Residuals of the values after fitting configurations and blocks, one per cell."""
         long, short = [0.0] * len(self._sizes), [0.0] * len(self._inverse)
         for one, other, value in zip(self._long, self._short, values, strict=True):
             long[one] += value
@@ -385,7 +388,7 @@ class _TwoWay:
         return [value - part for value, part in zip(values, self._combined(long, short), strict=True)]
 
     def functional(self, weights: Mapping[Hashable, float]) -> list[float]:
-        """Factors of the cells whose weighted sum is the least-squares estimate of a sum of configurations."""
+        """Weights of the cells in the least-squares estimate of a weighted sum of configurations."""
         numbers = dict(zip(self._configurations, self._long if self._is_wide else self._short, strict=True))
         long, short = [0.0] * len(self._sizes), [0.0] * len(self._inverse)
         side = long if self._is_wide else short
@@ -394,7 +397,7 @@ class _TwoWay:
         return self._combined(long, short)
 
     def _combined(self, long: Sequence[float], short: Sequence[float]) -> list[float]:
-        """Solve the normal equations with this right side; each cell's sum of its two parameters."""
+        """Solve the normal equations for this right side; return the sum of both parameters for each cell."""
         right = list(short)
         for one, other in zip(self._long, self._short, strict=True):
             right[other] -= long[one] / self._sizes[one]
@@ -416,12 +419,12 @@ def _dot(first: Sequence[float], second: Sequence[float]) -> float:
 
 
 def _less(values: Sequence[float], share: float, other: Sequence[float]) -> list[float]:
-    """The values without a share of the others."""
+    """`values` - `share` x `other`, by element."""
     return [value - share * part for value, part in zip(values, other, strict=True)]
 
 
 def _inverse(matrix: list[list[float]]) -> tuple[list[list[float]], int]:
-    """A generalized inverse of a symmetric matrix without negative eigenvalues, and its rank, by the sweep operator.
+    """Generalized inverse and rank of a positive semidefinite matrix, by the sweep operator.
 
     Goodnight, The American Statistician 33 (1979).
     """
@@ -452,9 +455,9 @@ def _inverse(matrix: list[list[float]]) -> tuple[list[list[float]], int]:
 
 
 def chance_above(ratio: float, first: float, second: float) -> float:
-    """Chance that an F statistic with these degrees of freedom is above `ratio`.
+    """Probability that an F statistic with these degrees of freedom exceeds `ratio`.
 
-    The incomplete beta function by its continued fraction (Abramowitz & Stegun, 1964, 26.5.8 and 26.6.2).
+    Computed from the continued fraction of the incomplete beta function (Abramowitz & Stegun, 1964, 26.5.8 and 26.6.2).
     """
     if ratio == inf:
         return 0.0

@@ -82,7 +82,7 @@ def enter(run: Callable[[], int]) -> int:
 
 
 def _refused(error: OSError) -> RooflaunchError | None:
-    """What a file system refuses anywhere: too long a name, or a file for which it has no room."""
+    """User error for a file name that is too long or a full disk; None for other errors of the system."""
     if error.errno == errno.ENAMETOOLONG:
         return UsageError(
             f"'{error.filename}' is too long for the name of a file: most file systems take 255 bytes",

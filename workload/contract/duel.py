@@ -1,22 +1,22 @@
-"""The rule of a duel: is variant B slower than A by a margin or more, faster, or the same within it? Pure.
+"""Rule of a duel: is variant B slower than A by a margin or more, faster, or the same within the margin? Pure.
 
-Segments come in quadruples, ABBA or BAAB, each one's order drawn by lot (`order`). A quadruple gives one difference of
-logarithms, free of every steady drift. Where both variants are the same program, the lot alone decides the sign of each
-difference, whatever the machine does: slow waves, throttling and heavy tails change how large differences are, and no
-sign. The verdict rests on the mean of two e-processes for each hypothesis "the difference exceeds `shift`". An
-e-process starts at 1 and, where the hypothesis is false, reaches 40 at any time in at most 1 of 40 duels (Ville 1939),
-so one may look after every quadruple; the mean of two has the same property.
+Segments come in quadruples, ABBA or BAAB, in random order (`order`). Each quadruple gives one difference of logarithms,
+from which every steady drift cancels. If both variants are the same program, the random order alone decides the sign of
+each difference: slow waves, throttling and heavy tails of the machine change the sizes, but no sign. The verdict uses
+the mean of two e-processes for each hypothesis "the difference exceeds `shift`". An e-process starts at 1. If the
+hypothesis is false, it ever reaches 40 in at most 1 of 40 duels (Ville 1939), so testing after every quadruple is
+valid. The mean of two e-processes has the same property.
 
-Signs: a bet that nobody can win in the long run. For a shift and a stake, the product over quadruples of exp(bet) /
-cosh(bet), with bet = stake x (difference - shift), is a martingale where differences are symmetric about the shift. Any
-odd function of the difference may be bet: here it is held within limits, as Huber's. Capital at most doubles with each
-quadruple, so a large difference needs as many quadruples as a clear one.
+Signs: a bet that cannot be won in the long run. For a shift and a stake, the product over quadruples of exp(bet) /
+cosh(bet), with bet = stake x (difference - shift), is a martingale if differences are symmetric about the shift. The
+bet may be any odd function of the difference: here it is clipped, as Huber's. The capital at most doubles with each
+quadruple, so even a very large difference needs several quadruples.
 
-Sizes: the t-test in its anytime form, a mixture of likelihood ratios of normal differences over effects that are a
-multiple of the unknown spread. Its evidence is the smaller of two: with the spread between differences, and with that
-spread pooled with the differences of a variant's own two segments. So quadruples that all begin with a slow segment
-are no evidence. Without normality only the lot is certain: n differences of equal size have one sign with probability
-2 / 2^n, so there is no verdict before the sixth quadruple (3 %).
+Sizes: the anytime-valid t-test, a mixture of likelihood ratios of normal differences over effects that are a multiple
+of the unknown spread. Its evidence is the smaller of two: with the spread between differences, and with that spread
+pooled with the differences between a variant's own two segments. Therefore quadruples that all begin with a slow
+segment are no evidence. Without normality only the random order is certain: n differences of equal size have one sign
+with probability 2 / 2^n, so there is no verdict before the sixth quadruple (3 %).
 
 de la Pena, A general class of exponential inequalities for martingales and ratios, Annals of Probability 27 (1999), for
 symmetric variables; Howard, Ramdas, McAuliffe & Sekhon, Time-uniform, nonparametric, nonasymptotic confidence
@@ -36,42 +36,43 @@ from statistics import median
 
 from workload.contract.text import counted, percent, signed_percent
 
-# Smaller differences are the same for a build that is to be let through or not.
+# Smaller differences do not matter for a decision on a build.
 MARGIN = 0.02
-# The interval misses the truth at any look in at most this share of duels, half of it on either side. A verdict says
-# nothing that the interval does not say.
+# Share of duels in which the interval excludes the truth at any look, half of it on either side. A verdict follows from
+# the interval.
 ERROR = 0.05
-# Stakes, in the inverse of the spread between two segments of one variant; each has an equal part of the capital. They
-# are best for differences of a fifth of that spread to twice of it.
+# Stakes, in units of 1 / spread between two segments of one variant; each has an equal part of the capital. They are
+# best for differences of 0.2 to 2 such spreads.
 STAKES = (0.25, 0.5, 1.0, 2.0)
-# Larger differences count as this many spreads: a neighbour that came or went within a quadruple decides nothing.
+# Larger differences count as this many spreads, so that other work that starts or ends within a quadruple cannot
+# decide.
 LARGEST = 1.5
-# The spread of a quadruple's difference is that of one segment; two segments differ by 0.95 of it in the median.
+# A quadruple's difference has the spread of one segment; the median difference of two segments is 0.95 of this spread.
 MEDIAN_TO_SPREAD = 1 / 0.9539
-# Segments that differ by less than a clock tells: stakes stay finite.
+# Lower limit of the spread, for segments that differ by less than the clock's resolution; it keeps stakes finite.
 LEAST_SPREAD = 1e-4
-# With one quadruple fewer, differences of equal size have one sign by lot in 6 % of duels.
+# With 5 quadruples, differences of equal size all have one sign by chance in 6 % of duels.
 LEAST_QUADRUPLES = 6
-# Inverse variance of the effects, in spreads, over which the likelihood ratio is mixed: effects of about 2 spreads, the
-# ones for which a few quadruples suffice (0.1 and 1 take as many).
+# Inverse variance of the mixture of effects, in spreads: effects of about 2 spreads, for which a few quadruples suffice
+# (0.1 and 1 need as many).
 PRIOR = 0.3
 LOG_2 = log(2.0)
-# Fewer differences tell no spread, and so not how many are needed.
+# Fewer differences do not estimate the spread, nor the number of quadruples needed.
 LEAST_FOR_SPREAD = 3
-# Nobody waits for more quadruples: the difference is too near to the margin.
+# Largest number of quadruples that is predicted; a difference that needs more is too close to the margin.
 MOST_EXPECTED = 1000
-# 1 / Phi^-1(3/4): makes the median absolute deviation of a normal sample its standard deviation.
+# 1 / Phi^-1(3/4): factor from the median absolute deviation of a normal sample to its standard deviation.
 MAD_TO_SPREAD = 1.4826
-# The middle is that of the latest quadruples: all pairs of 200 are 20,000.
+# The estimate uses the latest 200 quadruples, which have 20,000 pairs.
 MOST_FOR_PAIRS = 200
 SEGMENTS = 4
 PATTERNS = ("ABBA", "BAAB")
-# Ends of intervals are looked for up to a factor of 1000 and halved until they are known to 1 in a million.
+# Ends of intervals are searched up to a factor of 1000, by bisection to 1 in a million.
 WIDEST, HALVINGS = log(1000.0), 24
 
 
 class DuelVerdict(StrEnum):
-    """B against A: slower or faster by the margin or more, or the same within the margin."""
+    """Verdict on B against A: slower or faster by the margin or more, or the same within the margin."""
 
     SAME = "same"
     SLOWER = "slower"
@@ -81,7 +82,7 @@ class DuelVerdict(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Segment:
-    """`seconds`: the median step of one stretch of work of one variant; `position` counts stretches from 0.
+    """A segment: consecutive steps of one variant. `seconds`: their median step; `position` counts segments from 0.
 
     `is_busy`: other processes used the machine meanwhile.
     """
@@ -94,13 +95,13 @@ class Segment:
 
 @dataclass(frozen=True, kw_only=True)
 class DuelState:
-    """`verdict`: None while more quadruples are needed, about `expected` of them; a verdict stays once it is reached.
+    """State of a duel. `verdict`: None while about `expected` more quadruples are needed; final once it is reached.
 
-    `sign`: slower or faster by any amount, where that is known. `ratio`: seconds of B over those of A with its
-    interval, which covers the truth at every look in `level` of duels; None where there are too few quadruples.
-    `spread`: by how much segments of one variant differ. `left_out`: quadruples with a segment that has no time.
-    `busy`: segments on a busy machine. `withheld`: the winner of all quadruples, where those without a busy segment do
-    not name it.
+    `sign`: slower or faster by any amount, or None if unknown. `ratio`: seconds of B over those of A; its interval
+    covers the truth at every look in `level` of duels; None with too few quadruples. `spread`: relative difference of
+    segments of one variant. `left_out`: number of quadruples with a segment without a time. `busy`: number of segments
+    on a busy machine. `withheld`: winner by all quadruples, if those without busy segments do not confirm it.
+    `ended`: why no more segments follow.
     """
 
     verdict: DuelVerdict | None
@@ -120,14 +121,14 @@ class DuelState:
 
     @property
     def interval(self) -> str:
-        """`98 %: -0.4 % to +0.6 %`, of B against A."""
+        """Interval of B against A in words: `98 %: -0.4 % to +0.6 %`."""
         if self.low is None or self.high is None:
             return "no interval yet"
         return f"{percent(self.level)}: {signed_percent(self.low - 1)} to {signed_percent(self.high - 1)}"
 
     @property
     def reason(self) -> str:
-        """What the verdict rests on, or why there is none, and how busy the machine was; without the verdict itself."""
+        """Figures behind the verdict or its absence, and how busy the machine was; without the verdict itself."""
         return self._verdict_words + self._busy_words
 
     @property
@@ -156,7 +157,7 @@ class DuelState:
 
 
 def order(seed: int) -> Iterator[str]:
-    """The variant of each position, for ever: each quadruple ABBA or BAAB by lot."""
+    """Variant of each position, without end; each quadruple is ABBA or BAAB at random."""
     lot = random.Random(seed)  # noqa: S311 - repeatable, and no secret
     while True:
         yield from lot.choice(PATTERNS)
@@ -165,12 +166,12 @@ def order(seed: int) -> Iterator[str]:
 def judge(
     segments: Sequence[Segment], *, margin: float = MARGIN, error: float = ERROR, ended: str | None = None
 ) -> DuelState:
-    """Where the duel stands after these segments; `ended` is why there will be no more (`60 s are over`).
+    """State of a duel after these segments; `ended`: why no more follow (`60 s are over`), None if more may.
 
-    *slower*, *faster*: the difference is known to be the margin or more, also without the quadruples in which the
-    machine was busy; *same*: it is known to be less, and `sign` says whether B is known to be slower or faster at all.
-    The first quadruple at which one of them holds decides. A last quadruple that is not complete does not count yet.
-    Raises ValueError where positions or variants do not follow `order`.
+    *slower*, *faster*: the difference is certainly the margin or more, also without the quadruples on a busy machine.
+    *same*: the difference is certainly less; `sign` says whether B is certainly slower or faster at all. The first
+    quadruple at which one of these holds decides. An incomplete last quadruple is ignored. Raises `ValueError` if
+    positions or variants do not follow `order`.
     """
     quadruples, left_out = _quadruples(segments)
     every = _Claims(margin, error)
@@ -196,11 +197,11 @@ def judge(
 
 @dataclass(frozen=True, kw_only=True)
 class _Quadruple:
-    """`difference` of logarithms, B less A; `spread`: of one segment, from all quadruples so far; `busy` segments.
+    """A complete quadruple. `difference`: of logarithms, B less A; `busy`: number of busy segments.
 
-    Two segments of one variant differ by the machine alone, whatever the lot, so stakes may depend on the spread.
-    `within`: half of the sum of squares of the two differences within a variant; where segments vary alike and
-    independently, its mean is twice the variance of `difference`.
+    `spread`: of one segment, from all quadruples so far. Two segments of one variant differ only by the machine, not by
+    the random order, so stakes may depend on the spread. `within`: half of the sum of squares of the two differences
+    within a variant; if segments vary alike and independently, its mean is twice the variance of `difference`.
     """
 
     difference: float
@@ -210,7 +211,7 @@ class _Quadruple:
 
 
 def _quadruples(segments: Sequence[Segment]) -> tuple[list[_Quadruple], int]:
-    """The complete ones in their order, and how many were left out."""
+    """Complete quadruples in order, and the number of those left out because a segment has no time."""
     quadruples, apart, left_out = list[_Quadruple](), list[float](), 0
     ordered = sorted(segments, key=lambda segment: segment.position)
     for number, group in groupby(ordered, key=lambda segment: segment.position // SEGMENTS):
@@ -254,7 +255,7 @@ class _Evidence:
         size = difference / quadruple.spread
         for number, stake in enumerate(STAKES):
             bet = stake * max(-LARGEST, min(size, LARGEST))
-            # The logarithm of exp(bet) / cosh(bet), without overflow.
+            # log(exp(bet) / cosh(bet)), without overflow
             self._logs[number] += bet - abs(bet) - log1p(exp(-2 * abs(bet))) + LOG_2
         self._count += 1
         self._sum += difference
@@ -268,11 +269,11 @@ class _Evidence:
         return _log_mean([_log_mean(self._logs), sizes])
 
     def _of_sizes(self, squares: float, each: int) -> float:
-        """Logarithm of the t-test's evidence, from squares of which every quadruple has `each` independent ones.
+        """Logarithm of the t-test's evidence; `squares`: sum over quadruples with `each` independent squares in each.
 
-        The mixture over effects of both signs, times 1 + u / sqrt(2 + u^2): that is twice the chance of an effect above
-        0 by Student's t with 2 degrees of freedom, and below it by the many degrees that the mixture over effects above
-        0 would take.
+        The mixture over effects of both signs is multiplied by 1 + u / sqrt(2 + u^2). This factor is twice the chance
+        of a positive effect by Student's t with 2 degrees of freedom. A mixture over positive effects would use more
+        degrees of freedom, which give a larger factor.
         """
         if self._sum <= 0:
             return -inf
@@ -284,7 +285,7 @@ class _Evidence:
 
 
 class _Claims:
-    """What is known of a difference from some of the quadruples: nothing from fewer than `LEAST_QUADRUPLES`."""
+    """Claims on the difference from a set of quadruples; no claim holds with fewer than `LEAST_QUADRUPLES`."""
 
     def __init__(self, margin: float, error: float) -> None:
         low, high = log1p(-margin), log1p(margin)
@@ -301,12 +302,12 @@ class _Claims:
 
     @property
     def winner(self) -> DuelVerdict | None:
-        """Slower or faster by the margin or more."""
+        """Slower or faster, if the difference is certainly the margin or more; else None."""
         return next((verdict for verdict, evidence in self._beyond.items() if self._is_known(evidence)), None)
 
     @property
     def sign(self) -> DuelVerdict | None:
-        """Slower or faster by any amount."""
+        """Slower or faster, if that is certain, by any amount; else None."""
         return next((verdict for verdict, evidence in self._signs.items() if self._is_known(evidence)), None)
 
     @property
@@ -330,7 +331,7 @@ def _log_capital(quadruples: Sequence[_Quadruple], shift: float, sign: int) -> f
     return evidence.log_capital
 
 
-# --- what is said of them
+# --- state and interval
 
 
 def _state(
@@ -367,7 +368,7 @@ def _state(
 
 
 def _interval(quadruples: Sequence[_Quadruple], *, limit: float) -> tuple[float, float] | None:
-    """The shifts that neither bet rules out; None where the ends are beyond a factor of 1000."""
+    """Interval of the shifts that neither e-process excludes; None if an end is beyond a factor of 1000."""
     ends = []
     for sign in (1, -1):
         inside, outside = sign * WIDEST, -sign * WIDEST
@@ -384,13 +385,13 @@ def _interval(quadruples: Sequence[_Quadruple], *, limit: float) -> tuple[float,
 
 
 def _middle(differences: Sequence[float]) -> float:
-    """The median of the means of all pairs: Hodges & Lehmann, Annals of Mathematical Statistics 34 (1963)."""
+    """Median of the means of all pairs: Hodges & Lehmann, Annals of Mathematical Statistics 34 (1963)."""
     recent = differences[-MOST_FOR_PAIRS:]
     return median((first + second) / 2 for number, first in enumerate(recent) for second in recent[number:])
 
 
 def _needed(quadruples: Sequence[_Quadruple], middle: float | None, *, margin: float, limit: float) -> int | None:
-    """Quadruples that a verdict takes, about, by the t-test's evidence; None where they are too many or unknown."""
+    """Approximate total of quadruples for a verdict, by the t-test's evidence; None if unknown or too many."""
     if middle is None or len(quadruples) < LEAST_FOR_SPREAD:
         return None
     spread = max(MAD_TO_SPREAD * median(abs(one.difference - middle) for one in quadruples), LEAST_SPREAD)

@@ -1,19 +1,19 @@
-"""When to stop adding blocks: every interval that was asked for is narrow enough, whatever one saw on the way. Pure.
+"""Rule of `--until`: stop adding blocks once every requested interval is narrow enough. Pure.
 
-Looking again and again and stopping at the first narrow interval picks samples that happen to vary little: 95 %
-intervals then cover 88 %, and with normal quantiles 68 %. So one looks at fixed numbers of blocks only, and the
-interval of each look leaves out 3 %: the error is spent look by look at a constant nominal level (Lan & DeMets,
+Stopping at the first narrow interval selects samples that happen to vary little: with a look after every block, 95 %
+intervals cover 88 %, and with normal quantiles 68 %. Therefore the rule looks only at fixed numbers of blocks, and the
+interval of each look excludes the truth in 3 %: the error is spent at a constant nominal level (Lan & DeMets,
 Biometrika 70, 1983; Pocock, Biometrika 64, 1977; repeated intervals: Jennison & Turnbull, JRSS B 51, 1989). The level
-is chosen for stops by width, which of a normal sample say nothing about its mean (Anscombe, JRSS B 15, 1953; Starr,
+is chosen for stopping by width, which in a normal sample is independent of the mean (Anscombe, JRSS B 15, 1953; Starr,
 Annals of Mathematical Statistics 37, 1966).
 
-Blocks that follow each other are alike where a machine warms up, is shared or changes with the hour. Then independent
-blocks are a wrong supposition: with a correlation of 0.8 from block to block, such intervals cover 44 % to 67 %. A
-handful of blocks does not tell the correlation, so that the first look is at 8, and where their correlation may be
-above nothing the interval is widened for the largest that they leave possible. A series with a trend has no mean to
-know: it is reported, and where it changes the figure by more than the interval may be wide, nothing is narrow.
-benchmarks/blocks.py --parts until has the coverage, docs/blocks.md its figures. Stopping because a difference shows
-needs another rule: `workload.contract.duel`.
+Consecutive blocks are correlated if a machine warms up, is shared or changes with the hour. Intervals that assume
+independent blocks then cover too little: 44 % to 67 % at a correlation of 0.8 from block to block. Few blocks do not
+estimate the correlation, so the first look is at 8. If the correlation may be positive, the interval is widened for the
+largest plausible one. A series with a trend has no fixed mean: the trend is reported, and if it changes the figure by
+more than the target width, the interval does not count as narrow. benchmarks/blocks.py --parts until simulates the
+coverage; docs/blocks.md has the figures. Stopping by an observed difference needs another rule:
+`workload.contract.duel`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,37 +27,38 @@ from workload.contract.design import Contrast, Design, Run
 from workload.contract.text import counted, percent
 
 LEVEL = 0.95
-# Looks: 8, 10, 13, 17, 22, 28, 35, 44, 55, ... blocks. With fewer than 8 their correlation cannot be told at all.
+# Looks: 8, 10, 13, 17, 22, 28, 35, 44, 55, ... blocks. Fewer than 8 do not estimate their correlation at all.
 FIRST_LOOK = 8
 GROWTH = 1.25
-# Share that the interval of one look leaves out. With 5 % in its place, coverage falls to 91 %.
+# Error probability of the interval of one look. With 5 % instead, coverage falls to 91 %.
 NOMINAL = 0.03
-# An interval is widened where the estimated correlation is above SUSPECTED - SUSPECTED_EARLIER / blocks: above -0.3 at
-# 8 blocks, as these would show 0.8 as that little, and above 0.2 at very many. It is widened for the estimate and
-# CAUTION of its standard errors. Without caution intervals of blocks with a correlation of 0.8 cover 75 %; without the
-# limit, independent blocks need half as many again.
+# An interval is widened if the estimated correlation is above SUSPECTED - SUSPECTED_EARLIER / blocks: above -0.3 at 8
+# blocks, which may show a true 0.8 as so little, and above 0.2 at very many. It is widened for the estimate plus
+# CAUTION of its standard errors. Without CAUTION, intervals of blocks with a correlation of 0.8 cover 75 %; without the
+# threshold, independent blocks need half as many again.
 SUSPECTED = 0.2
 SUSPECTED_EARLIER = 4.0
 CAUTION = 2.0
 MOST_CORRELATED = 0.95
-# Lags beyond this change a sum of powers of 0.95 by less than a millionth.
+# Larger lags change a sum of powers of 0.95 by less than a millionth.
 MOST_LAGS = 400
-# Share of series without a trend that the test for one delays at each look.
+# Share of series without a trend that the test for a trend delays at each look.
 TREND = 0.05
-# Beyond this nobody waits for it.
+# Largest number of blocks that is predicted.
 MOST_EXPECTED = 10_000
-# Ends of a quantile are halved until they are known to 15 digits; from so many degrees of freedom on, an expansion in
-# their inverse is exact to 6.
+# Bisections for a quantile, which give 15 digits. From this many degrees of freedom on, an expansion in their inverse
+# is exact to 6 digits.
 HALVINGS = 60
 MANY_DEGREES = 60
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlocksInterval:
-    """Where one figure stands: its geometric mean over blocks, and an interval that covers it in 95 % with stopping.
+    """Geometric mean of a figure over blocks, with an interval that covers it in 95 % although the rule stops early.
 
-    `half_width`: the larger distance from the figure to an end, as a fraction of the figure. `expected`: blocks in all
-    that make it narrow, about; None where nobody can tell. `reason`: why there is no interval.
+    `half_width`: the larger distance from the figure to an end, as a fraction of the figure. `expected`: approximate
+    total of blocks until the interval is narrow; None if unknown. `correlation`: assumed between blocks; `trend`:
+    change per block as a fraction, None without a trend. `reason`: why there is no interval.
     """
 
     blocks: int
@@ -74,7 +75,7 @@ class BlocksInterval:
 
     @property
     def width(self) -> str:
-        """`+-1.2 %` with what is to be known of it, or why there is no interval."""
+        """Half width as `+-1.2 %` with remarks on correlation and trend, or the reason why there is no interval."""
         if self.half_width is None:
             return self.reason or "no interval"
         widened = f", widened for a correlation of {self.correlation:.1f} between blocks" if self.correlation else ""
@@ -82,15 +83,16 @@ class BlocksInterval:
 
     @property
     def trend_text(self) -> str:
-        """`, with a trend of -0.5 % per block`; empty without one."""
+        """Words on the trend: `, with a trend of -0.5 % per block`; empty without one."""
         return "" if self.trend is None else f", with a trend of {100 * self.trend:+.2g} % per block"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """`is_done`: stop here. `add`: blocks until the next look, 0 where it is done.
+    """Decision after a block. `is_done`: stop now; `add`: blocks until the next look, 0 if done.
 
-    `expected`: blocks that are still to come until all are narrow, about. `widest`: the name of the widest interval.
+    `expected`: approximate number of further blocks until all intervals are narrow. `widest`: name of the widest
+    interval.
     """
 
     is_done: bool
@@ -104,7 +106,7 @@ class Decision:
 
     @property
     def reason(self) -> str:
-        """A sentence for the line of the sweep."""
+        """Sentence on the decision, for the progress line of the sweep."""
         after = f"after {counted(self.blocks, 'block')}"
         if self.widest is None:
             return "nothing to be sure of: no interval was asked for"
@@ -119,7 +121,7 @@ class Decision:
 
 
 def looks() -> Iterator[int]:
-    """The numbers of blocks at which one looks."""
+    """Numbers of blocks at which the rule looks, without end."""
     blocks = FIRST_LOOK
     while True:
         yield blocks
@@ -127,13 +129,13 @@ def looks() -> Iterator[int]:
 
 
 def alone(figures: Sequence[float]) -> Contrast:
-    """One positive figure per block by itself. Figures that are not positive numbers do not count."""
+    """Contrast of a single configuration, from one figure per block; figures that are not positive are left out."""
     runs = [Run(figure=figure, configuration="", block=block) for block, figure in enumerate(figures)]
     return Design(runs).contrast({"": 1.0})
 
 
 def precision(contrast: Contrast, *, target: float) -> BlocksInterval:
-    """How well a throughput or a ratio is known, at the level of one look."""
+    """Interval of a throughput or a ratio at the level of one look, and whether its half width is within `target`."""
     n = contrast.blocks
     value = None if contrast.value is None else exp(contrast.value)
     if n < FIRST_LOOK or value is None:
@@ -142,7 +144,7 @@ def precision(contrast: Contrast, *, target: float) -> BlocksInterval:
         return _without_interval(n, value, target, contrast.reason)
     correlation = _estimated_correlation(contrast.series)
     trend = _trend(contrast.series)
-    # A slow machine may have a trend that is certain and of no account.
+    # A trend may be significant and still too small to matter.
     has_mean = trend is None or abs(trend) * (n - 1) <= target
     reach = _reach(contrast, n, correlation)
     further = (max(blocks, n) for blocks in takewhile(lambda blocks: blocks <= MOST_EXPECTED, looks()))
@@ -176,16 +178,16 @@ def _without_interval(blocks: int, value: float | None, target: float, reason: s
 
 
 def _reach(contrast: Contrast, blocks: int, correlation: float) -> float:
-    """Half of the interval of the logarithm with so many blocks, if they scatter as those that are there."""
+    """Half width of the logarithm's interval with this number of blocks, if they scatter as the present ones."""
     degrees = max(contrast.degrees * (blocks - 1) // (contrast.blocks - 1), 1)
     error = (contrast.error or 0.0) * sqrt(contrast.blocks / blocks)
     return student(NOMINAL, degrees) * error * _widening(_supposed(correlation, blocks), blocks)
 
 
 def _estimated_correlation(series: Sequence[float]) -> float:
-    """From block to block, freed of the bias that the estimated mean brings.
+    """Correlation from block to block, corrected for the bias by the estimated mean.
 
-    Marriott & Pope, Biometrika 41 (1954): the estimate falls short by (1 + 4 x the correlation) / blocks.
+    Marriott & Pope, Biometrika 41 (1954): the plain estimate is too small by (1 + 4 x the correlation) / blocks.
     """
     n, mean = len(series), fmean(series)
     rest = [one - mean for one in series]
@@ -195,7 +197,7 @@ def _estimated_correlation(series: Sequence[float]) -> float:
 
 
 def _supposed(correlation: float, blocks: int) -> float:
-    """The correlation that an interval allows for, by the estimate."""
+    """Correlation that an interval allows for, from the estimated one."""
     if correlation <= SUSPECTED - SUSPECTED_EARLIER / blocks:
         return 0.0
     error = sqrt((1 - min(abs(correlation), 0.9) ** 2) / blocks)
@@ -203,9 +205,9 @@ def _supposed(correlation: float, blocks: int) -> float:
 
 
 def _widening(correlation: float, blocks: int) -> float:
-    """Standard error of the mean of correlated blocks over the one that supposes independent ones.
+    """Standard error of the mean of correlated blocks over the one that assumes independent blocks.
 
-    For a first-order autoregression: the mean varies more, and the blocks vary less about it.
+    Model: first-order autoregression, in which the mean varies more, and the blocks vary less about it.
     """
     if correlation <= 0:
         return 1.0
@@ -214,7 +216,7 @@ def _widening(correlation: float, blocks: int) -> float:
 
 
 def _trend(series: Sequence[float]) -> float | None:
-    """Change per block where a straight line through the blocks has a slope (t test); None without."""
+    """Trend as a fraction per block, if the slope of a straight line is significant (t test); else None."""
     n, mean = len(series), fmean(series)
     squares = sum((at - (n - 1) / 2) ** 2 for at in range(n))
     slope = sum((at - (n - 1) / 2) * one for at, one in enumerate(series)) / squares
@@ -224,10 +226,11 @@ def _trend(series: Sequence[float]) -> float | None:
 
 
 def decide(contrasts: Mapping[str, Contrast], *, target: float, most: int | None = None) -> Decision:
-    """Whether to stop after these blocks, by each throughput or difference that was asked for.
+    """Decide whether to stop after these blocks. `contrasts`: each requested throughput or difference, by name.
 
-    Between two looks the answer is to go on. Contrasts may differ in their blocks. Leave out one that can get none, for
-    example because its configuration runs out of memory. `most`: no more blocks than this are run.
+    Between two looks the decision is to continue. Contrasts may differ in their blocks. Leave out a contrast that can
+    get no blocks, for example because its configuration runs out of memory. `target`: half width, as a fraction;
+    `most`: largest number of blocks.
     """
     precisions = {name: precision(contrast, target=target) for name, contrast in contrasts.items()}
     blocks = max((contrast.blocks for contrast in contrasts.values()), default=0)
@@ -253,15 +256,15 @@ def decide(contrasts: Mapping[str, Contrast], *, target: float, most: int | None
 
 
 def _width(one: BlocksInterval) -> tuple[bool, float]:
-    """What sorts intervals: those that are not narrow after those that are, whatever their width."""
+    """Sort key by width: intervals that are not narrow rank above narrow ones, and those without a width highest."""
     return not one.is_narrow, inf if one.half_width is None else one.half_width
 
 
 @cache
 def student(outside: float, degrees: int) -> float:
-    """The quantile of Student's t that leaves this share outside of +- itself.
+    """Two-sided quantile t of Student's distribution: |t| is exceeded with probability `outside`.
 
-    Abramowitz & Stegun, Handbook of Mathematical Functions, 1964, 26.7.3 and 26.7.4; of many degrees 26.7.5.
+    Abramowitz & Stegun, Handbook of Mathematical Functions, 1964, 26.7.3 and 26.7.4; for many degrees 26.7.5.
     """
     if degrees > MANY_DEGREES:
         z = NormalDist().inv_cdf(1 - outside / 2)
@@ -275,12 +278,12 @@ def student(outside: float, degrees: int) -> float:
             low = angle
         else:
             high = angle
-    # Of the angle whose tangent is t / sqrt(degrees).
+    # `low` is the angle whose tangent is t / sqrt(degrees).
     return sqrt(degrees) * sin(low) / cos(low)
 
 
 def _inside(angle: float, degrees: int) -> float:
-    """Chance that |t| is below sqrt(degrees) x tan(angle)."""
+    """Probability that |t| is below sqrt(degrees) x tan(angle)."""
     term = cos(angle) if degrees % 2 else 1.0
     total = 0.0
     for factor in range(2 + degrees % 2, degrees + 1, 2):

@@ -1,9 +1,9 @@
 """A store in a folder of this machine, or of a file system that machines share (NFS, Lustre, a mounted disk).
 
-An object is written beside its place under a temporary name, flushed to the disk, and then given its name: by a hard
-link, which fails where the name is taken, or by moving it over the one that it replaces. So a reader sees an object
-whole or not at all, and of several writers one wins. Nobody lists temporary names; those of writers that were killed
-are removed a day later. Symbolic links below the folder are never followed.
+An object is written to a temporary file in its folder, flushed to the disk, and then given its name: by a hard link,
+which fails if the name exists, or by moving the file over the object that it replaces. A reader therefore sees an
+object whole or not at all, and exactly one of several writers succeeds. Listings omit temporary files; those of killed
+writers are removed after a day. Symbolic links below the folder are never followed.
 """
 
 import errno
@@ -40,51 +40,51 @@ from workload.storage.store import (
 )
 
 TEMPORARY = re.compile(r"\.rooflaunch-[0-9a-f]{16}\.(tmp|claim)")
-# No upload of one file takes that long, and clocks of machines that share a folder differ by less.
+# No upload of one file takes this long, and the clocks of machines that share a folder differ by less.
 ABANDONED_S = 24 * 3600.0
-# Of one file, on a network file system whose server says that the opened file has been replaced meanwhile.
+# Attempts to read one file, if a network file system reports that the opened file was replaced.
 ATTEMPTS = 3
-# What file systems without hard links answer (FAT, some network and FUSE mounts).
+# Error numbers of file systems without hard links (FAT, some network and FUSE mounts).
 NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
-# Looks for the end of another writer's claim, which lasts milliseconds; after them the writer must have been killed.
+# Checks for the end of another writer's claim. A claim lasts milliseconds: one that outlives them has a dead writer.
 CLAIM_LOOKS, CLAIM_PAUSE_S = 40, 0.05
-# Flushing a folder is refused by some file systems, and pointless where it may not even be opened.
+# Errors of file systems that cannot flush a folder, which is no failure.
 CANNOT_FLUSH = (errno.EINVAL, errno.ENOTSUP, errno.EACCES, errno.EPERM, errno.EBADF)
-# Links are not followed, and opening a FIFO does not wait for its writer. Windows has none of these.
+# Links are not followed, and opening a FIFO does not wait for its writer. A system without a flag (Windows) omits it.
 OPEN_FLAGS = os.O_RDONLY | sum(getattr(os, flag, 0) for flag in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
 NEW_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | sum(getattr(os, flag, 0) for flag in ("O_CLOEXEC", "O_BINARY"))
-# The disk or the server behind it fails: asking again may help, which nothing else does.
+# The disk or its server fails: the only remedy is to try again.
 NO_ANSWER = (errno.ESTALE, errno.EIO, errno.ENOTCONN, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.ENODEV, errno.ENXIO)
 
 
 class Folder:
-    """The objects below a folder: a `Store`."""
+    """A `Store` whose objects are the files below a folder."""
 
     kind = "folder"
 
     def __init__(self, root: Path) -> None:
         self._shown = root
         self._root = root.absolute()
-        # Where a disk was mounted lies another folder once it is unmounted: empty, and not the store.
+        # Once a disk is unmounted, its mount point is another folder, which is empty. Its inode differs.
         self._inode = self._root.stat().st_ino
 
     def __str__(self) -> str:
         return f"folder '{self._shown}'"
 
     def locate(self, name: str) -> str:
-        """The path of an object."""
+        """Path of an object."""
         return str(self._shown / name)
 
     def removal(self, name: str) -> str:
-        """The command that removes an object, or what lies below a name that ends in a slash."""
+        """Command that removes an object, or all objects below a name that ends in a slash."""
         return f"rm {'-r ' if name.endswith('/') else ''}{shlex.quote(self.locate(name))}"
 
     def with_patience(self, _: Patience) -> "Folder":
-        """The same folder: the operating system has its own limits."""
+        """Return this store: a folder has no time limits to set, the operating system has its own."""
         return self
 
     def objects(self, prefix: str) -> Iterator[StoredObject]:
-        """Every file whose name starts with `prefix`, in the order of names; other things with their `problem`."""
+        """All files whose names start with `prefix`, ordered by name; a link, FIFO or device with its `problem`."""
         top, _, start = prefix.rpartition("/")
         with self._read_errors(top):
             if top and why_unsafe(top):
@@ -96,7 +96,7 @@ class Folder:
         yield from sorted(listed, key=lambda entry: entry.name.encode(errors="surrogateescape"))
 
     def folders(self, prefix: str) -> list[str]:
-        """The folders that hold an object, below `prefix` and without it, in order."""
+        """Names of the folders below `prefix` that hold an object, without `prefix`, sorted."""
         top, _, start = prefix.rpartition("/")
         with self._read_errors(top):
             if (top and why_unsafe(top)) or self._link_on_the_way(top):
@@ -109,7 +109,10 @@ class Folder:
         return names
 
     def read(self, name: str, *, most_bytes: int = MAX_RECORD_BYTES) -> bytes | None:
-        """What a small object holds; None where there is none, `TooLongError` where it has more than `most_bytes`."""
+        """Content of a small object; None if it does not exist.
+
+        Raises `TooLongError` if it has more than `most_bytes`.
+        """
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 with self._read_errors(name), self._open(name) as source:
@@ -118,7 +121,7 @@ class Folder:
             except FileNotFoundError:
                 return None
             except UnreachableError as error:
-                # The server of a network file system has let go of the file that was opened: it was replaced.
+                # ESTALE: the server of a network file system has dropped the opened file, because it was replaced.
                 if attempt == ATTEMPTS or getattr(error.__cause__, "errno", 0) != errno.ESTALE:
                     raise
         if len(content) > most_bytes:
@@ -128,7 +131,7 @@ class Folder:
         return content
 
     def checksum(self, name: str) -> str | None:
-        """The checksum of an object as it is now; None where it is gone."""
+        """Current CRC-32C of an object, computed from its content; None if it does not exist."""
         try:
             with self._read_errors(name), self._open(name) as source:
                 return crc32c_of(source)
@@ -136,9 +139,10 @@ class Folder:
             return None
 
     def download(self, listed: StoredObject, sink: Sink, *, start: int = 0) -> None:
-        """Write the bytes of an object from `start` on; `ObjectChangedError` where it was replaced since.
+        """Write the bytes of an object to `sink`, from byte `start` on.
 
-        Failures of the sink pass as they are.
+        Raises `ObjectChangedError` if the object was replaced after it was listed. Errors of the sink are not
+        converted.
         """
         bounded = BoundedSink(sink, listed.bytes - start, what=f"'{listed.name}'")
         try:
@@ -147,7 +151,7 @@ class Folder:
         except FileNotFoundError as error:
             raise self._changed(listed) from error
         with source:
-            # Again at the end, for those who write into a file in its place, as `cp` does.
+            # The version is checked again at the end, for programs that overwrite a file in place, as `cp` does.
             self._require_version(listed, source)
             source.seek(start)
             while block := self._next_block(listed.name, source):
@@ -165,10 +169,10 @@ class Folder:
     def upload(
         self, name: str, path: Path, *, crc32c: str, replaces: str = "", metadata: Mapping[str, str] | None = None
     ) -> bool:
-        """Store a file whose checksum is known; False where the same content is there already.
+        """Store a file whose checksum is known; return False if the store has the same content already.
 
-        `replaces` is compared before the file takes its place, not with it: of two who replace an object at the same
-        moment both may do so. Metadata have no place in a folder, and are left out.
+        The version `replaces` is compared before the replacement, not atomically with it: two writers that replace an
+        object at the same moment may both succeed. Metadata is dropped, because a folder cannot hold it.
         """
         del metadata
 
@@ -191,7 +195,7 @@ class Folder:
     # Reading.
 
     def _path(self, name: str) -> Path:
-        """Where the object lies; `BundleError` for a name that may not be a file's, or is reached over a link."""
+        """Path of an object's file. Raises `BundleError` for an unsafe name, or for one that leads over a link."""
         require_safe(name, self)
         if any(TEMPORARY.fullmatch(part) for part in name.split("/")):
             raise BundleError(
@@ -205,7 +209,7 @@ class Folder:
         return self._root / name
 
     def _link_on_the_way(self, name: str) -> str:
-        """The first part of `name`, from the root on, that is a symbolic link; empty where none is."""
+        """First part of the path `name`, below the root, that is a symbolic link; empty if none is."""
         way = ""
         for part in name.split("/") if name else ():
             way = _join(way, part)
@@ -222,7 +226,7 @@ class Folder:
             os.close(descriptor)
             raise
         os.close(descriptor)
-        # A folder, where other objects lie, is no object; nor is a FIFO.
+        # Neither a folder nor a FIFO is an object.
         raise FileNotFoundError(errno.ENOENT, "no regular file", name)
 
     def _next_block(self, name: str, source: BinaryIO) -> bytes:
@@ -236,7 +240,7 @@ class Folder:
             raise self._changed(listed)
 
     def _current_version(self, name: str) -> str:
-        """The version of an object as it is now; empty where there is none."""
+        """Current version of an object; empty if it does not exist."""
         try:
             with self._read_errors(name):
                 return _version(self._path(name).lstat())
@@ -247,7 +251,7 @@ class Folder:
         return ObjectChangedError(f"'{listed.name}' changed in the folder meanwhile", hint="fetch again")
 
     def _walk(self, top: str, start: str = "") -> Iterator[StoredObject]:
-        """Every object below the folder `top` whose path there begins with `start`; no temporary names."""
+        """All objects below the folder `top` whose path inside it begins with `start`, without temporary files."""
         for entry in _entries(self._root / top):
             name = _join(top, entry.name)
             if not entry.name.startswith(start) or TEMPORARY.fullmatch(entry.name):
@@ -269,7 +273,7 @@ class Folder:
 
     @contextmanager
     def _read_errors(self, name: str) -> Iterator[None]:
-        """Turn what the system says into our errors, except that there is no such file (`FileNotFoundError`)."""
+        """Convert errors of the operating system to ours, except `FileNotFoundError`."""
         try:
             yield
         except FileNotFoundError:
@@ -282,14 +286,14 @@ class Folder:
                 f"no permission to read '{self.locate(name)}'", hint=f"ask its owner: ls -ld {self._quoted(name)}"
             ) from error
         except OSError as error:
-            if error.errno == errno.ELOOP:  # a link that came after we looked for one
+            if error.errno == errno.ELOOP:  # a link that was created after the check
                 raise BundleError(
                     f"'{self.locate(name)}' is a symbolic link", hint="put the file or folder itself there"
                 ) from error
             raise self._unreachable(error) from error
 
     def _require_root(self) -> None:
-        """Nothing there is an answer only while the store itself is there."""
+        """Raise `UnreachableError` if the store's folder is gone: then a missing object means nothing."""
         try:
             is_there = self._root.stat().st_ino == self._inode
         except OSError:
@@ -309,7 +313,7 @@ class Folder:
     # Writing.
 
     def _place(self, name: str, fill: Callable[[BinaryIO], None], *, replace: bool, mode: int = USUAL_MODE) -> bool:
-        """Write a temporary file and give it its name; False where that is taken and may not be replaced."""
+        """Write a temporary file and give it its name; False if the name exists and may not be replaced."""
         with self._write_errors(name):
             self._require_root()
             path = self._path(name)
@@ -332,7 +336,7 @@ class Folder:
         return True
 
     def _make_folders(self, folder: Path) -> None:
-        """Make the folders between the root and an object; never the root: its disk may not be mounted."""
+        """Create the folders between the root and an object, never the root itself: its disk may not be mounted."""
         missing = []
         while folder != self._root and not folder.is_dir():
             missing.append(folder)
@@ -358,7 +362,10 @@ class Folder:
 
 
 def connect(address: str, root: Path, *, limit_s: float) -> Folder:
-    """The folder, which has to exist; `UnreachableError` where its file system does not answer within `limit_s`."""
+    """Open an existing folder as a store. Raises `UnreachableError` if its file system takes over `limit_s` seconds.
+
+    Raises `UsageError` if it is no folder, `ToolError` without the permission to read it.
+    """
 
     def ask() -> Folder:
         with os.scandir(root) as entries:
@@ -391,7 +398,7 @@ def connect(address: str, root: Path, *, limit_s: float) -> Folder:
 
 
 def _entries(folder: Path) -> list["os.DirEntry[str]"]:
-    """What lies in a folder; nothing where there is none."""
+    """Entries of a folder; empty if it does not exist."""
     try:
         with os.scandir(folder) as entries:
             return list(entries)
@@ -408,18 +415,18 @@ def _problem(name: str, problem: str) -> StoredObject:
 
 
 def _version(facts: os.stat_result) -> str:
-    """Another file under the same name has another number; one that was written to has another time or size."""
+    """Version of a file: a replaced file has another inode, a modified one another time or size."""
     return f"{facts.st_ino:x}-{facts.st_mtime_ns:x}-{facts.st_size:x}"
 
 
 def _give_name(temporary: Path, path: Path) -> bool:
-    """Whether the name was free; decided by the file system, also between machines."""
+    """Give the temporary file its name, atomically, also between machines; return whether the name was free."""
     try:
         os.link(temporary, path)
     except FileExistsError:
         if path.is_dir():
             raise
-        # A network file system repeats a request whose answer was lost: then the file that is there is ours.
+        # A network file system repeats a request whose answer was lost: then the existing file is ours.
         return temporary.stat().st_nlink > 1
     except OSError as error:
         if error.errno not in NO_HARD_LINKS:
@@ -429,7 +436,7 @@ def _give_name(temporary: Path, path: Path) -> bool:
 
 
 def _claim_name(temporary: Path, path: Path) -> bool:
-    """Do what `_give_name` does, without hard links: only the process that makes the claim's file gives the name."""
+    """`_give_name` without hard links: only the process that creates the claim's file may give the name."""
     token = hashlib.sha256(path.name.encode()).hexdigest()[:16]
     claim = path.with_name(f".rooflaunch-{token}.claim")
     for look in range(CLAIM_LOOKS):
@@ -455,7 +462,7 @@ def _claim_name(temporary: Path, path: Path) -> bool:
 
 
 def _remove_abandoned(folder: Path) -> None:
-    """Remove what writers that were killed have left; what cannot be removed stays."""
+    """Remove temporary files of killed writers; ignore those that cannot be removed."""
     with suppress(OSError):
         for entry in _entries(folder):
             if TEMPORARY.fullmatch(entry.name):
@@ -465,11 +472,11 @@ def _remove_abandoned(folder: Path) -> None:
 
 
 def _flush_folder(folder: Path) -> None:
-    """Make a new name outlive a crash of the machine, where the file system can."""
+    """Flush a folder, so that a new name in it survives a crash of the machine, if the file system can."""
     try:
         descriptor = os.open(folder, os.O_RDONLY)
     except PermissionError:
-        return  # a folder that one may write to, and not read; or Windows
+        return  # a folder that may be written but not read; or Windows
     try:
         os.fsync(descriptor)
     except OSError as error:

@@ -1,6 +1,6 @@
-"""The border to Cloud Storage: what is asked of one bucket, and its failures as our errors.
+"""Access to Cloud Storage: requests to one bucket, and conversion of the client's errors to ours.
 
-google-cloud-storage is imported by functions alone. What a store is, and how it is opened, says `store.py`.
+google-cloud-storage is imported only inside functions. `store.py` defines a store and opens it.
 """
 
 import http.client
@@ -38,22 +38,22 @@ if TYPE_CHECKING:
 EMULATOR_VARIABLE = "STORAGE_EMULATOR_HOST"
 PUBLIC_ENDPOINT = "https://storage.googleapis.com"
 LOG_IN = "gcloud auth application-default login"
-# Google's own: a key file in place of a login.
+# Google's own variable: a key file in place of a login.
 CREDENTIALS_VARIABLE = "GOOGLE_APPLICATION_CREDENTIALS"
 LISTED_FIELDS = "items(name,size,crc32c,generation,metadata),nextPageToken"
 FOLDER_FIELDS = "prefixes,nextPageToken"
-# Held in memory, and sent again whole where a connection breaks; the client's own is 100 MiB.
+# Size of an upload's chunk: held in memory, and sent again if the connection breaks. The client's default is 100 MiB.
 CHUNK_BYTES = 8 << 20
 ATTEMPTS = 3
-# A page of a list has 1000 objects, 1.5 MB at most with ours. Python's values of hostile JSON take 40 times its size.
+# A page of a list has 1000 objects: with our names at most 1.5 MB. Hostile JSON takes 40 times its size in Python.
 MAX_ANSWER_BYTES = 3_000_000
-# gzip unpacks to a thousand times its size, a block at a time.
+# gzip may unpack to a thousand times its size: unpack in blocks of this size.
 PACKED_BLOCK_BYTES = 1 << 13
 
 
 @dataclass(frozen=True, kw_only=True)
 class BucketNeed:
-    """What was asked of a bucket, and the role that allows it."""
+    """A kind of access to a bucket, as a verb for messages, and the role that allows it."""
 
     what: str
     role: str
@@ -65,7 +65,7 @@ WRITE = BucketNeed(what="write to", role="roles/storage.objectUser")
 
 @dataclass(frozen=True, kw_only=True)
 class Access:
-    """How a bucket is set up; None where it does not tell. `public_access_prevention`: `enforced` or `inherited`."""
+    """Settings of a bucket; None if it does not report one. `public_access_prevention`: `enforced` or `inherited`."""
 
     location: str
     uniform: bool | None
@@ -74,7 +74,7 @@ class Access:
 
 @dataclass(frozen=True, kw_only=True)
 class _Content:
-    """What an object is to hold, and which generation of it to replace: 0 none, None whatever is there."""
+    """Content of an object to write. `generation`: the one to replace; 0: the object must be new; None: any."""
 
     name: str
     source: BinaryIO
@@ -85,7 +85,7 @@ class _Content:
 
 
 class Bucket:
-    """One bucket, or the part of it below `prefix` (empty, or with a slash at its end): a `Store`."""
+    """A `Store` in a bucket, or in the part of it below `prefix` (empty, or with a slash at its end)."""
 
     kind = "bucket"
 
@@ -100,21 +100,21 @@ class Bucket:
         return f"bucket '{self.name}'"
 
     def locate(self, name: str) -> str:
-        """`gs://BUCKET/PREFIX/NAME`."""
+        """Address of an object: `gs://BUCKET/PREFIX/NAME`."""
         return f"gs://{self.name}/{self._prefix}{name}"
 
     def removal(self, name: str) -> str:
-        """The command that removes an object, or what lies below a name that ends in a slash."""
+        """Command that removes an object, or all objects below a name that ends in a slash."""
         return f"gcloud storage rm {'-r ' if name.endswith('/') else ''}{self.locate(name).rstrip('/')}"
 
     def with_patience(self, patience: Patience) -> "Bucket":
-        """The same bucket, asked with other limits."""
+        """A copy of this store with other time limits."""
         return Bucket(self._client, self.name, patience, self._prefix)
 
     def require_answer(self, prefix: str) -> None:
         """Ask for one name; raises `UsageError` for a missing bucket, `ToolError` for no permission or no answer.
 
-        A server that has too much to do is there, and is asked again for longer than one that does not answer.
+        The request is repeated for longer if the server is overloaded (429) than if it does not answer.
         """
         limit_s = self._patience.first_answer_s - 2 * self._patience.first_retry_s
         while_throttled = _retry(limit_s).with_predicate(_is_throttled)
@@ -122,7 +122,7 @@ class Bucket:
             while_throttled(lambda: list(self._list(prefix, retry_s=self._patience.first_retry_s, max_results=1)))()
 
     def objects(self, prefix: str) -> Iterator[StoredObject]:
-        """Every object whose name starts with `prefix`, in the order of names."""
+        """All objects whose names start with `prefix`, ordered by name."""
         with self._translated():
             for blob in self._list(prefix, retry_s=self._patience.retry_s):
                 yield StoredObject(
@@ -134,17 +134,17 @@ class Bucket:
                 )
 
     def folders(self, prefix: str) -> list[str]:
-        """`a/` -> `["x", "y"]` where objects `a/x/…` and `a/y/…` exist: without `prefix` and slash, in order."""
+        """Names of the folders below `prefix`, sorted: `a/` -> `["x", "y"]` if objects `a/x/…` and `a/y/…` exist."""
         with self._translated():
             listed = self._list(prefix, retry_s=self._patience.retry_s, fields=FOLDER_FIELDS, delimiter="/")
             for _ in listed.pages:
-                pass  # what a page has in `prefixes` is collected as it comes
+                pass  # iterating collects the prefixes of each page in `listed.prefixes`
             return sorted(name.removeprefix(self._prefix + prefix).rstrip("/") for name in listed.prefixes)
 
     def read(self, name: str, *, most_bytes: int = MAX_RECORD_BYTES) -> bytes | None:
-        """What a small object holds as stored, compared with its checksum; None where there is no such object.
+        """Content of a small object as stored, compared with its checksum; None if it does not exist.
 
-        Raises `TooLongError` where it has more than `most_bytes`, of which no more are taken into memory.
+        Raises `TooLongError` if it has more than `most_bytes`; no more than these are held in memory.
         """
         blob = self._client.bucket(self.name).blob(self._prefix + name)
         content = io.BytesIO()
@@ -152,14 +152,14 @@ class Bucket:
             with self._translated():
                 blob.download_to_file(
                     BoundedSink(content, most_bytes, what=f"'{self._prefix}{name}' in {self}"),
-                    # Unpacked on the way, a few kB of gzip are gigabytes.
+                    # A few kB of gzip may unpack to gigabytes.
                     raw_download=True,
                     checksum="crc32c",
                     timeout=self._timeout_s,
                     retry=_retry(self._patience.retry_s),
                 )
         except UsageError:
-            return None  # 404; that the bucket exists was asked at the first contact
+            return None  # 404 of the object: the bucket exists, as the first contact has shown
         return content.getvalue()
 
     def write(self, name: str, content: bytes, *, if_absent: bool = False, is_private: bool = False) -> bool:
@@ -176,17 +176,17 @@ class Bucket:
         try:
             self._put(wanted, unclear=unclear)
         except ObjectExistsError:
-            # The answer to an attempt that went through may have been lost.
+            # An earlier attempt may have succeeded although its answer was lost.
             return bool(unclear) and self.checksum(name) == wanted.crc32c
         return True
 
     def upload(
         self, name: str, path: Path, *, crc32c: str, replaces: str = "", metadata: Mapping[str, str] | None = None
     ) -> bool:
-        """Store a file whose checksum is known; False where the same content is there already.
+        """Store a file whose checksum is known; return False if the store has the same content already.
 
-        It replaces the object of this version alone. Raises `ObjectExistsError` where another object is there,
-        `BundleError` where the file is not what its checksum says.
+        `replaces`: the only version that may be replaced; empty to create a new object. Raises `ObjectExistsError` if
+        another object has this name, `BundleError` if the file differs from its checksum.
         """
         with path.open("rb") as source:
             wanted = _Content(
@@ -206,7 +206,7 @@ class Bucket:
         return True
 
     def checksum(self, name: str) -> str | None:
-        """The checksum of an object as it is now; None where it is gone."""
+        """Current CRC-32C of an object, from its metadata; None if it does not exist."""
         with self._translated():
             blob = self._client.bucket(self.name).get_blob(
                 self._prefix + name, timeout=self._timeout_s, retry=_retry(self._patience.retry_s)
@@ -214,12 +214,12 @@ class Bucket:
             return str(blob.crc32c) if blob else None
 
     def access(self) -> Access:
-        """How the bucket is set up; needs storage.buckets.get, which roles/storage.objectUser lacks."""
+        """Settings of the bucket. Needs storage.buckets.get, which roles/storage.objectUser lacks."""
         with self._translated(WRITE):
             bucket = self._client.get_bucket(
                 self.name, timeout=self._timeout_s, retry=_retry(self._patience.first_retry_s)
             )
-            settings = bucket._properties.get("iamConfiguration", {})  # noqa: SLF001 - the client makes False of absent
+            settings = bucket._properties.get("iamConfiguration", {})  # noqa: SLF001 - the client turns None into False
             return Access(
                 location=bucket.location or "",
                 uniform=settings.get("uniformBucketLevelAccess", {}).get("enabled"),
@@ -227,7 +227,7 @@ class Bucket:
             )
 
     def permitted(self, permissions: Collection[str]) -> frozenset[str]:
-        """Those of `permissions` that we have on this bucket."""
+        """Members of `permissions` that we have on this bucket."""
         with self._translated():
             bucket = self._client.bucket(self.name)
             held = bucket.test_iam_permissions(
@@ -236,14 +236,15 @@ class Bucket:
             return frozenset(held)
 
     def download(self, listed: StoredObject, sink: Sink, *, start: int = 0) -> None:
-        """Write the bytes of `listed` from `start` on, as stored, in small pieces; `ObjectChangedError` if replaced.
+        """Write the bytes of `listed` to `sink`, as stored, from byte `start` on, in small pieces.
 
-        `TooLongError` where more come than it was listed with.
+        Raises `ObjectChangedError` if the object was replaced or deleted after it was listed, `TooLongError` if it has
+        more bytes than listed.
         """
         from google.api_core import exceptions as api  # noqa: PLC0415 - see the module
 
         if start >= listed.bytes:
-            return  # a range of nothing is an error in HTTP
+            return  # an empty range is an error in HTTP
         blob = self._client.bucket(self.name).blob(self._prefix + listed.name)
         try:
             with self._translated():
@@ -251,7 +252,7 @@ class Bucket:
                     BoundedSink(sink, listed.bytes - start, what=f"'{listed.name}'"),
                     start=start or None,
                     raw_download=True,
-                    checksum=None,  # the whole file's is compared on disk: it holds for resumed downloads too
+                    checksum=None,  # the whole file is compared on disk, which covers resumed downloads too
                     if_generation_match=int(listed.version),
                     timeout=self._timeout_s,
                     retry=_retry(self._patience.retry_s),
@@ -261,13 +262,13 @@ class Bucket:
                 raise _changed(listed) from error
             raise
         except UsageError as error:
-            raise _changed(listed) from error  # 404: listed, and gone
-        # A server that does not know preconditions still says what it sent.
+            raise _changed(listed) from error  # 404: deleted after it was listed
+        # A server that ignores preconditions still reports the generation that it sent.
         if blob.generation is not None and str(blob.generation) != listed.version:
             raise _changed(listed)
 
     def _put(self, wanted: _Content, *, unclear: list[Exception] | None = None) -> None:
-        """Store it; `unclear` gets the failures after which it was sent again."""
+        """Store an object; append to `unclear` the failures after which it was sent again."""
         from google.api_core import exceptions as api  # noqa: PLC0415 - see the module
 
         require_safe(wanted.name, self)
@@ -285,10 +286,10 @@ class Bucket:
             raise not_sealed(wanted.name) from error
 
     def _send(self, wanted: "_Content", unclear: list[Exception] | None) -> None:
-        """Send it, from the start again where the server has lost track of it.
+        """Send an object; start again if the server has lost the upload.
 
-        https://cloud.google.com/storage/docs/resumable-uploads#handling_errors: 404 and 410. The client does not go on
-        either where the server has kept a part of a chunk (`ValueError`), or nothing (308).
+        https://cloud.google.com/storage/docs/resumable-uploads#handling_errors: 404 and 410. The client cannot continue
+        either if the server has kept a part of a chunk (`ValueError`), or nothing (308).
         """
         for attempt in range(1, ATTEMPTS + 1):
             try:
@@ -305,7 +306,7 @@ class Bucket:
                 return
 
     def _send_once(self, wanted: "_Content", unclear: list[Exception] | None) -> str | None:
-        """The checksum of what the server has then; it refuses what differs from ours before an object exists."""
+        """Send an object once; return its CRC-32C in the store. The server rejects content that differs from ours."""
         blob = self._client.bucket(self.name).blob(wanted.name, chunk_size=CHUNK_BYTES)
         blob.crc32c = wanted.crc32c
         if wanted.metadata:
@@ -317,7 +318,7 @@ class Bucket:
                 size=wanted.bytes,
                 content_type=_content_type(wanted.name),
                 if_generation_match=wanted.generation,
-                checksum=None,  # the client's own check deletes what differs, which we may not do
+                checksum=None,  # the client's own check deletes a wrong object, which we may not do
                 timeout=self._timeout_s,
                 retry=_retry(self._patience.retry_s, unclear),
             )
@@ -347,9 +348,10 @@ class Bucket:
 
 
 def connect(name: str, *, prefix: str, root: str = "", jobs: int = 1, patience: Patience | None = None) -> Bucket:
-    """The bucket below `root`, once it has answered a question about `prefix`; `jobs` requests may run at a time.
+    """Open the part of a bucket below `root`, after it has answered a request for names that start with `prefix`.
 
-    Raises `ToolError` (no package, no credentials, no permission, no answer) or `UsageError` (no such bucket).
+    `jobs`: number of requests that may run at a time. Raises `ToolError` (no package, no credentials, no permission, no
+    answer) or `UsageError` (no such bucket).
     """
     limits = patience or Patience()
 
@@ -359,7 +361,7 @@ def connect(name: str, *, prefix: str, root: str = "", jobs: int = 1, patience: 
         return bucket
 
     try:
-        import google.cloud.storage  # noqa: F401, PLC0415 - 0.2 s, for those who use it
+        import google.cloud.storage  # noqa: F401, PLC0415 - takes 0.2 s
     except ModuleNotFoundError as error:
         raise ToolError("the package google-cloud-storage is missing", hint="pip install 'rooflaunch[gcp]'") from error
     with translated(name, limits):
@@ -367,7 +369,7 @@ def connect(name: str, *, prefix: str, root: str = "", jobs: int = 1, patience: 
 
 
 def log_in() -> str:
-    """What to do where no credentials can be used: a variable that names no file comes before every login."""
+    """Hint for missing credentials. A key-file variable that names no file comes first: it overrides every login."""
     named = os.environ.get(CREDENTIALS_VARIABLE)
     if named and not Path(named).is_file():
         return f"{CREDENTIALS_VARIABLE} names '{named}', which is no file: correct it; or unset it, then {LOG_IN}"
@@ -376,7 +378,7 @@ def log_in() -> str:
 
 @contextmanager
 def translated(bucket: str, patience: Patience, need: BucketNeed = READ) -> Iterator[None]:
-    """Turn what the client and its libraries raise into our errors, cause kept; a failing disk's `OSError` passes."""
+    """Convert errors of the client and its libraries to ours, with their cause; an `OSError` of the disk passes."""
     import requests  # noqa: PLC0415 - see the module
     import urllib3  # noqa: PLC0415
     from google.api_core import exceptions as api  # noqa: PLC0415
@@ -410,11 +412,11 @@ def _client(jobs: int) -> "storage.Client":
     from google.cloud import storage  # noqa: PLC0415 - see the module
 
     emulator = os.environ.get(EMULATOR_VARIABLE, "")
-    # Others of Google's clients take the variable without a scheme; this one would not.
+    # Other clients of Google accept the variable without a scheme; this one does not.
     options = {"api_endpoint": f"http://{emulator}"} if emulator and "://" not in emulator else None
     # Reading needs no project. With an emulator the client takes anonymous credentials by itself.
     client = storage.Client(project=None, client_options=options)
-    # For its traces it would ask where the bucket lies, in a thread that outlives the question that it is for.
+    # For its traces the client would ask for the bucket's location, in a thread that outlives the request.
     client._bucket_metadata_cache = None  # noqa: SLF001 - no public way
     for scheme in ("http://", "https://"):
         # A smaller pool warns and reconnects.
@@ -423,9 +425,9 @@ def _client(jobs: int) -> "storage.Client":
 
 
 def _bounded_adapter(jobs: int) -> Any:
-    """The adapter of HTTP that keeps at most `MAX_ANSWER_BYTES` of an answer, of which gzip can make gigabytes.
+    """HTTP adapter that refuses an answer of more than `MAX_ANSWER_BYTES`, because gzip may unpack to gigabytes.
 
-    Contents of objects are streamed as stored, without the adapter's help.
+    Contents of objects are streamed as stored, without this limit.
     """
     import requests  # noqa: PLC0415 - see the module
 
@@ -439,14 +441,14 @@ def _bounded_adapter(jobs: int) -> Any:
                         answer.close()
                         raise _foreign()
                     content.write(block)
-                answer._content = content.getvalue()  # noqa: SLF001 - what `content` keeps
+                answer._content = content.getvalue()  # noqa: SLF001 - read by its property `content`
             return answer
 
     return Bounded(pool_maxsize=jobs)
 
 
 def _retry(limit_s: float, failures: list[Exception] | None = None) -> Any:
-    """The client's own way, for `limit_s`; `failures` gets what the repeated attempts failed with."""
+    """The client's default retry policy, for `limit_s`; appends the errors of failed attempts to `failures`."""
     from google.cloud.storage.retry import DEFAULT_RETRY  # noqa: PLC0415 - see the module
 
     retry = DEFAULT_RETRY.with_timeout(limit_s)
@@ -472,7 +474,7 @@ def _unreachable(bucket: str, error: BaseException, patience: Patience) -> Unrea
 
 
 def foreign_answer(service: str, where: str) -> UnreachableError:
-    """For an answer that the service never gives: a page of HTML, or another's certificate."""
+    """Error for an answer that the service never gives: a page of HTML, or another server's certificate."""
     return UnreachableError(
         f"something else than {service} answers at {where}: a log-in page of this network, or a proxy",
         hint="open a page in a browser and log in to the network, or correct HTTPS_PROXY; then run again",
@@ -485,7 +487,7 @@ def _foreign() -> UnreachableError:
 
 def _is_throttled(error: BaseException) -> bool:
     too_many = http.HTTPStatus.TOO_MANY_REQUESTS
-    # Of an upload's steps the client keeps the answer alone.
+    # For an upload's steps the client keeps only the response, not the code.
     return any(
         too_many in (getattr(cause, "code", None), getattr(getattr(cause, "response", None), "status_code", None))
         for cause in _causes(error)
@@ -493,13 +495,13 @@ def _is_throttled(error: BaseException) -> bool:
 
 
 def _is_page(error: BaseException) -> bool:
-    """Whether a page of HTML came as a success; Google's own servers say so with 502 and the like."""
+    """Whether a page of HTML came with a success status; pages of Google's own servers have 502 and the like."""
     answers = [answer for cause in _causes(error) if (answer := getattr(cause, "response", None)) is not None]
     return any(answer.ok and "html" in answer.headers.get("Content-Type", "") for answer in answers)
 
 
 def _why(error: BaseException, patience: Patience) -> str:
-    """The innermost reason that says something: what the system said, or how long there was no answer."""
+    """Innermost useful reason of an error: the system's message, or how long there was no answer."""
     import requests  # noqa: PLC0415 - see the module
 
     causes = list(_causes(error))
@@ -518,7 +520,7 @@ def _why(error: BaseException, patience: Patience) -> str:
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """The error, and what led to it, as its libraries chain it: as cause, as context, as argument."""
+    """An error and those that led to it, which the libraries chain as cause, context, `reason` or argument."""
     while error is not None:
         yield error
         inside = (part for part in (getattr(error, "reason", None), *error.args) if isinstance(part, BaseException))
@@ -527,13 +529,13 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 def _first_line(error: BaseException) -> str:
     text = (_answer(error) or str(getattr(error, "message", "") or error)).strip()
-    # The client puts the whole request in front of what the server said.
+    # The client puts the whole request before the server's message.
     answer = re.sub(r"^[A-Z]+ https?://\S+: ", "", text)
     return answer.splitlines()[0][:300] if answer else type(error).__name__
 
 
 def _answer(error: BaseException) -> str:
-    """What the server said, in the one place or the other where it says so; empty where it did not answer."""
+    """The server's error message, from its JSON or else its text; empty if it did not answer."""
     response = getattr(error, "response", None)
     try:
         return str(response.json()["error"]["message"]) if response is not None else ""
@@ -546,7 +548,7 @@ def _emulator_note() -> str:
 
 
 def _content_type(name: str) -> str:
-    """What a browser shows instead of storing it."""
+    """Media type of a name, such that a browser shows text instead of downloading it."""
     suffix = name.rpartition(".")[2]
     types = {"json": "application/json", "csv": "text/csv", "txt": "text/plain", "log": "text/plain"}
     return types.get(suffix, "application/octet-stream")

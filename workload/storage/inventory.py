@@ -19,7 +19,7 @@ from workload.storage.names import clashes, why_unsafe
 from workload.storage.store import Store, StoredObject
 
 RUNS = "runs"
-# Metadata of a stored manifest: a digest of the files that it lists, so that a list alone shows whether they are there.
+# Key of a manifest's metadata: a digest of the files that it lists, so that a listing alone shows if all are stored.
 FILES_LABEL = "files"
 SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,3})?")
 # Folder inside the run's folder for partial files.
@@ -186,13 +186,13 @@ def sealed_runs(
 
 
 def files_label(files: Iterable[tuple[str, int, str]]) -> str:
-    """The digest for `FILES_LABEL` of the name, size and CRC-32C of each file."""
+    """Digest for `FILES_LABEL`, from the name, size in bytes and CRC-32C of each file."""
     lines = "\n".join(f"{name} {size} {crc32c}" for name, size, crc32c in sorted(files))
     return hashlib.sha256(lines.encode(errors="surrogateescape")).hexdigest()[:32]
 
 
 def _damage(store: Store, folder: str, run: RemoteRun, *, by_content: bool) -> str:
-    """How a run's objects differ from its manifest, which is read only where the list alone does not show it."""
+    """How a run's objects differ from its manifest; empty if they agree. Its label, if equal, spares reading it."""
     assert run.manifest is not None
     objects = ((name, one.bytes, one.crc32c) for name, one in run.objects.items() if name != bundle.MANIFEST)
     if run.manifest.metadata.get(FILES_LABEL) == files_label(objects):
@@ -221,7 +221,7 @@ def sealed_in(results: Path) -> Iterator[SealedRun]:
         return
     for name in names:
         try:
-            # There may be ten thousand: a Path for each would take as long as reading the file.
+            # There may be ten thousand runs: making a Path for each would take as long as reading the file.
             with open(f"{results}/{name}/{bundle.MANIFEST}", "rb", buffering=0) as manifest:  # noqa: PTH123
                 document = json.loads(manifest.read())
         except (OSError, ValueError, RecursionError):

@@ -1,8 +1,8 @@
-"""Another machine over the system's `ssh`: asking it something, and a store in a folder of it. Standard library only.
+"""Requests to another machine over the system's `ssh`, and a store in a folder of it. Standard library only.
 
-What is asked is a small Python program of ours, sent over the connection together with its question: nothing that a
-user typed becomes part of a command line there. Keys, aliases and known hosts are those of the user's own `ssh`.
-Connections are shared and kept for a minute, and every question may be asked again after a lost one.
+A request is a small Python program of ours, sent over the connection together with its arguments (the "question").
+Text that a user typed therefore never becomes part of a command line there. Keys, aliases and known hosts are those of
+the user's own `ssh`. Connections are shared and kept for a minute. A request may be repeated after a lost connection.
 """
 
 import json
@@ -41,13 +41,13 @@ from workload.storage.store import (
 )
 
 USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,63}")
-# A name, an alias of ~/.ssh/config, or an address: never an option, never a second word.
+# A host name, an alias of ~/.ssh/config, or an address: never an option, never a second word.
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?|[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*")
 ADDRESS = re.compile(r"ssh://(?P<login>([^@/]*@)?(\[[^]/]*\]|[^:/]*))(:(?P<port>\d{1,9}))?(?P<path>/[^\x00-\x1f]*)")
 EXAMPLE = "ssh://USER@HOST/~/.rooflaunch"
 MAX_PORT = 65535
 DEFAULT_PORT = 22
-# A machine that does not answer for 30 s is away; a question itself may take longer than its answer's first byte.
+# A machine is unreachable if ssh gets no reply to its probes for 30 s; our own requests may take longer to answer.
 SSH_OPTIONS = {
     "BatchMode": "yes",
     "ConnectTimeout": "15",
@@ -62,21 +62,21 @@ SSH_OPTIONS = {
     "PermitLocalCommand": "no",
 }
 KEPT_S = 60
-# The path of a Unix socket has 104 bytes on macOS; ssh's name for it has 40, and 17 while it is made.
+# A Unix socket's path has at most 104 bytes on macOS. ssh's name for it has 40, and 17 more while it is created.
 MAX_CONTROL_FOLDER = 46
-# Pauses before a question is asked again, of a machine that has answered before.
+# Pauses before a request is repeated, if the machine has answered before.
 PAUSES_S = (1.0, 3.0, 6.0)
 QUESTION_LIMIT_S = 60.0
-# For what carries files: half an hour for 2 GB at 10 Mbit/s.
+# For requests that carry files: half an hour for 2 GB at 10 Mbit/s.
 TRANSFER_LIMIT_S = 1800.0
 BLOCK_BYTES = 1 << 18
-# What a login script may print before our answer comes.
+# Most output of a login script before our answer.
 MAX_PREAMBLE_BYTES = 1 << 20
-# For ssh to end once nobody asks any more.
+# For ssh to exit after its input is closed.
 ENDS_WITHIN_S = 2.0
 SSH_FAILED = 255
 NOT_FOUND = 127
-# The only command line there. It reads the rest from its standard input; -I: nothing of the user's folder is imported.
+# The only remote command line. It reads all else from its standard input. -I: import nothing from the user's folder.
 COMMAND = ("python3", "-I", "-c", "import sys; i = sys.stdin.buffer; exec(i.read(int(i.readline())))")
 FRAME = """
 import json, sys
@@ -115,38 +115,38 @@ for line in iter(stdin.readline, b""):
 
 
 class LostError(UnreachableError):
-    """The connection broke, or the machine does not answer: the same question may be asked again."""
+    """The connection broke, or the machine does not answer; the request may be repeated."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Login:
-    """Where to log in; without user or port what ~/.ssh/config says, or ssh's own defaults."""
+    """Machine to log in to. Without user or port: those of ~/.ssh/config, or ssh's own defaults."""
 
     host: str
     user: str = ""
     port: int | None = None
 
     def __str__(self) -> str:
-        """`user@box`, as a person writes it."""
+        """Text form: `user@box`."""
         return f"{self.user}@{self.host}" if self.user else self.host
 
     def command(self) -> str:
-        """How to log in by hand."""
+        """Command to log in by hand."""
         return f"ssh {'' if self.port is None else f'-p {self.port} '}{self}"
 
     def known_as(self) -> str:
-        """Its name in known_hosts."""
+        """Name of the machine in known_hosts."""
         return self.host if self.port in (None, DEFAULT_PORT) else f"'[{self.host}]:{self.port}'"
 
     def words(self) -> list[str]:
-        """The end of ssh's command line: nothing in it can be taken for an option."""
+        """Last words of ssh's command line; none of them can be mistaken for an option."""
         user = ["-l", self.user] if self.user else []
         port = [] if self.port is None else ["-p", str(self.port)]
         return [*user, *port, "--", self.host]
 
 
 def parse_login(text: str, port: int | None = None) -> Login:
-    """`[USER@]HOST`; `UsageError` for anything that ssh could take for something else."""
+    """Parse `[USER@]HOST`. Raises `UsageError` for text that ssh could mistake for an option, and for a bad port."""
     user, at, host = text.rpartition("@")
     host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     if (at and not USER.fullmatch(user)) or not HOST.fullmatch(host):
@@ -157,13 +157,13 @@ def parse_login(text: str, port: int | None = None) -> Login:
 
 
 class Connection:
-    """Asks one machine questions. Threads may share it."""
+    """Sends requests to one machine. Threads may share it."""
 
     def __init__(self, login: Login, *, sleep: Callable[[float], None] = time.sleep) -> None:
         self.login = login
         self._sleep = sleep
         self._has_answered = False
-        # Programs that run there and wait for the next question, by their text.
+        # Remote programs that wait for the next request, by their text.
         self._idle: dict[str, list[_Session]] = {}
 
     def ask(
@@ -175,11 +175,11 @@ class Connection:
         sink: Sink | None = None,
         limit_s: float = QUESTION_LIMIT_S,
     ) -> dict[str, Any]:
-        """What `main(question, payload)` of `program` answers there; the bytes that come with it go to `sink`.
+        """Run `main(question, payload)` of `program` on the machine; return its answer. Bytes that follow go to `sink`.
 
-        After a lost connection it is asked once more, with `again` in the question: it may have been done before.
+        After a lost connection the request is repeated with `again` true, because it may have been done already.
 
-        Raises `LostError` where the machine is away, `ToolError` where it refuses us, or its system the question.
+        Raises `LostError` if the machine cannot be reached, `ToolError` if the login or the request is refused.
         """
         pauses, is_again = iter(PAUSES_S), False
         while True:
@@ -188,7 +188,8 @@ class Connection:
                 answer = self._ask_once(program, asked, payload, counted, limit_s)
             except LostError:
                 pause_s = next(pauses, None)
-                # Who never answered is most likely misspelt; of a file that came in part the reader asks for the rest.
+                # A machine that never answered is most likely misspelt. For a file received in part, the caller
+                # requests the rest.
                 if not self._has_answered or pause_s is None or counted.bytes:
                     raise
                 self._sleep(pause_s)
@@ -226,7 +227,7 @@ class Connection:
         raise self._explained(ended.code, ended.complaints, ended.junk)
 
     def close(self) -> None:
-        """End what waits there; the next question starts it again."""
+        """End the waiting remote programs; the next request starts them again."""
         for session in [session for sessions in self._idle.values() for session in sessions]:
             session.close()
         self._idle.clear()
@@ -239,7 +240,7 @@ class Connection:
         return [program, "-T", *(word for name, value in options.items() for word in ("-o", f"{name}={value}"))]
 
     def _explained(self, code: int, said: str, junk: str) -> ToolError:
-        """What an end without an answer means."""
+        """Error for a remote program that ended without an answer, from ssh's exit code and output."""
         lines = [line.strip() for line in (said or junk).splitlines() if line.strip()]
         last = lines[-1] if lines else ""
         login, by_hand = self.login, self.login.command()
@@ -262,7 +263,7 @@ class Connection:
 
 
 class _Counted:
-    """How many bytes have come."""
+    """Sink that counts the received bytes."""
 
     def __init__(self, sink: Sink | None) -> None:
         self._sink, self.bytes = sink, 0
@@ -275,7 +276,7 @@ class _Counted:
 
 @dataclass(frozen=True, kw_only=True)
 class _Ended:
-    """How ssh ended, what it said, and what was printed there in place of an answer."""
+    """End of an ssh process: exit code, its error output, output in place of an answer, and whether it timed out."""
 
     code: int
     complaints: str
@@ -284,12 +285,12 @@ class _Ended:
 
 
 class _Session:
-    """An `ssh` with one of our programs at its other end, which answers one question after the other."""
+    """An `ssh` process whose remote program answers one request after another."""
 
     def __init__(self, command: list[str], program: str) -> None:
-        # ssh's complaints go to a file: a connection that is kept would hold a pipe open.
+        # ssh's error output goes to a file, because a kept connection would hold a pipe open.
         self._complaints = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the session
-        # A process group of its own: Ctrl-C is for us, and the connection is shared.
+        # A process group of its own: Ctrl-C must not end the shared connection.
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._complaints, start_new_session=True
         )
@@ -301,7 +302,7 @@ class _Session:
     def ask(
         self, question: Mapping[str, Any], payload: bytes | Path, sink: "_Counted", limit_s: float
     ) -> dict[str, Any] | None:
-        """The answer; None where the program or the connection ended before it was whole."""
+        """Send a request and return the answer; None if the program or the connection ended before it was complete."""
         mark = secrets.token_hex(16)
         size = len(payload) if isinstance(payload, bytes) else payload.stat().st_size
         line = json.dumps({**question, "mark": mark, "payload": size}).encode() + b"\n"
@@ -324,7 +325,7 @@ class _Session:
         return answer
 
     def close(self) -> _Ended:
-        """End it. What ended by itself is asked how."""
+        """End ssh, and return its exit code and output."""
         with suppress(subprocess.TimeoutExpired):
             assert self._process.stdin is not None
             with suppress(OSError):
@@ -340,7 +341,7 @@ class _Session:
         return _Ended(code=code, complaints=said, junk=self._junk, is_late=self._is_late)
 
     def __del__(self) -> None:
-        """Whoever forgets a connection ends it: `Popen` alone would keep the pipe open, and so ssh."""
+        """Close the pipe when the session is garbage-collected; `Popen` would keep it open, and ssh running."""
         with suppress(AttributeError, OSError):
             assert self._process.stdin is not None
             self._process.stdin.close()
@@ -350,7 +351,7 @@ class _Session:
         self._process.kill()
 
     def _feed(self, head: bytes, payload: bytes | Path, size: int) -> None:
-        """A machine that ends early breaks the pipe; what it said is read elsewhere."""
+        """Send the request; ignore a broken pipe, because `close` returns the output of a program that ended early."""
         stdin = self._process.stdin
         assert stdin is not None
         with suppress(OSError, ValueError):
@@ -360,13 +361,13 @@ class _Session:
             else:
                 with payload.open("rb") as source:
                     shutil.copyfileobj(source, stdin, BLOCK_BYTES)
-                    if source.tell() != size:  # it was changed meanwhile: the other side waits for what never comes
+                    if source.tell() != size:  # the file changed meanwhile: the remote would wait forever
                         self._process.kill()
             stdin.flush()
 
 
 def _hear(stdout: IO[bytes], mark: str, sink: _Counted) -> tuple[dict[str, Any] | None, str]:
-    """The answer behind the mark, and what was printed before; None where the stream ends before it is whole."""
+    """Read the answer after the mark; return it and the output before it. None if the stream ends too early."""
     wanted, junk = mark.encode() + b"\n", b""
     while (line := stdout.readline(MAX_PREAMBLE_BYTES)) != wanted:
         junk += line
@@ -387,7 +388,7 @@ def _hear(stdout: IO[bytes], mark: str, sink: _Counted) -> tuple[dict[str, Any] 
 
 
 def _shared() -> dict[str, str]:
-    """Options that share one connection between questions, where a private folder with a short path can be had."""
+    """Options of ssh that share one connection between requests, if a private folder with a short path is possible."""
     base = os.environ.get("XDG_RUNTIME_DIR") or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     folder = Path(base).expanduser() / "rooflaunch-ssh"
     with suppress(OSError):
@@ -400,12 +401,15 @@ def _shared() -> dict[str, str]:
 
 
 def source_of(module: str) -> str:
-    """The text of a program beside this installation's code: `workload/storage/ssh_far.py`."""
+    """Source text of a module of this installation, for example `workload/storage/ssh_far.py`."""
     return (Path(__file__).resolve().parents[2] / module).read_text(encoding="utf-8")
 
 
 def connect(address: str) -> "SshFolder":
-    """The store at `ssh://[USER@]HOST[:PORT]/PATH`; a path that begins with `/~/` is below the user's folder there."""
+    """Open the store at `ssh://[USER@]HOST[:PORT]/PATH`; a path that begins with `/~/` is below the user's home there.
+
+    Raises `UsageError` for anything else. No connection is made yet.
+    """
     parts = ADDRESS.fullmatch(address)
     if parts is None:
         raise UsageError(f"a folder over ssh is written {EXAMPLE}; got '{address}'", hint=EXAMPLE)
@@ -415,12 +419,12 @@ def connect(address: str) -> "SshFolder":
 
 
 class SshFolder:
-    """The objects below a folder of another machine: a `Store`. It is made there when something is written."""
+    """A `Store` whose objects are the files below a folder of another machine; writing creates the folder."""
 
     kind = "folder"
 
     def __init__(self, connection: Connection, root: str) -> None:
-        """`root`: an absolute path there, or one that begins with `~/`."""
+        """`root`: an absolute path on the other machine, or one that begins with `~/`."""
         self._connection, self._root = connection, root
         self._program = source_of("workload/storage/ssh_far.py")
 
@@ -428,7 +432,7 @@ class SshFolder:
         return f"folder '{self.locate('').rstrip('/')}'"
 
     def locate(self, name: str) -> str:
-        """`ssh://me@box:2222/~/.rooflaunch/runs/x`."""
+        """Address of an object, for example `ssh://me@box:2222/~/.rooflaunch/runs/x`."""
         login = self._connection.login
         host = f"[{login.host}]" if ":" in login.host else login.host
         port = "" if login.port is None else f":{login.port}"
@@ -436,28 +440,31 @@ class SshFolder:
         return f"ssh://{user}{host}{port}/{self._root.lstrip('/')}/{name}"
 
     def removal(self, name: str) -> str:
-        """The command that removes an object, or what lies below a name that ends in a slash."""
+        """Command that removes an object, or all objects below a name that ends in a slash."""
         tilde, path = ("~/", self._root[2:]) if self._root.startswith("~/") else ("", self._root)
         remote = f"rm {'-r ' if name.endswith('/') else ''}{tilde}{shlex.quote(f'{path}/{name}')}"
         return f"{self._connection.login.command()} {shlex.quote(remote)}"
 
     def with_patience(self, _: Patience) -> "SshFolder":
-        """The same: how long a machine is waited for is the connection's own."""
+        """Return this store: time limits belong to the connection."""
         return self
 
     def objects(self, prefix: str) -> Iterator[StoredObject]:
-        """Every file whose name starts with `prefix`, in the order of names; other things with their `problem`."""
+        """All files whose names start with `prefix`, ordered by name; a link, FIFO or device with its `problem`."""
         rows = self._ask("list", prefix=prefix)["objects"]
         listed = [StoredObject(name=n, bytes=size, crc32c="", version=v, problem=p) for n, size, v, p in rows]
         yield from sorted(listed, key=lambda stored: stored.name.encode(errors="surrogateescape"))
 
     def folders(self, prefix: str) -> list[str]:
-        """The folders that hold an object, below `prefix` and without it, in order."""
+        """Names of the folders below `prefix` that hold an object, without `prefix`, sorted."""
         names = {stored.name.removeprefix(prefix).partition("/") for stored in self.objects(prefix)}
         return sorted({name for name, slash, _ in names if slash and name})
 
     def read(self, name: str, *, most_bytes: int = MAX_RECORD_BYTES) -> bytes | None:
-        """What a small object holds; None where there is none, `TooLongError` where it has more than `most_bytes`."""
+        """Content of a small object; None if it does not exist.
+
+        Raises `TooLongError` if it has more than `most_bytes`.
+        """
         content = _Kept()
         answer = self._ask("read", content, name=name, start=0, most_bytes=most_bytes, version="")
         if answer["state"] == "absent":
@@ -467,13 +474,13 @@ class SshFolder:
         return bytes(content.data)
 
     def checksum(self, name: str) -> str | None:
-        """The checksum of an object as it is now; None where it is gone. Its bytes come over the connection."""
+        """Current CRC-32C of an object, computed here from its downloaded bytes; None if it does not exist."""
         sink = _Summed()
         answer = self._ask("read", sink, name=name, start=0, most_bytes=None, version="")
         return None if answer["state"] == "absent" else crc32c_text(sink.crc)
 
     def download(self, listed: StoredObject, sink: Sink, *, start: int = 0) -> None:
-        """Write the bytes of an object from `start` on; `ObjectChangedError` where it was replaced since."""
+        """Write the bytes of an object to `sink`, from byte `start` on; `ObjectChangedError` if it was replaced."""
         bounded = BoundedSink(sink, listed.bytes - start, what=f"'{listed.name}'")
         answer = self._ask("read", bounded, name=listed.name, start=start, most_bytes=None, version=listed.version)
         if answer["state"] != "read":
@@ -482,14 +489,14 @@ class SshFolder:
     def write(self, name: str, content: bytes, *, if_absent: bool = False, is_private: bool = False) -> bool:
         """Write an object. With `if_absent`, write nothing and return False if it exists. `is_private`: mode 0600.
 
-        Asked again after a lost connection, an object that is there and the same counts as ours.
+        When the request is repeated after a lost connection, an existing object with the same content counts as ours.
         """
         return self._write(name, content, if_absent=if_absent, replaces="", is_private=is_private)
 
     def upload(
         self, name: str, path: Path, *, crc32c: str, replaces: str = "", metadata: Mapping[str, str] | None = None
     ) -> bool:
-        """Store a file whose checksum is known; False where the same content is there already."""
+        """Store a file whose checksum is known; return False if the store has the same content already."""
         del metadata
         with path.open("rb") as source:
             if crc32c_of(source) != crc32c:

@@ -1,8 +1,8 @@
-"""What a store over ssh asks of the other machine: sent there by `workload/storage/ssh.py`, and run by its python3.
+"""Remote half of a store over ssh: `workload/storage/ssh.py` sends this file, and the other machine's python3 runs it.
 
-Python 3.8 or newer, standard library only. Files are written as `workload/storage/folder.py` writes them: beside their
-place under a temporary name, flushed, and then given their name, so that nobody sees half an object. Symbolic links
-below the folder are not followed.
+Python 3.8 or newer, standard library only. Files are written as in `workload/storage/folder.py`: under a temporary
+name, flushed, and then given their name, so that nobody sees half an object. Symbolic links below the folder are not
+followed.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from typing import Any, BinaryIO
 
 TEMPORARY = re.compile(r"\.rooflaunch-[0-9a-f]{16}\.(tmp|claim)")
 BLOCK_BYTES = 1 << 18
-# What file systems without hard links answer.
+# Error numbers of file systems without hard links.
 NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
-# A link that came after we looked for one is not followed, and opening a FIFO does not wait for its writer.
+# A link that was created after the check is not followed, and opening a FIFO does not wait for its writer.
 OPEN_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 NEW_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 
 class UnsafeError(Exception):
-    """A name that is none, or that leads out of the folder."""
+    """A name that is invalid, or that leads out of the folder."""
 
 
 def main(question: dict[str, Any], stdin: BinaryIO) -> tuple[dict[str, Any], Iterable[bytes]]:
-    """The answer to one question, and the bytes that come with it."""
+    """Handle one request; return the answer, and the bytes that follow it."""
     root = Path(question["root"]).expanduser()
     try:
         if question["do"] == "list":
@@ -44,7 +44,7 @@ def main(question: dict[str, Any], stdin: BinaryIO) -> tuple[dict[str, Any], Ite
 
 
 def path_of(root: Path, name: str) -> Path:
-    """Where an object lies. What a name may be is looked at before it is sent; here it may not leave the folder."""
+    """Path of an object. Names are checked before they are sent; here a name may only not leave the folder."""
     parts = name.split("/")
     if not all(parts) or {".", ".."} & set(parts) or "\0" in name or any(map(TEMPORARY.fullmatch, parts)):
         raise UnsafeError(f"{name!r} is no name for an object")
@@ -57,7 +57,7 @@ def path_of(root: Path, name: str) -> Path:
 
 
 def listed(root: Path, prefix: str) -> Iterator[tuple[str, int, str, str]]:
-    """(name, bytes, version, problem) of every file whose name starts with `prefix`."""
+    """All files whose names start with `prefix`, as (name, bytes, version, problem)."""
     top, _, start = prefix.rpartition("/")
     try:
         folder = path_of(root, top) if top else root
@@ -69,7 +69,7 @@ def listed(root: Path, prefix: str) -> Iterator[tuple[str, int, str, str]]:
 
 
 def walk(folder: Path, before: str, start: str = "") -> Iterator[tuple[str, int, str, str]]:
-    """The files of a folder whose path there begins with `start`; `before` is put in front of their names."""
+    """Files of a folder whose path inside it begins with `start`, as in `listed`; `before`: prefix of their names."""
     try:
         with os.scandir(folder) as scan:
             entries = list(scan)
@@ -88,18 +88,18 @@ def walk(folder: Path, before: str, start: str = "") -> Iterator[tuple[str, int,
             else:
                 yield name, 0, "", "a symbolic link" if entry.is_symlink() else "no regular file"
         except FileNotFoundError:
-            continue  # removed since its folder was read
+            continue  # removed after its folder was read
         except PermissionError:
             yield name, 0, "", "no permission to read it"
 
 
 def version(facts: os.stat_result) -> str:
-    """Another file under the same name has another number; one that was written to has another time or size."""
+    """Version of a file: a replaced file has another inode, a modified one another time or size."""
     return f"{facts.st_ino:x}-{facts.st_mtime_ns:x}-{facts.st_size:x}"
 
 
 def read(path: Path, question: dict[str, Any]) -> tuple[dict[str, Any], Iterable[bytes]]:
-    """An object from `start` on; of one that is too long, or another than was listed, only that it is so."""
+    """Read an object from byte `start` on. If it is absent, changed or too long, return that state and no bytes."""
     try:
         number = os.open(path, OPEN_FLAGS)
     except (FileNotFoundError, NotADirectoryError):
@@ -119,7 +119,7 @@ def read(path: Path, question: dict[str, Any]) -> tuple[dict[str, Any], Iterable
 
 
 def exactly(source: BinaryIO, size: int) -> Iterator[bytes]:
-    """So many bytes; fewer where the stream ends before, which the reader sees."""
+    """Yield `size` bytes in blocks; fewer if the stream ends early, which the receiver detects."""
     while size:
         block = source.read(min(size, BLOCK_BYTES))
         if not block:
@@ -129,7 +129,7 @@ def exactly(source: BinaryIO, size: int) -> Iterator[bytes]:
 
 
 def write(root: Path, path: Path, question: dict[str, Any], stdin: BinaryIO) -> bool:
-    """Whether the object is written now; it was not where its name is taken and may not be replaced."""
+    """Write an object; return False if its name exists and may not be replaced."""
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".rooflaunch-{secrets.token_hex(8)}.tmp")
@@ -144,7 +144,7 @@ def write(root: Path, path: Path, question: dict[str, Any], stdin: BinaryIO) -> 
         if not question["if_absent"] and (not replaces or (path.exists() and version(path.lstat()) == replaces)):
             temporary.replace(path)
         elif replaces or not give_name(temporary, path):
-            # Asked again after a lost connection: the first time may have done it.
+            # A request repeated after a lost connection: the first one may have written the object.
             return bool(question["again"]) and is_same(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -157,7 +157,7 @@ def write(root: Path, path: Path, question: dict[str, Any], stdin: BinaryIO) -> 
 
 
 def give_name(temporary: Path, path: Path) -> bool:
-    """Whether the name was free, as the file system decides."""
+    """Give the temporary file its name, atomically; return whether the name was free."""
     try:
         os.link(temporary, path)
     except FileExistsError:
@@ -172,7 +172,7 @@ def give_name(temporary: Path, path: Path) -> bool:
 
 
 def is_same(one: Path, other: Path) -> bool:
-    """Whether two files hold the same."""
+    """Whether two files have the same content."""
     with one.open("rb") as first, other.open("rb") as second:
         while True:
             block = first.read(BLOCK_BYTES)

@@ -1,9 +1,9 @@
-"""A store: where bundles and the records of launches lie, whatever kind of place that is.
+"""Interface of a store, which keeps bundles and records of launches in a bucket or a folder.
 
-`open_store("gs://BUCKET/PREFIX")` is a bucket of Cloud Storage, `open_store("FOLDER")` a folder of this machine or of
-one that it shares, `open_store("ssh://USER@HOST/FOLDER")` a folder of another. Names of objects are relative to the
-address, with `/` between their parts; checksums are CRC-32C, base64 of the big-endian value, as a bundle's manifest has
-them. Standard library only until a store is opened.
+`open_store("gs://BUCKET/PREFIX")` opens a bucket of Cloud Storage, `open_store("FOLDER")` a folder of this machine or
+of a shared file system, `open_store("ssh://USER@HOST/FOLDER")` a folder of another machine. Names of objects are
+relative to the address, with `/` between their parts. Checksums are CRC-32C, base64 of the big-endian value, as in a
+bundle's manifest. This module imports only the standard library until a store is opened.
 """
 
 import re
@@ -19,20 +19,20 @@ from workload.contract.errors import BundleError, ToolError, UsageError
 
 T = TypeVar("T")
 
-# Records have a few kB, and a list of 10,000 runs has 700: more is damage, or meant to fill somebody's memory.
+# A record has a few kB, and a list of 10,000 runs 700 kB. A larger file is damaged, or meant to exhaust the memory.
 MAX_RECORD_BYTES = 2_000_000
-# For text that is shown whole, a start-up log say; the place's own tools are for more.
+# For text that is shown whole, for example a start-up log. Longer text needs the store's own tools.
 MAX_TEXT_BYTES = 32_000_000
-# Permissions of an object that is a file: what the writer's umask leaves of the usual ones; a secret is its owner's.
+# Permissions of an object that is a file, before the writer's umask. A secret is readable by its owner alone.
 USUAL_MODE, PRIVATE_MODE = 0o666, 0o600
 
 
 @dataclass(frozen=True, kw_only=True)
 class Patience:
-    """How long to wait for a store behind a network, in seconds; Google's own default is two minutes a question.
+    """Time limits for a store behind a network, in seconds; Google's own default is two minutes per request.
 
-    `first_answer_s` bounds the first contact whatever it waits for; `first_retry_s` and `retry_s`: how long a failing
-    request is repeated, at the first contact and later; `connect_s` and `read_s` bound one wait of one request.
+    `first_answer_s`: limit of the whole first contact; `first_retry_s` and `retry_s`: how long a failing request is
+    repeated, at the first contact and later; `connect_s` and `read_s`: limits of one wait of one request.
     """
 
     first_answer_s: float = 15.0
@@ -44,11 +44,11 @@ class Patience:
 
 @dataclass(frozen=True, kw_only=True)
 class StoredObject:
-    """One object as listed.
+    """An object as a store lists it.
 
-    `version` is the store's own word for this content: it changes when the object is replaced. `crc32c` is empty where
-    the listing does not know it. `metadata` are the few words that were stored with the object, where the store keeps
-    such. `problem` says why an entry can be neither read nor replaced (a symbolic link in a folder).
+    `version`: the store's identifier of this content, which changes when the object is replaced. `crc32c`: empty if the
+    listing lacks it. `metadata`: short texts stored with the object, if the store keeps metadata. `problem`: why the
+    entry can be neither read nor replaced, for example because it is a symbolic link in a folder; else empty.
     """
 
     name: str
@@ -68,21 +68,21 @@ class ObjectChangedError(BundleError):
 
 
 class TooLongError(BundleError):
-    """More bytes came than there should be."""
+    """An object has more bytes than expected."""
 
 
 class ObjectExistsError(BundleError):
-    """An object is there that was to be made, or another than the one that was to be replaced."""
+    """An object to create exists already, or an object to replace has another version."""
 
 
 class Sink(Protocol):
-    """What a download is written to."""
+    """Destination of a download."""
 
     def write(self, data: bytes, /) -> int: ...
 
 
 class BoundedSink:
-    """Passes on what is written, up to so many bytes; then `TooLongError`."""
+    """Passes bytes on to `sink`; raises `TooLongError` after `most_bytes`. `what` names the object in the message."""
 
     def __init__(self, sink: Sink, most_bytes: int, *, what: str) -> None:
         self._sink, self._left, self._most, self._what = sink, most_bytes, most_bytes, what
@@ -95,68 +95,72 @@ class BoundedSink:
 
 
 class Store(Protocol):
-    """One place for objects. Threads may share it; its `str()` is how messages name it: `bucket 'my-bucket'`.
+    """A place that holds objects. Threads may share it; its `str()` is its name in messages: `bucket 'my-bucket'`.
 
-    A writer and a reader may be on different machines, and either may be killed at any moment: an object is there as a
-    whole, or not at all.
+    Writer and reader may be on different machines, and either may be killed at any moment. Therefore a reader sees an
+    object as a whole or not at all.
     """
 
     @property
     def kind(self) -> str:
-        """What to call such a place: `bucket`, `folder`."""
+        """Kind of store, for messages: `bucket` or `folder`."""
 
     def locate(self, name: str) -> str:
-        """The address of an object, as the place's own tools and our commands take it."""
+        """The address of an object, as the store's own tools and our commands accept it."""
 
     def removal(self, name: str) -> str:
-        """The command with which a person removes an object, or all objects below a name that ends in a slash."""
+        """Command for the user that removes an object, or all objects below a name that ends in a slash."""
 
     def with_patience(self, patience: Patience) -> Self:
-        """The same store, asked with other limits."""
+        """A copy of this store with other time limits."""
 
     def objects(self, prefix: str) -> Iterator[StoredObject]:
-        """Every object whose name starts with `prefix`, in the order of names."""
+        """All objects whose names start with `prefix`, ordered by name."""
 
     def folders(self, prefix: str) -> list[str]:
-        """`a/` -> `["x", "y"]` where objects `a/x/…` and `a/y/…` exist: without `prefix` and slash, in order."""
+        """Names of the folders below `prefix`, sorted: `a/` -> `["x", "y"]` if objects `a/x/…` and `a/y/…` exist."""
 
     def read(self, name: str, *, most_bytes: int = MAX_RECORD_BYTES) -> bytes | None:
-        """What a small object holds; None where there is none, `TooLongError` where it has more than `most_bytes`."""
+        """Content of a small object; None if it does not exist.
+
+        Raises `TooLongError` if it has more than `most_bytes`.
+        """
 
     def write(self, name: str, content: bytes, *, if_absent: bool = False, is_private: bool = False) -> bool:
-        """Make or replace an object. With `if_absent`, write nothing and return False if it exists.
+        """Create or replace an object. With `if_absent`, write nothing and return False if it exists.
 
-        Of several writers with `if_absent`, exactly one is told True. `is_private`: in a folder, a file that its owner
-        alone may read (mode 0600); who may read a bucket's objects is the bucket's own matter.
+        If several writers use `if_absent`, exactly one of them gets True. `is_private`: in a folder, only the owner may
+        read the file (mode 0600); in a bucket, the bucket's own access rules hold.
         """
 
     def upload(
         self, name: str, path: Path, *, crc32c: str, replaces: str = "", metadata: Mapping[str, str] | None = None
     ) -> bool:
-        """Store a file whose checksum is known; False where the same content is there already.
+        """Store a file whose checksum is known; return False if the store has the same content already.
 
-        It makes a new object, or replaces the one of version `replaces`. Raises `ObjectExistsError` where another
-        object is there, `BundleError` where the file is not what its checksum says.
+        `replaces`: version of the object to replace; empty to create a new one. Raises `ObjectExistsError` if another
+        object has this name, `BundleError` if the file differs from its checksum.
         """
 
     def download(self, listed: StoredObject, sink: Sink, *, start: int = 0) -> None:
-        """Write the bytes of an object from `start` on, in small pieces.
+        """Write the bytes of an object to `sink`, from byte `start` on, in small pieces.
 
-        Raises `ObjectChangedError` where it was replaced since, `TooLongError` where more come than were listed.
+        Raises `ObjectChangedError` if the object was replaced after it was listed, `TooLongError` if it has more bytes
+        than listed.
         """
 
     def checksum(self, name: str) -> str | None:
-        """The checksum of an object as it is now; None where it is gone."""
+        """Current CRC-32C of an object; None if it does not exist."""
 
 
 def checksum_of(store: Store, listed: StoredObject) -> str | None:
-    """The checksum of an object; it is read where the list did not know it."""
+    """CRC-32C of a listed object, computed by the store if the listing lacks it; None if the object is gone."""
     return listed.crc32c or store.checksum(listed.name)
 
 
 @dataclass(frozen=True, kw_only=True)
 class BucketAddress:
-    """`gs://BUCKET/PATH`; the path has no slash at its ends."""
+    """Parts of `gs://BUCKET/PATH`; the path has no slash at its ends."""
 
     bucket: str
     path: str
@@ -164,25 +168,25 @@ class BucketAddress:
 
 @dataclass(frozen=True, kw_only=True)
 class SshAddress:
-    """`ssh://LOGIN/PATH`; `login` may end in a port, the path has no slash at its ends."""
+    """Parts of `ssh://LOGIN/PATH`; `login` may end in a port, the path has no slash at its ends."""
 
     login: str
     path: str
 
 
 BUCKET_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
-# A scheme has two letters at least: `C:/results` is a folder of Windows. `gs:/x` is a slip, and no folder.
+# A scheme has at least two letters, because `C:/results` is a folder of Windows. `gs:/x` is a typing error, no folder.
 SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
 EXAMPLE = "analyze fetch gs://BUCKET/PREFIX -o results"
 
 
 def is_bucket(text: str) -> bool:
-    """Whether an address means a bucket, well written or not."""
+    """Whether an address is meant to be a bucket; its name may still be invalid."""
     return text.startswith("gs://")
 
 
 def parse_address(text: str) -> BucketAddress | SshAddress | Path:
-    """A bucket, a folder of another machine, or one of this; `UsageError` for anything else."""
+    """Parse an address: a bucket, a folder of another machine, or a local folder. Raises `UsageError` for others."""
     scheme = SCHEME.match(text)
     if scheme is None and text:
         return Path(text)
@@ -211,10 +215,10 @@ def _joined(path: str) -> str:
 
 
 def open_store(address: str, *, probe: str = "", jobs: int = 1, patience: Patience | None = None) -> Store:
-    """The store at this address, once it has answered a question about names that start with `probe`.
+    """Open the store at this address. A bucket must first answer a request for names that start with `probe`.
 
-    `jobs` requests may run at a time. Raises `UsageError` (no such bucket or folder, an unknown kind of address) or
-    `ToolError` (a package is missing; no credentials, permission or answer).
+    `jobs`: number of requests that may run at a time. Raises `UsageError` (no such bucket or folder, an unknown kind of
+    address) or `ToolError` (a package is missing; no credentials, permission or answer).
     """
     from workload.storage import folder, gcs, ssh  # noqa: PLC0415 - each needs this module
 
@@ -229,7 +233,10 @@ def open_store(address: str, *, probe: str = "", jobs: int = 1, patience: Patien
 
 
 def within(limit_s: float, work: Callable[[], T]) -> T:
-    """`work()`, or `TimeoutError`, for what cannot be given a limit: names to resolve, tokens, a mount that hangs."""
+    """Return `work()`; raise `TimeoutError` after `limit_s` seconds.
+
+    For calls that take no time limit of their own: name resolution, tokens, a mount that hangs.
+    """
     answer: Future[T] = Future()
 
     def run() -> None:
@@ -243,5 +250,5 @@ def within(limit_s: float, work: Callable[[], T]) -> T:
 
 
 def not_sealed(name: str) -> BundleError:
-    """For a file that is not what its checksum says."""
+    """Error for a file that differs from its checksum."""
     return BundleError(f"'{name}' differs from its checksum: it was changed after the run", hint="run again")

@@ -1,4 +1,4 @@
-"""The answer: at most five sentences to act on, those with the largest effect first, and the roofline below them."""
+"""The section "The answer": at most five sentences to act on, the largest effect first, and rooflines below them."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,31 +25,31 @@ from workload.contract.verdict import Bound
 
 MOST_SENTENCES = 5
 MOST_MODELS = 2
-# Errors before the answer; all are in the section of the audit.
+# Most errors that are named here; the section of the audit lists all.
 MOST_ERRORS = 2
-# Kernel families of a profile, in words.
+# Most kernel families of a profile that are named.
 MOST_FAMILIES = 3
 KEYS = ("env", "task", "variant", "batch_size")
-# Peak memory that differs by less is no cost of a setting.
+# Ratio of peak memory from which memory counts as a cost of a setting.
 MEMORY_COST = 1.05
 
 
 def section(evidence: ReportEvidence) -> Section:
-    """The sentences, and the rooflines."""
+    """The section with its sentences and rooflines."""
     blocks: list[Block] = [Bullets(sentences=sentences(evidence), ranked=True)]
     blocks += [Picture(figure=figure) for figure in headline(evidence)]
     return Section(name="answer", title="The answer", blocks=blocks)
 
 
 def headline(evidence: ReportEvidence) -> list[Figure]:
-    """The rooflines at the top of the page: of all environments and of the fastest; else of a profile's kernels."""
+    """Rooflines at the top of the page: of all environments and of the fastest one; else of a profile's kernels."""
     combined, each = evidence.figures("roofline_combined"), evidence.figures("roofline_")
     alone = [figure for figure in each if figure not in combined]
     return [*combined, *alone[:1]] or evidence.figures("kernel_roofline_")[:1]
 
 
 def sentences(evidence: ReportEvidence) -> list[str]:
-    """Return the answer: errors, settings to change, best throughput of each model and its limit, cost, repeats."""
+    """Sentences on errors, settings to change, best throughput of each model and its limit, cost, repeats."""
     errors, last = [*_errors(evidence)], [*_cost(evidence), *_repeat(evidence)]
     models = [*(_models(evidence) or _without_times(evidence))]
     found = changes(evidence) or [*_nothing_certain(evidence)]
@@ -62,7 +62,7 @@ def sentences(evidence: ReportEvidence) -> list[str]:
 
 
 def _errors(evidence: ReportEvidence) -> Iterator[str]:
-    """Errors that the audit found in quoted runs; these sentences come first."""
+    """Sentence on the audit's errors in quoted runs."""
     by_rule: dict[str, list[Finding]] = defaultdict(list)
     quoted = set(evidence.material.runs["run_id"]) or set(evidence.results.runs["run_id"])
     for finding in evidence.findings:
@@ -79,7 +79,7 @@ def _errors(evidence: ReportEvidence) -> Iterator[str]:
 
 
 def _subject(same: Sequence[Finding]) -> str:
-    """The first run of findings of one rule, and how many more there are."""
+    """First run of the findings of one rule, and the number of others."""
     runs = list(dict.fromkeys(run_id for finding in same for run_id in finding.subject))
     more = f" and {words.counted(len(runs) - 1, 'more run')}" if len(runs) > 1 else ""
     return f"{runs[0]}{more}" if runs else "all runs"
@@ -89,7 +89,7 @@ def _subject(same: Sequence[Finding]) -> str:
 
 
 def changes(evidence: ReportEvidence) -> list[str]:
-    """A sentence per setting or place that is certainly faster, the largest effect first."""
+    """Sentences on settings or places that are certainly faster, the largest effect first."""
     by_model: dict[tuple[str, Any], list[Contrast]] = defaultdict(list)
     for one in evidence.contrasts:
         if one.is_certain:
@@ -102,7 +102,7 @@ def changes(evidence: ReportEvidence) -> list[str]:
 
 
 def _worthwhile(evidence: ReportEvidence, same: Sequence[Contrast]) -> Sequence[Contrast]:
-    """Without batch sizes to which the last step is not certain to pay, where others are left."""
+    """Contrasts without batch sizes whose gain over the next smaller one is uncertain, unless none would remain."""
     if same[0].by != "batch_size":
         return same
     return [one for one in same if (step := _steps(evidence, one)[0]) and step.is_certain and step.grows] or same
@@ -118,7 +118,7 @@ def _change(evidence: ReportEvidence, top: Contrast, *likewise: Contrast) -> str
 
 
 def _subject_of(evidence: ReportEvidence, one: Contrast) -> str:
-    """`resnet18 (batch 8, fp32)`: the model and what else both sides share."""
+    """Model, and the other facts that both sides share: `resnet18 (batch 8, fp32)`."""
     shared = one.pair.shared
     facts = [f"batch {words.text(shared['batch_size'])}"] if words.is_known(shared.get("batch_size")) else []
     facts += [shared["precision"]] if words.is_known(shared.get("precision")) else []
@@ -128,7 +128,7 @@ def _subject_of(evidence: ReportEvidence, one: Contrast) -> str:
 
 
 def _neighbours(evidence: ReportEvidence, top: Contrast) -> Iterator[str]:
-    """Whether the last step up to the best batch size pays, and whether the next one does."""
+    """Words on whether the step to the best batch size pays, and whether the next larger one does."""
     if top.by != "batch_size":
         return
     below, above = _steps(evidence, top)
@@ -138,7 +138,7 @@ def _neighbours(evidence: ReportEvidence, top: Contrast) -> Iterator[str]:
 
 
 def _steps(evidence: ReportEvidence, top: Contrast) -> tuple[Contrast | None, Contrast | None]:
-    """The contrasts of the best batch size with the next smaller and the next larger one."""
+    """Contrasts of the best batch size with the next smaller and the next larger one; None if not measured."""
     best = top.sides[0].value
     alike = [
         one
@@ -163,7 +163,7 @@ def _step(one: Contrast) -> str:
 
 
 def _memory(winner: Side, loser: Side) -> Iterator[str]:
-    """The peak memory of the faster side, where it is more than that of the slower."""
+    """Words on the peak memory of the faster side, if it is clearly more than that of the slower one."""
     peaks = [[case["peak_memory_bytes"] for case in side.runs] for side in (winner, loser)]
     if all(words.is_known(peak) for side in peaks for peak in side):
         more, less = (median(side) for side in peaks)
@@ -177,7 +177,7 @@ def _accuracy(top: Contrast, winner: Side) -> Iterator[str]:
 
 
 def _nothing_certain(evidence: ReportEvidence) -> Iterator[str]:
-    """How many comparisons were made, and how large a difference would have been found."""
+    """Sentence on the number of comparisons without a certain difference, and on the detectable ratio."""
     rows = [one.row for one in evidence.contrasts]
     seen = [row["smallest_detectable_ratio"] for row in rows if words.is_known(row["smallest_detectable_ratio"])]
     if seen:
@@ -192,7 +192,7 @@ def _nothing_certain(evidence: ReportEvidence) -> Iterator[str]:
 
 
 def _models(evidence: ReportEvidence) -> list[str]:
-    """The best throughput of each model and what limits it, other people's after our own."""
+    """Sentences on the best throughput of each model and its limit; imported runs after our own."""
     measured = evidence.material.measured
     known = measured[measured["images_per_s"].notna()]
     if known.empty:
@@ -218,7 +218,7 @@ def _best(row: Mapping[str, Any], lines: int) -> str:
 
 
 def _too_large(row: Mapping[str, Any], evidence: ReportEvidence) -> Iterator[str]:
-    """The smallest batch that ran out of memory where a line was measured."""
+    """Words on the smallest batch of a configuration that ran out of memory."""
     failed = evidence.material.failed
     same = (failed[["env", "task", "variant"]] == [row["env"], row["task"], row["variant"]]).all(axis=1)
     too_large = failed[same & failed["ending"].str.contains("out of memory")]
@@ -227,13 +227,13 @@ def _too_large(row: Mapping[str, Any], evidence: ReportEvidence) -> Iterator[str
 
 
 def _limit(row: Mapping[str, Any]) -> Iterator[str]:
-    """Limit of a configuration, or why it is unknown."""
+    """Words on the limit of a configuration, or why it is unknown."""
     why = f": {row['bound_why']}" if words.is_known(row["bound_why"]) else ""
     if not words.is_known(row["bound"]):
         if why:
             yield f"what limits it is not known{why}"
     elif ", " in row["bound"]:
-        # Of several verdicts the reason is that of one run.
+        # With several verdicts, the reason would be that of one run only.
         yield f"its runs do not agree on what limits it: {row['bound']}"
     elif row["bound"] == Bound.NEITHER:
         yield f"neither compute nor memory limits it{why}"
@@ -242,7 +242,7 @@ def _limit(row: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _without_times(evidence: ReportEvidence) -> Iterator[str]:
-    """What there is to say where no run has a throughput: what profiles show, or how the runs ended."""
+    """Sentences if no run has a throughput: on profiles, or on how the runs ended."""
     shares = _kernel_shares(evidence)
     points = evidence.material.points
     timed = points[points["flop_per_s"].notna()] if len(points) else points
@@ -263,19 +263,19 @@ def _without_times(evidence: ReportEvidence) -> Iterator[str]:
 
 
 def _profiled_rate(row: Mapping[str, Any]) -> Iterator[str]:
-    """The rate of steps or kernels that only a profiler timed, and what limits them."""
+    """Words on the FLOP/s of steps or kernels that only a profiler timed, and on their limit."""
     if not words.is_known(row.get("flop_per_s")):
         return
     yield f"{'at least ' if row['flop_is_lower_bound'] else ''}{words.si(row['flop_per_s'], 'FLOP/s')}"
     if row["source"] == WorkSource.PROFILER and words.is_known(row["bound"]):
-        # Of kernels alone: what limits the step is not known.
+        # The verdict is on kernels alone: the limit of the step is unknown.
         yield row["bound_why"]
     else:
         yield from _limit(row)
 
 
 def _kernel_shares(evidence: ReportEvidence) -> dict[tuple[Any, ...], str]:
-    """Kernel families that take the most time, by `KEYS`."""
+    """Words on the kernel families that take the most time, by the values of `KEYS`."""
     points = evidence.material.kernel_points
     profiles = points[(points["family"] != ALL) & points["share_of_time"].notna()] if len(points) else points
     shares: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
@@ -292,7 +292,7 @@ def _kernel_shares(evidence: ReportEvidence) -> dict[tuple[Any, ...], str]:
 
 
 def _cost(evidence: ReportEvidence) -> Iterator[str]:
-    """Cheapest place for a million images of each model."""
+    """Sentence on the cheapest place for a million images of each model."""
     costs = registry.cheapest(evidence.material.costs)
     if costs.empty:
         return
@@ -317,7 +317,7 @@ def _price(row: Mapping[str, Any], costs: pd.DataFrame) -> str:
 
 
 def _repeat(evidence: ReportEvidence) -> Iterator[str]:
-    """How many configurations of ours have too few runs for an interval."""
+    """Sentence on the number of our configurations with too few runs for an interval."""
     imported = set(evidence.results.runs.loc[evidence.results.runs["imported"].eq(True), "run_id"])
     ours = [row for row in words.rows_of(evidence.material.measured) if row["run_ids"][0] not in imported]
     few = sum(row["runs"] < LEAST_REPLICATES for row in ours)
