@@ -1,5 +1,6 @@
 """The exit code of a launch that says it has ended well follows from its bundles."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from launcher.jobs.run import _shortfall
 from tests.launcher.backends.gcp.fake_vm import make_request
 from workload.contract import bundle
 from workload.contract.errors import ExitCode
+from workload.contract.task import Task
 
 NAME = "rooflaunch-t4-20261121-100000-0000aa"
 # How many runs were asked for, how the bundles at home ended, and what comes of it.
@@ -48,3 +50,10 @@ def test_the_bundles_say_what_is_done(asked: int, statuses: list[str], code: int
     names = dict(zip(("first", "second"), (found.path.name for found in bundles), strict=False))
     assert (failed.exit_code, str(failed)) == (code, error.format(**names))
     assert failed.hint == f"launch logs {NAME}"
+
+
+def test_runs_with_keys_are_counted_by_the_sweep() -> None:
+    plain = make_request(NAME, "", {"device": "cpu"})
+    [run] = plain.work.runs
+    task = Task(job="night", runs=(replace(run, run_key="0" * 16),))
+    assert _shortfall(replace(plain, task=task.to_json(run.spec)), []) is None
