@@ -31,12 +31,15 @@ MEAN_AD_TO_STDEV = 1.2533141373155003
 class Method(StrEnum):
     """Method of an interval, in words for the user."""
 
-    STUDENT_T = "Student t over runs (about 90 % if they fall into two modes)"
+    STUDENT_T = "Student t over runs (about 90 % in place of 95 % if runs fall into two modes)"
     BLOCKS = "Student t over blocks in their order, which holds where --until stopped them"
     ORDER_STATISTICS = "order statistics over runs"
     PAIRED_T = "Student t over blocks, runs paired within them"
     TWO_WAY = "Student t over blocks, scatter of all their configurations"
-    WELCH = "Welch t over runs, variances partly shared (88 % if 3 of 13 runs scatter 4 times as much)"
+    WELCH = (
+        "Welch t over runs, variances partly shared "
+        "(88 % in place of 95 % if 3 runs of one side scatter 4 times as much as 10 of the other)"
+    )
     HIERARCHICAL_BOOTSTRAP = "bootstrap of runs and blocks of steps"
     EFFECTIVE_STEPS = "Student t over effective steps"
     EFFECTIVE_N = "Kendall's S with effective n"

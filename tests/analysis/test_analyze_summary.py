@@ -32,7 +32,7 @@ def test_repeats_are_one_line(tmp_path: Path) -> None:
     # ln 100, 101, 102: mean 4.615088, standard deviation 0.0099015; t(2, 97.5 %) = 4.30265.
     assert line["images_per_s_low"] == pytest.approx(math.exp(4.615088 - 4.302653 * 0.0099015 / 3**0.5), rel=2e-6)
     assert line["images_per_s_high"] == pytest.approx(math.exp(4.615088 + 4.302653 * 0.0099015 / 3**0.5), rel=2e-6)
-    assert line["interval"] == "95 %, Student t over runs (about 90 % if they fall into two modes)"
+    assert line["interval"] == "95 %, Student t over runs (about 90 % in place of 95 % if runs fall into two modes)"
     assert line["note"] is None
 
 

@@ -47,7 +47,10 @@ def test_two_places() -> None:
     assert (row["ratio_low"], row["ratio_high"]) == pytest.approx((expected.interval.low, expected.interval.high))
     assert row["p"] == row["p_holm"] == pytest.approx(expected.p_value)
     assert row["level"] == 0.95
-    assert row["test"] == "Welch t over runs, variances partly shared (88 % if 3 of 13 runs scatter 4 times as much)"
+    assert row["test"] == (
+        "Welch t over runs, variances partly shared "
+        "(88 % in place of 95 % if 3 runs of one side scatter 4 times as much as 10 of the other)"
+    )
     assert row["effect"] > 10
     assert row["smallest_detectable_ratio"] == pytest.approx(1.03, abs=0.01)
     assert row["verdict"] == ("there (NVIDIA A100-SXM4-80GB) is 1.5 x as fast as here (NVIDIA L4) (95 %: 1.46 to 1.53)")

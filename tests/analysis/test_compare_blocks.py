@@ -254,7 +254,10 @@ def test_blocks_that_one_side_alone_has_pair_nothing() -> None:
     (row,) = rows(*in_blocks("l", LEFT), *side("r", RIGHT, precision="amp"), by="precision")
 
     assert pd.isna(row["blocks"])
-    assert row["test"] == "Welch t over runs, variances partly shared (88 % if 3 of 13 runs scatter 4 times as much)"
+    assert row["test"] == (
+        "Welch t over runs, variances partly shared "
+        "(88 % in place of 95 % if 3 runs of one side scatter 4 times as much as 10 of the other)"
+    )
     assert row["note"] == "on local-cuda"
 
 
@@ -263,5 +266,8 @@ def test_a_block_that_a_second_machine_finished_is_two() -> None:
 
     (row,) = rows(*in_blocks("l", LEFT), *right, by="precision")
 
-    assert row["test"] == "Welch t over runs, variances partly shared (88 % if 3 of 13 runs scatter 4 times as much)"
+    assert row["test"] == (
+        "Welch t over runs, variances partly shared "
+        "(88 % in place of 95 % if 3 runs of one side scatter 4 times as much as 10 of the other)"
+    )
     assert row["note"] == "on local-cuda; fewer than 2 blocks have both sides: not paired"

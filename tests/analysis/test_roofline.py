@@ -277,7 +277,7 @@ def test_interval_is_over_runs(tmp_path: Path) -> None:
     reach = 4.302653 * math.sqrt(sum((rate - centre) ** 2 for rate in rates) / 2 / 3)
     assert row["flop_per_s_low"] == pytest.approx(math.exp(centre - reach), rel=1e-6)
     assert row["flop_per_s_high"] == pytest.approx(math.exp(centre + reach), rel=1e-6)
-    assert row["interval"] == "95 %, Student t over runs (about 90 % if they fall into two modes)"
+    assert row["interval"] == "95 %, Student t over runs (about 90 % in place of 95 % if runs fall into two modes)"
 
 
 def test_modelled_bytes_beyond_the_bandwidth_stayed_in_caches(tmp_path: Path) -> None:

@@ -119,7 +119,7 @@ def test_the_spread_between_runs() -> None:
     assert row["images_per_s"] == pytest.approx(320, rel=1e-3)
     assert row["images_per_s_low"] < 310
     assert row["images_per_s_high"] > 330
-    assert row["interval"] == "95 %, Student t over runs (about 90 % if they fall into two modes)"
+    assert row["interval"] == "95 %, Student t over runs (about 90 % in place of 95 % if runs fall into two modes)"
     # Standard deviation of the logarithms of the rates; steps within runs vary by 0.1 %.
     assert row["cov_between"] == pytest.approx(np.log(rates).std(ddof=1), rel=0.01)
     assert row["cov_within"] == pytest.approx(0.001, rel=0.2)
