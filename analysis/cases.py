@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from analysis.loading import Results
+from analysis.loading import Tables
 from analysis.statistics import SteadyState, steady_state
 from analysis.statistics.samples import Floats, Mask
 from workload.contract import bundle
@@ -116,7 +116,7 @@ class Case:
         return Record(run_id=self.run_id, status=Status(self.facts["status"]), spec=spec)
 
 
-def cases(results: Results) -> list[Case]:
+def cases(results: Tables) -> list[Case]:
     """The runs as cases, in the order of `results.runs`."""
     steps, telemetry = _Table(results.steps, STEP_NUMBERS), _Table(results.telemetry, TELEMETRY_COLUMNS)
     is_measured = (results.steps["phase"] == MEASURED).to_numpy(dtype=bool)

@@ -14,7 +14,7 @@ import pandas as pd
 
 from analysis.cases import Case
 from analysis.configurations import CONFIGURATION, DATA_DETAILS, PLACE, SOFTWARE, label, needs_no_digest, shown
-from analysis.loading import Results
+from analysis.loading import Tables
 from analysis.pairing import MACHINE, Designs, Pair, Pairing, Side, is_busy, pair_up, value_text
 from analysis.statistics import (
     Comparison,
@@ -75,7 +75,7 @@ DETAIL_NAMES = tuple(column.name for column in DATA_DETAILS)
 
 
 def compare(
-    results: Results,
+    results: Tables,
     by: str | None = None,
     *,
     baseline: str | None = None,

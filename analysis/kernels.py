@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pandas as pd
 
-import analysis
 from analysis import ncu
 from analysis.breakdown import ALL, COLUMNS, breakdown, in_steps, l2_bytes_are, per_step
 from analysis.configurations import CONFIGURATION, NAMED_COLUMNS, PLACE, SOFTWARE, WORK_NAMED
 from analysis.importing import DEVICE_NAME
+from analysis.loading import load_folders
 from analysis.ncu import NcuFile
 from analysis.operators import SHOWN, attributed, longest, operators
 from analysis.problem import Problem
@@ -106,7 +106,7 @@ def gather(paths: Sequence[Path], keys: Sequence[str], *, verify: bool, work_key
     traced = works = pd.DataFrame()
     tables = [_of_file(path, keys, problems) for path in paths if path.is_file()]
     if folders:
-        results = analysis.load(*folders, verify=verify)
+        results = load_folders(folders, verify=verify)
         tables += _of_results(kernel_points(results, keys=keys))
         if work_keys:
             works, unread = attributed(results, work_keys)

@@ -15,7 +15,7 @@ from typing import Any
 
 from analysis.cases import Case, cases
 from analysis.configurations import CONFIGURATION, PLACE, SOFTWARE, label, measured, pool_words, require_poolable, shown
-from analysis.loading import Results
+from analysis.loading import Tables
 from workload.contract.design import Contrast, Design, Run
 from workload.contract.errors import NothingToDoError, UsageError
 from workload.contract.invocation import as_typed
@@ -109,7 +109,7 @@ class Pairing:
 
 
 def pair_up(
-    results: Results,
+    results: Tables,
     by: str | None = None,
     *,
     baseline: str | None = None,

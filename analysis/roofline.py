@@ -18,7 +18,7 @@ import pandas as pd
 from analysis import traced_times
 from analysis.breakdown import COLUMNS, breakdown, in_steps, l2_bytes_are, per_step
 from analysis.configurations import CONFIGURATION, DEVICE, PLACE, SOFTWARE, WORK_NAMED, Group, completed, group
-from analysis.loading import Results
+from analysis.loading import Tables
 from analysis.lower_bound import LOWER_BOUND, TENSOR, counted_over_model, model_warning, reasons
 from analysis.ncu.families import is_backward
 from analysis.roof import Roof, Work, intensity
@@ -121,7 +121,7 @@ POINT_COLUMNS = names_of(PointRow)
 # --- roofs
 
 
-def roofs(results: Results) -> pd.DataFrame:
+def roofs(results: Tables) -> pd.DataFrame:
     """Measured ceilings and vendors' peaks, a row per place, device, precision and kind.
 
     `flop_per_s` and `bytes_per_s` are medians over the `measurements`; `bytes_per_s` is the copy rate. A run that
@@ -136,7 +136,7 @@ def roofs(results: Results) -> pd.DataFrame:
     return frame(list(map(vars, rows)), names_of(RoofRow))
 
 
-def _roofs(results: Results, keys: Mapping[str, Any], runs: pd.DataFrame) -> Iterator[RoofRow]:
+def _roofs(results: Tables, keys: Mapping[str, Any], runs: pd.DataFrame) -> Iterator[RoofRow]:
     ceilings = results.ceilings[results.ceilings["run_id"].isin(runs["run_id"])]
     ceilings = ceilings.drop_duplicates(["quantity", "name", "roof_per_s", "measured_at"])
     ceilings = ceilings[~ceilings["roof_per_s"].isin(list(_refuted(results.runs)))]
@@ -203,7 +203,7 @@ def _refuted(runs: pd.DataFrame) -> dict[float, float]:
     return refuted
 
 
-def _device(results: Results, keys: Mapping[str, Any], runs: pd.DataFrame) -> _Device:
+def _device(results: Tables, keys: Mapping[str, Any], runs: pd.DataFrame) -> _Device:
     """The device, from the record of the first run: two devices of one name in one place would be two places."""
     name = keys["device_name"]
     device = DeviceFacts()
@@ -227,7 +227,7 @@ def _range_note(peak: Peak) -> str | None:
 # --- steps
 
 
-def points(results: Results) -> pd.DataFrame:
+def points(results: Tables) -> pd.DataFrame:
     """Training steps in the roofline plane: a row per group of runs that may be pooled, and source of FLOP and bytes.
 
     `flop_per_s`: FLOP of a step divided by the median over runs of their median unprofiled step time, with its 95 %
@@ -240,7 +240,7 @@ def points(results: Results) -> pd.DataFrame:
     return frame([{**pool.facts, **vars(row)} for pool, row in point_rows(results)], (*POINT_COLUMNS, *UNNAMED))
 
 
-def point_rows(results: Results) -> Iterator[tuple[Group, PointRow]]:
+def point_rows(results: Tables) -> Iterator[tuple[Group, PointRow]]:
     """The rows of `points`, each with its group of runs."""
     devices: dict[tuple[Any, ...], _Device] = {}
     refuted = _refuted(results.runs)
@@ -273,7 +273,7 @@ class _Measurement:
     uncounted_launches: int = 0
 
 
-def _measurements(results: Results, pool: Group) -> Iterator[_Measurement]:
+def _measurements(results: Tables, pool: Group) -> Iterator[_Measurement]:
     steps_s = _step_times(pool)
     is_traced = not steps_s and bool(traced := traced_times.times(pool))
     steps_s = traced if is_traced else steps_s
@@ -322,7 +322,7 @@ def _lower_bounds(pool: Group, has_backward: bool | None = None, counted: float 
     )
 
 
-def _profile(results: Results, pool: Group) -> _Measurement | None:
+def _profile(results: Tables, pool: Group) -> _Measurement | None:
     """The kernels of a profile as one measurement over their own time; None if no kernels can be read."""
     launches = results.kernels.groupby("run_id", sort=False).indices
     profiled = [run_id for run_id in pool.runs["run_id"] if run_id in launches]
@@ -516,7 +516,7 @@ def _roof_notes(row: PointRow, roof: Roof | None, peak: Peak | None, *, was_meas
 # --- kernels
 
 
-def kernel_points(results: Results, *, keys: Sequence[str] = ("family",)) -> pd.DataFrame:
+def kernel_points(results: Tables, *, keys: Sequence[str] = ("family",)) -> pd.DataFrame:
     """Kernels of profiled runs in the roofline plane: a row per group of runs and value of `keys`, longest first.
 
     `launches` and `duration_s` (seconds) are per step if the number of `steps` in the profile is known, otherwise of
@@ -531,7 +531,7 @@ def kernel_points(results: Results, *, keys: Sequence[str] = ("family",)) -> pd.
     return pd.concat(tables, ignore_index=True)[columns] if tables else pd.DataFrame(columns=columns)
 
 
-def _kernel_rows(results: Results, pool: Group, launches: Mapping[Any, Any], keys: Sequence[str]) -> pd.DataFrame:
+def _kernel_rows(results: Tables, pool: Group, launches: Mapping[Any, Any], keys: Sequence[str]) -> pd.DataFrame:
     """Rows of one group. `launches`: for each run id, the positions of its rows in `results.kernels`."""
     parts, steps = [], list[int | None]()
     for run_id in pool.runs["run_id"]:
@@ -548,7 +548,7 @@ def _kernel_rows(results: Results, pool: Group, launches: Mapping[Any, Any], key
     return rows.assign(**facts, note=_joined([*pool.apart, label and f"L2 bytes are {label}"]))
 
 
-def _steps_said(results: Results, run_id: str) -> int | None:
+def _steps_said(results: Tables, run_id: str) -> int | None:
     """Number of steps that the user gave for an imported profile; None if unknown."""
     with suppress(BundleError):
         return int(results.record(run_id).profile.steps_profiled or 0) or None

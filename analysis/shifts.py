@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.configurations import CONFIGURATION, PLACE
-from analysis.loading import Results
+from analysis.loading import Tables
 from analysis.roofline import frame, names_of, point_rows
 
 
@@ -33,7 +33,7 @@ class ShiftRow:
     bound_right: str | None
 
 
-def shifts(results: Results) -> pd.DataFrame:
+def shifts(results: Tables) -> pd.DataFrame:
     """How batch size and precision move a step: a row per step from one to the next, all else being equal.
 
     `changed` is `batch_size` or `precision`, from `left` to `right` at the value `at` of the other one; ratios are

@@ -47,6 +47,7 @@ def audit(
     from analysis.audit import RULES, Severity, audit, by_severity
     from analysis.audit.claims import CLAIM_RULES, audit_claims, read
     from analysis.audit.text import render
+    from analysis.report.wording import worded_content
 
     if not results and not claims:
         raise UsageError("nothing to audit was named", hint="analyze audit RESULTS, or --claims FILE.csv")
@@ -57,7 +58,7 @@ def audit(
         loaded = load(results, verify=verify)
         problems = loaded.problems
         unit = units.common(loaded.runs["unit"])
-        findings += units.worded_content(audit(loaded), unit, has_own_units=False)
+        findings += worded_content(audit(loaded), unit, has_own_units=False)
         looked_at.append(f"{counted(len(loaded.runs), 'run')}, {len(RULES)} rules")
     if claims:
         rows = read(claims)

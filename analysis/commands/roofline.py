@@ -14,7 +14,7 @@ from workload.contract.text import counted
 if TYPE_CHECKING:
     import pandas as pd
 
-    from analysis.loading import Results
+    from analysis.loading import Tables
 
 EXAMPLES = """\b
 Examples:
@@ -117,7 +117,7 @@ def _titled(tables: Mapping[str, tuple["pd.DataFrame", tuple[Column, ...]]], *, 
     )
 
 
-def _roofs_of_what_ran(results: "Results") -> "pd.DataFrame":
+def _roofs_of_what_ran(results: "Tables") -> "pd.DataFrame":
     """Roofs of the precisions that were run, because a machine measures all; without the addresses of sources."""
     from analysis import roofline
 
@@ -127,7 +127,7 @@ def _roofs_of_what_ran(results: "Results") -> "pd.DataFrame":
     return roofs.assign(ridge=roofs["flop_per_s"] / roofs["bytes_per_s"], source=sources)
 
 
-def _why_no_point(results: "Results") -> str:
+def _why_no_point(results: "Tables") -> str:
     from analysis.configurations import completed
 
     done, every = len(completed(results.runs)), len(results.runs)
@@ -136,7 +136,7 @@ def _why_no_point(results: "Results") -> str:
     return "the only run did not complete" if every == 1 else f"none of {every} runs completed"
 
 
-def _runs_without_point(results: "Results") -> Iterator[str]:
+def _runs_without_point(results: "Tables") -> Iterator[str]:
     """Notes on completed runs without FLOP and bytes, or imported without a time, and their number."""
     from analysis.configurations import completed
     from analysis.roofline import WORK
@@ -153,7 +153,7 @@ def _runs_without_point(results: "Results") -> Iterator[str]:
             yield f"note       {which} {lack}: no point on a roofline"
 
 
-def _broken_off(results: "Results") -> list[Problem]:
+def _broken_off(results: "Tables") -> list[Problem]:
     """Runs that did not complete, as problems with their status."""
     from analysis.configurations import completed
 

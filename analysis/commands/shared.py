@@ -13,7 +13,7 @@ from workload.contract.tables import TableFormat
 from workload.contract.text import printable
 
 if TYPE_CHECKING:
-    from analysis.loading import Results
+    from analysis.loading import Tables
 
 ResultsArgument = Annotated[
     list[Path], typer.Argument(metavar="RESULTS...", help="folders of bundles, nested ones too, or single bundles")
@@ -27,7 +27,7 @@ VerifyOption = Annotated[
 SHOWN_PROBLEMS = 20
 
 
-def load(folders: Sequence[Path], *, verify: bool) -> "Results":
+def load(folders: Sequence[Path], *, verify: bool) -> "Tables":
     """The runs in `folders`; see `analysis.load`."""
     return analysis.load(*folders, verify=verify)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from analysis import compare
 from analysis.configurations import CONFIGURATION, measured
-from analysis.loading import Results
+from analysis.loading import Tables
 from analysis.pairing import Pair, Side, pair_up, value_text
 from analysis.report import words
 from analysis.statistics.power import ALPHA
@@ -53,7 +53,7 @@ class Contrast:
         return (right, left) if self.grows else (left, right)
 
 
-def contrasts(results: Results) -> list[Contrast]:
+def contrasts(results: Tables) -> list[Contrast]:
     """Every pair, fact by fact; none for a fact in which no two runs differ that agree in the rest."""
     runs = measured(results.runs)
     found = [one for by in ("place", *SETTINGS) if runs[by].nunique() > 1 for one in _by(results, by)]
@@ -64,7 +64,7 @@ def contrasts(results: Results) -> list[Contrast]:
     return found
 
 
-def _by(results: Results, by: str) -> Iterator[Contrast]:
+def _by(results: Tables, by: str) -> Iterator[Contrast]:
     try:
         pairing = pair_up(results, by)
     except RooflaunchError:

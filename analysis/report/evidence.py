@@ -12,7 +12,7 @@ from analysis.audit.finding import Finding
 from analysis.figures import material, registry
 from analysis.figures.figure import Figure
 from analysis.figures.material import Material
-from analysis.loading import Results
+from analysis.loading import Tables
 from analysis.problem import Problem
 from analysis.report.contrasts import Contrast, contrasts
 from analysis.shifts import shifts
@@ -24,7 +24,7 @@ from workload.contract.record import Record
 class ReportEvidence:
     """Results, and the tables and figures made from them."""
 
-    results: Results
+    results: Tables
     material: Material
     drawn: Sequence[Figure]
 
@@ -77,7 +77,7 @@ def _is_named(name: str, wanted: str) -> bool:
     return name == wanted or (wanted.endswith(("_", "-")) and name.startswith(wanted))
 
 
-def gather(results: Results, *, on_stage: Callable[[str], None] = lambda _: None) -> ReportEvidence:
+def gather(results: Tables, *, on_stage: Callable[[str], None] = lambda _: None) -> ReportEvidence:
     """Make the tables that figures need, and the figures; other tables are made on first access."""
     on_stage("tables")
     tables = material.make(

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.loading import Results
+from analysis.api import Results
 from analysis.record import CEILING_COLUMNS, RUN_COLUMNS
 from workload.contract import bundle
 from workload.contract.bundle import STEP_COLUMNS, TELEMETRY_COLUMNS

@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 from by_hand import BYTES, at_rates, kernels, run
 
 from analysis import costs, roofline
+from analysis.api import Results
 from analysis.figures import material
-from analysis.loading import Results
 from analysis.report.evidence import ReportEvidence
 
 Runs: TypeAlias = list[dict[str, Any]]

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 import analysis
-from analysis.loading import Results
+from analysis.api import Results
 from analysis.record import CEILING_COLUMNS, RUN_COLUMNS
 from benchmarks.synthetic_bundles import make
 from workload.contract import bundle
