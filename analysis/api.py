@@ -8,8 +8,8 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.configurations import CONFIGURATION
-from analysis.loading import Tables, load_folders
+from analysis.loading.configurations import CONFIGURATION
+from analysis.loading.tables import Tables, load_folders
 from workload.contract.errors import UsageError
 from workload.contract.text import counted
 
@@ -25,8 +25,8 @@ class Results(Tables):
         return f"<Results: {counted(len(self.runs), 'run')} of {configurations} on {places}{problems}>"
 
     def summary(self) -> pd.DataFrame:
-        """A row per configuration and place, the fastest of each model first: `analysis.summary.COLUMNS`."""
-        from analysis.summary import summarize  # noqa: PLC0415 - only for who asks, here and below
+        """A row per configuration and place, the fastest of each model first: `analysis.summary.throughput.COLUMNS`."""
+        from analysis.summary.throughput import summarize  # noqa: PLC0415 - only for who asks, here and below
 
         return summarize(self.runs)
 
@@ -38,20 +38,20 @@ class Results(Tables):
         baseline: str | None = None,
         all_pairs: bool = False,
     ) -> pd.DataFrame:
-        """A row per pair of values of `by`, by default the first fact in which runs differ: see `analysis.compare`."""
-        from analysis.compare import compare  # noqa: PLC0415
+        """A row per pair of values of `by`, by default the first fact in which runs differ: see `compare.ratios`."""
+        from analysis.compare.ratios import compare  # noqa: PLC0415
 
         return compare(self, by, baseline=baseline, all_pairs=all_pairs, allow_mixed=allow_mixed)
 
     def roofline(self) -> pd.DataFrame:
-        """A row per configuration and source of its FLOP and bytes: see `analysis.roofline.points`."""
-        from analysis.roofline import points  # noqa: PLC0415
+        """A row per configuration and source of its FLOP and bytes: see `analysis.roofline.points.points`."""
+        from analysis.roofline.points import points  # noqa: PLC0415
 
         return points(self)
 
     def variance(self, part: str = "between") -> pd.DataFrame:
         """A table of `analyze variance`: `between`, `within` or `causes`; `UsageError` for another `part`."""
-        from analysis.variance import TABLES, table  # noqa: PLC0415
+        from analysis.variance.tables import TABLES, table  # noqa: PLC0415
 
         if part not in TABLES:
             raise UsageError(f"variance has no part '{part}'", hint=f"one of {', '.join(TABLES)}")

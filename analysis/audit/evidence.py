@@ -6,10 +6,10 @@ from functools import cached_property
 
 import pandas as pd
 
-from analysis import cases as all_cases
-from analysis.cases import Case
-from analysis.configurations import group, measured
-from analysis.loading import Tables
+from analysis.loading import cases as all_cases
+from analysis.loading.cases import Case
+from analysis.loading.configurations import group, measured
+from analysis.loading.tables import Tables
 from workload.contract.vocabulary import calibration_of
 
 # Statuses of a profile that has kernels.

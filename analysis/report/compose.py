@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import pandas as pd
 
-from analysis import units
 from analysis.audit.finding import Severity
+from analysis.loading import units
 from analysis.report import words
 from analysis.report.content import Picture, Report, Section, figures_of
 from analysis.report.evidence import ReportEvidence

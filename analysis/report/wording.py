@@ -7,8 +7,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
-from analysis import units
 from analysis.figures.figure import Figure
+from analysis.loading import units
 from analysis.report.content import Commands
 
 T = TypeVar("T")

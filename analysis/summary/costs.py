@@ -12,9 +12,9 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.configurations import Group, group, measured
-from analysis.loading import Tables
-from analysis.roofline import frame
+from analysis.loading.configurations import Group, group, measured
+from analysis.loading.rows import frame
+from analysis.loading.tables import Tables
 from workload.contract import peaks, prices
 
 SECONDS_PER_H = 3600

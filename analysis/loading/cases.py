@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from analysis.loading import Tables
+from analysis.loading.rows import rows
+from analysis.loading.tables import Tables
 from analysis.statistics import SteadyState, steady_state
 from analysis.statistics.samples import Floats, Mask
 from workload.contract import bundle
@@ -129,21 +130,6 @@ def cases(results: Tables) -> list[Case]:
         )
         for facts in rows(results.runs)
     ]
-
-
-def rows(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """Rows of a table as dictionaries by column; None for an absent value."""
-    names = [str(name) for name in table.columns]
-    return [dict(zip(names, row, strict=True)) for row in cells(table)]
-
-
-def cells(table: pd.DataFrame) -> list[list[Any]]:
-    """Rows of a table as lists in column order; None for an absent value."""
-    # One array of objects: in pandas, replacing absent values column by column takes eight times as long.
-    values = table.to_numpy(dtype=object, copy=True)
-    values[pd.isna(values)] = None
-    found: list[list[Any]] = values.tolist()
-    return found
 
 
 class _Table:

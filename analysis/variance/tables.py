@@ -7,12 +7,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.cases import Case, cases
-from analysis.causes import causes
-from analysis.configurations import DATA_DETAILS, DETAILS, NAMED, NAMED_COLUMNS, Group, group, label, measured
-from analysis.loading import Tables
-from analysis.machines import COLUMNS as MACHINE_COLUMNS
-from analysis.machines import machines
+from analysis.loading.cases import Case, cases
+from analysis.loading.configurations import DATA_DETAILS, DETAILS, NAMED, NAMED_COLUMNS, Group, group, label, measured
+from analysis.loading.tables import Tables
 from analysis.statistics import (
     Drift,
     drift,
@@ -22,6 +19,9 @@ from analysis.statistics import (
     variance_split,
 )
 from analysis.statistics.samples import Estimate
+from analysis.variance.causes import causes
+from analysis.variance.machines import COLUMNS as MACHINE_COLUMNS
+from analysis.variance.machines import machines
 from workload.contract.tables import Column, Role
 
 WITHIN_COLUMNS = (

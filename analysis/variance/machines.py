@@ -6,9 +6,9 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.cases import Case, cases
-from analysis.configurations import CONFIGURATION, DATA_DETAILS, DETAILS, NAMED, PLACE, SOFTWARE, measured
-from analysis.loading import Tables
+from analysis.loading.cases import Case, cases
+from analysis.loading.configurations import CONFIGURATION, DATA_DETAILS, DETAILS, NAMED, PLACE, SOFTWARE, measured
+from analysis.loading.tables import Tables
 from analysis.statistics import PlacedRun, machine_split, position_effect, variance_split
 from workload.contract.tables import Column, Role
 

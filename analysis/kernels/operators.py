@@ -11,10 +11,10 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.breakdown import ALL
-from analysis.configurations import CONFIGURATION, PLACE, SOFTWARE, WORK_NAMED, Group, completed, group
-from analysis.loading import Tables
-from analysis.problem import Problem
+from analysis.kernels.breakdown import ALL
+from analysis.loading.configurations import CONFIGURATION, PLACE, SOFTWARE, WORK_NAMED, Group, completed, group
+from analysis.loading.problem import Problem
+from analysis.loading.tables import Tables
 from workload.contract.errors import BundleError
 from workload.contract.record import Record
 from workload.contract.text import percent

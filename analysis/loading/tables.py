@@ -10,9 +10,9 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from analysis.configurations import with_scripts_alike
-from analysis.index import CEILINGS, FINGERPRINT, REMARKS, RUN_SCHEMA, look
-from analysis.problem import Problem
+from analysis.loading.configurations import with_scripts_alike
+from analysis.loading.index import CEILINGS, FINGERPRINT, REMARKS, RUN_SCHEMA, look
+from analysis.loading.problem import Problem
 from workload.contract import bundle
 from workload.contract.errors import NothingToDoError, RooflaunchError, UsageError
 from workload.contract.record import Record
@@ -22,8 +22,8 @@ from workload.contract.record import Record
 class Tables:
     """Tables of runs. A row is one thing; an absent value is NaN, None or NaT; column names contain the unit.
 
-    `runs`: one row per run, columns as in `analysis.record.RUN_COLUMNS`. `steps` and `telemetry`: `run_id` and the
-    columns of the bundle's files. `ceilings`: one row per measured rate, `analysis.record.CEILING_COLUMNS`. `kernels`:
+    `runs`: one row per run, columns as in `RUN_COLUMNS` of `run_row.py`. `steps` and `telemetry`: `run_id` and the
+    columns of the bundle's files. `ceilings`: one row per measured rate, columns as in `CEILING_COLUMNS`. `kernels`:
     one row per profiled launch, read on first access. `problems`: data missing from the tables, and the reason.
     """
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.cases import Case, cases
-from analysis.configurations import CONFIGURATION, PLACE
-from analysis.loading import Tables
+from analysis.loading.cases import Case, cases
+from analysis.loading.configurations import CONFIGURATION, PLACE
+from analysis.loading.tables import Tables
 from analysis.statistics import share_explained
 from analysis.statistics.samples import Floats
 from workload.contract import peaks, verdict
