@@ -21,6 +21,7 @@ CROSSING = {
     "workload.environment.machine",
     "workload.environment.metadata",
     "workload.environment.outside",
+    "workload.storage.address",
     "workload.storage.folder",
     "workload.storage.gcs",
     "workload.storage.names",

@@ -24,7 +24,7 @@ from launcher.jobs.records import Request
 from workload.contract.door import Outlet
 from workload.contract.errors import ExitCode, RooflaunchError
 from workload.contract.interrupt import handled_by
-from workload.storage.store import open_store
+from workload.storage.address import open_store
 from workload.storage.upload import PATIENCE
 
 

@@ -17,8 +17,9 @@ from launcher.machine.script import Workplace
 from workload.contract.checksum import crc32c_of
 from workload.contract.errors import BundleError, ToolError, UsageError
 from workload.contract.script import DATA_EXAMPLE
+from workload.storage.address import open_store
 from workload.storage.names import why_unsafe
-from workload.storage.store import Store, StoredObject, open_store
+from workload.storage.store import Store, StoredObject
 
 MOST_UNPACKED_BYTES = 1_000_000_000
 

@@ -23,8 +23,9 @@ from launcher.sizes import shown
 from workload.contract.errors import ToolError, UsageError
 from workload.contract.script import DATA, DATA_EXAMPLE, main_file
 from workload.contract.text import si
+from workload.storage.address import is_bucket, parse_address
 from workload.storage.names import why_unsafe
-from workload.storage.store import Store, is_bucket, parse_address
+from workload.storage.store import Store
 
 SHOWN_FILES = 3
 

@@ -18,7 +18,8 @@ from launcher.agent.home import BOOT_PHASES
 from launcher.agent.landlord import FILE
 from launcher.jobs.records import LaunchPhase, log_object
 from workload.contract.errors import RooflaunchError
-from workload.storage.store import Store, open_store
+from workload.storage.address import open_store
+from workload.storage.store import Store
 
 LOG_EVERY_S = 20.0
 

@@ -19,7 +19,7 @@ from launcher.agent.home import epoch_s
 from launcher.jobs.records import Request, request_object
 from workload.contract.errors import ToolError
 from workload.environment.metadata import METADATA_ADDRESS, Answer, MetadataServer, named_address
-from workload.storage.store import open_store
+from workload.storage.address import open_store
 
 COMPUTE = "https://compute.googleapis.com"
 NAMESPACE = "rooflaunch"
