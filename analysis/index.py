@@ -24,10 +24,10 @@ from analysis.problem import Problem
 from analysis.record import CEILING_COLUMNS, RUN_COLUMNS, Row, row_of
 from analysis.series import LAYOUTS, Series, SeriesFile, parse
 from workload.contract import bundle
+from workload.contract.clean_json import clean
 from workload.contract.errors import BundleError
 from workload.contract.fields import RANGES, Kind
 from workload.contract.files import replacing
-from workload.contract.tidy import clean
 
 FOLDER, FILE = ".analysis", "bundles.parquet"
 # Increase with every change in the content of a row, or in how it is read: older indexes become invalid.

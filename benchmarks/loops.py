@@ -19,12 +19,14 @@ import paired
 import torch
 from torch import nn
 
-from workload import data, device, models
-from workload.clock import Clock, clock_for
 from workload.contract.spec import Device, Precision, RunSpec
+from workload.environment import device
 from workload.gpu_truth.loops import bare, ours
-from workload.recorder import StepPart
-from workload.training_step import TrainingStep
+from workload.measure.clock import Clock, clock_for
+from workload.measure.recorder import StepPart
+from workload.model import models
+from workload.steps import data
+from workload.steps.training_step import TrainingStep
 
 EMPTY_STEPS = 50_000
 

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 # container's host, which its launcher alone can read.
 CROSSING = {
     *(f"workload.contract.{path.stem}" for path in (ROOT / "workload/contract").glob("[!_]*.py")),
-    "workload.broken",
+    "workload.run.unfinished",
     "workload.environment.machine",
     "workload.environment.metadata",
     "workload.environment.outside",
@@ -63,7 +63,7 @@ def launch(*words: str) -> str:
             {"torch", "torchvision", "numpy", "typer", "docker"},
         ),
         pytest.param(
-            "import workload.train",
+            "import workload.run.train",
             {"pandas", "docker", "google", "typer", "fvcore", "launcher", "analysis"},
             marks=pytest.mark.slow,
         ),

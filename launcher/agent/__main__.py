@@ -21,7 +21,7 @@ from launcher.agent.lease import take
 from launcher.agent.stop import Stop, Why
 from launcher.jobs import records
 from launcher.jobs.records import Request
-from workload.contract.door import Outlet
+from workload.contract.entry import Outlet
 from workload.contract.errors import ExitCode, RooflaunchError
 from workload.contract.interrupt import handled_by
 from workload.storage.address import open_store
