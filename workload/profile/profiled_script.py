@@ -21,7 +21,6 @@ from workload.contract.spec import Precision, Profile, RunSpec
 from workload.measure.timeline import Timeline
 from workload.profile.command import WARMUP_STEPS, Mode
 from workload.profile.owner import end_with
-from workload.run.script_command import run_script
 from workload.steps import hooks, program
 from workload.steps.hidden_packages import shown
 
@@ -149,7 +148,7 @@ def run(parsed: Namespace, _: Timeline) -> int:
         hooks.install(profiled[0].session)
 
     hooks.when_imported("torch", listen)
-    end = run_script(script)
+    end = program.run_script(script)
     if profiled and profiled[0].is_done:
         profiled[0].write()
         return ExitCode.DONE

@@ -5,12 +5,10 @@ Standard library only: the script imports torch itself, after setting its own va
 
 import os
 import shlex
-import signal
 import sys
 from argparse import SUPPRESS, Namespace
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +30,6 @@ from workload.measure.timeline import Timeline
 from workload.run import script_repeats
 from workload.steps import hooks, program
 from workload.steps.hidden_packages import shown
-from workload.steps.script_end import EndOfScript
 
 if TYPE_CHECKING:
     from workload.run.script import ScriptRun
@@ -52,14 +49,6 @@ measured step the script is ended in order, as by sys.exit(). Everything after -
 """
 THEN = ("stop", "continue")
 RUN_SCRIPTS = ("script", "profile", "profiled-script")
-
-
-@dataclass(kw_only=True)
-class End:
-    """End of the script: its exit code, and the exception that it raised."""
-
-    code: int = 0
-    error: BaseException | None = None
 
 
 def add_parser(commands: Any, formatter: Any) -> None:
@@ -162,7 +151,7 @@ def run(parsed: Namespace, timeline: Timeline) -> int:
     log.LOGGER.info("script     %s: looking for its training step", script.name)
     timeline.enter("script")
     hooks.when_imported("torch", listen)
-    end = run_script(script)
+    end = program.run_script(script)
     if not measured:
         return _without_torch(script, end, is_launched=is_launched)
     return _close(measured[0], script, end, is_launched=is_launched)
@@ -214,54 +203,6 @@ def _printer() -> Callable[[Path], None]:
     return print
 
 
-def run_script(script: program.Program) -> End:
-    """Run the script with Python's own streams and Ctrl-C handling.
-
-    If a process that the script has forked returns from here, it exits as it would without us.
-    """
-    process = os.getpid()
-    end = _run(script)
-    if os.getpid() != process:
-        raise SystemExit(end.code)
-    return end
-
-
-def _run(script: program.Program) -> End:
-    streams = sys.stdout, sys.stderr
-    before = _interrupts_as_usual()
-    try:
-        # Not our streams, which drop output that cannot be written: the script may want to know.
-        sys.stdout, sys.stderr = sys.__stdout__ or sys.stdout, sys.__stderr__ or sys.stderr
-        script.run()
-    except EndOfScript:
-        return End()
-    except SystemExit as ended:
-        return End(code=program.code_of(ended), error=ended)
-    except InterruptedRunError as error:
-        return End(code=ExitCode.INTERRUPTED, error=error)
-    except KeyboardInterrupt:
-        return End(code=ExitCode.INTERRUPTED, error=_interrupted())
-    except BaseException as error:  # noqa: BLE001 - whatever a script may raise
-        program.show_traceback(error)
-        return End(code=ExitCode.BUG, error=error)
-    finally:
-        with suppress(OSError, ValueError):
-            sys.stdout.flush()
-        sys.stdout, sys.stderr = streams
-        with suppress(ValueError, TypeError):
-            signal.signal(signal.SIGINT, before)
-    return End()
-
-
-def _interrupts_as_usual() -> Any:
-    """Let Ctrl-C raise KeyboardInterrupt, which many training scripts catch; return the previous handler."""
-    return signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def _interrupted() -> InterruptedRunError:
-    return InterruptedRunError("interrupted by Ctrl-C", hint="run again; a bundle that was open keeps its steps")
-
-
 def _hear_exits(measured: "ScriptRun", name: str) -> None:
     """Seal the bundle if the script calls `os._exit`; log a note if it replaces itself by another program."""
     leave = os._exit
@@ -285,7 +226,7 @@ def _hear_exits(measured: "ScriptRun", name: str) -> None:
         setattr(os, other, become)
 
 
-def _without_torch(script: program.Program, end: End, *, is_launched: bool) -> int:
+def _without_torch(script: program.Program, end: program.End, *, is_launched: bool) -> int:
     if end.code:
         log.LOGGER.error("error: %s failed before it imported torch; nothing was measured", script.name)
         return ExitCode.RUN_FAILED if is_launched else end.code
@@ -295,7 +236,7 @@ def _without_torch(script: program.Program, end: End, *, is_launched: bool) -> i
     )
 
 
-def _close(measured: "ScriptRun", script: program.Program, end: End, *, is_launched: bool) -> int:
+def _close(measured: "ScriptRun", script: program.Program, end: program.End, *, is_launched: bool) -> int:
     """Seal the bundle and report the script's end; return the exit code."""
     session = measured.session
     measured.tape.catch_up(is_over=True)
@@ -324,7 +265,7 @@ def _close(measured: "ScriptRun", script: program.Program, end: End, *, is_launc
     raise _nothing(measured, script)
 
 
-def _failed(measured: "ScriptRun", script: program.Program, end: End, *, is_launched: bool) -> int:
+def _failed(measured: "ScriptRun", script: program.Program, end: program.End, *, is_launched: bool) -> int:
     """Seal the bundle of a script that failed, and log an error; the script has shown its traceback itself.
 
     Returns the exit code.
@@ -342,7 +283,7 @@ def _failed(measured: "ScriptRun", script: program.Program, end: End, *, is_laun
     return OutOfDeviceMemoryError.exit_code if is_memory else RunFailedError.exit_code
 
 
-def _failure(script: program.Program, end: End) -> str:
+def _failure(script: program.Program, end: program.End) -> str:
     if isinstance(end.error, SystemExit) or end.error is None:
         return f"{script.name} ended with exit code {end.code}"
     return f"{script.name} failed with {type(end.error).__name__}"

@@ -4,16 +4,20 @@ import importlib.util
 import io
 import os
 import runpy
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, TracebackType
+from typing import Any
 
-from workload.contract.errors import UsageError
+from workload.contract.errors import ExitCode, InterruptedRunError, UsageError
 from workload.contract.script import DATA, main_file
 from workload.steps.hidden_packages import ROOT, hidden
+from workload.steps.script_end import EndOfScript
 
 EXAMPLE = "python -m rooflaunch script -- train.py --lr 0.1"
 STEP_HINT = "say what a step is, in the script: `import rooflaunch`, then `rooflaunch.step_done()` after each update"
@@ -57,6 +61,62 @@ class Program:
         # Not removed later: worker processes, pickles and functions that run at exit look for it.
         sys.modules["__main__"] = main
         exec(code, main.__dict__)  # noqa: S102 - this is what was asked for
+
+
+@dataclass(kw_only=True)
+class End:
+    """End of the script: its exit code, and the exception that it raised."""
+
+    code: int = 0
+    error: BaseException | None = None
+
+
+def run_script(script: Program) -> End:
+    """Run the script with Python's own streams and Ctrl-C handling.
+
+    If a process that the script has forked returns from here, it exits as it would without us.
+    """
+    process = os.getpid()
+    end = _run(script)
+    if os.getpid() != process:
+        raise SystemExit(end.code)
+    return end
+
+
+def _run(script: Program) -> End:
+    streams = sys.stdout, sys.stderr
+    before = _interrupts_as_usual()
+    try:
+        # Not our streams, which drop output that cannot be written: the script may want to know.
+        sys.stdout, sys.stderr = sys.__stdout__ or sys.stdout, sys.__stderr__ or sys.stderr
+        script.run()
+    except EndOfScript:
+        return End()
+    except SystemExit as ended:
+        return End(code=code_of(ended), error=ended)
+    except InterruptedRunError as error:
+        return End(code=ExitCode.INTERRUPTED, error=error)
+    except KeyboardInterrupt:
+        return End(code=ExitCode.INTERRUPTED, error=_interrupted())
+    except BaseException as error:  # noqa: BLE001 - whatever a script may raise
+        show_traceback(error)
+        return End(code=ExitCode.BUG, error=error)
+    finally:
+        with suppress(OSError, ValueError):
+            sys.stdout.flush()
+        sys.stdout, sys.stderr = streams
+        with suppress(ValueError, TypeError):
+            signal.signal(signal.SIGINT, before)
+    return End()
+
+
+def _interrupts_as_usual() -> Any:
+    """Let Ctrl-C raise KeyboardInterrupt, which many training scripts catch; return the previous handler."""
+    return signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _interrupted() -> InterruptedRunError:
+    return InterruptedRunError("interrupted by Ctrl-C", hint="run again; a bundle that was open keeps its steps")
 
 
 def resolve(words: Sequence[str], *, data: str | None = None) -> Program:

@@ -18,7 +18,7 @@ from workload.contract.profile_record import ProfileResult
 from workload.contract.record import ComplexityRecord, StepSeconds, Timing
 from workload.contract.spec import Device, Precision, Profile, RunSpec
 from workload.environment.machine import HostSystem
-from workload.profile import command, ncu_pass, preflight, profile_bundle, supervise
+from workload.profile import command, ncu_pass, preflight, profile_bundle, profiled_script, supervise
 from workload.profile.command import ExpectedTime
 from workload.profile.metrics import base, table
 from workload.profile.preflight import Facts
