@@ -98,7 +98,7 @@ DECLARING = {
     *("workload", "workload.contract"),
     *(
         f"workload.contract.{name}"
-        for name in ("door", "errors", "interrupt", "invocation", "program", "script", "spec")
+        for name in ("entry", "errors", "interrupt", "invocation", "program", "script", "spec")
     ),
     *("workload.contract.tables", "workload.contract.text"),
 }
