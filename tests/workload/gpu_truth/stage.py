@@ -4,8 +4,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from tests.workload.test_profile_ncu_pass import NCU
-
+from tests.workload.profile.test_profile_ncu_pass import NCU
 from workload.gpu_truth.bench import Bench
 from workload.gpu_truth.collect import looked_at
 from workload.profile.metrics import base, table
