@@ -19,9 +19,9 @@ import paired
 import torch
 from torch import nn
 
+from benchmarks.gpu_truth.loops import bare, ours
 from workload.contract.spec import Device, Precision, RunSpec
 from workload.environment import device
-from workload.gpu_truth.loops import bare, ours
 from workload.measure.clock import Clock, clock_for
 from workload.measure.recorder import StepPart
 from workload.model import models

@@ -1,4 +1,4 @@
-"""Probes that run as the collector's children: `python -m workload.gpu_truth.probes NAME ANSWER.json …`.
+"""Probes that run as the collector's children: `python -m benchmarks.gpu_truth.probes NAME ANSWER.json …`.
 
 The children hold the GPU; the collector does not. Each writes its answer last.
 """
@@ -19,11 +19,11 @@ import torch
 from torch import Tensor, nn
 from torch.cuda import nvtx
 
+from benchmarks.gpu_truth import kernels, loops
 from workload.contract.files import replace_text
 from workload.contract.spec import Device, Precision, RunSpec
 from workload.environment import cuda, device
 from workload.environment.nvml import GpuSensors
-from workload.gpu_truth import kernels, loops
 from workload.measure import ceilings
 from workload.measure.clock import Clock, clock_for
 from workload.model import models
