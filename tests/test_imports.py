@@ -93,7 +93,7 @@ DECLARING = {
     *("launcher.backends.batch", "launcher.backends.batch.options"),
     *("launcher.backends.slurm", "launcher.backends.slurm.options"),
     *("launcher.choice", "launcher.machine", "launcher.machine.local_options"),
-    *("launcher.script", "launcher.script.command"),
+    *("launcher.duel", "launcher.script", "launcher.script.command"),
     *("workload", "workload.contract"),
     *(
         f"workload.contract.{name}"

@@ -36,7 +36,7 @@ FULL = Container(
 )
 MINIMAL = Container(image="rooflaunch:cpu", command=("models",), user="0:0")
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 
 
 def image(**changes: Any) -> Image:

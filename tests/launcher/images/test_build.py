@@ -251,7 +251,7 @@ def test_a_wide_terminal_has_a_bar(docker: FakeDocker, log: Path, monkeypatch: p
 
 
 def test_steps_that_take_time_are_said_in_words() -> None:
-    text = re.sub(r"\\\n\s*", "", (Path(__file__).parents[2] / contents.DOCKERFILE).read_text())
+    text = re.sub(r"\\\n\s*", "", (Path(__file__).parents[3] / contents.DOCKERFILE).read_text())
     steps = [line for line in text.splitlines() if re.match(r"[A-Z]+ ", line)]
     assert len(steps) > 20
     for step in steps:

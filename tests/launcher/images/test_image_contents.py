@@ -14,7 +14,7 @@ from launcher.images import contents as images
 from launcher.images.contents import Flavour, Recipe
 from workload.contract.errors import ToolError, UsageError
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 FLAVOURS = images.load_flavours()
 FLAVOUR = Flavour(
     name="tiny",
@@ -112,7 +112,7 @@ def test_unknown_flavour() -> None:
 
 
 def test_installation_without_the_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(images, "__file__", str(tmp_path / "launcher" / "images.py"))
+    monkeypatch.setattr(images, "__file__", str(tmp_path / "launcher" / "images" / "contents.py"))
     with pytest.raises(ToolError) as caught:
         images.table_path()
     assert str(caught.value) == "this installation lacks docker/images.toml, which says how images are built"
@@ -259,7 +259,7 @@ def test_another_backend_changes_no_image(tmp_path: Path, monkeypatch: pytest.Mo
     new = tmp_path / "launcher/backends/tower"
     new.mkdir()
     for name in ("__init__", "app", "guest", "machines"):
-        (new / f"{name}.py").write_text("from launcher.jobs import records\n")
+        (new / f"{name}.py").write_text("from launcher.protocol import records\n")
     assert {name: images.make_recipe(row).tag for name, row in FLAVOURS.items()} == before
     (tmp_path / "launcher/agent/agent.py").write_text("changed = True\n")
     assert images.make_recipe(FLAVOURS["cpu"]).tag != before["cpu"]
