@@ -19,10 +19,10 @@ import paired
 import torch
 from torch import nn
 
+from benchmarks.gpu_truth.loops import bare, ours
 from workload import data, device, models
 from workload.clock import Clock, clock_for
 from workload.contract.spec import Device, Precision, RunSpec
-from workload.gpu_truth.loops import bare, ours
 from workload.recorder import StepPart
 from workload.training_step import TrainingStep
 

@@ -4,7 +4,7 @@ import random
 from collections.abc import Sequence
 from statistics import median
 
-from workload.gpu_truth.loops import ratios as measure
+from benchmarks.gpu_truth.loops import ratios as measure
 
 __all__ = ["interval", "measure", "report"]
 

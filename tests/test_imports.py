@@ -67,7 +67,7 @@ def launch(*words: str) -> str:
             marks=pytest.mark.slow,
         ),
         pytest.param(
-            "import workload.gpu_truth.collect, workload.gpu_truth.probes",
+            "import benchmarks.gpu_truth.collect, benchmarks.gpu_truth.probes",
             {"pandas", "docker", "google", "typer", "fvcore", "launcher", "analysis", "pytest"},
             marks=pytest.mark.slow,
         ),

@@ -57,7 +57,7 @@ def test_the_wheel_has_its_commit_its_links_and_all_that_builds_an_image(wheel: 
     assert "Project-URL: Repository, https://" in metadata
     needed = {"rooflaunch/__init__.py", "rooflaunch/__main__.py", "launcher/image/docker/Dockerfile"}
     assert {*AGENT_FILES, *needed, "launcher/image/docker/images.toml"} <= names
-    assert not [name for name in names if name.startswith("tests/")]
+    assert not [name for name in names if name.startswith(("tests/", "benchmarks/"))]
 
 
 @pytest.mark.slow
@@ -76,6 +76,18 @@ def test_the_wheel_has_its_commit_its_links_and_all_that_builds_an_image(wheel: 
         ),
         pytest.param(
             ["analyze", "summary", "x"], ExitCode.TOOL, "-m pip install 'rooflaunch[analysis] @ file://", id="no pandas"
+        ),
+        pytest.param(
+            ["analyze", "gpu-truth", "x"],
+            ExitCode.USAGE,
+            "gpu-truth is part of the repository, not of the installed package",
+            id="no evidence of GPUs",
+        ),
+        pytest.param(
+            ["python", "-m", "workload", "gpu-truth"],
+            ExitCode.USAGE,
+            "gpu-truth is part of the repository, not of the installed package",
+            id="no collector",
         ),
     ],
 )

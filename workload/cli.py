@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 from workload import __version__, broken, log, shortage
 from workload.contract import bundle
+from workload.contract.checkout import from_checkout
 from workload.contract.errors import (
     ExitCode,
     InterruptedRunError,
@@ -456,14 +457,15 @@ def _script_ceilings(parsed: argparse.Namespace, _: Timeline) -> int:
 
 
 def _gpu_truth(parsed: argparse.Namespace, _: Timeline) -> int:
-    from workload.gpu_truth import collect  # noqa: PLC0415 - `--help` needs none of it
-
-    return collect.run(
-        parsed.output,
-        max_seconds=parsed.max_seconds,
-        only=parsed.part,
-        again=parsed.again,
-        quick=parsed.quick,
+    collect = from_checkout("benchmarks.gpu_truth.collect", "gpu-truth")
+    return int(
+        collect.run(
+            parsed.output,
+            max_seconds=parsed.max_seconds,
+            only=parsed.part,
+            again=parsed.again,
+            quick=parsed.quick,
+        )
     )
 
 

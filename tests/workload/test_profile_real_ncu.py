@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.gpu_truth import parts
 from workload.contract.interrupt import stoppable
 from workload.contract.spec import Device, Precision
-from workload.gpu_truth import parts
 from workload.profile import command, diagnosis, kernels, metrics, supervise, tool
 from workload.profile.command import Caches, Replay
 from workload.profile.metrics import base, table

@@ -185,7 +185,6 @@ OTHER_DOCUMENTS = {
     "launcher/backends/ssh/keeper.py": "the variables of a process",
     "workload/contract/record.py": "the reader itself: what a document of schema 1 had",
     "workload/train.py": "when each phase of the timeline began",
-    "analysis/truth/running.py": "the evidence of a GPU, which quotes run.json",
 }
 PATH = tuple(f"{section}." for section in SECTIONS | {"spec", "bound", "imported"})
 

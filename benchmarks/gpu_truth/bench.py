@@ -16,7 +16,7 @@ from workload.profile import supervise
 from workload.profile.supervise import End
 
 TRAINER = (sys.executable, "-m", "workload")
-PROBER = (sys.executable, "-m", "workload.gpu_truth.probes")
+PROBER = (sys.executable, "-m", "benchmarks.gpu_truth.probes")
 # The end of a child's output tells why it failed.
 TAIL_CHARACTERS = 2000
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import psutil
 
+from benchmarks.gpu_truth.bench import Bench, PartFailedError, last_lines
 from workload.contract.spec import Precision
 from workload.environment.machine import run_tool
-from workload.gpu_truth.bench import Bench, PartFailedError, last_lines
 from workload.profile import command, kernels, tool
 from workload.profile.metrics import MetricSet, base, choose, choose_step, choose_throughput, table
 

@@ -4,9 +4,9 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from benchmarks.gpu_truth.bench import Bench
+from benchmarks.gpu_truth.collect import looked_at
 from tests.workload.test_profile_ncu_pass import NCU
-from workload.gpu_truth.bench import Bench
-from workload.gpu_truth.collect import looked_at
 from workload.profile.metrics import base, table
 
 PROBER = """

@@ -1,12 +1,16 @@
 """The claims about GPUs, each with the expected finding and the parts of the evidence that settle it."""
 
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from analysis.truth import counting, running
-from analysis.truth.evidence import GpuEvidence
-from analysis.truth.judging import GpuClaim
+from benchmarks.gpu_truth import counting, running
+from benchmarks.gpu_truth.evidence import GpuEvidence, read
+from benchmarks.gpu_truth.judging import ClaimVerdict, GpuClaim
+from workload.contract.tables import Column, Role, TableFormat, render
+from workload.contract.text import printable
 
 MODELS = ("resnet50", "resnet18", "mobilenet_v2", "vit_b_16")
 PRECISIONS = ("fp32", "tf32", "amp", "bf16")
@@ -91,3 +95,37 @@ CLAIMS = (*COUNTERS, *PROFILES, *RATES, *FAILURES)
 def judge(evidence: GpuEvidence) -> list[dict[str, Any]]:
     """Judge every claim; a row each."""
     return [claim.row(evidence) for claim in CLAIMS]
+
+
+# --- the table of `analyze gpu-truth`
+
+SHOWN = (
+    Column(name="claim", heading="claim", role=Role.FACT),
+    Column(name="verdict", heading="verdict"),
+    Column(name="expected", heading="expected"),
+    Column(name="found", heading="found", role=Role.SENTENCE),
+    Column(name="why", heading="note", optional=True, role=Role.NOTE),
+)
+WRITTEN = tuple(Column(name=name, heading=name) for name in ("claim", "expected", "found", "verdict", "why", "parts"))
+
+
+def table(path: Path, output_format: TableFormat, *, wide: bool) -> str:
+    """Judge every claim by the evidence in a folder or archive, as text in the format."""
+    evidence = read(path)
+    rows = judge(evidence)
+    if output_format is not TableFormat.TABLE:
+        return render(rows, WRITTEN, output_format)
+    # A list of one note, because a text with semicolons would be split into several notes.
+    notes = [{**row, "why": None if row["why"] is None else [row["why"]]} for row in rows]
+    numbers = Counter(row["verdict"] for row in rows)
+    count = ", ".join(f"{numbers[verdict]} {verdict}" for verdict in ClaimVerdict)
+    return "\n".join([_heading(evidence), render(notes, SHOWN, output_format, wide=wide), count])
+
+
+def _heading(evidence: GpuEvidence) -> str:
+    machine = evidence.of("machine")
+    gpu = machine.get("gpu") if isinstance(machine, dict) else None
+    if not isinstance(gpu, dict):
+        return "no GPU in this evidence"
+    name, capability = printable(str(gpu.get("name"))), printable(str(gpu.get("capability")))
+    return f"{name}, compute capability {capability}, torch {printable(str(machine.get('torch')))}"

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import quantiles
 from typing import Any
 
-from analysis.truth.judging import NotSettledError, Observation, figures, mean, middle
+from benchmarks.gpu_truth.judging import NotSettledError, Observation, figures, mean, middle
 from workload.contract.errors import ExitCode
 from workload.contract.peaks import find
 

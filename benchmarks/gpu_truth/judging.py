@@ -6,7 +6,7 @@ from enum import StrEnum
 from statistics import median
 from typing import Any
 
-from analysis.truth.evidence import GpuEvidence
+from benchmarks.gpu_truth.evidence import GpuEvidence
 
 
 class ClaimVerdict(StrEnum):

@@ -19,16 +19,16 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu_truth.bench import Bench, OutOfTimeError, PartFailedError
+from benchmarks.gpu_truth.evidence import FORMAT, SCHEMA
+from benchmarks.gpu_truth.parts import PART_LIMIT_S, PARTS, EvidencePart, PartNeed
 from workload import __version__
 from workload.contract.errors import ExitCode, InterruptedRunError, ToolError, UsageError
 from workload.contract.files import replace_text
-from workload.gpu_truth.bench import Bench, OutOfTimeError, PartFailedError
-from workload.gpu_truth.parts import PART_LIMIT_S, PARTS, EvidencePart, PartNeed
 from workload.log import LOGGER
 from workload.profile import tool
 from workload.profile.status import ProfileError
 
-FORMAT, SCHEMA = "rooflaunch gpu-truth", 1
 ARCHIVE = "gpu-truth.tar.gz"
 PARTS_FOLDER, SCRATCH = "parts", "scratch.tmp"
 # With these limits the archive stays below 16 MiB even if nothing can be compressed.

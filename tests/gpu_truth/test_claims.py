@@ -6,9 +6,10 @@ from typing import Any, cast
 
 import pytest
 
-from analysis.truth.claims import CLAIMS, judge
-from analysis.truth.judging import ClaimVerdict
-from tests.analysis.truth.answers import (
+from benchmarks.gpu_truth.claims import CLAIMS, judge
+from benchmarks.gpu_truth.judging import ClaimVerdict
+from benchmarks.gpu_truth.parts import PARTS
+from tests.gpu_truth.answers import (
     CONSTANTS,
     FABRIC,
     FLOAT,
@@ -20,7 +21,6 @@ from tests.analysis.truth.answers import (
     evidence_of,
     h100,
 )
-from workload.gpu_truth.parts import PARTS
 
 Parts = dict[str, dict[str, Any]]
 

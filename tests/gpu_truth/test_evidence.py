@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from analysis.__main__ import main
-from analysis.truth import evidence as module
-from analysis.truth.evidence import read
-from tests.analysis.truth.answers import document, h100, save
+from benchmarks.gpu_truth import collect
+from benchmarks.gpu_truth import evidence as module
+from benchmarks.gpu_truth.evidence import read
+from tests.gpu_truth.answers import document, h100, save
 from workload.contract.errors import BundleError, ExitCode
-from workload.gpu_truth import collect
 
 # Collected on a machine without a GPU, with `--quick`.
 CPU = Path(__file__).with_name("cpu")

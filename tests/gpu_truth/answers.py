@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from analysis.truth.evidence import FORMAT, SCHEMA, GpuEvidence
+from benchmarks.gpu_truth.evidence import FORMAT, SCHEMA, GpuEvidence
 
 FLOAT = "smsp__sass_thread_inst_executed_op_{}_pred_on.sum"
 PIPE, CONSTANTS = "sm__inst_executed_pipe_tensor.sum", "sm__inst_executed_pipe_tensor_op_hmma_type_hfma2.sum"

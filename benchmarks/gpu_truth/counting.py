@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from analysis.ncu.families import Family, family
-from analysis.truth.judging import NotSettledError, Observation, exact, figures
+from benchmarks.gpu_truth.judging import NotSettledError, Observation, exact, figures
 from workload.contract.vocabulary import CALIBRATED_FROM, CALIBRATED_TO, names_tensor_cores
 
 PIPE, CONSTANTS = "sm__inst_executed_pipe_tensor.sum", "sm__inst_executed_pipe_tensor_op_hmma_type_hfma2.sum"

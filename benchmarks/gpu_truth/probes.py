@@ -1,4 +1,4 @@
-"""Probes that run as the collector's children: `python -m workload.gpu_truth.probes NAME ANSWER.json …`.
+"""Probes that run as the collector's children: `python -m benchmarks.gpu_truth.probes NAME ANSWER.json …`.
 
 The children hold the GPU; the collector does not. Each writes its answer last.
 """
@@ -19,12 +19,12 @@ import torch
 from torch import Tensor, nn
 from torch.cuda import nvtx
 
+from benchmarks.gpu_truth import kernels, loops
 from workload import ceilings, cuda, device, models
 from workload.clock import Clock, clock_for
 from workload.contract.files import replace_text
 from workload.contract.spec import Device, Precision, RunSpec
 from workload.data import open_source
-from workload.gpu_truth import kernels, loops
 from workload.nvml import GpuSensors
 from workload.profile import trace
 from workload.training_step import TrainingStep

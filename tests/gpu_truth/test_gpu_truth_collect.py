@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from tests.workload.gpu_truth.stage import gpu_bench
+from benchmarks.gpu_truth import collect, parts
+from benchmarks.gpu_truth.bench import Bench, OutOfTimeError, PartFailedError
+from benchmarks.gpu_truth.parts import PARTS, EvidencePart, PartNeed
+from tests.gpu_truth.stage import gpu_bench
 from workload import cli
 from workload.contract.errors import ExitCode, UsageError
-from workload.gpu_truth import collect, parts
-from workload.gpu_truth.bench import Bench, OutOfTimeError, PartFailedError
-from workload.gpu_truth.parts import PARTS, EvidencePart, PartNeed
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 
 
 def document(folder: Path, name: str) -> dict[str, Any]:
@@ -230,7 +230,7 @@ def test_a_child_that_breaks_down_costs_its_part_and_is_quoted(tmp_path: Path) -
 @pytest.mark.world
 @pytest.mark.slow
 def test_a_load_is_rows_of_seconds_per_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    from workload.gpu_truth import probes
+    from benchmarks.gpu_truth import probes
 
     monkeypatch.setattr(probes, "_edge", lambda _: 64)
     found = probes.loads("0.1", "0")
@@ -258,9 +258,9 @@ def without_ncu() -> dict[str, str]:
 KILLED = """
 import sys
 from pathlib import Path
-from workload.gpu_truth import collect
-from workload.gpu_truth.bench import Bench
-from workload.gpu_truth.parts import EvidencePart
+from benchmarks.gpu_truth import collect
+from benchmarks.gpu_truth.bench import Bench
+from benchmarks.gpu_truth.parts import EvidencePart
 
 folder, seconds = Path(sys.argv[1]), sys.argv[2]
 child = [sys.executable, "-c", f"import time; time.sleep({seconds})"]

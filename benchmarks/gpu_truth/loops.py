@@ -51,10 +51,10 @@ def ratios(first: Callable[[], float], second: Callable[[], float], *, pairs: in
 
     The calls alternate, so that a drift of the machine affects both.
     """
-    order = random.Random(seed)  # noqa: S311 - an order, no secret
+    order = random.Random(seed)
     found = []
     for _ in range(pairs):
-        if order.random() < 0.5:  # noqa: PLR2004 - a coin
+        if order.random() < 0.5:
             numerator, denominator = first(), second()
         else:
             denominator, numerator = second(), first()

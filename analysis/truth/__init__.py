@@ -1,1 +1,0 @@
-"""Judges this project's claims about GPUs by the evidence that `python -m workload gpu-truth` collects."""
