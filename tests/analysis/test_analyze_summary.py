@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import analysis
-from analysis.summary import COLUMNS, summarize
+from analysis.summary.throughput import COLUMNS, summarize
 from benchmarks.synthetic_bundles import make
 from workload.contract.blocks_interval import alone, precision
 

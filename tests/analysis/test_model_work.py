@@ -2,7 +2,7 @@
 
 import pytest
 
-from analysis import model_work
+from analysis.loading import model_work
 from workload.contract.classifiers import NAMES
 from workload.contract.record import Spec
 from workload.contract.spec import Precision

@@ -27,7 +27,7 @@ MODULES = (
     "workload.bundle",
     "launcher",
     "analysis",
-    "analysis.glossary",
+    "analysis.report.glossary",
     "pip",
     "pytest",
     "venv",

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pandas as pd
 
-import analysis
 from analysis import ncu
-from analysis.breakdown import ALL, COLUMNS, breakdown, in_steps, l2_bytes_are, per_step
-from analysis.configurations import CONFIGURATION, NAMED_COLUMNS, PLACE, SOFTWARE, WORK_NAMED
-from analysis.importing import DEVICE_NAME
+from analysis.kernels.breakdown import ALL, COLUMNS, breakdown, in_steps, kernel_points, l2_bytes_are, per_step
+from analysis.kernels.operators import SHOWN, attributed, longest, operators
+from analysis.loading.configurations import CONFIGURATION, NAMED_COLUMNS, PLACE, SOFTWARE, WORK_NAMED
+from analysis.loading.problem import Problem
+from analysis.loading.rows import frame
+from analysis.loading.tables import load_folders
 from analysis.ncu import NcuFile
-from analysis.operators import SHOWN, attributed, longest, operators
-from analysis.problem import Problem
-from analysis.roofline import frame, kernel_points
+from analysis.ncu.layout import DEVICE_NAME
 from workload.contract.errors import NothingToDoError
 from workload.contract.spec import Device
 from workload.contract.tables import Column, Role, TableFormat
@@ -106,7 +106,7 @@ def gather(paths: Sequence[Path], keys: Sequence[str], *, verify: bool, work_key
     traced = works = pd.DataFrame()
     tables = [_of_file(path, keys, problems) for path in paths if path.is_file()]
     if folders:
-        results = analysis.load(*folders, verify=verify)
+        results = load_folders(folders, verify=verify)
         tables += _of_results(kernel_points(results, keys=keys))
         if work_keys:
             works, unread = attributed(results, work_keys)

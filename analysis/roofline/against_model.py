@@ -4,10 +4,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from analysis import lower_bound, model_work
-from analysis.breakdown import in_steps
-from analysis.model_work import ModelWork
+from analysis.kernels.breakdown import in_steps
+from analysis.loading import model_work
+from analysis.loading.model_work import ModelWork
 from analysis.ncu.families import is_backward
+from analysis.roofline import lower_bound
 from workload.contract.record import Spec
 from workload.contract.text import counted, si
 from workload.contract.vocabulary import MODEL_RATIO_FROM, MODEL_RATIO_TO

@@ -12,9 +12,9 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.configurations import Group, group, measured
-from analysis.loading import Results
-from analysis.roofline import frame
+from analysis.loading.configurations import Group, group, measured
+from analysis.loading.rows import frame
+from analysis.loading.tables import Tables
 from workload.contract import peaks, prices
 
 SECONDS_PER_H = 3600
@@ -61,7 +61,7 @@ def usd_per_images(*, usd_per_h: float, images_per_s: float, images: float) -> f
     return usd_per_h / SECONDS_PER_H / images_per_s * images
 
 
-def costs(results: Results) -> pd.DataFrame:
+def costs(results: Tables) -> pd.DataFrame:
     """A row per group of runs and price model (on demand, spot), the cheapest per model first, unpriced ones last.
 
     `usd_per_million_images` follows from the median images/s over runs, and its interval from that of the rate: the

@@ -6,46 +6,33 @@ comes from the run without a profiler; the profiled run's counters give only FLO
 """
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import pairwise
 from statistics import median
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import pandas as pd
 
-from analysis import traced_times
-from analysis.breakdown import COLUMNS, breakdown, in_steps, l2_bytes_are, per_step
-from analysis.configurations import CONFIGURATION, DEVICE, PLACE, SOFTWARE, WORK_NAMED, Group, completed, group
-from analysis.loading import Results
-from analysis.lower_bound import LOWER_BOUND, TENSOR, counted_over_model, model_warning, reasons
+from analysis.kernels.breakdown import kernel_rows
+from analysis.loading.configurations import CONFIGURATION, DEVICE, PLACE, UNNAMED, WORK_NAMED, Group, completed, group
+from analysis.loading.rows import frame, joined, names_of
+from analysis.loading.tables import Tables
 from analysis.ncu.families import is_backward
-from analysis.roof import Roof, Work, intensity
+from analysis.roofline import traced_times
+from analysis.roofline.lower_bound import LOWER_BOUND, TENSOR, counted_over_model, model_warning, reasons
+from analysis.roofline.roofs import DeviceRoofs, Roof, Work, device_of, intensity, range_note, refuted_ceilings, roof_of
 from analysis.statistics import over_runs
-from workload.contract import peaks
-from workload.contract.environment_record import DeviceFacts
-from workload.contract.errors import BundleError
-from workload.contract.peaks import Gpu, Peak
+from workload.contract.peaks import Peak
 from workload.contract.record import Verdict
 from workload.contract.spec import Device
-from workload.contract.text import percent, si
-from workload.contract.verdict import (
-    ABOVE_CEILING,
-    MOST_UNATTRIBUTED,
-    UNKNOWN,
-    Bound,
-    Figures,
-    RoofKind,
-    decide,
-)
+from workload.contract.text import percent
+from workload.contract.verdict import MOST_UNATTRIBUTED, UNKNOWN, Bound, Figures, RoofKind, decide
 
 # Tolerance for rounding: a figure counts as above a roof beyond this factor.
 ABOVE = 1 + 1e-9
-
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
 
 class WorkSource(StrEnum):
@@ -55,26 +42,6 @@ class WorkSource(StrEnum):
     MODELLED = "modelled"
     # Counters divided by the profiler's own time, if the step was not timed without the profiler.
     PROFILER = "under the profiler"
-
-
-# Further facts that distinguish groups of runs; each is a column in data output.
-UNNAMED = tuple(name for name in (*CONFIGURATION, *PLACE, *SOFTWARE) if name not in WORK_NAMED)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RoofRow:
-    """A row of `roofs`."""
-
-    place: str | None
-    device_name: str | None
-    threads: float | None
-    precision: str
-    kind: str
-    flop_per_s: float
-    bytes_per_s: float | None
-    measurements: int | None = None
-    source: str
-    note: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,124 +77,13 @@ class PointRow:
     note: str | None = None
 
 
-def names_of(row: "type[DataclassInstance]") -> tuple[str, ...]:
-    """Column names of a table with these rows."""
-    return tuple(field.name for field in fields(row))
-
-
 POINT_COLUMNS = names_of(PointRow)
-
-
-# --- roofs
-
-
-def roofs(results: Results) -> pd.DataFrame:
-    """Measured ceilings and vendors' peaks, a row per place, device, precision and kind.
-
-    `flop_per_s` and `bytes_per_s` are medians over the `measurements`; `bytes_per_s` is the copy rate. A run that
-    reused the ceilings of an earlier run adds no measurement. Vendors' figures are from peaks.toml; a device without a
-    known peak has no such row.
-    """
-    rows = list[RoofRow]()
-    for values, runs in completed(results.runs).groupby(list(DEVICE), dropna=False, sort=False):
-        known = zip(DEVICE, cast("tuple[Any, ...]", values), strict=True)
-        keys = {name: None if pd.isna(value) else value for name, value in known}
-        rows += _roofs(results, keys, runs)
-    return frame(list(map(vars, rows)), names_of(RoofRow))
-
-
-def _roofs(results: Results, keys: Mapping[str, Any], runs: pd.DataFrame) -> Iterator[RoofRow]:
-    ceilings = results.ceilings[results.ceilings["run_id"].isin(runs["run_id"])]
-    ceilings = ceilings.drop_duplicates(["quantity", "name", "roof_per_s", "measured_at"])
-    ceilings = ceilings[~ceilings["roof_per_s"].isin(list(_refuted(results.runs)))]
-    rates = ceilings[ceilings["quantity"] == "flop_per_s"]
-    copies = ceilings.loc[(ceilings["quantity"] == "bytes_per_s") & (ceilings["name"] == "copy"), "roof_per_s"]
-    where = {name: keys[name] for name in ("place", "device_name", "threads")}
-    for precision, measured in rates.groupby("name", sort=False, observed=True):
-        yield RoofRow(
-            **where,
-            precision=str(precision),
-            kind=str(RoofKind.MEASURED),
-            flop_per_s=float(measured["roof_per_s"].median()),
-            bytes_per_s=float(copies.median()) if len(copies) else None,
-            measurements=len(measured),
-            source="one measurement" if len(measured) == 1 else f"median of {len(measured)} measurements",
-            note=_burst_note(measured["burst_per_s"]),
-        )
-    device = _device(results, keys, runs)
-    for precision in dict.fromkeys([*rates["name"], *runs["precision"].dropna()]):
-        peak = device.peak(str(precision))
-        if peak:
-            yield RoofRow(
-                **where,
-                precision=str(precision),
-                kind=str(RoofKind.PEAK),
-                flop_per_s=peak.flop_per_s,
-                bytes_per_s=peak.bytes_per_s,
-                source=peak.source,
-                note=_joined([_range_note(peak), device.warning]),
-            )
-
-
-def _burst_note(bursts: pd.Series) -> str | None:
-    """Note on the burst rate, if measurements slowed down under load; else None."""
-    known = bursts.dropna()
-    return f"what it sustains; {si(float(known.median()), 'FLOP/s')} in a burst" if len(known) else None
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Device:
-    """The device of a place; `warning`: its own memory facts contradict the table of peaks."""
-
-    name: str | None
-    memory_bytes: float | None
-    gpu: Gpu | None
-    warning: str | None
-
-    def peak(self, precision: str | None) -> Peak | None:
-        return peaks.find(self.name, precision=precision, memory_bytes=self.memory_bytes)
-
-
-def _refuted(runs: pd.DataFrame) -> dict[float, float]:
-    """Ceilings of CPUs that a run has exceeded, with the largest factor.
-
-    Other work used the CPUs while such a ceiling was measured. Bundles of today measure again. Ceilings of GPUs stay,
-    because a GPU's kernels may execute fewer FLOP than modelled.
-    """
-    cpu = runs[(runs["device_type"] == "cpu") & (runs["ceiling_flop_per_s"] > 0) & (runs["step_median_s"] > 0)]
-    shares = cpu["train_flop_per_step"] / cpu["step_median_s"] / cpu["ceiling_flop_per_s"]
-    above = cpu.assign(share=shares)[shares > ABOVE_CEILING]
-    refuted: dict[float, float] = {}
-    for value, share in zip(above["ceiling_flop_per_s"].tolist(), above["share"].tolist(), strict=True):
-        refuted[value] = max(share, refuted.get(value, 0.0))
-    return refuted
-
-
-def _device(results: Results, keys: Mapping[str, Any], runs: pd.DataFrame) -> _Device:
-    """The device, from the record of the first run: two devices of one name in one place would be two places."""
-    name = keys["device_name"]
-    device = DeviceFacts()
-    if name is not None and keys["device_type"] == "cuda":
-        # If the bundle has moved since it was loaded, only the device's name is known.
-        with suppress(BundleError):
-            device = results.record(str(runs["run_id"].iloc[0])).environment.device
-    gpu = peaks.find_gpu(name, memory_bytes=device.memory_total_bytes)
-    clock, width = device.memory_clock_max_mhz, device.memory_bus_width_bits
-    warning = peaks.bandwidth_warning(gpu, memory_clock_mhz=clock, bus_width_bits=width) if gpu else None
-    return _Device(name=name, memory_bytes=device.memory_total_bytes, gpu=gpu, warning=warning)
-
-
-def _range_note(peak: Peak) -> str | None:
-    if peak.flop_per_s_low is None:
-        return peak.note
-    low, high = peak.flop_per_s_low / 1e12, peak.flop_per_s / 1e12
-    return f"{low:.1f} to {high:.1f} TFLOP/s {peak.note or ''}; shown is the highest".replace(" ;", ";")
 
 
 # --- steps
 
 
-def points(results: Results) -> pd.DataFrame:
+def points(results: Tables) -> pd.DataFrame:
     """Training steps in the roofline plane: a row per group of runs that may be pooled, and source of FLOP and bytes.
 
     `flop_per_s`: FLOP of a step divided by the median over runs of their median unprofiled step time, with its 95 %
@@ -240,14 +96,14 @@ def points(results: Results) -> pd.DataFrame:
     return frame([{**pool.facts, **vars(row)} for pool, row in point_rows(results)], (*POINT_COLUMNS, *UNNAMED))
 
 
-def point_rows(results: Results) -> Iterator[tuple[Group, PointRow]]:
+def point_rows(results: Tables) -> Iterator[tuple[Group, PointRow]]:
     """The rows of `points`, each with its group of runs."""
-    devices: dict[tuple[Any, ...], _Device] = {}
-    refuted = _refuted(results.runs)
+    devices: dict[tuple[Any, ...], DeviceRoofs] = {}
+    refuted = refuted_ceilings(results.runs)
     for pool in group(completed(results.runs)):
         place = tuple(pool[name] for name in DEVICE)
         if place not in devices:
-            devices[place] = _device(results, pool.facts, pool.runs)
+            devices[place] = device_of(results, pool.facts, pool.runs)
         for measurement in _measurements(results, pool):
             yield pool, _point(pool, measurement, devices[place], refuted)
 
@@ -273,7 +129,7 @@ class _Measurement:
     uncounted_launches: int = 0
 
 
-def _measurements(results: Results, pool: Group) -> Iterator[_Measurement]:
+def _measurements(results: Tables, pool: Group) -> Iterator[_Measurement]:
     steps_s = _step_times(pool)
     is_traced = not steps_s and bool(traced := traced_times.times(pool))
     steps_s = traced if is_traced else steps_s
@@ -322,13 +178,13 @@ def _lower_bounds(pool: Group, has_backward: bool | None = None, counted: float 
     )
 
 
-def _profile(results: Results, pool: Group) -> _Measurement | None:
+def _profile(results: Tables, pool: Group) -> _Measurement | None:
     """The kernels of a profile as one measurement over their own time; None if no kernels can be read."""
     launches = results.kernels.groupby("run_id", sort=False).indices
     profiled = [run_id for run_id in pool.runs["run_id"] if run_id in launches]
     if not profiled:
         return None
-    whole = _kernel_rows(results, pool, launches, ()).astype(object).to_dict("records")[0]
+    whole = kernel_rows(results, pool, launches, ()).astype(object).to_dict("records")[0]
     flop, moved, duration_s = (_number(whole[name]) for name in ("flop", "dram_bytes", "duration_s"))
     kernels = pd.concat([results.kernels.iloc[launches[run_id]] for run_id in profiled])
     has_backward = any(is_backward(str(name)) for name in kernels["name"].unique())
@@ -358,19 +214,7 @@ def work_of(pool: Group, source: WorkSource) -> Work:
     return Work(flop=flop, bytes_low=low, bytes_high=high)
 
 
-def roof_of(pool: Group, peak: Peak | None, refuted: Collection[float] = ()) -> Roof | None:
-    """The measured roof of a group, else the vendor's; None if both are unknown.
-
-    `refuted`: measured FLOP/s to ignore.
-    """
-    flop_per_s = _median([value for value in pool.known("ceiling_flop_per_s") if value not in refuted])
-    bytes_per_s = pool.median("ceiling_bytes_per_s")
-    if flop_per_s and bytes_per_s:
-        return Roof(kind=RoofKind.MEASURED, flop_per_s=flop_per_s, bytes_per_s=bytes_per_s)
-    return Roof(kind=RoofKind.PEAK, flop_per_s=peak.flop_per_s, bytes_per_s=peak.bytes_per_s) if peak else None
-
-
-def _point(pool: Group, measurement: _Measurement, device: _Device, refuted: Mapping[float, float]) -> PointRow:
+def _point(pool: Group, measurement: _Measurement, device: DeviceRoofs, refuted: Mapping[float, float]) -> PointRow:
     source, work, steps_s = measurement.source, measurement.work, measurement.steps_s
     peak = device.peak(pool["precision"])
     roof, is_whole = roof_of(pool, peak, refuted), not measurement.lower_bounds
@@ -413,7 +257,7 @@ def _point(pool: Group, measurement: _Measurement, device: _Device, refuted: Map
         if value in refuted
     ]
     notes = [*_notes(pool, measurement, row), *unused]
-    return replace(row, note=_joined([*notes, *_roof_notes(row, roof, peak, was_measured=bool(unused)), *pool.apart]))
+    return replace(row, note=joined([*notes, *_roof_notes(row, roof, peak, was_measured=bool(unused)), *pool.apart]))
 
 
 def _verdict(pool: Group, measurement: _Measurement, roof: Roof | None, step_s: float | None) -> Verdict:
@@ -506,68 +350,88 @@ def _roof_notes(row: PointRow, roof: Roof | None, peak: Peak | None, *, was_meas
     elif roof.kind is RoofKind.PEAK:
         yield "the roof is the vendor's: no ceiling was measured"
     if peak and peak.flop_per_s_low is not None:
-        yield f"peak {_range_note(peak)}"
+        yield f"peak {range_note(peak)}"
     fractions = {f"the {row.roof} roof": row.fraction_of_roof, "the vendor's peak": row.fraction_of_peak}
     for what, fraction in fractions.items():
         if fraction is not None and fraction > ABOVE:
             yield f"{percent(fraction, decimals=1)} of {what}: {_ABOVE_A_ROOF[WorkSource(row.source)]}"
 
 
-# --- kernels
+# --- shifts
 
 
-def kernel_points(results: Results, *, keys: Sequence[str] = ("family",)) -> pd.DataFrame:
-    """Kernels of profiled runs in the roofline plane: a row per group of runs and value of `keys`, longest first.
+@dataclass(frozen=True, kw_only=True)
+class ShiftRow:
+    """A row of `shifts`."""
 
-    `launches` and `duration_s` (seconds) are per step if the number of `steps` in the profile is known, otherwise of
-    the whole profile. Intensities are FLOP per byte of DRAM, L2 and L1, NaN if the bytes were not counted.
-    `l2_bytes_are` says which traffic counts as L2 bytes. The time is the profiler's, so `flop_per_s` compares kernels
-    with each other; it is not the rate of the step.
+    place: str | None
+    device_name: str | None
+    model: str
+    source: str
+    changed: str
+    left: str
+    right: str
+    at: str | None
+    intensity_left: float | None
+    intensity_right: float | None
+    intensity_ratio: float | None
+    flop_per_s_ratio: float | None
+    bound_left: str | None
+    bound_right: str | None
+
+
+def shifts(results: Tables) -> pd.DataFrame:
+    """How batch size and precision move a step: a row per step from one to the next, all else being equal.
+
+    `changed` is `batch_size` or `precision`, from `left` to `right` at the value `at` of the other one; ratios are
+    right by left. A lower bound of FLOP is compared with nothing.
     """
-    launches = results.kernels.groupby("run_id", sort=False).indices
-    profiled = [pool for pool in group(completed(results.runs)) if not launches.keys().isdisjoint(pool.runs["run_id"])]
-    tables = [_kernel_rows(results, pool, launches, keys) for pool in profiled]
-    columns = [*WORK_NAMED, "profiles", "steps", *keys, *COLUMNS, "l2_bytes_are", "note", *UNNAMED]
-    return pd.concat(tables, ignore_index=True)[columns] if tables else pd.DataFrame(columns=columns)
+    rows = [{**pool.facts, **vars(row)} for pool, row in point_rows(results)]
+    pairs = [pair for changed in ("batch_size", "precision") for pair in _pairs(rows, changed)]
+    return frame(list(map(vars, pairs)), names_of(ShiftRow))
 
 
-def _kernel_rows(results: Results, pool: Group, launches: Mapping[Any, Any], keys: Sequence[str]) -> pd.DataFrame:
-    """Rows of one group. `launches`: for each run id, the positions of its rows in `results.kernels`."""
-    parts, steps = [], list[int | None]()
-    for run_id in pool.runs["run_id"]:
-        if run_id in launches:
-            in_a_step, number = in_steps(results.kernels.iloc[launches[run_id]])
-            parts.append(in_a_step)
-            steps.append(number or _steps_said(results, run_id))
-    known = [number for number in steps if number]
-    number = sum(known) if len(known) == len(steps) else None
-    launched = pd.concat(parts)
-    rows = per_step(breakdown(launched, keys), number)
-    label = l2_bytes_are(launched)
-    facts = {**pool.facts, "profiles": len(parts), "steps": number, "l2_bytes_are": label}
-    return rows.assign(**facts, note=_joined([*pool.apart, label and f"L2 bytes are {label}"]))
+# From the slow and exact to the fast.
+_PRECISIONS = ("fp32", "tf32", "bf16", "amp")
 
 
-def _steps_said(results: Results, run_id: str) -> int | None:
-    """Number of steps that the user gave for an imported profile; None if unknown."""
-    with suppress(BundleError):
-        return int(results.record(run_id).profile.steps_profiled or 0) or None
-    return None
+def _pairs(rows: Sequence[Mapping[str, Any]], changed: str) -> Iterator[ShiftRow]:
+    other = "precision" if changed == "batch_size" else "batch_size"
+    fixed = [name for name in (*CONFIGURATION, *PLACE, "driver_version", "torch", "source") if name != changed]
+    series: dict[tuple[Any, ...], list[Mapping[str, Any]]] = defaultdict(list)
+    for row in rows:
+        if row[changed] is not None and not row["flop_is_lower_bound"]:
+            series[tuple(row[name] for name in fixed)].append(row)
+    for line in series.values():
+        line.sort(key=lambda row: _rank(row[changed]))
+        for left, right in pairwise(line):
+            if left[changed] != right[changed]:
+                yield ShiftRow(
+                    **{name: left[name] for name in ("place", "device_name", "model", "source")},
+                    changed=changed,
+                    left=str(left[changed]),
+                    right=str(right[changed]),
+                    at=str(left[other]) if left[other] is not None else None,
+                    intensity_left=left["intensity_flop_per_byte"],
+                    intensity_right=right["intensity_flop_per_byte"],
+                    intensity_ratio=_quotient(right, left, "intensity_flop_per_byte"),
+                    flop_per_s_ratio=_quotient(right, left, "flop_per_s"),
+                    bound_left=left["bound"],
+                    bound_right=right["bound"],
+                )
+
+
+def _rank(value: Any) -> float:
+    if isinstance(value, str):
+        return _PRECISIONS.index(value) if value in _PRECISIONS else len(_PRECISIONS)
+    return float(value)
+
+
+def _quotient(right: Mapping[str, Any], left: Mapping[str, Any], name: str) -> float | None:
+    return right[name] / left[name] if right[name] is not None and left[name] else None
 
 
 # --- shared
-
-
-def frame(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> pd.DataFrame:
-    """A table in which an absent number is NaN; a column without any text becomes numeric."""
-    table = pd.DataFrame(list(rows), columns=list(columns))
-    for name in columns:
-        is_empty = table[name].isna().all()
-        if table[name].dtype == object and (
-            is_empty or not any(isinstance(value, str | bool) for value in table[name].dropna())
-        ):
-            table[name] = pd.to_numeric(table[name])
-    return table
 
 
 def _median(values: Sequence[float]) -> float | None:
@@ -577,7 +441,3 @@ def _median(values: Sequence[float]) -> float | None:
 def _number(value: Any) -> float | None:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) if is_number and math.isfinite(value) else None
-
-
-def _joined(parts: Iterable[str | None]) -> str | None:
-    return "; ".join(part for part in parts if part) or None

@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from analysis.loading import Results
+from analysis.loading.rows import rows
+from analysis.loading.tables import Tables
 from analysis.statistics import SteadyState, steady_state
 from analysis.statistics.samples import Floats, Mask
 from workload.contract import bundle
@@ -116,7 +117,7 @@ class Case:
         return Record(run_id=self.run_id, status=Status(self.facts["status"]), spec=spec)
 
 
-def cases(results: Results) -> list[Case]:
+def cases(results: Tables) -> list[Case]:
     """The runs as cases, in the order of `results.runs`."""
     steps, telemetry = _Table(results.steps, STEP_NUMBERS), _Table(results.telemetry, TELEMETRY_COLUMNS)
     is_measured = (results.steps["phase"] == MEASURED).to_numpy(dtype=bool)
@@ -129,21 +130,6 @@ def cases(results: Results) -> list[Case]:
         )
         for facts in rows(results.runs)
     ]
-
-
-def rows(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """Rows of a table as dictionaries by column; None for an absent value."""
-    names = [str(name) for name in table.columns]
-    return [dict(zip(names, row, strict=True)) for row in cells(table)]
-
-
-def cells(table: pd.DataFrame) -> list[list[Any]]:
-    """Rows of a table as lists in column order; None for an absent value."""
-    # One array of objects: in pandas, replacing absent values column by column takes eight times as long.
-    values = table.to_numpy(dtype=object, copy=True)
-    values[pd.isna(values)] = None
-    found: list[list[Any]] = values.tolist()
-    return found
 
 
 class _Table:

@@ -60,6 +60,8 @@ SOFTWARE = (
 NAMED = ("place", "device_name", "model", "batch_size", "precision")
 # Facts that determine the work of a step: larger images are more work.
 WORK_NAMED = (*NAMED, "image_size")
+# Further facts that distinguish groups of runs; each is a column in data output.
+UNNAMED = tuple(name for name in (*CONFIGURATION, *PLACE, *SOFTWARE) if name not in WORK_NAMED)
 NAMED_COLUMNS = (
     Column(name="place", heading="place", role=Role.FACT),
     Column(name="device_name", heading="device", role=Role.FACT),

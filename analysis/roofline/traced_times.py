@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from analysis.configurations import Group
+from analysis.loading.configurations import Group
 from workload.contract.spec import Device
 from workload.contract.text import percent, si
 from workload.contract.verdict import MOST_UNATTRIBUTED, Bound, traced_step_s

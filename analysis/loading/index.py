@@ -19,10 +19,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from analysis.possible import refusals
-from analysis.problem import Problem
-from analysis.record import CEILING_COLUMNS, RUN_COLUMNS, Row, row_of
-from analysis.series import LAYOUTS, Series, SeriesFile, parse
+from analysis.loading.csv_files import LAYOUTS, Series, SeriesFile, parse
+from analysis.loading.problem import Problem
+from analysis.loading.run_row import CEILING_COLUMNS, RUN_COLUMNS, Row, row_of
+from analysis.loading.step_rules import refusals
 from workload.contract import bundle
 from workload.contract.errors import BundleError
 from workload.contract.fields import RANGES, Kind

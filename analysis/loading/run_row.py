@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from analysis import model_work
+from analysis.loading import model_work
 from workload.contract import record as contract
 from workload.contract import verdict
 from workload.contract.bundle import Status

@@ -1,6 +1,6 @@
 """This project's terms and their meanings, from one table for docs/glossary.md and the report. Standard library only.
 
-python -m analysis.glossary > docs/glossary.md
+python -m analysis.report.glossary > docs/glossary.md
 """
 
 import tomllib
@@ -10,8 +10,8 @@ from pathlib import Path
 INTRODUCTION = """\
 # Glossary
 
-The words of tables, messages and reports, each with one meaning everywhere. Written by `python -m analysis.glossary`
-from `analysis/glossary.toml`.
+The words of tables, messages and reports, each with one meaning everywhere. Written by
+`python -m analysis.report.glossary` from `analysis/report/glossary.toml`.
 """
 
 

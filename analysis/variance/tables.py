@@ -7,12 +7,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.cases import Case, cases
-from analysis.causes import causes
-from analysis.configurations import DATA_DETAILS, DETAILS, NAMED, NAMED_COLUMNS, Group, group, label, measured
-from analysis.loading import Results
-from analysis.machines import COLUMNS as MACHINE_COLUMNS
-from analysis.machines import machines
+from analysis.loading.cases import Case, cases
+from analysis.loading.configurations import DATA_DETAILS, DETAILS, NAMED, NAMED_COLUMNS, Group, group, label, measured
+from analysis.loading.tables import Tables
 from analysis.statistics import (
     Drift,
     drift,
@@ -22,6 +19,9 @@ from analysis.statistics import (
     variance_split,
 )
 from analysis.statistics.samples import Estimate
+from analysis.variance.causes import causes
+from analysis.variance.machines import COLUMNS as MACHINE_COLUMNS
+from analysis.variance.machines import machines
 from workload.contract.tables import Column, Role
 
 WITHIN_COLUMNS = (
@@ -87,13 +87,13 @@ CAUSE_COLUMNS = (
 class VarianceTable:
     """A table of `analyze variance`; `nothing`: message if it has no row."""
 
-    make: Callable[[Results], pd.DataFrame]
+    make: Callable[[Tables], pd.DataFrame]
     columns: Sequence[Column]
     heading: str
     nothing: str
 
 
-def table(results: Results, part: str) -> pd.DataFrame:
+def table(results: Tables, part: str) -> pd.DataFrame:
     """Make the table named `part` (a key of `TABLES`); each row has its whole configuration."""
     frame = TABLES[part].make(results)
     facts = [name for name in (*NAMED, *(column.name for column in DETAILS)) if name not in frame]
@@ -101,7 +101,7 @@ def table(results: Results, part: str) -> pd.DataFrame:
     return frame.merge(results.runs[["run_id", *facts]], on="run_id", how="left") if facts else frame
 
 
-def within(results: Results) -> pd.DataFrame:
+def within(results: Tables) -> pd.DataFrame:
     """A row per run with measured steps, columns as in `WITHIN_COLUMNS`; CoV, drift and its interval are fractions.
 
     `effective_steps`: number of independent steps that the run is worth. `warmup_steps`: first measured steps that are
@@ -153,7 +153,7 @@ def _relative_ends(change: Drift, median: float) -> tuple[float | None, float | 
     return change.interval.low * scale, change.interval.high * scale
 
 
-def between(results: Results) -> pd.DataFrame:
+def between(results: Tables) -> pd.DataFrame:
     """A row per configuration and place, columns as in `BETWEEN_COLUMNS`; runs that may not be pooled have extra rows.
 
     `images_per_s` has an interval over runs. `cov_between` and `cov_within`: standard deviations of the logarithm of

@@ -3,13 +3,10 @@
 Column names like `images_per_s` are fixed; headings, titles and sentences name the unit.
 """
 
-import dataclasses
-import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import pandas as pd
 
@@ -19,8 +16,6 @@ IMAGES = "images"
 # Unit of a table whose runs count different things: each row names its own.
 SEVERAL = "units"
 COUNTED = Column(name="unit", heading="units", role=Role.FACT)
-
-T = TypeVar("T")
 
 
 def of(row: Mapping[Any, Any]) -> str:
@@ -72,34 +67,3 @@ def columns(known: Sequence[Column], table: pd.DataFrame) -> Sequence[Column]:
 def filled(table: pd.DataFrame) -> pd.DataFrame:
     """The table with the unit of every row filled in, if one counts anything other than images."""
     return table if common(table["unit"]) == IMAGES else table.assign(unit=table["unit"].fillna(IMAGES))
-
-
-def worded_content(content: T, unit: str, *, has_own_units: bool = True) -> T:
-    """Rewrite the texts of a page or of findings, figures included, for another unit; commands stay unchanged."""
-    return content if unit == IMAGES else _worded(content, partial(worded, unit=unit, has_own_units=has_own_units))
-
-
-def _worded(content: Any, change: Callable[[str], str]) -> Any:
-    from analysis.figures.figure import Figure  # noqa: PLC0415 - the tables of a terminal need none
-    from analysis.report.content import Commands  # noqa: PLC0415
-
-    if type(content) is str:
-        return change(content)
-    if isinstance(content, list | tuple):
-        return [_worded(part, change) for part in content]
-    if isinstance(content, Commands) or not dataclasses.is_dataclass(content) or isinstance(content, type):
-        return content
-    changed = {
-        item.name: _worded(getattr(content, item.name), change)
-        for item in dataclasses.fields(content)
-        if item.name not in ("name", "chart")
-    }
-    if isinstance(content, Figure):
-        changed["chart"] = _worded_chart(content.chart, change)
-    return replace(content, **changed)
-
-
-def _worded_chart(chart: Any, change: Callable[[str], str]) -> Any:
-    import altair as alt  # noqa: PLC0415 - a second
-
-    return alt.Chart.from_dict(json.loads(change(json.dumps(chart.to_dict()))))

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.cases import Case
-from analysis.configurations import CONFIGURATION, DATA_DETAILS, PLACE, SOFTWARE, label, needs_no_digest, shown
-from analysis.loading import Results
-from analysis.pairing import MACHINE, Designs, Pair, Pairing, Side, is_busy, pair_up, value_text
+from analysis.compare.pairing import MACHINE, Designs, Pair, Pairing, Side, is_busy, pair_up, value_text
+from analysis.loading.cases import Case
+from analysis.loading.configurations import CONFIGURATION, DATA_DETAILS, PLACE, SOFTWARE, label, needs_no_digest, shown
+from analysis.loading.tables import Tables
 from analysis.statistics import (
     Comparison,
     Interval,
@@ -75,7 +75,7 @@ DETAIL_NAMES = tuple(column.name for column in DATA_DETAILS)
 
 
 def compare(
-    results: Results,
+    results: Tables,
     by: str | None = None,
     *,
     baseline: str | None = None,
@@ -91,7 +91,7 @@ def compare(
     `baseline`: the value that all others are compared with, on the left. Without it all pairs are compared; with more
     than six values and without `all_pairs`, only the value with the most runs against each other one. `allow_mixed`:
     facts in which runs of one side may differ; runs that differ in other facts make separate pairs (see
-    `analysis.pairing`).
+    `analysis.compare.pairing`).
 
     Raises `NotPoolableError` (exit code 9) if no run has a counterpart on the other side, `UsageError` for an unknown
     column, `NothingToDoError` if no two runs differ in `by` alone.

@@ -6,9 +6,9 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.cases import Case, cases
-from analysis.configurations import CONFIGURATION, DATA_DETAILS, DETAILS, NAMED, PLACE, SOFTWARE, measured
-from analysis.loading import Results
+from analysis.loading.cases import Case, cases
+from analysis.loading.configurations import CONFIGURATION, DATA_DETAILS, DETAILS, NAMED, PLACE, SOFTWARE, measured
+from analysis.loading.tables import Tables
 from analysis.statistics import PlacedRun, machine_split, position_effect, variance_split
 from workload.contract.tables import Column, Role
 
@@ -43,7 +43,7 @@ COLUMNS = (
 )
 
 
-def machines(results: Results) -> pd.DataFrame:
+def machines(results: Tables) -> pd.DataFrame:
     """A row per place and software, over all configurations, columns as in `COLUMNS`; only runs on known hosts.
 
     `cov_*`: standard deviation of the logarithm of images/s, so a fraction. `first_ratio`: throughput of the first run

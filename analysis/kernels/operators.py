@@ -11,10 +11,10 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.breakdown import ALL
-from analysis.configurations import CONFIGURATION, PLACE, SOFTWARE, WORK_NAMED, Group, completed, group
-from analysis.loading import Results
-from analysis.problem import Problem
+from analysis.kernels.breakdown import ALL
+from analysis.loading.configurations import CONFIGURATION, PLACE, SOFTWARE, WORK_NAMED, Group, completed, group
+from analysis.loading.problem import Problem
+from analysis.loading.tables import Tables
 from workload.contract.errors import BundleError
 from workload.contract.record import Record
 from workload.contract.text import percent
@@ -72,7 +72,7 @@ WORKERS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def operators(results: Results, *, with_attributed: bool = True) -> tuple[pd.DataFrame, list[Problem]]:
+def operators(results: Tables, *, with_attributed: bool = True) -> tuple[pd.DataFrame, list[Problem]]:
     """Time per operator: a row per group of poolable runs and operator, longest first, then `all`; and unread files.
 
     `launches`, `duration_s` (own time) and `flop` are per step. FLOP are those of the formulas, if one operator does
@@ -91,7 +91,7 @@ def operators(results: Results, *, with_attributed: bool = True) -> tuple[pd.Dat
     return pd.DataFrame(rows, columns=list(COLUMNS)), problems
 
 
-def attributed(results: Results, keys: Sequence[str]) -> tuple[pd.DataFrame, list[Problem]]:
+def attributed(results: Tables, keys: Sequence[str]) -> tuple[pd.DataFrame, list[Problem]]:
     """Work of operators in imported traces: a row per group of runs and `keys`, then `all`; and unread files.
 
     `keys`: family, name, or both. `duration_s` is the operator's own time on a CPU, on a GPU the time of the kernels
@@ -184,7 +184,7 @@ def longest(table: pd.DataFrame, top: int) -> pd.DataFrame:
     return table.loc[sorted([*parts.index, *table.index[whole]])]
 
 
-def _rows(results: Results, pool: Group, profiled: set[str], problems: list[Problem]) -> list[dict[str, Any]]:
+def _rows(results: Tables, pool: Group, profiled: set[str], problems: list[Problem]) -> list[dict[str, Any]]:
     calls: dict[str, float] = {}
     self_s: dict[str, float] = {}
     profiles, steps, flop = 0, 0.0, dict[str, float]()

@@ -13,9 +13,18 @@ from functools import cache
 from itertools import combinations
 from typing import Any
 
-from analysis.cases import Case, cases
-from analysis.configurations import CONFIGURATION, PLACE, SOFTWARE, label, measured, pool_words, require_poolable, shown
-from analysis.loading import Results
+from analysis.loading.cases import Case, cases
+from analysis.loading.configurations import (
+    CONFIGURATION,
+    PLACE,
+    SOFTWARE,
+    label,
+    measured,
+    pool_words,
+    require_poolable,
+    shown,
+)
+from analysis.loading.tables import Tables
 from workload.contract.design import Contrast, Design, Run
 from workload.contract.errors import NothingToDoError, UsageError
 from workload.contract.invocation import as_typed
@@ -109,7 +118,7 @@ class Pairing:
 
 
 def pair_up(
-    results: Results,
+    results: Tables,
     by: str | None = None,
     *,
     baseline: str | None = None,

@@ -5,11 +5,17 @@ a step.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from analysis.loading.configurations import UNNAMED, WORK_NAMED, Group, completed, group
+from analysis.loading.rows import joined
+from analysis.loading.tables import Tables
 from workload.contract import vocabulary
+from workload.contract.errors import BundleError
 
 # Columns that can be added up over launches.
 _SUMS = ("duration_s", "flop", "flop_tensor", "dram_bytes", "l2_bytes", "l1_bytes")
@@ -114,3 +120,45 @@ def totals(kernels: pd.DataFrame) -> Mapping[str, float]:
 def _by(left: "pd.Series[float]", right: "pd.Series[float]") -> "pd.Series[float]":
     """Quotient, NaN instead of infinite."""
     return left / right.where(right > 0)
+
+
+# --- groups of runs
+
+
+def kernel_points(results: Tables, *, keys: Sequence[str] = ("family",)) -> pd.DataFrame:
+    """Kernels of profiled runs in the roofline plane: a row per group of runs and value of `keys`, longest first.
+
+    `launches` and `duration_s` (seconds) are per step if the number of `steps` in the profile is known, otherwise of
+    the whole profile. Intensities are FLOP per byte of DRAM, L2 and L1, NaN if the bytes were not counted.
+    `l2_bytes_are` says which traffic counts as L2 bytes. The time is the profiler's, so `flop_per_s` compares kernels
+    with each other; it is not the rate of the step.
+    """
+    launches = results.kernels.groupby("run_id", sort=False).indices
+    profiled = [pool for pool in group(completed(results.runs)) if not launches.keys().isdisjoint(pool.runs["run_id"])]
+    tables = [kernel_rows(results, pool, launches, keys) for pool in profiled]
+    columns = [*WORK_NAMED, "profiles", "steps", *keys, *COLUMNS, "l2_bytes_are", "note", *UNNAMED]
+    return pd.concat(tables, ignore_index=True)[columns] if tables else pd.DataFrame(columns=columns)
+
+
+def kernel_rows(results: Tables, pool: Group, launches: Mapping[Any, Any], keys: Sequence[str]) -> pd.DataFrame:
+    """Rows of one group. `launches`: for each run id, the positions of its rows in `results.kernels`."""
+    parts, steps = [], list[int | None]()
+    for run_id in pool.runs["run_id"]:
+        if run_id in launches:
+            in_a_step, number = in_steps(results.kernels.iloc[launches[run_id]])
+            parts.append(in_a_step)
+            steps.append(number or _steps_said(results, run_id))
+    known = [number for number in steps if number]
+    number = sum(known) if len(known) == len(steps) else None
+    launched = pd.concat(parts)
+    rows = per_step(breakdown(launched, keys), number)
+    label = l2_bytes_are(launched)
+    facts = {**pool.facts, "profiles": len(parts), "steps": number, "l2_bytes_are": label}
+    return rows.assign(**facts, note=joined([*pool.apart, label and f"L2 bytes are {label}"]))
+
+
+def _steps_said(results: Tables, run_id: str) -> int | None:
+    """Number of steps that the user gave for an imported profile; None if unknown."""
+    with suppress(BundleError):
+        return int(results.record(run_id).profile.steps_profiled or 0) or None
+    return None

@@ -1,35 +1,30 @@
-"""Implementation of `analysis.load`: folders of bundles as pandas tables."""
+"""Folders of bundles as pandas tables."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from analysis.configurations import CONFIGURATION, with_scripts_alike
-from analysis.index import CEILINGS, FINGERPRINT, REMARKS, RUN_SCHEMA, look
-from analysis.problem import Problem
+from analysis.loading.configurations import with_scripts_alike
+from analysis.loading.index import CEILINGS, FINGERPRINT, REMARKS, RUN_SCHEMA, look
+from analysis.loading.problem import Problem
 from workload.contract import bundle
 from workload.contract.errors import NothingToDoError, RooflaunchError, UsageError
 from workload.contract.record import Record
-from workload.contract.text import counted
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Results:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Tables:
     """Tables of runs. A row is one thing; an absent value is NaN, None or NaT; column names contain the unit.
 
-    `runs`: one row per run, columns as in `analysis.record.RUN_COLUMNS`. `steps` and `telemetry`: `run_id` and the
-    columns of the bundle's files. `ceilings`: one row per measured rate, `analysis.record.CEILING_COLUMNS`. `kernels`:
+    `runs`: one row per run, columns as in `RUN_COLUMNS` of `run_row.py`. `steps` and `telemetry`: `run_id` and the
+    columns of the bundle's files. `ceilings`: one row per measured rate, columns as in `CEILING_COLUMNS`. `kernels`:
     one row per profiled launch, read on first access. `problems`: data missing from the tables, and the reason.
-
-    `summary`, `roofline`, `variance`, `compare` and `audit` return the tables of the commands with these names, as
-    frames.
     """
 
     runs: pd.DataFrame
@@ -37,59 +32,6 @@ class Results:
     telemetry: pd.DataFrame
     ceilings: pd.DataFrame
     problems: tuple[Problem, ...]
-
-    def __repr__(self) -> str:
-        configurations = counted(len(self.runs[list(CONFIGURATION)].drop_duplicates()), "configuration")
-        places = counted(self.runs["place"].nunique(), "place")
-        problems = f"; {counted(len(self.problems), 'problem')}" if self.problems else ""
-        return f"<Results: {counted(len(self.runs), 'run')} of {configurations} on {places}{problems}>"
-
-    def summary(self) -> pd.DataFrame:
-        """A row per configuration and place, the fastest of each model first: `analysis.summary.COLUMNS`."""
-        from analysis.summary import summarize  # noqa: PLC0415 - only for who asks, here and below
-
-        return summarize(self.runs)
-
-    def compare(
-        self,
-        by: str | None = None,
-        allow_mixed: Collection[str] = (),
-        *,
-        baseline: str | None = None,
-        all_pairs: bool = False,
-    ) -> pd.DataFrame:
-        """A row per pair of values of `by`, by default the first fact in which runs differ: see `analysis.compare`."""
-        from analysis.compare import compare  # noqa: PLC0415
-
-        return compare(self, by, baseline=baseline, all_pairs=all_pairs, allow_mixed=allow_mixed)
-
-    def roofline(self) -> pd.DataFrame:
-        """A row per configuration and source of its FLOP and bytes: see `analysis.roofline.points`."""
-        from analysis.roofline import points  # noqa: PLC0415
-
-        return points(self)
-
-    def variance(self, part: str = "between") -> pd.DataFrame:
-        """A table of `analyze variance`: `between`, `within` or `causes`; `UsageError` for another `part`."""
-        from analysis.variance import TABLES, table  # noqa: PLC0415
-
-        if part not in TABLES:
-            raise UsageError(f"variance has no part '{part}'", hint=f"one of {', '.join(TABLES)}")
-        return table(self, part)
-
-    def audit(self) -> pd.DataFrame:
-        """A row per finding, errors first: `analysis.audit.Finding`; empty if nothing was found."""
-        from analysis.audit import as_frame, audit  # noqa: PLC0415
-
-        return as_frame(audit(self))
-
-    @cached_property
-    def figures(self) -> Mapping[str, Any]:
-        """The report's figures as Altair charts by name; all are drawn on first access."""
-        from analysis.figures.export import chart  # noqa: PLC0415 - Altair
-        from analysis.report.evidence import gather  # noqa: PLC0415
-
-        return {drawn.name: chart(drawn) for drawn in gather(self).drawn}
 
     @property
     def kernels(self) -> pd.DataFrame:
@@ -138,7 +80,7 @@ def _read_kernels(path: Path) -> pd.DataFrame:
     return ncu.read(path).kernels.copy()
 
 
-def load_folders(folders: Sequence[Path], *, verify: bool = False) -> Results:
+def load_folders(folders: Sequence[Path], *, verify: bool = False) -> Tables:
     """Load the bundles in `folders`; see `analysis.load`."""
     if not folders:
         raise UsageError("no results folder was named", hint='analysis.load("results")')
@@ -153,7 +95,7 @@ def load_folders(folders: Sequence[Path], *, verify: bool = False) -> Results:
         for remark in remarks
     ]
     run_ids = table["run_id"].to_pylist()
-    return Results(
+    return Tables(
         runs=_runs(table),
         steps=_flat(table["_steps"], run_ids),
         telemetry=_flat(table["_telemetry"], run_ids),

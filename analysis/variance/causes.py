@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.cases import Case, cases
-from analysis.configurations import CONFIGURATION, PLACE
-from analysis.loading import Results
+from analysis.loading.cases import Case, cases
+from analysis.loading.configurations import CONFIGURATION, PLACE
+from analysis.loading.tables import Tables
 from analysis.statistics import share_explained
 from analysis.statistics.samples import Floats
 from workload.contract import peaks, verdict
@@ -136,7 +136,7 @@ class Cause:
     is_fault: bool = True
 
 
-def causes(results: Results) -> pd.DataFrame:
+def causes(results: Tables) -> pd.DataFrame:
     """A row per run and cause that was found, columns as in `COLUMNS`; `share_explained` is a fraction of `share_of`.
 
     Share of the variation of steps: squared rank correlation with the telemetry at the step's time, and its interval,
