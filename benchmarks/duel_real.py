@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.resumable import Results
-from workload.contract.duel import SEGMENTS, Segment, judge, order
+from launcher.duel.decision import SEGMENTS, Segment, judge, order
 
 ROOT = Path(__file__).parents[1]
 CONDITIONS = ("as it is", "neighbour", "drift", "stopped", "control group")

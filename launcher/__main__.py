@@ -15,7 +15,7 @@ def _run() -> int:
     try:
         import typer  # noqa: PLC0415 - a missing extra is told like any other missing tool
 
-        from launcher.app import app  # noqa: PLC0415
+        from launcher.cli.app import app  # noqa: PLC0415
         from workload.contract import program  # noqa: PLC0415
     except ModuleNotFoundError as error:
         if error.name != "typer":

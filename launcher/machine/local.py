@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from launcher.docker_engine import Container
 from launcher.kinds import Runtime
 from launcher.machine import containers, script
 from launcher.machine.containers import DRIVER_PARAMETERS, ContainerLimits
-from launcher.machine.engine import Container
 from launcher.machine.runtime import Choice
 from launcher.machine.script import Workplace
 from launcher.machine.watcher import Watcher, said_every

@@ -18,7 +18,7 @@ import pytest
 
 from launcher.agent.lease import Lease, take
 from launcher.jobs import launches
-from launcher.jobs.records import LAUNCHES, request_object, result_object, status_object
+from launcher.protocol.records import LAUNCHES, request_object, result_object, status_object
 from tests import sshd
 from tests.workload.storage import gcs_server, places
 from tests.workload.storage.gcs_server import GcsServer

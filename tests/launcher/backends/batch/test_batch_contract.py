@@ -12,8 +12,8 @@ from launcher.backends.batch.machines import BatchMachines
 from launcher.backends.batch.options import Options
 from launcher.backends.batch.plan import BatchPlan
 from launcher.backends.batch.service import ENDPOINT_VARIABLE, BatchService
-from launcher.backends.door import Machine, Machines
-from launcher.jobs.records import log_object
+from launcher.protocol.backend import Machine, Machines
+from launcher.protocol.records import log_object
 from tests.launcher.backends import contract
 from tests.launcher.backends.batch.batch_plans import batch_plan
 from tests.launcher.backends.batch.fake_batch import PROJECT, REGION, FakeBatch

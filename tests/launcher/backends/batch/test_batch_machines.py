@@ -9,8 +9,8 @@ import pytest
 from launcher.backends.batch.machines import BatchMachines
 from launcher.backends.batch.plan import BatchPlan
 from launcher.backends.batch.service import ENDPOINT_VARIABLE, BatchService
-from launcher.backends.door import Condition, Machine
 from launcher.backends.gcp.refusals import DeniedError
+from launcher.protocol.backend import Condition, Machine
 from tests.launcher.backends.batch.fake_batch import PROJECT, REGION, FakeBatch
 from tests.launcher.backends.batch.test_batch_contract import plan_of
 from tests.launcher.backends.contract import silent
