@@ -31,6 +31,7 @@ from tests.workload.storage.gcs_server import BUCKET
 from workload.contract import bundle
 from workload.contract.errors import ExitCode
 from workload.contract.spec import Device, Origin, Resolved, RunSpec
+from workload.storage.address import open_store
 from workload.storage.inventory import sealed_runs
 
 pytestmark = [
