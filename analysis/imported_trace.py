@@ -52,17 +52,21 @@ def _contradictions(run: TracedRun, given: Given) -> Iterator[str]:
     """Sentences on differences between the trace and the user's options: device, precision, steps and first input."""
     found = run.model
     if run.device_name and given.gpu and not fits(given.gpu, run.device_name):
-        yield f"the trace says device '{run.device_name}', the import was told '{given.gpu}'"
+        yield f"the trace says device '{run.device_name}', but the import was given '{given.gpu}'"
     if _is_told_a_gpu(run, given):
-        yield f"the trace has no kernels and is of a CPU, the import was told device '{given.gpu}'"
+        yield f"the trace has no kernels and is from a CPU, but the import was given device '{given.gpu}'"
     if run.precision and given.precision and run.precision != given.precision.lower():
-        yield f"the trace says precision '{run.precision}', the import was told '{given.precision}'"
+        yield f"the trace says precision '{run.precision}', but the import was given '{given.precision}'"
     if run.steps_contradiction:
         yield run.steps_contradiction
     if found.batch_size and given.batch_size not in {None, found.batch_size, found.batch_size * run.passes_per_step}:
-        yield f"the trace says batch size {found.batch_size} ({found.first}), the import was told {given.batch_size}"
+        yield (
+            f"the trace says batch size {found.batch_size} ({found.first}), but the import was given {given.batch_size}"
+        )
     if found.image_size and given.image_size not in {None, found.image_size}:
-        yield f"the trace says image size {found.image_size} ({found.first}), the import was told {given.image_size}"
+        yield (
+            f"the trace says image size {found.image_size} ({found.first}), but the import was given {given.image_size}"
+        )
 
 
 def _is_told_a_gpu(run: TracedRun, given: Given) -> bool:

@@ -57,7 +57,7 @@ REPORT_SUFFIX = ".ncu-rep"
 # Lines that ncu prints before its table, or column names of the table, quoted or not, in any order.
 NCU_MARKS = re.compile(rb'^==[A-Z]+==|^"?ID"?[,;\t]|"Kernel Name"|(?:^|[,;\t])Kernel Name[,;\t\r\n]', re.MULTILINE)
 LOOKED_AT_BYTES = 1 << 20
-_BREAKS_OFF = "the file breaks off in its last row, which is left out"
+_BREAKS_OFF = "the file ends within its last row, which is left out"
 
 
 def import_file(path: Path, given: Given, *, output: Path) -> list[Path]:
@@ -143,7 +143,9 @@ def _import_log(file: File, given: Given, output: Path) -> list[Path]:
             reason = str(error).removeprefix(f"'{file.path}' ")
             left_out.append(f"line {log.lines[0]} is left out: {reason}")
     if not bundles:
-        raise UsageError(f"'{file.path}': {left_out[0]}", hint="name what the file does not say, as --batch-size 32")
+        raise UsageError(
+            f"'{file.path}': {left_out[0]}", hint="give what the file does not, for example --batch-size 32"
+        )
     return [seal(output, _with_losses(record, left_out), contents) for record, contents in bundles]
 
 
@@ -249,7 +251,7 @@ def _unknown_words(facts: Facts, log: Log) -> list[str]:
     word = log.labels.get("precision")
     if not word or facts.precision is not None:
         return []
-    return [f"the file's precision '{word[:80]}' is none of {', '.join(Precision)}: it is left out"]
+    return [f"the file's precision '{word[:80]}' is not one of {', '.join(Precision)}: it is left out"]
 
 
 def _contradictions(facts: Facts, log: Log) -> Iterator[str]:
@@ -257,7 +259,7 @@ def _contradictions(facts: Facts, log: Log) -> Iterator[str]:
     for field, known in asdict(facts).items():
         own = log.labels.get(field)
         if own and known is not None and field != "device_type" and not _is_same(field, own, str(known)):
-            yield f"the file says {field.replace('_', ' ')} '{own}', the import was told '{known}'"
+            yield f"the file says {field.replace('_', ' ')} '{own}', but the import was given '{known}'"
     if (
         log.images_per_row
         and "batch_size" in log.columns
@@ -338,8 +340,8 @@ def _stride(log: Log) -> int:
 def _without_wait(path: Path, line: int, iteration_s: float, data_s: float) -> float:
     if data_s >= iteration_s:
         raise UsageError(
-            f"'{path}' line {line}: the wait for data is as long as the iteration that holds it;"
-            f" got {data_s:g} s of {iteration_s:g} s",
+            f"'{path}' line {line}: the wait for data is as long as the whole iteration; got {data_s:g} s of "
+            f"{iteration_s:g} s",
             hint="correct the file, or leave the column of data waits out",
         )
     return iteration_s - data_s
@@ -424,8 +426,8 @@ def _import_profile(file: File, given: Given, output: Path) -> Path:
     if len(found.gpus) > 1:
         launches = ", ".join(f"{gpu}: {number}" for gpu, number in found.gpus.items())
         raise UsageError(
-            f"'{file.path}' holds the launches of {len(found.gpus)} GPUs, and a run is of one ({launches})",
-            hint="keep the rows of one GPU, by the column Device, or profile with CUDA_VISIBLE_DEVICES=0",
+            f"'{file.path}' holds the launches of {len(found.gpus)} GPUs, but a run has one ({launches})",
+            hint="keep only the rows of one GPU (column Device), or profile with CUDA_VISIBLE_DEVICES=0",
         )
     model, batch_size = required(file.path, given.model, given.batch_size)
     device_name = found.attributes.get(ncu.layout.DEVICE_NAME)
@@ -441,7 +443,7 @@ def _import_profile(file: File, given: Given, output: Path) -> Path:
     notes = [f"ncu: {warning}" for warning in found.warnings]
     contradictions = []
     if device_name and given.gpu and not fits(given.gpu, device_name):
-        contradictions.append(f"the profile says device '{device_name}', the import was told '{given.gpu}'")
+        contradictions.append(f"the profile says device '{device_name}', but the import was given '{given.gpu}'")
     notes += [*without_peaks(device_name), *contradictions]
     copy = REPORT_COPY if file.path.suffix == REPORT_SUFFIX else KERNELS_COPY
     imported = replace(

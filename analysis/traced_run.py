@@ -126,7 +126,7 @@ def _device(trace: Trace, wanted: int | None, file: str) -> str | None:
     """Number of the GPU whose kernels are read, as text; None for a trace of a CPU. `UsageError` if ambiguous."""
     if len(trace.processes) > 1:
         raise UsageError(
-            f"'{file}' holds {len(trace.processes)} processes, and a run is of one",
+            f"'{file}' holds {len(trace.processes)} processes, but a run has one",
             hint="import the trace of each rank",
         )
     devices = trace.devices
@@ -146,7 +146,7 @@ def _device(trace: Trace, wanted: int | None, file: str) -> str | None:
         return str(wanted)
     if len(devices) > 1:
         raise UsageError(
-            f"'{file}' holds the kernels of {len(devices)} GPUs, and a run is of one ({launches})",
+            f"'{file}' holds the kernels of {len(devices)} GPUs, but a run has one ({launches})",
             hint=f"--device {max(devices, key=lambda device: devices[device])}",
         )
     return next(iter(devices))
@@ -197,7 +197,9 @@ def _uneven(found: Attribution, told: int | None) -> str | None:
     passes = found.model.passes
     if found.steps.windows is not None or not told or not passes or passes % found.steps.number == 0:
         return None
-    return f"the trace has {passes} forward {'pass' if passes == 1 else 'passes'}, the import was told {told} steps"
+    return (
+        f"the trace has {passes} forward {'pass' if passes == 1 else 'passes'}, but the import was given {told} steps"
+    )
 
 
 def _wall_s(found: Attribution) -> float:

@@ -17,9 +17,9 @@ _MAGIC = (
     (b"\x28\xb5\x2f\xfd", "compressed with Zstandard", "zstd -d it first"),
     (b"\xfd7zXZ", "compressed with xz", "xz -d it first"),
     (b"BZh", "compressed with bzip2", "bzip2 -d it first"),
-    (b"%PDF", "a PDF document", "import the data that it was made from"),
-    (b"\x89PNG", "a picture", "import the data that it was drawn from"),
-    (b"\xff\xd8\xff", "a picture", "import the data that it was drawn from"),
+    (b"%PDF", "a PDF document", "import the data from which it was made"),
+    (b"\x89PNG", "a picture", "import the data from which it was drawn"),
+    (b"\xff\xd8\xff", "a picture", "import the data from which it was drawn"),
     (b"PAR1", "a Parquet file", "write it as CSV: pandas.read_parquet(FILE).to_csv(…)"),
 )
 _NSYS = "nsys stats --report cuda_gpu_trace --format csv FILE > trace.csv"
@@ -39,7 +39,7 @@ _TEXTS = (
     (r"==\d+== (?:NVPROF|Profiling)", "output of nvprof", "profile with ncu, or nsys"),
     (r"utilization\.gpu|\bNVIDIA-SMI\b", "output of nvidia-smi", "import the log of the training instead"),
     (r"\d+%\|[^|]*\|\s*\d+/\d+ \[", "a progress bar (tqdm), which redraws itself",
-     "have the program print a line per iteration"),
+     "let the program print a line per iteration"),
     (r"\bms/step\b|\d+s \d+ms/step", "output of Keras", "log a row per step, with its time"),
     (r"Epoch\s*:?\s*\[?\d+", "a training log without the time of an iteration", "log the time of each iteration"),
     (r"(?m)^(?:import|from|def|class) \w+", "a program", "import what it printed"),

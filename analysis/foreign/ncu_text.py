@@ -56,7 +56,9 @@ def as_csv(text: str) -> str:
     repeated = set(again([_figures(rows) for rows in launches], [_times(rows) for rows in launches]))
     number = len(repeated) + len(launches) * is_doubled
     if number:
-        out.write(f"==WARNING== {counted(number, 'kernel')} in the file again (same figures): each is counted once\n")
+        out.write(
+            f"==WARNING== {counted(number, 'kernel')} a second time in the file (same figures): each is counted once\n"
+        )
     writer = csv.writer(out, quoting=csv.QUOTE_ALL, lineterminator="\n")
     writer.writerow(HEADER)
     for launch, rows in enumerate(rows for index, rows in enumerate(launches) if index not in repeated):

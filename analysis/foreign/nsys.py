@@ -87,9 +87,9 @@ def as_csv(text: str) -> str:
     again += len(kernels) * is_doubled
     out = io.StringIO()
     if copies:
-        out.write(f"==WARNING== {copies} copies and memsets of the trace are left out: they are no kernels\n")
+        out.write(f"==WARNING== {copies} copies and memsets of the trace are left out, because they are not kernels\n")
     if again:
-        out.write(f"==WARNING== {again} rows are in the file again (same start): each is counted once\n")
+        out.write(f"==WARNING== {again} rows are in the file twice (same start): each is counted once\n")
     if broken:
         out.write(f"==WARNING== {broken} broken rows left out: the file is cut off or damaged\n")
     writer = csv.writer(out, quoting=csv.QUOTE_ALL, lineterminator="\n")

@@ -91,7 +91,7 @@ def _unpacked(content: bytes) -> tuple[bytes, str | None]:
         try:
             parts.append(member.decompress(left, MOST_BYTES - total))
         except zlib.error as error:
-            before = ": what comes before the damage was read" if parts else ""
+            before = ": the part before the damage was read" if parts else ""
             return b"".join(parts), f"the gzip file is damaged ({error}){before}"
         total += len(parts[-1])
         if total >= MOST_BYTES:
@@ -100,6 +100,6 @@ def _unpacked(content: bytes) -> tuple[bytes, str | None]:
             # Drop the incomplete last line, which may end within a number. UTF-16 keeps a part, which is refused if
             # invalid.
             whole, newline, _ = b"".join(parts).rpartition(b"\n")
-            return whole + newline, "the gzip file breaks off: what is there was read"
+            return whole + newline, "the gzip file ends too early: its beginning was read"
         left = member.unused_data
     return b"".join(parts), None

@@ -66,10 +66,10 @@ def _absences(table: Launches) -> list[str]:
         values = table.by_role.get(role.name)
         absent = 0 if values is None or role.kind not in ADDITIVE else int(np.isnan(values).sum())
         if absent:
-            why = "n/a, or in a unit that is not known"
+            why = "n/a, or in an unknown unit"
             sentences.append(
-                f"{role.metrics[0]} has no value for {absent} of {len(table)} launches ({why}): what adds it up is"
-                " unavailable"
+                f"{role.metrics[0]} has no value for {absent} of {len(table)} launches ({why}): sums of it "
+                "are unavailable"
             )
     return sentences
 
@@ -93,10 +93,10 @@ def _repeated(tables: Sequence[Launches], who: pd.DataFrame, again: npt.NDArray[
     alike = pd.concat([who, figures], axis=1).duplicated().to_numpy()
     number = int(again.sum())
     if alike[again].all():
-        return f"{_launches(number)} in the file again (same process and ID): each is counted once"
+        return f"{_launches(number)} twice in the file (same process and ID): each is counted once"
     return (
-        f"{_launches(number)} in the file again (same process and ID) with other figures: the first"
-        " of each counts; two profiles may have been written into one file"
+        f"{_launches(number)} twice in the file (same process and ID) with different figures: only the first "
+        "is counted; perhaps two profiles were written into one file"
     )
 
 
@@ -114,7 +114,7 @@ def _missing(who: pd.DataFrame) -> str | None:
     number = sum(last - first + 1 for first, last in gaps)
     shown = ", ".join(str(first) if first == last else f"{first} to {last}" for first, last in gaps[:_SHOWN])
     more = f" and {len(gaps) - _SHOWN} more gaps" if len(gaps) > _SHOWN else ""
-    return f"{_launches(number)} missing, of {number + len(who)} (IDs {shown}{more}): sums are of the others"
+    return f"{_launches(number)} missing, of {number + len(who)} (IDs {shown}{more}): sums cover only the others"
 
 
 def _launches(number: int) -> str:

@@ -112,7 +112,7 @@ def _scaled(values: Floats, base_units: float) -> Floats:
 
 
 def _foreign(metric: str, text: str | None) -> list[str]:
-    return [] if text is None else [f"{metric} is absent where its value is no number: '{text[:80]}'"]
+    return [] if text is None else [f"{metric} is missing where its value is not a number: '{text[:80]}'"]
 
 
 # --- long
@@ -166,7 +166,7 @@ def _repeated_blocks(columns: pa.Table, launches: int) -> list[str]:
     again = int(changes.sum()) - launches
     if again <= 0:
         return []
-    return [f"{again} of the file's launches come again further down (same process and ID): each is counted once"]
+    return [f"{again} of the file's launches are in the file twice (same process and ID): each is counted once"]
 
 
 @dataclass(frozen=True, kw_only=True)

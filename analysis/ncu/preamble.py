@@ -47,7 +47,7 @@ class NcuSource:
             return self.path.open("rb")
         except OSError as error:
             reason = f"it cannot be read: {error.strerror or error}"
-            raise NcuFileError(self.path, Failure.ABSENT, reason, hint="look at the path") from error
+            raise NcuFileError(self.path, Failure.ABSENT, reason, hint="check the path") from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,10 +78,12 @@ def source_of(path: Path) -> NcuSource:
             whole = head + file.read() if content is None else content
         except OSError as error:
             reason = f"it cannot be read: {error.strerror or error}"
-            raise NcuFileError(path, Failure.ABSENT, reason, hint="look at the path") from error
+            raise NcuFileError(path, Failure.ABSENT, reason, hint="check the path") from error
     decoded = decode(whole)
     if decoded.remarks and not decoded.content:
-        raise NcuFileError(path, Failure.DAMAGED, decoded.remarks[0], hint="copy it again from where it was made")
+        raise NcuFileError(
+            path, Failure.DAMAGED, decoded.remarks[0], hint="copy it again from the machine that made it"
+        )
     return NcuSource(path=path, content=decoded.content, remarks=decoded.remarks, losses=decoded.losses)
 
 

@@ -141,7 +141,7 @@ def _of_csv(path: Path) -> _Launches:
         sections = table.sections(source, start, as_text=True)
     sections = [section for section in sections if len(section.columns)]
     if not sections:
-        reason = "there is a header, but no launch below it"
+        reason = "it has a header, but no kernel launch"
         raise NcuFileError(path, Failure.NO_LAUNCHES, reason, hint="profile again; --launch-count 0 profiles all")
     try:
         form = numbers.decide([column for part in sections for column in launches.number_columns(part)])

@@ -70,7 +70,7 @@ def _check(path: Path) -> None:
             is_report = file.read(len(_MAGIC)) == _MAGIC
     except OSError as error:
         reason = f"it cannot be read: {error.strerror or error}"
-        raise NcuFileError(path, Failure.ABSENT, reason, hint="look at the path") from error
+        raise NcuFileError(path, Failure.ABSENT, reason, hint="check the path") from error
     if not is_report:
         reason = f"its name ends in {SUFFIX}, but it is no report"
         raise NcuFileError(path, Failure.DAMAGED, reason, hint="copy it again from the machine that made it")
@@ -95,12 +95,12 @@ def _actions(context: Any, path: Path) -> list[Action]:
     actions = [action for profiled_range in context for action in profiled_range]
     # For a report that is cut off, ncu_report returns an action without a name.
     if not any(action.name() for action in actions):
-        raise _damaged(path, "it holds no kernel")
+        raise _damaged(path, "it contains no kernel")
     return actions
 
 
 def _damaged(path: Path, reason: str) -> NcuFileError:
-    hint = f"ncu --import {shlex.quote(str(path))} shows what ncu itself says of it"
+    hint = f"ncu --import {shlex.quote(str(path))} shows what ncu itself reads in it"
     return NcuFileError(path, Failure.DAMAGED, f"{_MODULE} cannot read it: {reason}", hint=hint)
 
 

@@ -307,7 +307,7 @@ def _counter_notes(pool: Group, measurement: _Measurement, row: PointRow) -> Ite
     if measurement.source is WorkSource.PROFILER:
         yield "kernels under the profiler: one by one, at its clocks, without the gaps between them"
         if measurement.is_whole_profile:
-            yield "the whole profile: nobody said how many steps it holds"
+            yield "the whole profile, because its number of steps is unknown"
     if not row.runs:
         yield "no time without a profiler: no rate"
     if 0 < measurement.uncounted_launches < measurement.launches:

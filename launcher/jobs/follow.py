@@ -139,7 +139,7 @@ class _Follower:
         if known.heartbeat is not None and known.heartbeat.last_line:
             return plain(known.heartbeat.last_line)
         last = next(reversed(known.phases), "")
-        return f"{last.replace('_', ' ')}; the next step is awaited" if last else f"the {self._noun} starts"
+        return f"{last.replace('_', ' ')}; waiting for the next phase" if last else f"the {self._noun} starts"
 
     def _look(self) -> Followed | None:
         machine = self._machine()
@@ -223,7 +223,7 @@ class _Follower:
             return self._removed(machine, Ending.DELETED, f"stopped by itself ({machine.status})")
         if known.stopped_s is None:
             known.stopped_s = now_s
-            waits = "the cloud starts it again, to save what there is"
+            waits = "the cloud starts it again, to save its results"
             self._session.note(f"'{self._request.name}' is {machine.status}: {waits}")
         stopped_s = now_s - known.stopped_s
         if stopped_s > RESTART_S:
@@ -241,12 +241,12 @@ class _Follower:
         if now_s > self._limit_s + AFTER_LIMIT_S:
             return self._removed(machine, Ending.LIMIT, "was still there after its time limit")
         if known.heartbeat is not None and known.silent_s > SILENCE_LIMIT_S:
-            return self._removed(machine, Ending.SILENT, f"has given no sign for {duration(known.silent_s)}")
+            return self._removed(machine, Ending.SILENT, f"has sent no heartbeat for {duration(known.silent_s)}")
         boot_s = now_s - self._booting_s
         if known.heartbeat is None and boot_s > boot_limit_s(self._request):
             last = next(reversed(known.phases), f"nothing, {self._noun} {machine.status}")
             return self._removed(
-                machine, Ending.SILENT, f"did not come to start the run in {duration(boot_s)} (last: {last})"
+                machine, Ending.SILENT, f"did not start the run within {duration(boot_s)} (last: {last})"
             )
         return None
 
@@ -258,7 +258,7 @@ class _Follower:
     def _not_answered(self, error: ToolError) -> Followed | None:
         """Note a failed poll, once. Give up only when the cloud must have deleted the machine."""
         if not self._failing:
-            self._session.note(f"{error}; the {self._noun} goes on by itself, trying again")
+            self._session.note(f"{error}; the {self._noun} continues by itself; trying again")
         self._failing += 1
         if self._now() <= self._limit_s + AFTER_LIMIT_S:
             return None
@@ -279,8 +279,8 @@ class _Follower:
     def _without_result(self) -> Followed:
         name, machine = self._request.name, self._machine()
         if machine.preempted:
-            spot_hint = "--rerun-preempted 2 starts it again by itself; without --spot it is not taken back"
-            why = "the cloud took the spot VM back" if self._request.spot else machine.why
+            spot_hint = "--rerun-preempted 2 starts it again automatically; without --spot it is not taken away"
+            why = "the cloud took the spot VM away" if self._request.spot else machine.why
             hint = spot_hint if self._request.spot else "launch again"
             error = RunFailedError(f"'{name}' was preempted: {why}", hint=hint)
             return self._ended(Ending.PREEMPTED, is_gone=True, error=error)
@@ -296,7 +296,7 @@ class _Follower:
         else:
             error = RunFailedError(f"'{name}' was deleted before it had a result", hint=f"launch status {name}")
         if why := "; ".join(self._known.unreadable):
-            error = RunFailedError(f"'{name}' has ended, and how is unknown: {why}", hint=f"launch logs {name}")
+            error = RunFailedError(f"'{name}' has ended, but it is unknown how: {why}", hint=f"launch logs {name}")
         return self._ended(Ending.LIMIT if is_late else Ending.DELETED, is_gone=True, error=error)
 
     def _removed(self, machine: Machine, ending: Ending, why: str) -> Followed:
@@ -308,7 +308,7 @@ class _Follower:
         self._read_objects()
         if self._known.result is not None:
             return self._ended(Ending.RESULT, is_gone=gone)
-        log_hint = f"what it said is in {saved}" if saved else f"launch logs {name}"
+        log_hint = f"its output is in {saved}" if saved else f"launch logs {name}"
         left = "" if gone else f"; the {noun} could not be removed"
         hint = log_hint if gone else f"launch down {name}; {log_hint}"
         return self._ended(ending, is_gone=gone, error=RunFailedError(f"'{name}' {why}{left}", hint=hint))

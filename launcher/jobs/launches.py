@@ -185,7 +185,7 @@ def judge(seen: Seen, now_s: float, *, was_preempted: Callable[[], bool]) -> Lau
     if seen.problems:
         state, why = (
             LaunchState.UNREADABLE,
-            "; ".join((*seen.problems, *([f"its {seen.noun} is there"] if seen.machine else []))),
+            "; ".join((*seen.problems, *([f"its {seen.noun} exists"] if seen.machine else []))),
         )
     else:
         state, why = _judge(seen, now_s, was_preempted)
@@ -210,9 +210,9 @@ def _judge(seen: Seen, now_s: float, was_preempted: Callable[[], bool]) -> tuple
 
 def _left(seen: Seen, machine: Machine, now_s: float) -> str:
     if machine.may_start_again(now_s):
-        return f"its {seen.noun} is {machine.status}, and the cloud may start it again, to save what there is"
+        return f"its {seen.noun} is {machine.status}, and the cloud may start it again, to save its results"
     if machine.condition is Condition.STOPPED:
-        return f"its {seen.noun} is {machine.status}, which nobody deletes, and its disk costs: launch reap"
+        return f"its {seen.noun} is {machine.status}, and its disk still costs money: launch reap"
     return f"its {seen.noun} is still there"
 
 
@@ -225,7 +225,7 @@ def _not_answering(seen: Seen, what: str) -> str:
 
 def _in_an_outage(seen: Seen, now_s: float) -> tuple[LaunchState, str]:
     """State if the zone does not answer: a recent heartbeat in the bucket still counts."""
-    no_answer = _not_answering(seen, f"its {seen.noun} is there")
+    no_answer = _not_answering(seen, f"its {seen.noun} exists")
     if seen.heartbeat is not None and now_s - (epoch_s(seen.heartbeat.at) or 0.0) <= SILENCE_LIMIT_S:
         state, line = _beating(seen.heartbeat, now_s)
         return state, "; ".join(filter(None, (line, no_answer)))
@@ -248,9 +248,9 @@ def _without_machine(seen: Seen, now_s: float, was_preempted: Callable[[], bool]
     if seen.heartbeat is None and age_s < PROVISIONING_S:
         return LaunchState.REQUESTED, f"no {seen.noun} yet"
     if seen.zone and was_preempted():
-        return LaunchState.PREEMPTED, "the cloud took the spot VM back"
+        return LaunchState.PREEMPTED, "the cloud took the spot VM away"
     if seen.heartbeat is None:
-        return LaunchState.LOST, f"no {seen.noun} came, or it left nothing: the launcher was ended meanwhile?"
+        return LaunchState.LOST, f"no {seen.noun} was made, or it left nothing; perhaps the launcher was killed"
     if age_s > seen.request.limit_s:
         return LaunchState.LOST, f"the time limit of {duration(seen.request.limit_s)} was reached, without a result"
     return LaunchState.LOST, f"the {seen.noun} is gone and left no result"
@@ -258,7 +258,7 @@ def _without_machine(seen: Seen, now_s: float, was_preempted: Callable[[], bool]
 
 def _without_heartbeat(seen: Seen, now_s: float) -> tuple[LaunchState, str]:
     if seen.request is None:
-        return LaunchState.STARTING, "no request in this bucket: another --bucket?"
+        return LaunchState.STARTING, "no request in this bucket; perhaps it is in another --bucket"
     limit_s = boot_limit_s(seen.request)
     if now_s - (seen.launched_s or 0.0) > PROVISIONING_S + limit_s:
         return LaunchState.STALE, f"no heartbeat for {duration(limit_s)} and more"
@@ -352,7 +352,7 @@ def read_records(store: Store, name: str, machine: Machine | None) -> Seen:
     result = read(store, result_object(name), Result.from_bytes, problems)
     request = read(store, request_object(name), Request.from_bytes, problems)
     if request is not None and request.name != name:
-        problems.append(f"its request is that of '{request.name}'")
+        problems.append(f"its request belongs to '{request.name}'")
         request = None
     return Seen(
         name=name,
@@ -391,7 +391,7 @@ def find(word: str, names: Sequence[str], store: Store | None) -> str:
         return meant[0]
     if meant:
         some = ", ".join(meant[:4]) + (", …" if len(meant) > 4 else "")  # noqa: PLR2004 - a line of names
-        raise UsageError(f"'{word}' means {len(meant)} launches: {some}", hint="give more of the name")
+        raise UsageError(f"'{word}' matches {len(meant)} launches: {some}", hint="give a longer part of the name")
     owner = _owner_of_run(word, names, store) if store is not None else None
     if owner is None:
         raise NothingToDoError(f"no launch and no run of one is named '{word[:200]}'", hint="launch status --all")

@@ -64,7 +64,7 @@ class LocalPlan:
 
     def text(self) -> str:
         """Text of the plan, with the command quoted for a shell."""
-        times = "one run" if self.spec.repeats == 1 else f"{self.spec.repeats} runs, a process each"
+        times = "one run" if self.spec.repeats == 1 else f"{self.spec.repeats} runs, each in its own process"
         image = self.choice.image
         lines = {
             "plan": f"{self.spec.title}, on {self.spec.where}; {times}",
@@ -314,7 +314,7 @@ def _profile(plan: LocalPlan, timing: Container, folder: Path, watcher: Watcher 
     try:
         ended = containers.follow(engine, container, on_line=lambda _: None, watcher=watcher)
     except ToolError as error:
-        print(f"warning: no profile, and the run is complete: {printable(str(error))}", file=sys.stderr)
+        print(f"warning: the run is complete, but without a profile: {printable(str(error))}", file=sys.stderr)
         return ExitCode.DONE
     code = ExitCode.INTERRUPTED if ended.signal is not None else ended.exit_code
     # With TOOL the profile pass itself has printed why there is no profile.

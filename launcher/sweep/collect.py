@@ -74,7 +74,7 @@ class Homecoming:
 
     def _say_damaged(self, run_id: str, why: str) -> None:
         address = self._store.locate(f"{RUNS}{run_id}")
-        self._board.say(self._work.name, f"{address} is damaged, and its run is done again: {why}")
+        self._board.say(self._work.name, f"{address} is damaged, so its run is repeated: {why}")
 
     def _bring_one(self, launch: Rental, run_id: str) -> None:
         try:
@@ -84,7 +84,7 @@ class Homecoming:
             if tries < FETCH_TRIES:
                 launch.brought.discard(run_id)
             else:
-                self._board.say(self._work.name, f"{run_id} does not come home: {error}")
+                self._board.say(self._work.name, f"{run_id} could not be collected: {error}")
         else:
             self._arrived(sealed)
 
@@ -96,7 +96,7 @@ class Homecoming:
             self._work.lose(there.run_key)
             self._say_damaged(there.run_id, str(error))
         except RooflaunchError as error:
-            self._board.say(self._work.name, f"{there.run_id} does not come home: {error}")
+            self._board.say(self._work.name, f"{there.run_id} could not be collected: {error}")
         else:
             if sealed.record.status in FINAL:
                 self._work.take(sealed.record, sealed.path)

@@ -69,7 +69,7 @@ def test_the_rates_of_the_t4(found: Found) -> None:
 
 def test_the_time_outside_the_timed_part(found: Found) -> None:
     assert figure(found, "wall time not explained", T4) == (
-        "steps and waits add up to 57.7 % of the wall time: 42.3 % lie outside the timed part"
+        "steps and waits add up to 57.7 % of the wall time: 42.3 % are outside of the timed parts"
     )
 
 

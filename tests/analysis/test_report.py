@@ -413,7 +413,7 @@ def test_a_page_that_cannot_be_written_is_told(analyze: Analyze, tmp_path: Path)
     page = tmp_path / "file" / "report.html"
     code, _, err = analyze("report", tmp_path / "results", "-o", page)
     assert code == ExitCode.USAGE
-    hint = "hint: -o FILE, one that you may write\n"
+    hint = "hint: -o FILE, with a file that you may write\n"
     assert err == f"error: report '{page}' cannot be written: '{tmp_path / 'file'}' is a file\n{hint}"
 
 

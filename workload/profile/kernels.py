@@ -111,7 +111,7 @@ def parse(lines: Iterable[str], roles: Mapping[str, str]) -> tuple[list[Kernel],
     header, units = next(rows), next(rows, [])
     columns = {name: index for index, name in enumerate(header)}
     if len(units) != len(header) or units[columns[ID]]:
-        raise _unexpected("the second row holds no units")
+        raise _unexpected("the second row has no units")
     wanted = {name: units[columns[name]] for name in (*roles, PASSES) if name in columns}
     marks = next((index for name, index in columns.items() if name.startswith(MARKS_PREFIX)), None)
     reader = _Reader(columns, wanted, roles, marks)
@@ -128,7 +128,7 @@ def _from_header(lines: Iterable[str]) -> Iterable[str]:
             return _chain(line, source)
         seen.append(line.strip())
     said = next((line for line in seen if line.startswith("==ERROR==")), next(filter(None, seen), "nothing"))
-    raise _unexpected(f"there is no table; ncu says: {said}")
+    raise _unexpected(f"there is no table; ncu reports: {said}")
 
 
 def _chain(first: str, rest: Iterable[str]) -> Iterable[str]:
@@ -194,4 +194,4 @@ class _Reader:
 
 
 def _unexpected(what: str) -> ToolError:
-    return ToolError(f"kernels.csv is not as ncu writes it: {what}", hint=AGAIN)
+    return ToolError(f"kernels.csv is not in the format of ncu: {what}", hint=AGAIN)

@@ -22,5 +22,5 @@ def profile_first(folder: str, script: Sequence[str] = (), *, data: str | None =
     if isinstance(failure, InterruptedRunError):
         raise failure
     if failure:
-        log.LOGGER.error("note       no profile, and the run is complete: %s", failure)
+        log.LOGGER.error("note       the run is complete, but without a profile: %s", failure)
     return ExitCode.INTERRUPTED if ended.code == ExitCode.INTERRUPTED else ExitCode.DONE

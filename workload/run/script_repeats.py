@@ -51,7 +51,7 @@ def _announce(name: str, repeats: int, profile: Profile) -> None:
     profiled = " and once more for the profile" if profile is not Profile.NONE else ""
     measured = "once" if repeats == 1 else f"{repeats} times"
     log.LOGGER.info(
-        "script     %s runs from its start %s to be measured%s: what it writes or sends happens %d times",
+        "script     %s runs from its start %s to be measured%s: it writes and sends everything %d times",
         name,
         measured,
         profiled,

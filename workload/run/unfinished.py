@@ -20,7 +20,7 @@ from workload.environment.machine import HostSystem
 from workload.environment.outside import outside_facts
 from workload.profile.status import before_the_pass
 
-NOTE = "the trainer ended before it could describe the run: what is recorded here was seen from outside"
+NOTE = "the trainer ended before it could describe the run: this record was made from outside"
 
 
 def settle(

@@ -57,12 +57,12 @@ def check_options(options: Options) -> None:
     )
     _require(
         options.rerun_preempted == 0 or (options.spot and options.rerun_preempted > 0),
-        f"--rerun-preempted is a count for spot VMs, which alone are preempted; got '{options.rerun_preempted}'",
+        f"--rerun-preempted is only for spot VMs, because only these are preempted; got '{options.rerun_preempted}'",
         hint="--spot --rerun-preempted 2",
     )
     _require(
         options.fallback or options.zones,
-        "--no-fallback keeps to the zones that are named; none is",
+        "--no-fallback allows only the zones that are named with --zone, but none is named",
         hint="--zone us-central1-a --no-fallback",
     )
 
@@ -120,7 +120,7 @@ def on_vm(spec: RunSpec, gpu: GpuOffer) -> tuple[RunSpec, list[str]]:
     _require(not spec.compile, f"{NO_COMPILER}; a VM runs one of them", hint="leave --compile out")
     if spec.dataset not in (SYNTHETIC, CIFAR10, IMAGENETTE):
         raise UsageError(
-            f"a VM cannot see the folder '{shown(spec.dataset)}' of this machine",
+            f"a VM cannot read the folder '{shown(spec.dataset)}' of this machine",
             hint="--dataset synthetic, or --dataset imagenette --download",
         )
     if spec.device is Device.AUTO:
@@ -133,10 +133,10 @@ def on_vm(spec: RunSpec, gpu: GpuOffer) -> tuple[RunSpec, list[str]]:
         )
     if spec.dataset != SYNTHETIC and not spec.download:
         spec = replace(spec, download=True)
-        notes.append(f"the VM downloads {spec.dataset}: it starts without data")
+        notes.append(f"the VM downloads {spec.dataset}, because it starts without data")
     if spec.data_dir != RunSpec().data_dir:
         spec = replace(spec, data_dir=RunSpec().data_dir)
-        notes.append("data_dir is a folder of this machine: the VM takes its own")
+        notes.append("data_dir is a folder of this machine: the VM uses its own folder")
     return spec, notes
 
 
@@ -239,7 +239,7 @@ def with_price(zones: tuple[str, ...], known: Mapping[str, Price], options: Opti
         where = f"in {gpus.compact(unknown)}" if unknown else "anywhere"
         kind = "spot" if options.spot else "on demand"
         raise UsageError(
-            f"--max-cost needs a price, and that of this machine type ({kind}) is unknown {where}",
+            f"--max-cost needs a price, but the price of this machine type ({kind}) is unknown {where}",
             hint="--usd-per-h with the figure of cloud.google.com/products/calculator, or leave --max-cost out",
         )
     return tuple(zone for zone in zones if region_of(zone) in known)

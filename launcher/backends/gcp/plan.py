@@ -179,9 +179,9 @@ def _check_size(plan: VmPlan) -> None:
 
 def _notes(plan: VmPlan) -> Iterator[str]:
     if plan.spec.script:
-        yield "how long a script takes to its first step nobody knows: the time assumed is that of our own trainer"
+        yield "the time before a script's first step is unknown: the time of our own trainer is assumed"
     if plan.driver is Driver.NONE:
-        yield f"the run computes on the VM's CPU; its {plan.gpu.title} is paid for all the same"
+        yield f"the run computes on the VM's CPU, but its {plan.gpu.title} must be paid too"
     elif plan.request.gpu_count > 1:
         yield f"the run computes on one GPU of {plan.request.gpu_count}"
     if (
@@ -198,13 +198,16 @@ def _notes(plan: VmPlan) -> Iterator[str]:
         image = plan.vm_image.name
         yield f"under Secure Boot the driver of {image} loads only if the VM's firmware trusts its signature"
     if plan.settings.project == ANY_PROJECT:
-        yield f"no project is set: {ANY_PROJECT} stands for yours; --project names it"
+        yield f"no project is set: {ANY_PROJECT} stands for your project; name it with --project"
     if plan.ready_s + plan.run_s > plan.limit_s:
-        yield f"the run may not be over within the limit of {plan.limit_s} s: --max-run-time"
+        yield f"the run may take longer than the limit of {plan.limit_s} s: --max-run-time"
     if not plan.options.external_ip:
         yield NEEDS_NAT
     if plan.settings.subnetwork and "/" not in plan.settings.subnetwork:
-        yield f"every region needs a subnetwork '{plan.settings.subnetwork}'; name it with its region to stay there"
+        yield (
+            f"every region needs a subnetwork '{plan.settings.subnetwork}'; name it with its region to use only "
+            "that region"
+        )
 
 
 def _program(name: str) -> str:

@@ -12,8 +12,8 @@ from workload.contract.errors import ExitCode
 
 ROOT = Path(__file__).parents[3]
 LOST = (
-    "error: standard output cannot be written: No space left on device\n"
-    "hint: the work itself is done; have its result printed again, to another place\n"
+    "error: standard output cannot be written: No space left on device\nhint: the work itself is done; "
+    "print its result again, to another file\n"
 )
 
 

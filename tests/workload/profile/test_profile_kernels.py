@@ -68,8 +68,8 @@ def test_table_without_ranges_says_so() -> None:
     [
         (WIDE.replace('"","","","","","","","","","","byte"', '"0","","","","","","","","","","byte"'), "no units"),
         ("==PROF== x\n==ERROR== Failed to load report file 'a'.\n", "ncu says: ==ERROR== Failed to load report file"),
-        ("", "there is no table; ncu says: nothing"),
-        (WIDE.splitlines()[1] + "\n", "the second row holds no units"),
+        ("", "there is no table; ncu reports: nothing"),
+        (WIDE.splitlines()[1] + "\n", "the second row has no units"),
     ],
     ids=["no units", "error", "empty", "header only"],
 )
