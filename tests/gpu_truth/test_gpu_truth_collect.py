@@ -105,7 +105,7 @@ def test_it_stops_between_parts_says_what_is_left_and_goes_on(tmp_path: Path, lo
     assert "parts        2 done, 0 skipped, 0 failed, 1 left, in 80 s" in [record.getMessage() for record in logged]
     collect.collect(tmp_path, bench_of(tmp_path, clock), parts=three)
     assert ran == ["a", "b", "c"]
-    assert any(line.startswith("that is all") for line in [record.getMessage() for record in logged])
+    assert any(line.startswith("all parts are complete") for line in [record.getMessage() for record in logged])
     collect.collect(tmp_path, bench_of(tmp_path, clock), parts=three, again=True, only=["b"])
     assert ran == ["a", "b", "c", "b"]
 

@@ -90,7 +90,7 @@ def _unknown(output: str) -> ProfileError | None:
     errors = _lines_of(output, ERROR)
     if errors:
         hint = "ncu/ncu.log in the bundle has its output"
-        return ProfileError(ProfileStatus.FAILED, f"ncu says: {errors[0]}", hint=hint)
+        return ProfileError(ProfileStatus.FAILED, f"ncu reports: {errors[0]}", hint=hint)
     return None
 
 

@@ -80,7 +80,7 @@ hint: --batch-size 256
             "the profiled process: resnet50 at batch size 512 in fp32 does not fit",
             "--batch-size 256",
         ),
-        ("==ERROR== LaunchFailed\n", "failed", "ncu says: LaunchFailed", "ncu/ncu.log"),
+        ("==ERROR== LaunchFailed\n", "failed", "ncu reports: LaunchFailed", "ncu/ncu.log"),
     ],
 )
 def test_cause_is_named_before_its_consequences(output: str, status: str, reason: str, hint: str) -> None:

@@ -406,7 +406,7 @@ def test_what_can_go_wrong_is_said_and_recorded(
 
 @pytest.mark.parametrize(
     ("how", "reason", "steps"),
-    [("error", "ncu says: LaunchFailed; after 9 kernels", 2), ("no ranges", "the table has no ranges", 0)],
+    [("error", "ncu reports: LaunchFailed; after 9 kernels", 2), ("no ranges", "the table has no ranges", 0)],
 )
 def test_partial_profile_keeps_what_is_certain(
     run_folder: Path, how: str, reason: str, steps: int, monkeypatch: pytest.MonkeyPatch

@@ -871,7 +871,7 @@ def test_a_variable_that_names_no_file_comes_before_a_login(monkeypatch: pytest.
     assert bucket.log_in() == bucket.LOG_IN
     monkeypatch.setenv(bucket.CREDENTIALS_VARIABLE, str(tmp_path / "key.json"))
     assert bucket.log_in() == (
-        f"GOOGLE_APPLICATION_CREDENTIALS names '{tmp_path}/key.json', which is no file: correct it; "
+        f"GOOGLE_APPLICATION_CREDENTIALS names '{tmp_path}/key.json', which does not exist: correct it; "
         "or unset it, then gcloud auth application-default login"
     )
     (tmp_path / "key.json").touch()
