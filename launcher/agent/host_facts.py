@@ -1,4 +1,4 @@
-"""Facts about this machine that only its provider can tell: since when it costs, when it ends, whether it is taken away.
+"""Facts about this machine that only its provider can tell: its creation, its end, and whether it is taken away.
 
 Each provider's answers come from its backend (`launcher/backends/<name>/guest.py`). That file travels with the launch,
 as `landlord.py` in the launch's folder, never in the image, so that a new backend needs no new image. A machine without
@@ -20,7 +20,10 @@ REQUEST = "request.json"
 
 
 class HostFacts(Protocol):
-    """Interface to the provider's facts about this machine. Times are None, and facts absent, if the provider does not answer."""
+    """Interface to the provider's facts about this machine.
+
+    Times are None, and facts absent, if the provider does not answer.
+    """
 
     @property
     def zone(self) -> str:

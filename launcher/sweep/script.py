@@ -31,7 +31,8 @@ NOTES = (".md", ".rst")
 class PlacedScript:
     """Script at a place: `workplace` on this machine, `script_files` on others.
 
-    `code`: hash of the files that the script may run. `options`: the place's `HereOptions` or `ThereOptions`; `text`: a line for the plan.
+    `code`: hash of the files that the script may run. `options`: the place's `HereOptions` or `ThereOptions`; `text`: a
+    line for the plan.
     """
 
     options: Any

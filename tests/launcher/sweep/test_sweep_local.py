@@ -1,4 +1,4 @@
-"""What the places on this machine tell each run of what came before it; the runs themselves: test_sweep_live.py."""
+"""What the places on this machine tell each run of what came before it; the runs themselves: test_sweep_progress.py."""
 
 import json
 from dataclasses import replace
