@@ -59,7 +59,7 @@ def worker() -> None:
     from torch import nn  # noqa: PLC0415
 
     from workload.contract.spec import Device, RunSpec  # noqa: PLC0415
-    from workload.training_step import TrainingStep  # noqa: PLC0415
+    from workload.steps.training_step import TrainingStep  # noqa: PLC0415
 
     torch.set_num_threads(1)
     spec = RunSpec(device=Device.CPU, batch_size=16, image_size=8)

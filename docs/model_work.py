@@ -8,9 +8,10 @@ from concurrent.futures import ProcessPoolExecutor
 from itertools import product
 from pathlib import Path
 
-from workload import complexity, models
 from workload.contract.errors import UsageError
 from workload.contract.spec import IMAGENET_IMAGE_SIZE, Precision
+from workload.model import models
+from workload.steps import complexity
 
 TARGET = Path(__file__).parents[1] / "analysis" / "loading" / "model_work.csv"
 # CIFAR, Tiny ImageNet, STL-10, the smaller ImageNette, ImageNet in training and evaluation, Inception, fine-tuning.

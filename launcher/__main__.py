@@ -2,13 +2,13 @@
 
 import sys
 
-from workload.contract import door
+from workload.contract import entry
 from workload.contract.errors import ExitCode, RooflaunchError, ToolError
 
 
 def main() -> int:
     """Run `launch` with the arguments of this process; return its exit code."""
-    return door.enter(_run)
+    return entry.enter(_run)
 
 
 def _run() -> int:

@@ -17,10 +17,11 @@ ROOT = Path(__file__).parents[1]
 # container's host, which its launcher alone can read.
 CROSSING = {
     *(f"workload.contract.{path.stem}" for path in (ROOT / "workload/contract").glob("[!_]*.py")),
-    "workload.broken",
+    "workload.run.unfinished",
     "workload.environment.machine",
     "workload.environment.metadata",
     "workload.environment.outside",
+    "workload.storage.address",
     "workload.storage.folder",
     "workload.storage.gcs",
     "workload.storage.names",
@@ -62,7 +63,7 @@ def launch(*words: str) -> str:
             {"torch", "torchvision", "numpy", "typer", "docker"},
         ),
         pytest.param(
-            "import workload.train",
+            "import workload.run.train",
             {"pandas", "docker", "google", "typer", "fvcore", "launcher", "analysis"},
             marks=pytest.mark.slow,
         ),
@@ -97,7 +98,7 @@ DECLARING = {
     *("workload", "workload.contract"),
     *(
         f"workload.contract.{name}"
-        for name in ("door", "errors", "interrupt", "invocation", "program", "script", "spec")
+        for name in ("entry", "errors", "interrupt", "invocation", "program", "script", "spec")
     ),
     *("workload.contract.tables", "workload.contract.text"),
 }

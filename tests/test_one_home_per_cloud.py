@@ -28,8 +28,8 @@ EXCEPTIONS = {
     "workload/contract/script.py": "the address of a script's data, in help and hints",
     "workload/contract/spec.py": "which ROOFLAUNCH_ variables are none of a run's settings",
     "workload/environment/metadata.py": "facts about a host: who its metadata server is",
+    "workload/storage/address.py": "the addresses of stores",
     "workload/storage/source.py": "the addresses of stores",
-    "workload/storage/store.py": "the addresses of stores",
 }
 
 

@@ -24,10 +24,10 @@ from analysis.loading.problem import Problem
 from analysis.loading.run_row import CEILING_COLUMNS, RUN_COLUMNS, Row, row_of
 from analysis.loading.step_rules import refusals
 from workload.contract import bundle
+from workload.contract.clean_json import clean
 from workload.contract.errors import BundleError
 from workload.contract.fields import RANGES, Kind
 from workload.contract.files import replacing
-from workload.contract.tidy import clean
 
 FOLDER, FILE = ".analysis", "bundles.parquet"
 # Increase with every change in the content of a row, or in how it is read: older indexes become invalid.

@@ -47,8 +47,9 @@ from workload.contract.spec import Context, Resolved, RunSpec
 from workload.contract.text import counted
 from workload.environment.machine import HostSystem
 from workload.environment.outside import outside_facts
+from workload.storage.address import is_bucket
 from workload.storage.inventory import SealedRun, sealed_runs
-from workload.storage.store import Store, is_bucket
+from workload.storage.store import Store
 
 ROOT = Path("/")
 # Time to seal a bundle and to upload it before the machine is deleted.

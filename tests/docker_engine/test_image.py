@@ -115,7 +115,7 @@ def test_a_build_that_fails_says_where(base_image: str, tmp_path: Path, monkeypa
 def test_a_torch_without_code_for_the_gpu_stops_the_build(image: dict[str, Any]) -> None:
     def check(*capabilities: str) -> subprocess.CompletedProcess[str]:
         words = ("run", "--rm", "--entrypoint", "python", image["image_id"])
-        return docker(*words, "-m", "workload.gpu_code", *capabilities)
+        return docker(*words, "-m", "workload.environment.gpu_code", *capabilities)
 
     # PyPI's torch, which this test image holds, is a CUDA build without Volta.
     assert check("7.5", "8.9", "9.0").returncode == 0

@@ -17,7 +17,8 @@ from pathlib import Path
 
 from launcher.agent.home import BOOT_PHASES
 from workload.contract.errors import RooflaunchError
-from workload.storage.store import Store, open_store
+from workload.storage.address import open_store
+from workload.storage.store import Store
 
 LOG_EVERY_S = 20.0
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from launcher.agent.home import epoch_s
 from workload.contract.errors import ToolError
 from workload.environment.metadata import METADATA_ADDRESS, Answer, MetadataServer, named_address
-from workload.storage.store import open_store
+from workload.storage.address import open_store
 
 if TYPE_CHECKING:
     from launcher.protocol.records import Request

@@ -12,7 +12,7 @@ from launcher.sweep.work import PlaceWork
 from launcher.sweep.workers import Workers
 from tests.launcher.sweep.sweeps import configurations_of, plan_of
 from workload.contract.record import Status
-from workload.storage.store import open_store
+from workload.storage.address import open_store
 from workload.storage.upload import upload
 
 

@@ -314,5 +314,5 @@ def test_a_process_here_is_its_code_and_its_libraries(monkeypatch: pytest.Monkey
     files = contents.agent_code()
     monkeypatch.setattr(contents, "agent_code", lambda: {**files, "launcher/agent/agent.py": b""})
     assert code.code_of(place) == after
-    monkeypatch.setattr(contents, "agent_code", lambda: {**files, "workload/train.py": b""})
+    monkeypatch.setattr(contents, "agent_code", lambda: {**files, "workload/run/train.py": b""})
     assert code.code_of(place) != after

@@ -20,8 +20,8 @@ from tests.launcher.backends.batch.fake_batch import PROJECT, REGION, FakeBatch
 from tests.launcher.backends.contract import CHECKS, Check, Place, name_of
 from tests.launcher.backends.gcp.test_gcp_contract import Clock
 from workload.contract.spec import resolve
+from workload.storage.address import open_store
 from workload.storage.folder import Folder
-from workload.storage.store import open_store
 
 pytestmark = [pytest.mark.world, pytest.mark.slow]
 

@@ -31,8 +31,8 @@ from tests.workload.storage.gcs_server import BUCKET
 from workload.contract import bundle
 from workload.contract.errors import ExitCode
 from workload.contract.spec import Device, Origin, Resolved, RunSpec
+from workload.storage.address import open_store
 from workload.storage.inventory import sealed_runs
-from workload.storage.store import open_store
 
 pytestmark = [
     pytest.mark.world,

@@ -16,7 +16,8 @@ from tests.launcher.backends.batch.test_batch_contract import plan_of
 from tests.launcher.backends.contract import silent
 from tests.launcher.backends.gcp.test_gcp_contract import Clock
 from workload.contract.errors import NoCapacityError, RooflaunchError, ToolError, UsageError
-from workload.storage.store import Store, UnreachableError, open_store
+from workload.storage.address import open_store
+from workload.storage.store import Store, UnreachableError
 
 pytestmark = [pytest.mark.world, pytest.mark.slow]
 

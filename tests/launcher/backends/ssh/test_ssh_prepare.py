@@ -135,7 +135,7 @@ def test_our_code_is_sent_whole_over_a_connection_that_breaks(
     assert plan.start is not None
     assert plan.start.environment["PYTHONPATH"] == str(folder)
     assert plan.request.store == str(machine.home / ".rooflaunch")
-    for name in ("launcher/agent/__main__.py", "workload/train.py", "docker/Dockerfile"):
+    for name in ("launcher/agent/__main__.py", "workload/run/train.py", "docker/Dockerfile"):
         assert (folder / name).read_bytes() == (ROOT / name).read_bytes()
     sent = machines.calls["ssh.code"]
     prepare(replace(plan, start=None), machines)
