@@ -2,7 +2,7 @@
 
 from analysis.ncu.errors import Failure, NcuFileError
 from analysis.ncu.families import Family
-from analysis.ncu.layout import Layout
 from analysis.ncu.reader import NcuFile, read
+from workload.contract.ncu_csv import Layout
 
 __all__ = ["Failure", "Family", "Layout", "NcuFile", "NcuFileError", "read"]

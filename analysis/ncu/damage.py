@@ -9,7 +9,7 @@ import pandas as pd
 
 from analysis.ncu import metrics
 from analysis.ncu.launches import Launches
-from analysis.ncu.units import Quantity
+from workload.contract.ncu_csv import Quantity
 
 ADDITIVE = frozenset({Quantity.TIME, Quantity.BYTES, Quantity.COUNT})
 _SHOWN = 3

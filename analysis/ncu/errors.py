@@ -6,9 +6,9 @@ from enum import StrEnum
 from pathlib import Path
 
 from workload.contract.errors import UsageError
+from workload.contract.ncu_csv import shortened
 
 EXPORT = "LC_ALL=C ncu --import REPORT.ncu-rep --csv --page raw --print-units base > kernels.csv"
-QUOTED_CHARACTERS = 160
 
 
 class Failure(StrEnum):
@@ -175,9 +175,3 @@ def explain(path: Path, head: bytes, text: str) -> NcuFileError:
     first = next(filter(None, map(str.strip, text.splitlines())), "")
     reason = f"no line has the columns ID and Kernel Name; the first one is '{shortened(first)}'"
     return NcuFileError(path, Failure.FOREIGN, reason, hint=EXPORT)
-
-
-def shortened(text: str) -> str:
-    """A text as one printable line, short enough to be quoted."""
-    line = "".join(character if character.isprintable() else " " for character in text).strip()
-    return line if len(line) <= QUOTED_CHARACTERS else f"{line[:QUOTED_CHARACTERS]}…"

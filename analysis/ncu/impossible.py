@@ -1,18 +1,16 @@
 """Refuse cells that no GPU can have counted, by line and value: negative numbers, and rates far above the peak."""
 
-import csv
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from analysis.ncu import layout, metrics, preamble
+from analysis.ncu import metrics
 from analysis.ncu.errors import Failure, NcuFileError
 from analysis.ncu.launches import Launches
 from analysis.ncu.numbers import Floats
-from analysis.ncu.preamble import NcuSource
-from analysis.ncu.units import Quantity
-from workload.contract import peaks
+from workload.contract import ncu_csv, peaks
+from workload.contract.ncu_csv import ID, METRIC, VALUE, NcuSource, Quantity
 from workload.contract.text import si
 
 # Factor above a peak that is refused. Boost clocks, rounding and smaller boards of the same name explain less than
@@ -54,7 +52,7 @@ def refuse(
     table.
     """
     for table, duration_s in zip(tables, durations, strict=True):
-        limits = Limits.of(table.attributes.get(layout.DEVICE_NAME) or _only_name(table))
+        limits = Limits.of(table.attributes.get(metrics.DEVICE_NAME) or _only_name(table))
         for role in metrics.known(table.metrics):
             values = table.by_role.get(role.name)
             if values is None:
@@ -142,22 +140,12 @@ def _cell(source: NcuSource, launch: int, metric: str) -> tuple[int | None, str]
     """Line number and text of a launch's metric; None and `?` if unknown."""
     if source.path.suffix == ".ncu-rep":
         return None, "?"
-    start = preamble.find(source)
-    with source.open() as file:
-        before = file.read(start.start).count(b"\n")
-    header = start.header
-    rows = csv.reader(preamble.text_lines(source, start), delimiter=start.delimiter)
-    for row in rows:
-        if layout.ID in row and layout.NAME in row:
-            header = tuple(row)
-            continue
-        cells = dict(zip(header, row, strict=False))
-        if cells.get(layout.ID) != str(launch):
-            continue
-        if layout.METRIC not in header:
-            return before + rows.line_num, cells.get(metric, "?")
-        if cells.get(layout.METRIC) == metric:
-            return before + rows.line_num, cells.get(layout.VALUE, "?")
+    head = ncu_csv.find(source)
+    for table, line, row in ncu_csv.rows(source, head):
+        cells = dict(zip(table.header, row, strict=False))
+        is_long = METRIC in table.header
+        if cells.get(ID) == str(launch) and (not is_long or cells.get(METRIC) == metric):
+            return ncu_csv.lines_before(source, head) + line, cells.get(VALUE if is_long else metric, "?")
     return None, "?"
 
 

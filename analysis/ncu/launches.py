@@ -1,5 +1,6 @@
 """Convert the cells of a table to one row per launch: its identity, and its metrics in base units by role."""
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,16 +11,30 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from analysis.ncu import layout, marks, metrics, numbers
-from analysis.ncu.layout import ID, METRIC, NAME, PROCESS, PUSHED, STARTED, UNIT, VALUE, Layout
+from analysis.ncu import metrics, numbers
 from analysis.ncu.metrics import WHOLE_UNITS, MetricRole
 from analysis.ncu.numbers import Floats, NumberFormat
 from analysis.ncu.table import NcuTable
-from analysis.ncu.units import factor
+from workload.contract.ncu_csv import (
+    ID,
+    METRIC,
+    NAME,
+    PROCESS,
+    PUSHED,
+    STARTED,
+    UNIT,
+    VALUE,
+    Layout,
+    factor,
+)
 
 Codes = npt.NDArray[np.integer]
 # Up to this many more codes than rows, counting is cheaper than sorting.
 _FEW = 1 << 16
+# Number of fields after the name: PL_Type:PL_Value:CLR_Type:Color:Msg_Type:Msg.
+_FIELDS_AFTER_NAME = 6
+_QUOTED = re.compile(r'"([^"]*)"')
+_RANGE_NUMBER = re.compile(r"\s*\d+[:\s]\s*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,7 +214,7 @@ class _Rows:
         for metric in role.metrics:
             rows = (self.metric == self.metric_names.index(metric)) & ~np.isnan(self.value)
             if rows.any() and not metrics.is_label(metric):
-                return [layout.unknown_unit(metric, self.unit_names[self.unit[rows].item(0)], role)]
+                return [metrics.unknown_unit(metric, self.unit_names[self.unit[rows].item(0)], role)]
         return []
 
     def units(self) -> dict[str, tuple[str, ...]]:
@@ -258,7 +273,7 @@ def _coded(column: pa.ChunkedArray) -> tuple[Codes, list[str]]:
 def _attributes(columns: pa.Table, rows: npt.NDArray[np.bool_]) -> dict[str, str]:
     first = columns.filter(pa.array(rows))
     pairs = zip(first.column(METRIC).to_pylist(), first.column(VALUE).to_pylist(), strict=True)
-    return {name: str(value) for name, value in pairs if name and name.startswith(layout.ATTRIBUTE)}
+    return {name: str(value) for name, value in pairs if name and name.startswith(metrics.ATTRIBUTE)}
 
 
 # --- identity of a launch
@@ -273,29 +288,29 @@ def _identity(columns: pa.Table) -> dict[str, pd.Categorical]:
 
     return {
         "process_id": text(PROCESS),
-        "range": _combined(columns, [_starting(present, STARTED), _starting(present, PUSHED)], marks.text),
+        "range": _combined(columns, [_starting(present, STARTED), _starting(present, PUSHED)], range_names),
         "name": text(NAME),
         "compute_capability": (
-            text(layout.CAPABILITY)
-            if layout.CAPABILITY in present
-            else _combined(columns, [_only(present, layout.MAJOR), _only(present, layout.MINOR)], _capability)
+            text(metrics.CAPABILITY)
+            if metrics.CAPABILITY in present
+            else _combined(columns, [_only(present, metrics.MAJOR), _only(present, metrics.MINOR)], _capability)
         ),
-        "device": text(layout.DEVICE_NAME),
-        "block": text(layout.BLOCK),
-        "grid": text(layout.GRID),
+        "device": text(metrics.DEVICE_NAME),
+        "block": text(metrics.BLOCK),
+        "grid": text(metrics.GRID),
     }
 
 
 def _gpus(columns: pa.Table) -> pd.Categorical:
     """The GPU of each launch: its name or compute capability, and its number."""
     present = frozenset(columns.column_names)
-    kind = _only(present, layout.DEVICE_NAME) or _only(present, layout.CAPABILITY)
+    kind = _only(present, metrics.DEVICE_NAME) or _only(present, metrics.CAPABILITY)
 
     def label(name: str | None, number: str | None) -> str | None:
-        known = name if kind == layout.DEVICE_NAME or not name else f"compute capability {name}"
+        known = name if kind == metrics.DEVICE_NAME or not name else f"compute capability {name}"
         return f"{known or 'GPU'} (device {number})" if number else known
 
-    return _combined(columns, [kind, _only(present, layout.DEVICE)], label)
+    return _combined(columns, [kind, _only(present, metrics.DEVICE)], label)
 
 
 def _capability(major: str | None, minor: str | None) -> str | None:
@@ -344,3 +359,30 @@ def _compact(codes: Codes, number: int) -> tuple[Codes, Codes]:
         return np.unique(codes, return_inverse=True)
     occurs = np.bincount(codes, minlength=number) > 0
     return np.flatnonzero(occurs), (np.cumsum(occurs) - 1)[codes]
+
+
+# --- NVTX ranges, as written by ncu; `workload.contract.vocabulary` defines those of our own profiles
+
+
+def range_names(started: str | None, pushed: str | None) -> str | None:
+    """Names of the ranges around a launch, from outside to inside, joined by slashes; None if there are none.
+
+    `started`: ranges of `range_start`, process-wide; `pushed`: ranges of `range_push`, in the launching thread.
+    """
+    return "/".join([*_names_in(started or ""), *_names_in(pushed or "")]) or None
+
+
+def _names_in(cell: str) -> list[str]:
+    """Names of the ranges in a cell.
+
+    `1  "<default domain>:step 0 forward:none:none:none:none:none:none" ` holds one range.
+    """
+    number = _RANGE_NUMBER.match(cell)
+    quoted = _QUOTED.findall(cell) or [cell[number.end() :] if number else cell]
+    return [name for described in quoted if (name := _name_of(described))]
+
+
+def _name_of(described: str) -> str:
+    rest = described.partition(":")[2]
+    parts = rest.rsplit(":", _FIELDS_AFTER_NAME)
+    return parts[0].strip() if len(parts) > _FIELDS_AFTER_NAME else rest.strip()

@@ -8,14 +8,15 @@ import numpy as np
 import pandas as pd
 
 from analysis.foreign import ncu_text, nsys
-from analysis.ncu import damage, families, flop, impossible, launches, metrics, numbers, preamble, report, table
+from analysis.foreign.text import LOOKED_AT_BYTES, decode, needs_decoding
+from analysis.ncu import damage, errors, families, flop, impossible, launches, metrics, numbers, report, table
 from analysis.ncu.errors import Failure, NcuFileError
 from analysis.ncu.families import Family
 from analysis.ncu.launches import Launches
-from analysis.ncu.layout import Layout
 from analysis.ncu.numbers import Floats, MixedNumbersError, NumberFormat
-from analysis.ncu.preamble import ERROR, NcuSource, Preamble
 from analysis.ncu.table import NcuTable
+from workload.contract import ncu_csv
+from workload.contract.ncu_csv import BYTE_ORDER_MARK, ERROR, Layout, NcuSource, NoTableError, Preamble
 from workload.contract.vocabulary import TENSOR_PIPE_IS_PRODUCTS, names_tensor_cores
 
 _WARNINGS_LIMIT = 100
@@ -78,7 +79,11 @@ def read(path: Path) -> NcuFile:
     no installed module can read.
     """
     path = Path(path)
-    content = _of_report(path) if path.suffix == report.SUFFIX else _of_csv(path)
+    try:
+        content = _of_report(path) if path.suffix == report.SUFFIX else _of_csv(path)
+    except OSError as error:
+        reason = f"it cannot be read: {error.strerror or error}"
+        raise NcuFileError(path, Failure.ABSENT, reason, hint="look at the path") from error
     whole = damage.mended(content.tables)
     gpus = damage.gpus(whole.tables)
     losses = [*content.losses, *whole.damage]
@@ -128,14 +133,14 @@ def _of_report(path: Path) -> _Launches:
 
 
 def _of_csv(path: Path) -> _Launches:
-    source = original = preamble.source_of(path)
+    source = original = _source(path)
     try:
-        start = preamble.find(source)
-    except NcuFileError:
+        start = ncu_csv.find(source)
+    except NoTableError as error:
         recoded = _as_table(source)
         if recoded is None:
-            raise
-        source, start = recoded, preamble.find(recoded)
+            raise errors.explain(path, error.head, error.text) from error
+        source, start = recoded, ncu_csv.find(recoded)
     sections = table.sections(source, start)
     if any(launches.is_misread(section) for section in sections):
         sections = table.sections(source, start, as_text=True)
@@ -161,6 +166,20 @@ def _of_csv(path: Path) -> _Launches:
     )
 
 
+def _source(path: Path) -> NcuSource:
+    """The file at `path`; its content is kept in memory if it is compressed, not UTF-8, or read from a pipe."""
+    with path.open("rb") as file:
+        content = None if file.seekable() else file.read()
+        head = file.read(LOOKED_AT_BYTES) if content is None else content[:LOOKED_AT_BYTES]
+        if head.startswith(BYTE_ORDER_MARK) or not needs_decoding(head):
+            return NcuSource(path=path, content=content)
+        whole = head + file.read() if content is None else content
+    decoded = decode(whole)
+    if decoded.remarks and not decoded.content:
+        raise NcuFileError(path, Failure.DAMAGED, decoded.remarks[0], hint="copy it again from where it was made")
+    return NcuSource(path=path, content=decoded.content, remarks=decoded.remarks, losses=decoded.losses)
+
+
 def _as_table(source: NcuSource) -> NcuSource | None:
     """Convert ncu's printed text, or a trace of Nsight Systems, to the CSV that ncu would have written; else None."""
     with source.open() as file:
@@ -177,7 +196,7 @@ def _around(start: Preamble, sections: Sequence[NcuTable]) -> tuple[list[str], b
     messages = list(start.messages)
     broken = int(start.is_cut)
     for line in (line for section in sections for line in section.rejected):
-        messages += preamble.messages_in(line)
+        messages += ncu_csv.messages_in(line)
         broken += _is_row(line)
     if broken:
         messages.append(f"{broken} broken row{'s' if broken > 1 else ''} {_CUT_OFF}")

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.ncu import layout, metrics
+from analysis.ncu import metrics
 from analysis.ncu.errors import Failure, NcuFileError
 from analysis.ncu.launches import Launches
-from analysis.ncu.units import factor
 from workload.contract.errors import ToolError
+from workload.contract.ncu_csv import factor
 
 SUFFIX = ".ncu-rep"
 _MAGIC = b"NVR\x00"
@@ -50,7 +50,7 @@ def read(path: Path) -> Launches:
             units[value.metric][value.unit] = None
     return Launches(
         ids=np.arange(len(actions)),
-        gpus=pd.Categorical([_text(action, layout.DEVICE_NAME) for action in actions]),
+        gpus=pd.Categorical([_text(action, metrics.DEVICE_NAME) for action in actions]),
         identity={name: pd.Categorical([text(action) for action in actions]) for name, text in _IDENTITY.items()},
         by_role=values,
         metrics=frozenset(names),
@@ -58,19 +58,15 @@ def read(path: Path) -> Launches:
         attributes={
             name: text
             for name in names
-            if name.startswith(layout.ATTRIBUTE) and (text := _text(actions[0], name)) is not None
+            if name.startswith(metrics.ATTRIBUTE) and (text := _text(actions[0], name)) is not None
         },
         warnings=(),
     )
 
 
 def _check(path: Path) -> None:
-    try:
-        with path.open("rb") as file:
-            is_report = file.read(len(_MAGIC)) == _MAGIC
-    except OSError as error:
-        reason = f"it cannot be read: {error.strerror or error}"
-        raise NcuFileError(path, Failure.ABSENT, reason, hint="look at the path") from error
+    with path.open("rb") as file:
+        is_report = file.read(len(_MAGIC)) == _MAGIC
     if not is_report:
         reason = f"its name ends in {SUFFIX}, but it is no report"
         raise NcuFileError(path, Failure.DAMAGED, reason, hint="copy it again from the machine that made it")
@@ -131,7 +127,7 @@ def _dimensions(pattern: str) -> Callable[[Action], str | None]:
 
 
 def _capability(action: Action) -> str | None:
-    major, minor = _text(action, layout.MAJOR), _text(action, layout.MINOR)
+    major, minor = _text(action, metrics.MAJOR), _text(action, metrics.MINOR)
     return f"{major}.{minor}" if major and minor else None
 
 
@@ -148,7 +144,7 @@ _IDENTITY: Mapping[str, Callable[[Action], str | None]] = {
     "range": _range,
     "name": lambda action: action.name(action.NameBase_DEMANGLED) or action.name(),
     "compute_capability": _capability,
-    "device": lambda action: _text(action, layout.DEVICE_NAME),
+    "device": lambda action: _text(action, metrics.DEVICE_NAME),
     "block": _dimensions("launch__block_dim_{}"),
     "grid": _dimensions("launch__grid_dim_{}"),
 }

@@ -1,11 +1,9 @@
 """Parse the rows below a header into columns: regular tables by pyarrow, irregular ones by the csv module."""
 
 import codecs
-import csv
 import io
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import BinaryIO
 
@@ -13,17 +11,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
-from analysis.ncu import layout, numbers, preamble
+from analysis.ncu import metrics, numbers
 from analysis.ncu.errors import Failure, NcuFileError
-from analysis.ncu.layout import ID, NAME, Layout, ReadingPlan
-from analysis.ncu.preamble import NcuSource, Preamble
+from analysis.ncu.metrics import ReadingPlan
+from workload.contract import ncu_csv
+from workload.contract.ncu_csv import ID, DamagedTableError, Layout, NcuSource, Preamble, TableHead
 
 _SAMPLED_LINES = 200
 # With more rejected rows than a broken file or a verbose program causes, the table has another form.
 _REJECTED_LIMIT = 1000
 _KEPT_CHARACTERS = 500
-# Larger than any cell that ncu writes, unlike csv's own limit of 128 KB.
-_CELL_LIMIT = 16 << 20
 _CHUNK_ROWS = 1 << 16
 _ID_DIGITS = 18  # within 64 bits
 
@@ -56,8 +53,8 @@ def sections(source: NcuSource, head: Preamble, *, as_text: bool = False) -> lis
 
     `as_text`: keep numbers as text. Raises `NcuFileError`.
     """
-    units, start = _units(source, head)
-    plan = layout.plan(head.header, units)
+    units, start = ncu_csv.units_of(source, head)
+    plan = metrics.plan(head.header, units)
     even = _rows_of_metrics(source, head, plan, start) or _EvenRows(source=source, head=head, plan=plan, start=start)
     is_plain = not as_text and _has_plain_numbers(even.source, even.head, even.plan, even.start)
     for as_written in (False, True) if is_plain else (True,):
@@ -105,7 +102,7 @@ def _rows_of_metrics(source: NcuSource, head: Preamble, plan: ReadingPlan, start
     if not pc.all(pc.or_(is_of_metric, is_of_rule)).as_py():
         return None
     kept = rows.filter(is_of_metric)
-    width = len(preamble.cells(kept[0].as_py(), head.delimiter))
+    width = len(ncu_csv.cells(kept[0].as_py(), head.delimiter))
     if width <= max(plan.position(name) for name in (ID, *plan.texts, *plan.numbers)):
         return None
     content = ("\n".join(kept.to_pylist()) + "\n").encode()
@@ -197,13 +194,13 @@ def _regular(source: NcuSource, head: Preamble, plan: ReadingPlan, start: int, *
 
 def _differing(source: NcuSource, head: Preamble, name: str, first: int, twin: int) -> NcuFileError:
     """The error for a table with two columns of one name, which names the first line in which they differ."""
-    with source.open() as file:
-        before = file.read(head.start).count(b"\n")
-    rows = csv.reader(preamble.text_lines(source, head), delimiter=head.delimiter)
-    row = next(row for row in rows if len(row) > max(first, twin) and row[first] != row[twin])
-    reason = (
-        f"it has two columns {name}, and they differ in line {before + rows.line_num}: '{row[first]}', '{row[twin]}'"
+    line, row = next(
+        (line, row)
+        for _, line, row in ncu_csv.rows(source, head)
+        if len(row) > max(first, twin) and row[first] != row[twin]
     )
+    line += ncu_csv.lines_before(source, head)
+    reason = f"it has two columns {name}, and they differ in line {line}: '{row[first]}', '{row[twin]}'"
     hint = "export it again, or leave one of them out"
     return NcuFileError(source.path, Failure.DAMAGED, reason, hint=hint, what="contradicts itself")
 
@@ -212,11 +209,7 @@ def _is_no_row(row: "pyarrow.csv.InvalidRow", plan: ReadingPlan, delimiter: str)
     """Whether a line may be left out: a message, or an incomplete row of a wide table."""
     if row.actual_columns == 1:
         return True
-    return plan.layout is Layout.WIDE and not _is_header(preamble.cells(row.text, delimiter))
-
-
-def _is_header(row: Sequence[str]) -> bool:
-    return ID in row and NAME in row
+    return plan.layout is Layout.WIDE and not ncu_csv.is_header(ncu_csv.cells(row.text, delimiter))
 
 
 def _with_id(columns: pa.Table) -> pa.Table:
@@ -227,34 +220,13 @@ def _with_id(columns: pa.Table) -> pa.Table:
 def _first_row(source: NcuSource, head: Preamble, start: int) -> list[str]:
     with source.open() as file:
         file.seek(start)
-        rows = (preamble.cells(line.decode(errors="replace"), head.delimiter) for line in preamble.byte_lines(file))
+        rows = (ncu_csv.cells(line.decode(errors="replace"), head.delimiter) for line in ncu_csv.byte_lines(file))
         return next((row for row in rows if len(row) == len(head.header)), [])
 
 
 def _attributes(plan: ReadingPlan, row: Sequence[str]) -> dict[str, str]:
     pairs = zip(plan.header, row, strict=False)
-    return {name: value for name, value in pairs if name.startswith(layout.ATTRIBUTE) and value not in numbers.ABSENT}
-
-
-def _units(source: NcuSource, head: Preamble) -> tuple[list[str] | None, int]:
-    """The second row of a wide table if it holds units, else None, and the byte at which the launches' rows start."""
-    start = head.start
-    if layout.layout_of(head.header) is Layout.WIDE:
-        with source.open() as file:
-            file.seek(start)
-            for line in preamble.byte_lines(file):
-                start += len(line)
-                row = preamble.cells(line.decode(errors="replace"), head.delimiter)
-                if units := _units_in(row, head.header):
-                    return units, start
-                if any(row):
-                    break
-    return None, head.start
-
-
-def _units_in(row: Sequence[str], header: Sequence[str]) -> list[str] | None:
-    is_units = len(row) == len(header) and not row[header.index(ID)].strip()
-    return [cell.strip() for cell in row] if is_units else None
+    return {name: value for name, value in pairs if name.startswith(metrics.ATTRIBUTE) and value not in numbers.ABSENT}
 
 
 def _has_plain_numbers(source: NcuSource, head: Preamble, plan: ReadingPlan, start: int) -> bool:
@@ -262,8 +234,8 @@ def _has_plain_numbers(source: NcuSource, head: Preamble, plan: ReadingPlan, sta
     positions = [plan.position(name) for name in plan.numbers]
     with source.open() as file:
         file.seek(start)
-        for line in itertools.islice(preamble.byte_lines(file), _SAMPLED_LINES):
-            row = preamble.cells(line.decode(errors="replace"), head.delimiter)
+        for line in itertools.islice(ncu_csv.byte_lines(file), _SAMPLED_LINES):
+            row = ncu_csv.cells(line.decode(errors="replace"), head.delimiter)
             if any(not _is_plain(row[position]) for position in positions if position < len(row)):
                 return False
     return True
@@ -345,34 +317,17 @@ def _is_id(text: str) -> bool:
 
 def _irregular(source: NcuSource, head: Preamble) -> Iterator[NcuTable]:
     """Parse row by row: rows of several lengths, lines of the program between them, further headers."""
-    header: tuple[str, ...] = head.header
+    table: TableHead | None = None
     collector: _Collector | None = None
-    rows = csv.reader(preamble.text_lines(source, head), delimiter=head.delimiter)
-    with _large_cells():
-        try:
-            for row in rows:
-                if _is_header(row):
-                    if collector:
-                        yield collector.section()
-                    header, collector = tuple(cell.strip() for cell in row), None
-                elif collector:
-                    collector.take(row)
-                elif any(row):
-                    units = _units_in(row, header) if layout.layout_of(header) is Layout.WIDE else None
-                    collector = _Collector(layout.plan(header, units), source, head)
-                    if units is None:
-                        collector.take(row)
-        except csv.Error as error:
-            reason = f"line {rows.line_num} below its header is damaged: {error}"
-            raise NcuFileError(source.path, Failure.DAMAGED, reason, hint="export or download it again") from error
+    try:
+        for its_table, _, row in ncu_csv.rows(source, head):
+            if collector is None or its_table is not table:
+                if collector:
+                    yield collector.section()
+                table, collector = its_table, _Collector(metrics.plan(its_table.header, its_table.units), source, head)
+            collector.take(row)
+    except DamagedTableError as error:
+        hint = "export or download it again"
+        raise NcuFileError(source.path, Failure.DAMAGED, str(error), hint=hint) from error
     if collector:
         yield collector.section()
-
-
-@contextmanager
-def _large_cells() -> Iterator[None]:
-    before = csv.field_size_limit(_CELL_LIMIT)
-    try:
-        yield
-    finally:
-        csv.field_size_limit(before)

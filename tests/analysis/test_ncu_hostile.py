@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from ncu_files import DRAM, FFMA, READ, STARTED, TIME, line, long, save, who, wide
 
 from analysis import ncu
-from analysis.ncu import marks
+from analysis.ncu import launches
 from analysis.ncu.families import family, is_backward
 from workload.contract.errors import RooflaunchError
 from workload.contract.vocabulary import names_tensor_cores
@@ -155,7 +155,7 @@ def test_any_name(name: str) -> None:
     family(name)
     names_tensor_cores(name)
     is_backward(name)
-    marks.text(name, name)
+    launches.range_names(name, name)
 
 
 @pytest.mark.timeout(20)
@@ -165,4 +165,4 @@ def test_names_without_end(piece: str) -> None:
     family(name)
     names_tensor_cores(name)
     is_backward(name)
-    marks.text(name, name)
+    launches.range_names(name, name)

@@ -27,7 +27,7 @@ from ncu_files import (
 )
 
 from analysis import ncu
-from analysis.ncu import Layout, marks, table
+from analysis.ncu import Layout, launches, table
 from workload.contract.vocabulary import calibration_of, step_of
 from workload.profile import kernels as own
 from workload.profile import metrics as own_metrics
@@ -372,7 +372,7 @@ def test_device_attributes(tmp_path: Path) -> None:
     ],
 )
 def test_ranges(started: str, pushed: str, expected: str | None, tmp_path: Path) -> None:
-    assert marks.text(started, pushed) == expected
+    assert launches.range_names(started, pushed) == expected
     text = line(["ID", PUSHED, STARTED, "Kernel Name", TIME]) + line(["", "", "", "", "ns"])
     found = ncu.read(save(tmp_path, text + line([0, pushed, started, "k", "5"])))
     assert found.kernels["range"].astype(object).where(found.kernels["range"].notna(), None)[0] == expected
