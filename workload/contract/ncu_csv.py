@@ -298,6 +298,9 @@ def text_lines(source: NcuSource, head: Preamble) -> Iterator[str]:
     """Lines of the table as text."""
     with source.open() as file:
         file.seek(head.start)
+        if not head.is_cut:
+            yield from io.TextIOWrapper(file, encoding="utf-8", errors="replace", newline="\n")
+            return
         left = head.stop - head.start
         while left > 0 and (line := file.readline(left)):
             left -= len(line)
