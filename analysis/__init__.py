@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from analysis.loading import Results
+    from analysis.api import Results
 
 __all__ = ["load"]
 
@@ -27,6 +27,6 @@ def load(*folders: str | Path, verify: bool = False) -> "Results":
     bundle whose files keep their sizes and times. `verify`: read and check every bundle again. Raises `UsageError` for
     a missing folder, and `NothingToDoError` if there is no bundle.
     """
-    from analysis.loading import load_folders  # noqa: PLC0415 - pandas, only for who loads something
+    from analysis import api  # noqa: PLC0415 - pandas, only for who loads something
 
-    return load_folders([Path(folder) for folder in folders], verify=verify)
+    return api.load(*folders, verify=verify)

@@ -2,7 +2,7 @@
 
 import sys
 
-from workload.contract import door
+from workload.contract import entry
 from workload.contract.errors import ExitCode, RooflaunchError, ToolError
 
 # Packages that the commands need; a missing one is reported like any other missing tool.
@@ -19,7 +19,7 @@ NO_MEMORY = (
 
 def main() -> int:
     """Run `analyze` with the arguments of this process; returns its exit code."""
-    return door.enter(_reported)
+    return entry.enter(_reported)
 
 
 def _reported() -> int:

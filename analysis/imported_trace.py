@@ -4,10 +4,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from analysis import against_model, traced_run
+from analysis import traced_run
 from analysis.foreign.text import Decoded
-from analysis.gpu_names import fits, gpus_named
 from analysis.imported_bundle import Facts, File, Given, new_record, required, seal, without_peaks
+from analysis.loading.gpu_names import fits, gpus_named
+from analysis.roofline import against_model
 from analysis.traced_run import TracedRun
 from workload.contract.spec import Device, Profile
 

@@ -14,13 +14,12 @@ from pathlib import Path
 from statistics import fmean, mode
 from typing import TYPE_CHECKING, Any
 
-from analysis import iteration_log, lower_bound, model_work
+from analysis import iteration_log
 from analysis.foreign import kineto, tables
 from analysis.foreign.looks_like import READABLE, looks_like
 from analysis.foreign.ncu_text import is_ncu_text
 from analysis.foreign.nsys import is_gpu_trace
 from analysis.foreign.text import BINARY, GZIP, Decoded, decode
-from analysis.gpu_names import fits
 from analysis.imported_bundle import (
     MAX_NAME,
     Facts,
@@ -34,14 +33,17 @@ from analysis.imported_bundle import (
     without_peaks,
 )
 from analysis.iteration_log import Log, Whole
-from analysis.record import row_of
+from analysis.loading import model_work
+from analysis.loading.gpu_names import fits
+from analysis.loading.run_row import row_of
+from analysis.roofline import lower_bound
 from workload.contract import bundle
 from workload.contract.errors import BundleError, NothingToDoError, UsageError
 from workload.contract.profile_record import NcuTool, ProfileResult
 from workload.contract.record import ImportedColumn, Record, StepSeconds, Timing, to_json
 from workload.contract.spec import Device, Precision, Profile
 
-__all__ = ["DEVICE_NAME", "Given", "import_file"]
+__all__ = ["Given", "import_file"]
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -52,7 +54,6 @@ if TYPE_CHECKING:
 LOG_COPY = "imported/log.csv"
 KERNELS_COPY, REPORT_COPY = "ncu/kernels.csv", "ncu/profile.ncu-rep"
 REPORT_SUFFIX = ".ncu-rep"
-DEVICE_NAME = "device__attribute_display_name"
 # Lines that ncu prints before its table, or column names of the table, quoted or not, in any order.
 NCU_MARKS = re.compile(rb'^==[A-Z]+==|^"?ID"?[,;\t]|"Kernel Name"|(?:^|[,;\t])Kernel Name[,;\t\r\n]', re.MULTILINE)
 LOOKED_AT_BYTES = 1 << 20
@@ -94,7 +95,7 @@ def _refuse_again(file: File, output: Path) -> None:
 
 def _imported(output: Path) -> dict[str, str]:
     """Folders of the imported bundles in `output`, by sha256 of the imported file."""
-    from analysis.index import look  # noqa: PLC0415 - pyarrow, once the file was found to be there
+    from analysis.loading.index import look  # noqa: PLC0415 - pyarrow, once the file was found to be there
 
     if not output.is_dir():
         return {}
@@ -200,8 +201,8 @@ def _bundle_of_log(file: File, log: Log, given: Given, decoded: Decoded) -> tupl
 
 def _require_possible(path: Path, record: Record, steps_csv: bytes) -> None:
     """Raise `UsageError` for a log whose bundle could not be read back."""
-    from analysis.possible import refusals  # noqa: PLC0415 - pyarrow, once the file was understood
-    from analysis.series import LAYOUTS, parse  # noqa: PLC0415
+    from analysis.loading.csv_files import LAYOUTS, parse  # noqa: PLC0415
+    from analysis.loading.step_rules import refusals  # noqa: PLC0415 - pyarrow, once the file was understood
 
     try:
         measured_s = row_of(to_json(record)).cells["measured_s"]
@@ -416,7 +417,8 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def _import_profile(file: File, given: Given, output: Path) -> Path:
-    from analysis import against_model, ncu  # noqa: PLC0415 - pandas, once the file was found to be there
+    from analysis import ncu  # noqa: PLC0415 - pandas, once the file was found to be there
+    from analysis.roofline import against_model  # noqa: PLC0415 - pandas, once the file was found to be there
 
     found = ncu.read(file.path)
     if len(found.gpus) > 1:
@@ -426,7 +428,7 @@ def _import_profile(file: File, given: Given, output: Path) -> Path:
             hint="keep the rows of one GPU, by the column Device, or profile with CUDA_VISIBLE_DEVICES=0",
         )
     model, batch_size = required(file.path, given.model, given.batch_size)
-    device_name = found.attributes.get(DEVICE_NAME)
+    device_name = found.attributes.get(ncu.layout.DEVICE_NAME)
     facts = Facts(
         model=model,
         batch_size=batch_size,

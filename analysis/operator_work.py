@@ -455,7 +455,8 @@ _FUSED = (
     "cudnn_attention",
     "fused_attention_overrideable",
 )
-# Keys: the operator's name without namespace and without the _ of its in-place form, as in `workload.flop.FORMULAS`.
+# Keys: the operator's name without namespace and without the _ of its in-place form, as in
+# `workload.model.flop.FORMULAS`.
 FORMULAS: Mapping[str, Callable[[_Arguments], _Product]] = {
     "convolution": _convolution,
     "_convolution": _convolution,

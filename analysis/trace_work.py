@@ -1,8 +1,8 @@
 """Time, FLOP and bytes per operator from a trace of torch.profiler, and the unattributed time. Pure.
 
 On a CPU, the time of an operator excludes the operators that it calls. On a GPU, it is the time of the kernels that the
-operator launched. An operation is what PyTorch dispatches, as in `workload.flop`: of nested operators, the outermost
-one that has a formula or moves bytes.
+operator launched. An operation is what PyTorch dispatches, as in `workload.model.flop`: of nested operators, the
+outermost one that has a formula or moves bytes.
 """
 
 import bisect

@@ -19,9 +19,10 @@ from analysis.statistics.samples import LEAST_REPLICATES, Floats, Interval
 from benchmarks.resumable import Figures, Results
 from launcher.sweep.blocks import in_order
 from launcher.sweep.places import Configuration
+from launcher.sweep.until import decision_of
+from workload.contract.blocks_interval import NOMINAL, alone, looks, student
 from workload.contract.design import Design, Run
 from workload.contract.spec import RunSpec
-from workload.contract.until import NOMINAL, alone, decide, looks, student
 
 RUN = 0.005
 HOSTS = (0.0, 0.01, 0.05)
@@ -365,7 +366,7 @@ def autoregression(rng: np.random.Generator, count: int, *, correlation: float) 
 def stopped(logs: Floats, *, most: int = MOST) -> tuple[int, tuple[float, float], bool]:
     figures = np.exp(logs).tolist()
     for blocks in looks():
-        decision = decide({"a": alone(figures[: min(blocks, most)])}, target=WANTED, most=most)
+        decision = decision_of({"a": alone(figures[: min(blocks, most)])}, target=WANTED, most=most)
         if decision.is_done:
             break
     stand = decision.precisions["a"]

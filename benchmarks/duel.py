@@ -39,7 +39,7 @@ from analysis.statistics.autocorrelation import acf, normal_scores
 from analysis.statistics.samples import Floats
 from benchmarks import duel_real
 from benchmarks.resumable import Results
-from workload.contract.duel import (
+from launcher.duel.decision import (
     ERROR,
     LARGEST,
     LEAST_QUADRUPLES,

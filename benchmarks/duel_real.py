@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.resumable import Results
-from workload.contract.duel import SEGMENTS, Segment, judge, order
+from launcher.duel.decision import SEGMENTS, Segment, judge, order
 
 ROOT = Path(__file__).parents[1]
 CONDITIONS = ("as it is", "neighbour", "drift", "stopped", "control group")
@@ -59,7 +59,7 @@ def worker() -> None:
     from torch import nn  # noqa: PLC0415
 
     from workload.contract.spec import Device, RunSpec  # noqa: PLC0415
-    from workload.training_step import TrainingStep  # noqa: PLC0415
+    from workload.steps.training_step import TrainingStep  # noqa: PLC0415
 
     torch.set_num_threads(1)
     spec = RunSpec(device=Device.CPU, batch_size=16, image_size=8)

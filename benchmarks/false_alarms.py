@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 from scipy.signal import lfilter
 
-from analysis import causes
 from analysis.audit import RULES, Rule, Severity
-from analysis.cases import Case
-from analysis.record import RUN_COLUMNS
+from analysis.loading.cases import Case
+from analysis.loading.run_row import RUN_COLUMNS
 from analysis.statistics import changes, trend
 from analysis.statistics.samples import Floats
+from analysis.variance import causes
 from workload.contract.bundle import TELEMETRY_COLUMNS, Status
 
 STEP_S = 1.0

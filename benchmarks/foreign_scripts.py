@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from workload.script import hooks
+from workload.steps import hooks
 
 ROOT = Path(__file__).parents[1]
 LOOPS_AT = Path(__file__).with_name("foreign")

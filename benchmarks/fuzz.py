@@ -29,9 +29,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import pandas as pd
 
 import analysis
+from analysis.api import Results
 from analysis.importing import Given, import_file
-from analysis.loading import Results
-from analysis.record import RUN_COLUMNS
+from analysis.loading.run_row import RUN_COLUMNS
 from benchmarks.synthetic_bundles import make
 from workload.contract import bundle
 from workload.contract.errors import RooflaunchError

@@ -20,11 +20,13 @@ import torch
 from torch import nn
 
 from benchmarks.gpu_truth.loops import bare, ours
-from workload import data, device, models
-from workload.clock import Clock, clock_for
 from workload.contract.spec import Device, Precision, RunSpec
-from workload.recorder import StepPart
-from workload.training_step import TrainingStep
+from workload.environment import device
+from workload.measure.clock import Clock, clock_for
+from workload.measure.recorder import StepPart
+from workload.model import models
+from workload.steps import data
+from workload.steps.training_step import TrainingStep
 
 EMPTY_STEPS = 50_000
 

@@ -25,9 +25,9 @@ from launcher.backends.gcp import compute  # noqa: E402
 from launcher.backends.gcp.machines import ComputeMachines  # noqa: E402
 from launcher.backends.gcp.plan import Options, make_plan  # noqa: E402
 from launcher.jobs import launches  # noqa: E402
-from launcher.jobs.records import LAUNCHES  # noqa: E402
 from launcher.jobs.run import LaunchOutcome, run  # noqa: E402
 from launcher.jobs.session import Session  # noqa: E402
+from launcher.protocol.records import LAUNCHES  # noqa: E402
 from tests.launcher.backends.gcp.canned_cloud import IMAGE, SETTINGS, ZONE  # noqa: E402
 from tests.launcher.backends.gcp.canned_vm import CannedVm, FastClock  # noqa: E402
 from tests.launcher.backends.gcp.fake_compute import FakeCompute  # noqa: E402

@@ -27,14 +27,14 @@ from torch.optim import optimizer as optimizers
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 from workload.contract.spec import Device
-from workload.script import hooks
-from workload.script.program import Program
-from workload.script.region import Region
-from workload.script.session import Session, Stage
-from workload.script.step import Limits
-from workload.script.tape import Tape
-from workload.telemetry import Telemetry
-from workload.timeline import Timeline
+from workload.measure.telemetry import Telemetry
+from workload.measure.timeline import Timeline
+from workload.run.region import Region
+from workload.steps import hooks
+from workload.steps.program import Program
+from workload.steps.session import Session, Stage
+from workload.steps.step import Limits
+from workload.steps.step_log import Tape
 
 ENOUGH_S, WANTED = 0.02, 0.005
 SAMPLES = 100
@@ -140,7 +140,7 @@ class Hooks:
 
     def __init__(self, tape: Tape) -> None:
         data = torch.utils.data
-        # As workload/script/hooks.py patches them.
+        # As workload/steps/hooks.py patches them.
         self._known = [getattr(optimizers, f"_global_optimizer_{when}_hooks") for when in ("pre", "post")]
         iterator = vars(data.dataloader)["_BaseDataLoaderIter"]
         self._places = [(data.DataLoader, "__iter__"), (iterator, "__next__"), (torch.autograd, "backward")]

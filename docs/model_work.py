@@ -1,4 +1,4 @@
-"""Writes analysis/model_work.csv, the work of every torchvision classifier by formula: `python docs/model_work.py`.
+"""Writes analysis/loading/model_work.csv, classifiers' work by formula: `python docs/model_work.py`.
 
 Twenty minutes of one core. `analysis` loads no torch, and a log from elsewhere brings no count of its own.
 """  # noqa: INP001 - a script
@@ -8,11 +8,12 @@ from concurrent.futures import ProcessPoolExecutor
 from itertools import product
 from pathlib import Path
 
-from workload import complexity, models
 from workload.contract.errors import UsageError
 from workload.contract.spec import IMAGENET_IMAGE_SIZE, Precision
+from workload.model import models
+from workload.steps import complexity
 
-TARGET = Path(__file__).parents[1] / "analysis" / "model_work.csv"
+TARGET = Path(__file__).parents[1] / "analysis" / "loading" / "model_work.csv"
 # CIFAR, Tiny ImageNet, STL-10, the smaller ImageNette, ImageNet in training and evaluation, Inception, fine-tuning.
 IMAGE_SIZES = (32, 64, 96, 128, 160, 192, 224, 256, 288, 299, 384)
 # What people train on images of other sizes than ImageNet's; counting the others takes hours.

@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 from torch._ops import OpOverload
 
-from workload.flop import ALLOCATIONS, HIDDEN_VIEWS, OVERWRITING, formula_of
-from workload.op_families import is_known
+from workload.model.flop import ALLOCATIONS, HIDDEN_VIEWS, OVERWRITING, formula_of
+from workload.model.op_families import is_known
 
 TARGET = Path(__file__).parents[1] / "analysis" / "operator_kinds.csv"
 COLUMNS = ("name", "kind", "writes", "overwrites")

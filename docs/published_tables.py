@@ -21,12 +21,12 @@ import pandas as pd
 
 import analysis
 from analysis import ncu
-from analysis.breakdown import totals
 from analysis.commands import kernels
 from analysis.importing import Given, import_file
+from analysis.kernels.breakdown import totals
 from analysis.ncu import families
-from analysis.roof import Roof, RoofKind, intensity
-from analysis.roofline import counted_over_model, model_warning
+from analysis.roofline.points import counted_over_model, model_warning
+from analysis.roofline.roofs import Roof, RoofKind, intensity
 from workload.contract import peaks
 from workload.contract.text import percent
 

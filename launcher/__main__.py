@@ -2,20 +2,20 @@
 
 import sys
 
-from workload.contract import door
+from workload.contract import entry
 from workload.contract.errors import ExitCode, RooflaunchError, ToolError
 
 
 def main() -> int:
     """Run `launch` with the arguments of this process; return its exit code."""
-    return door.enter(_run)
+    return entry.enter(_run)
 
 
 def _run() -> int:
     try:
         import typer  # noqa: PLC0415 - a missing extra is told like any other missing tool
 
-        from launcher.app import app  # noqa: PLC0415
+        from launcher.cli.app import app  # noqa: PLC0415
         from workload.contract import program  # noqa: PLC0415
     except ModuleNotFoundError as error:
         if error.name != "typer":

@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher import build, checks, images
-from launcher.checks import Check, Health
+from launcher import docker_engine
+from launcher.docker_engine import Engine
+from launcher.images import build, contents
 from launcher.kinds import DoctorPart
 from launcher.machine import containers, runtime
-from launcher.machine import engine as docker_engine
-from launcher.machine.engine import Engine
+from launcher.protocol import checks
+from launcher.protocol.checks import Check, Health
 from workload.contract.errors import ExitCode, ToolError
 
 TOOL_LIMIT_S = 20
@@ -156,14 +157,14 @@ def _space_check(engine: Engine) -> Check:
 
 
 def _image_checks(engine: Engine) -> Iterator[Check]:
-    for name, flavour in images.load_flavours().items():
-        recipe = images.make_recipe(flavour)
-        held = engine.images({images.FLAVOUR_LABEL: name})
-        current = [image for image in held if image.labels.get(images.INPUTS_LABEL) == recipe.inputs]
+    for name, flavour in contents.load_flavours().items():
+        recipe = contents.make_recipe(flavour)
+        held = engine.images({contents.FLAVOUR_LABEL: name})
+        current = [image for image in held if image.labels.get(contents.INPUTS_LABEL) == recipe.inputs]
         subject = f"image {name}"
         if current:
-            base = current[0].labels.get(images.BASE_LABEL, images.UNPINNED)
-            base_text = "its base has no digest" if base == images.UNPINNED else f"base {base}"
+            base = current[0].labels.get(contents.BASE_LABEL, contents.UNPINNED)
+            base_text = "its base has no digest" if base == contents.UNPINNED else f"base {base}"
             yield DOCKER.ok(subject, f"{current[0].name}; {base_text}")
         else:
             state = "built from other code" if held else "not built"
@@ -202,7 +203,7 @@ def _gpu_checks(host: DoctorPorts, *, needed: bool) -> Iterator[Check]:
 
 
 def _driver_check(gpu: SeenGpu, name: str) -> Check:
-    flavour = images.flavour_for(gpu.capability)
+    flavour = contents.flavour_for(gpu.capability)
     if flavour is None:
         wanted = f"{gpu.name} has compute capability {_dotted(gpu.capability)}: no image flavour has code for it"
         return GPU.problem(name, wanted, "--runtime process with a torch build that knows the GPU")

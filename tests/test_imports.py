@@ -17,10 +17,11 @@ ROOT = Path(__file__).parents[1]
 # container's host, which its launcher alone can read.
 CROSSING = {
     *(f"workload.contract.{path.stem}" for path in (ROOT / "workload/contract").glob("[!_]*.py")),
-    "workload.broken",
+    "workload.run.unfinished",
     "workload.environment.machine",
     "workload.environment.metadata",
     "workload.environment.outside",
+    "workload.storage.address",
     "workload.storage.folder",
     "workload.storage.gcs",
     "workload.storage.names",
@@ -54,7 +55,7 @@ def launch(*words: str) -> str:
         (launch("gcp", "--gpu", "t4", "--project", "my-project", "--dry-run"), LAUNCH_BANS),
         # Without an engine, auto is as light.
         (
-            f"import launcher.machine.engine as e; e.socket_exists = lambda: False; {launch('local', '--dry-run')}",
+            f"import launcher.docker_engine as e; e.socket_exists = lambda: False; {launch('local', '--dry-run')}",
             LAUNCH_BANS,
         ),
         (
@@ -62,7 +63,7 @@ def launch(*words: str) -> str:
             {"torch", "torchvision", "numpy", "typer", "docker"},
         ),
         pytest.param(
-            "import workload.train",
+            "import workload.run.train",
             {"pandas", "docker", "google", "typer", "fvcore", "launcher", "analysis"},
             marks=pytest.mark.slow,
         ),
@@ -85,19 +86,19 @@ def test_doors_stay_light(code: str, banned: set[str]) -> None:
 
 # What declares options may be loaded for a help text, and nothing that a command is made of.
 DECLARING = {
-    *("launcher", "launcher.__main__", "launcher.app", "launcher.options", "launcher.kinds", "launcher.sizes"),
-    *("launcher.backends", "launcher.backends.gcp", "launcher.backends.gcp.app", "launcher.backends.gcp.options"),
-    *("launcher.jobs", "launcher.jobs.app", "launcher.jobs.places"),
+    *("launcher", "launcher.__main__", "launcher.typer_options", "launcher.kinds", "launcher.sizes"),
+    *("launcher.cli", "launcher.cli.app", "launcher.cli.launches", "launcher.cli.sweep", "launcher.cli.duel"),
+    *("launcher.backends", "launcher.backends.gcp", "launcher.backends.gcp.gpus_command"),
+    *("launcher.backends.gcp.options", "launcher.jobs", "launcher.jobs.places"),
     *("launcher.backends.ssh", "launcher.backends.ssh.options"),
     *("launcher.backends.batch", "launcher.backends.batch.options"),
     *("launcher.backends.slurm", "launcher.backends.slurm.options"),
-    *("launcher.choice", "launcher.machine", "launcher.machine.options"),
-    *("launcher.sweep", "launcher.sweep.app"),
-    *("launcher.duel", "launcher.duel.app", "launcher.script", "launcher.script.command"),
+    *("launcher.choice", "launcher.machine", "launcher.machine.local_options"),
+    *("launcher.duel", "launcher.script", "launcher.script.command"),
     *("workload", "workload.contract"),
     *(
         f"workload.contract.{name}"
-        for name in ("door", "errors", "interrupt", "invocation", "program", "script", "spec")
+        for name in ("entry", "errors", "interrupt", "invocation", "program", "script", "spec")
     ),
     *("workload.contract.tables", "workload.contract.text"),
 }
@@ -126,10 +127,10 @@ def test_help_loads_no_backend_engine_or_image(words: tuple[str, ...]) -> None:
 
 GPUS = {
     "launcher.backends.gcp.gpus",
-    "launcher.jobs",
-    "launcher.jobs.records",
+    "launcher.protocol",
+    "launcher.protocol.records",
+    "launcher.protocol.task",
     "workload.contract.prices",
-    "workload.contract.task",
 }
 
 

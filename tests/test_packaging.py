@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.images import AGENT_FILES
+from launcher.images.contents import AGENT_FILES
 from workload import __version__
 from workload.contract.errors import ExitCode
 from workload.environment.machine import HostSystem

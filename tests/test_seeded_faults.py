@@ -101,12 +101,12 @@ def test_a_room_has_the_closest_tests_first(tmp_path: Path) -> None:
         {
             "launcher/jobs/run.py": "",
             "launcher/jobs/plan.py": "def f():\n    from launcher.jobs import run\n",
-            "launcher/table.py": "from launcher.jobs.plan import f\n",
+            "launcher/run_table.py": "from launcher.jobs.plan import f\n",
             "tests/helper.py": "import launcher.jobs.run\n",
-            "tests/launcher/test_table.py": "from tests.rows import f\n",
+            "tests/launcher/test_run_table.py": "from tests.rows import f\n",
             "tests/launcher/test_jobs_all.py": "",
             "tests/launcher/test_other.py": "import launcher.jobs.plan\n",
-            "tests/rows.py": "import launcher.table\n",
+            "tests/rows.py": "import launcher.run_table\n",
             "tests/analysis/test_runs.py": "import launcher.jobs.run\n",
             "tests/launcher/jobs/test_a.py": "",
             "tests/launcher/jobs/test_b.py": "import launcher.jobs.plan\n",
@@ -122,7 +122,7 @@ def test_a_room_has_the_closest_tests_first(tmp_path: Path) -> None:
         "tests/launcher/jobs/test_a.py",
         "tests/launcher/test_jobs_all.py",
     ]
-    assert seeded_faults.room(root, "launcher/table.py") == ["tests/launcher/test_table.py"]
+    assert seeded_faults.room(root, "launcher/run_table.py") == ["tests/launcher/test_run_table.py"]
 
 
 PRINTED = {

@@ -2,13 +2,13 @@
 
 import sys
 
-from workload.contract import door, interrupt
+from workload.contract import entry, interrupt
 from workload.contract.errors import InterruptedRunError
 
 
 def enter() -> int:
     """Run the command in this process's arguments; return its exit code."""
-    return door.enter(_start)
+    return entry.enter(_start)
 
 
 def _start() -> int:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from workload import __version__, broken, log, shortage
+from workload import __version__, log
 from workload.contract import bundle
 from workload.contract.checkout import from_checkout
 from workload.contract.errors import (
@@ -39,10 +39,12 @@ from workload.contract.spec import (
     options,
     resolve,
 )
-from workload.script import again
-from workload.script import command as script
-from workload.series import profile_first
-from workload.timeline import Timeline
+from workload.environment import resource_errors
+from workload.measure.timeline import Timeline
+from workload.profile import profiled_script
+from workload.run import script_command as script
+from workload.run import unfinished
+from workload.run.profile_start import profile_first
 
 EXAMPLES = """examples:
   python -m workload train
@@ -106,7 +108,7 @@ def main(argv: Sequence[str]) -> int:
             raise
         return _report(ToolError(f"the trainer needs the package {error.name}", hint=INSTALL))
     except (MemoryError, ImportError, RuntimeError, OSError) as error:
-        if refused := shortage.explain(error, "before it had a result"):
+        if refused := resource_errors.explain(error, "before it had a result"):
             return _report(refused)
         raise
 
@@ -143,7 +145,7 @@ def _parser() -> argparse.ArgumentParser:
     script.add_parser(commands, argparse.RawDescriptionHelpFormatter)
     _add_profile(commands)
     _add_profiled_step(commands)
-    again.add_parser(commands)
+    profiled_script.add_parser(commands)
     _add_script_ceilings(commands)
     _add_ceilings(commands)
     _add_gpu_truth(commands)
@@ -302,7 +304,7 @@ def _train_once(resolved: Resolved, context: Context, output: Path, timeline: Ti
     """Train once. A failed run leaves a bundle, except after a mistake of the user or a signal before it was opened."""
     folder: Path | None = None
     try:
-        from workload import train  # noqa: PLC0415 - imports torch, which takes seconds
+        from workload.run import train  # noqa: PLC0415 - imports torch, which takes seconds
 
         check()
         timeline.enter("prepare")
@@ -314,7 +316,7 @@ def _train_once(resolved: Resolved, context: Context, output: Path, timeline: Ti
         with bundle.guarded_writes(folder), log.to_file(folder / bundle.LOG):
             train.execute(job, folder, timeline)
     except Exception as error:
-        failure = asked() or shortage.explain(error, "before its first step") or error
+        failure = asked() or resource_errors.explain(error, "before its first step") or error
         with undisturbed():
             _close_broken(resolved.spec, context, output, folder, failure)
         if failure is error:
@@ -328,9 +330,9 @@ def _close_broken(spec: RunSpec, context: Context, output: Path, folder: Path | 
     if folder is not None:
         # `RunFailedError`: the bundle is sealed already, or the disk is full.
         if not isinstance(failure, RunFailedError):
-            broken.close(folder, spec, context, broken.status_of(failure), str(failure))
+            unfinished.close(folder, spec, context, unfinished.status_of(failure), str(failure))
     elif not isinstance(failure, UsageError | ToolError | InterruptedRunError | ModuleNotFoundError):
-        print(broken.leave(output, spec, context, broken.status_of(failure), str(failure)), flush=True)
+        print(unfinished.leave(output, spec, context, unfinished.status_of(failure), str(failure)), flush=True)
 
 
 def _series(resolved: Resolved, context: Context, output: Path) -> int:
@@ -371,7 +373,7 @@ def _repeat(words: list[str], context: Context, output: Path, spec: RunSpec, fol
     command = [*TRAINER, "train", *words, "--context", context.to_argument()]
     ended = run_child(command, on_line=show)
     failure, alone = ended.error(), replace(spec, repeats=1)
-    settled = broken.settle(ended.code, failure, opened, output=output, spec=alone, context=context)
+    settled = unfinished.settle(ended.code, failure, opened, output=output, spec=alone, context=context)
     for folder in settled[len(opened) :]:
         show(str(folder))
     if failure:
@@ -380,7 +382,7 @@ def _repeat(words: list[str], context: Context, output: Path, spec: RunSpec, fol
 
 
 def _profile(parsed: argparse.Namespace, _: Timeline) -> int:
-    from workload import profiling  # noqa: PLC0415 - `--help` needs none of it
+    from workload.profile import profile_bundle  # noqa: PLC0415 - `--help` needs none of it
     from workload.profile.status import was_interrupted  # noqa: PLC0415
 
     given = {
@@ -391,7 +393,9 @@ def _profile(parsed: argparse.Namespace, _: Timeline) -> int:
     code = ExitCode.DONE
     for folder in parsed.bundles:
         check()
-        collected = profiling.profile(folder, profiling.ProfileRequest(**given), parsed.script_words, data=parsed.data)
+        collected = profile_bundle.profile(
+            folder, profile_bundle.ProfileRequest(**given), parsed.script_words, data=parsed.data
+        )
         if collected.is_collected:
             print(folder, flush=True)
         else:
@@ -402,13 +406,13 @@ def _profile(parsed: argparse.Namespace, _: Timeline) -> int:
 
 
 def _profiled_step(parsed: argparse.Namespace, _: Timeline) -> int:
-    from workload import train  # noqa: PLC0415 - imports torch, which takes seconds
-    from workload.profile import profiled  # noqa: PLC0415
+    from workload.profile import profiled_step  # noqa: PLC0415
     from workload.profile.command import Mode  # noqa: PLC0415
+    from workload.run import train  # noqa: PLC0415 - imports torch, which takes seconds
 
     spec = resolve(_given(parsed), {}, None).spec
     try:
-        profiled.run(Mode(parsed.mode), spec, parsed.report, owner=parsed.owner, warmup_steps=parsed.warmup_steps)
+        profiled_step.run(Mode(parsed.mode), spec, parsed.report, owner=parsed.owner, warmup_steps=parsed.warmup_steps)
     except Exception as error:
         explained = train.explain(error, spec)
         if explained is error:
@@ -420,7 +424,8 @@ def _profiled_step(parsed: argparse.Namespace, _: Timeline) -> int:
 
 
 def _ceilings(parsed: argparse.Namespace, _: Timeline) -> int:
-    from workload import ceiling_rates, ceilings, device, instructions  # noqa: PLC0415 - imports torch
+    from workload.environment import device, instructions  # noqa: PLC0415 - imports torch
+    from workload.measure import ceiling_rates, ceilings  # noqa: PLC0415 - imports torch
 
     chosen = device.choose(Device(parsed.device))
     precisions = [Precision(each) for each in parsed.precision or Precision]
@@ -439,7 +444,8 @@ def _ceilings(parsed: argparse.Namespace, _: Timeline) -> int:
 
 
 def _script_ceilings(parsed: argparse.Namespace, _: Timeline) -> int:
-    from workload import ceiling_cache, ceilings, instructions  # noqa: PLC0415 - imports torch
+    from workload.environment import instructions  # noqa: PLC0415 - imports torch
+    from workload.measure import ceiling_cache, ceilings  # noqa: PLC0415 - imports torch
 
     for precision in parsed.precision if parsed.device is Device.CPU else ():
         with suppress(UsageError):  # then the rate is unavailable, with this reason
@@ -470,7 +476,7 @@ def _gpu_truth(parsed: argparse.Namespace, _: Timeline) -> int:
 
 
 def _environment(parsed: argparse.Namespace, _: Timeline) -> int:
-    from workload import device  # noqa: PLC0415 - imports torch
+    from workload.environment import device  # noqa: PLC0415 - imports torch
     from workload.environment.collect import collect  # noqa: PLC0415 - imports torch
 
     facts = collect(device=device.choose(Device(parsed.device)))
@@ -479,7 +485,7 @@ def _environment(parsed: argparse.Namespace, _: Timeline) -> int:
 
 
 def _models(_: argparse.Namespace, __: Timeline) -> int:
-    from workload import models  # noqa: PLC0415 - imports torch
+    from workload.model import models  # noqa: PLC0415 - imports torch
 
     print("\n".join(models.names()))
     return ExitCode.DONE

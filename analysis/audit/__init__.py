@@ -8,14 +8,14 @@ import pandas as pd
 from analysis.audit import flop, machine, provenance, recompute, timing
 from analysis.audit.evidence import AuditEvidence
 from analysis.audit.finding import Finding, Rule, Severity, by_severity
-from analysis.loading import Results
+from analysis.loading.tables import Tables
 
 __all__ = ["RULES", "Finding", "Rule", "Severity", "as_frame", "audit", "by_severity"]
 
 RULES: tuple[Rule, ...] = (*recompute.RULES, *timing.RULES, *flop.RULES, *machine.RULES, *provenance.RULES)
 
 
-def audit(results: Results, *, rules: Sequence[Rule] = RULES) -> list[Finding]:
+def audit(results: Tables, *, rules: Sequence[Rule] = RULES) -> list[Finding]:
     """Findings on all runs, errors first, then in the order of the rules."""
     evidence = AuditEvidence(results=results)
     return by_severity(finding for rule in rules for finding in rule.findings(evidence))

@@ -11,9 +11,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from analysis import model_work
 from analysis.audit.finding import Finding, Severity, by_severity
 from analysis.audit.flop import OVER_PEAK
+from analysis.loading import model_work
 from workload.contract import peaks
 from workload.contract.errors import UsageError
 from workload.contract.peaks import Peak

@@ -6,10 +6,10 @@ from functools import cached_property
 
 import pandas as pd
 
-from analysis import cases as all_cases
-from analysis.cases import Case
-from analysis.configurations import group, measured
-from analysis.loading import Results
+from analysis.loading import cases as all_cases
+from analysis.loading.cases import Case
+from analysis.loading.configurations import group, measured
+from analysis.loading.tables import Tables
 from workload.contract.vocabulary import calibration_of
 
 # Statuses of a profile that has kernels.
@@ -20,7 +20,7 @@ WITH_KERNELS = ("completed", "partial")
 class AuditEvidence:
     """Data that the rules check; tables that are slow to read are read on first use."""
 
-    results: Results
+    results: Tables
 
     @cached_property
     def cases(self) -> Sequence[Case]:

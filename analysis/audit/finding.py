@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from analysis.audit.evidence import AuditEvidence
-from analysis.cases import Case
+from analysis.loading.cases import Case
 
 
 class Severity(StrEnum):

@@ -5,12 +5,13 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
-from analysis.against_model import contradiction
 from analysis.audit.evidence import WITH_KERNELS, AuditEvidence
 from analysis.audit.finding import Hit, Rule, Severity, each_case
-from analysis.cases import Case, rows
-from analysis.lower_bound import PARTLY
+from analysis.loading.cases import Case
+from analysis.loading.rows import rows
 from analysis.ncu.families import is_backward
+from analysis.roofline.against_model import contradiction
+from analysis.roofline.lower_bound import PARTLY
 from workload.contract import peaks
 from workload.contract.profile_record import Calibration
 from workload.contract.spec import Device, Precision

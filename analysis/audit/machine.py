@@ -8,8 +8,8 @@ from pathlib import Path
 
 from analysis.audit.evidence import AuditEvidence
 from analysis.audit.finding import Hit, Rule, Severity, each_case
-from analysis.cases import Case
-from analysis.causes import (
+from analysis.loading.cases import Case
+from analysis.variance.causes import (
     LEAST_HELD,
     LEAST_TIME_SHARE,
     SPILL_RATIO,

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from datetime import UTC, date, datetime
 from typing import Any
 
-from analysis import costs
 from analysis.audit.evidence import AuditEvidence
 from analysis.audit.finding import Hit, Rule, Severity, each_case
-from analysis.cases import Case
-from analysis.gpu_names import gpus_named
+from analysis.loading.cases import Case
+from analysis.loading.gpu_names import gpus_named
+from analysis.summary import costs
 
 MODEL = re.compile(
     r"(resnet|vgg|densenet|alexnet|googlenet|squeezenet|mobilenet|efficientnet|convnext|vit|swin|inception)[-_]?(\d*)",

@@ -7,7 +7,7 @@ import numpy as np
 
 from analysis.audit.evidence import AuditEvidence
 from analysis.audit.finding import Hit, Rule, Severity, each_case, each_group
-from analysis.cases import Case
+from analysis.loading.cases import Case
 from analysis.statistics import differ, period_scan
 from analysis.statistics.samples import Floats, Mask
 from analysis.statistics.stalls import MOST_SHARE as MOST_STALLS

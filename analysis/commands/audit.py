@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from analysis.commands.shared import FormatOption, VerifyOption, load, tell
-from analysis.problem import Problem
+from analysis.loading.problem import Problem
 from workload.contract.errors import ExitCode, UsageError
 from workload.contract.tables import TableFormat
 from workload.contract.text import counted, terminal_width
@@ -43,10 +43,11 @@ def audit(
     output_format: FormatOption = TableFormat.TABLE,
 ) -> int:
     """Find faults in measurements: the figure, the rule that it breaks, why it matters, the cure."""
-    from analysis import units
     from analysis.audit import RULES, Severity, audit, by_severity
     from analysis.audit.claims import CLAIM_RULES, audit_claims, read
     from analysis.audit.text import render
+    from analysis.loading import units
+    from analysis.report.wording import worded_content
 
     if not results and not claims:
         raise UsageError("nothing to audit was named", hint="analyze audit RESULTS, or --claims FILE.csv")
@@ -57,7 +58,7 @@ def audit(
         loaded = load(results, verify=verify)
         problems = loaded.problems
         unit = units.common(loaded.runs["unit"])
-        findings += units.worded_content(audit(loaded), unit, has_own_units=False)
+        findings += worded_content(audit(loaded), unit, has_own_units=False)
         looked_at.append(f"{counted(len(loaded.runs), 'run')}, {len(RULES)} rules")
     if claims:
         rows = read(claims)

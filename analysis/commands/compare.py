@@ -16,7 +16,7 @@ from workload.contract.tables import TableFormat, render
 from workload.contract.text import counted, printable
 
 if TYPE_CHECKING:
-    from analysis.pairing import Pairing
+    from analysis.compare.pairing import Pairing
 
 EXAMPLES = """\b
 Examples:
@@ -65,8 +65,8 @@ def compare(
     wide: WideOption = False,
 ) -> int:
     """Compare places or configurations: how much faster, how certain, and the smallest detectable difference."""
-    from analysis.compare import COLUMNS, table
-    from analysis.pairing import pair_up
+    from analysis.compare.pairing import pair_up
+    from analysis.compare.ratios import COLUMNS, table
 
     loaded = load(results, verify=verify)
     pairing = pair_up(loaded, by, baseline=baseline, all_pairs=all_pairs, allow_mixed=allow_mixed or ())
@@ -83,8 +83,8 @@ def _notes(
     pairing: "Pairing", folders: Sequence[Path], *, chosen: bool, allow_mixed: Sequence[str], baseline: str | None
 ) -> Iterator[str]:
     """Notes beside the table: choices that were made, and runs that are missing from the figures."""
-    from analysis.compare import positions
-    from analysis.configurations import label
+    from analysis.compare.ratios import positions
+    from analysis.loading.configurations import label
 
     if chosen:
         others = f"; also possible: {', '.join(f'--by {fact}' for fact in pairing.also)}" if pairing.also else ""

@@ -43,7 +43,7 @@ def kernels(
     """List the kernels of a profiled step by time, with their FLOP/s and FLOP per byte."""
     if top is not None and top < 1:
         raise UsageError(f"--top must be a positive integer; got '{top}'", hint="--top 10")
-    from analysis.kernels import gather, render
+    from analysis.kernels.profiles import gather, render
 
     keys = ("family",) if by is By.FAMILY else ("family", "name")
     # An imported trace has one table of kernels, and another of the operators that launched them.

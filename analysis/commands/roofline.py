@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from analysis.commands.shared import FormatOption, ResultsArgument, VerifyOption, load, tell
-from analysis.problem import Problem
+from analysis.loading.problem import Problem
 from workload.contract.errors import ExitCode, NothingToDoError
 from workload.contract.program import WideOption
 from workload.contract.tables import Column, Role, TableFormat, render
@@ -14,7 +14,7 @@ from workload.contract.text import counted
 if TYPE_CHECKING:
     import pandas as pd
 
-    from analysis.loading import Results
+    from analysis.loading.tables import Tables
 
 EXAMPLES = """\b
 Examples:
@@ -80,25 +80,25 @@ def roofline(
     wide: WideOption = False,
 ) -> int:
     """Where each step stands below the roofs of its machine, what limits it, and what moves it."""
-    from analysis import roofline
-    from analysis.shifts import shifts
+    from analysis.loading.configurations import UNNAMED
+    from analysis.roofline.points import POINT_COLUMNS, points, shifts
 
     loaded = load(results, verify=verify)
-    points, roofs = roofline.points(loaded), _roofs_of_what_ran(loaded)
-    if points.empty and (output_format is not TableFormat.TABLE or roofs.empty):
+    table, roofs = points(loaded), _roofs_of_what_ran(loaded)
+    if table.empty and (output_format is not TableFormat.TABLE or roofs.empty):
         raise NothingToDoError(
             f"no point for a roofline: {_why_no_point(loaded)}",
             hint="launch local counts FLOP and measures roofs; for a profile: "
             "analyze import FILE --batch-size 32 --precision fp32 --profile-steps 1",
         )
     if output_format is TableFormat.TABLE:
-        steps = points.assign(bound=_marked(points))
+        steps = table.assign(bound=_marked(table))
         tables = {"roofs": (roofs, ROOFS), "steps": (steps, POINTS), "shifts": (shifts(loaded), SHIFTS)}
         print(_titled({title: table for title, table in tables.items() if len(table[0])}, wide=wide))
     else:
         # Data formats contain every figure of a point.
-        names = (*roofline.POINT_COLUMNS, *roofline.UNNAMED)
-        print(render(points, [Column(name=name, heading=name) for name in names], output_format))
+        names = (*POINT_COLUMNS, *UNNAMED)
+        print(render(table, [Column(name=name, heading=name) for name in names], output_format))
     sys.stdout.flush()
     for note in _runs_without_point(loaded):
         print(note, file=sys.stderr)
@@ -117,18 +117,18 @@ def _titled(tables: Mapping[str, tuple["pd.DataFrame", tuple[Column, ...]]], *, 
     )
 
 
-def _roofs_of_what_ran(results: "Results") -> "pd.DataFrame":
+def _roofs_of_what_ran(results: "Tables") -> "pd.DataFrame":
     """Roofs of the precisions that were run, because a machine measures all; without the addresses of sources."""
-    from analysis import roofline
+    from analysis.roofline.roofs import roofs
 
-    roofs = roofline.roofs(results)
-    roofs = roofs[roofs["precision"].isin(set(results.runs["precision"].dropna()))]
-    sources = [str(source).partition(", http")[0] for source in roofs["source"]]
-    return roofs.assign(ridge=roofs["flop_per_s"] / roofs["bytes_per_s"], source=sources)
+    table = roofs(results)
+    table = table[table["precision"].isin(set(results.runs["precision"].dropna()))]
+    sources = [str(source).partition(", http")[0] for source in table["source"]]
+    return table.assign(ridge=table["flop_per_s"] / table["bytes_per_s"], source=sources)
 
 
-def _why_no_point(results: "Results") -> str:
-    from analysis.configurations import completed
+def _why_no_point(results: "Tables") -> str:
+    from analysis.loading.configurations import completed
 
     done, every = len(completed(results.runs)), len(results.runs)
     if done:
@@ -136,10 +136,10 @@ def _why_no_point(results: "Results") -> str:
     return "the only run did not complete" if every == 1 else f"none of {every} runs completed"
 
 
-def _runs_without_point(results: "Results") -> Iterator[str]:
+def _runs_without_point(results: "Tables") -> Iterator[str]:
     """Notes on completed runs without FLOP and bytes, or imported without a time, and their number."""
-    from analysis.configurations import completed
-    from analysis.roofline import WORK
+    from analysis.loading.configurations import completed
+    from analysis.roofline.points import WORK
 
     done = completed(results.runs)
     columns = sorted({column for columns in WORK.values() for column in columns})
@@ -153,9 +153,9 @@ def _runs_without_point(results: "Results") -> Iterator[str]:
             yield f"note       {which} {lack}: no point on a roofline"
 
 
-def _broken_off(results: "Results") -> list[Problem]:
+def _broken_off(results: "Tables") -> list[Problem]:
     """Runs that did not complete, as problems with their status."""
-    from analysis.configurations import completed
+    from analysis.loading.configurations import completed
 
     broken = results.runs[~results.runs["run_id"].isin(completed(results.runs)["run_id"])]
     return [

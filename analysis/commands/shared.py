@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import analysis
-from analysis.problem import Problem
+from analysis.loading.problem import Problem
 from workload.contract.tables import TableFormat
 from workload.contract.text import printable
 
 if TYPE_CHECKING:
-    from analysis.loading import Results
+    from analysis.loading.tables import Tables
 
 ResultsArgument = Annotated[
     list[Path], typer.Argument(metavar="RESULTS...", help="folders of bundles, nested ones too, or single bundles")
@@ -27,7 +27,7 @@ VerifyOption = Annotated[
 SHOWN_PROBLEMS = 20
 
 
-def load(folders: Sequence[Path], *, verify: bool) -> "Results":
+def load(folders: Sequence[Path], *, verify: bool) -> "Tables":
     """The runs in `folders`; see `analysis.load`."""
     return analysis.load(*folders, verify=verify)
 

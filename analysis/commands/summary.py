@@ -21,8 +21,8 @@ def summary(
     wide: WideOption = False,
 ) -> int:
     """List throughput, step time and limit of each configuration in each place."""
-    from analysis import units
-    from analysis.summary import COLUMNS, summarize
+    from analysis.loading import units
+    from analysis.summary.throughput import COLUMNS, summarize
 
     loaded = load(results, verify=verify)
     table = summarize(loaded.runs)

@@ -15,7 +15,7 @@ from workload.contract.text import counted
 if TYPE_CHECKING:
     import pandas as pd
 
-    from analysis.variance import VarianceTable
+    from analysis.variance.tables import VarianceTable
 
 EXAMPLES = """\b
 Examples:
@@ -25,7 +25,7 @@ Examples:
 
 
 class VariancePart(StrEnum):
-    """Names of `analysis.variance.TABLES`, repeated because the command line needs them before pandas is imported."""
+    """Names of `analysis.variance.tables.TABLES`, repeated because the command line needs them without pandas."""
 
     BETWEEN = "between"
     WITHIN = "within"
@@ -44,7 +44,7 @@ def variance(
     wide: WideOption = False,
 ) -> int:
     """How much runs and their steps vary, and why."""
-    from analysis.variance import TABLES, table, within
+    from analysis.variance.tables import TABLES, table, within
 
     loaded = load(results, verify=verify)
     parts = [part] if part else [VariancePart.BETWEEN] if output_format is TableFormat.CSV else list(VariancePart)
@@ -74,7 +74,7 @@ def _section(part: "VarianceTable", frame: "pd.DataFrame", *, wide: bool) -> str
     if frame.empty:
         return f"{part.heading}\n{part.nothing}"
     if "images_per_s" in frame:
-        from analysis import units
+        from analysis.loading import units
 
         body = render(units.filled(frame), units.columns(part.columns, frame), TableFormat.TABLE, wide=wide)
     else:

@@ -7,11 +7,11 @@ from typing import Any, TypeAlias
 
 import pandas as pd
 
-from analysis import units
-from analysis.cases import cells
-from analysis.configurations import CONFIGURATION, SOFTWARE, Group, completed, group, measured, shown
 from analysis.figures import labels, style
-from analysis.loading import Results
+from analysis.loading import units
+from analysis.loading.configurations import CONFIGURATION, SOFTWARE, Group, completed, group, measured, shown
+from analysis.loading.rows import cells
+from analysis.loading.tables import Tables
 from analysis.statistics import over_runs
 from workload.contract.bundle import Status
 
@@ -59,7 +59,7 @@ class Material:
 
     `every`: all runs. `measured`: one row per group of poolable runs, `MEASURED_COLUMNS`. `runs`: the runs in
     `measured`, with their row number as `line`. `failed`: configurations of which no run completed. Other tables as in
-    `analysis.roofline` and `analysis.costs`. `environments` and `tasks`: all names, in the order of the figures.
+    the rooms `roofline`, `kernels` and `summary`. `environments` and `tasks`: all names, in the order of the figures.
     """
 
     every: pd.DataFrame
@@ -94,11 +94,11 @@ def named(runs: pd.DataFrame) -> pd.DataFrame:
     return runs.assign(env=environments, task=labels.tasks(facts), variant=_variants(facts))
 
 
-Table: TypeAlias = Callable[[Results], pd.DataFrame]
+Table: TypeAlias = Callable[[Tables], pd.DataFrame]
 
 
 def make(
-    results: Results,
+    results: Tables,
     *,
     points: Table | None = None,
     roofs: Table | None = None,
@@ -132,7 +132,7 @@ def make(
 
 
 def _split(
-    results: Results, every: pd.DataFrame, table: Table | None, keys: Sequence[str], names: Sequence[str]
+    results: Tables, every: pd.DataFrame, table: Table | None, keys: Sequence[str], names: Sequence[str]
 ) -> pd.DataFrame:
     """`table` with `names` as columns, looked up by its columns `keys`.
 

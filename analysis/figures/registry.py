@@ -8,13 +8,13 @@ from typing import Any, TypeAlias, TypeVar
 import altair as alt
 import pandas as pd
 
-from analysis import units
-from analysis.breakdown import ALL
 from analysis.figures import labels, rooflines, shares, style, throughput
 from analysis.figures.figure import Figure
 from analysis.figures.legible import legible
 from analysis.figures.material import Material
-from analysis.traced_times import TRACED_TIME
+from analysis.kernels.breakdown import ALL
+from analysis.loading import units
+from analysis.roofline.traced_times import TRACED_TIME
 from workload.contract.tables import number
 from workload.contract.text import percent, si, signed_percent
 

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import pandas as pd
 
-from analysis import units
 from analysis.audit.finding import Severity
+from analysis.loading import units
 from analysis.report import words
 from analysis.report.content import Picture, Report, Section, figures_of
 from analysis.report.evidence import ReportEvidence
@@ -20,6 +20,7 @@ from analysis.report.sections import (
     rooflines,
     variability,
 )
+from analysis.report.wording import worded_content
 
 # Sections to act on come first; the sections that support them are folded.
 SECTIONS: tuple[Callable[[ReportEvidence], Section], ...] = (
@@ -58,7 +59,7 @@ def compose(evidence: ReportEvidence) -> Report:
         facts=[*facts, *([days] if days else []), *_units(runs), *_findings(evidence)],
         sections=sections,
     )
-    return units.worded_content(report, units.common(runs["unit"]))
+    return worded_content(report, units.common(runs["unit"]))
 
 
 def _units(runs: pd.DataFrame) -> list[str]:

@@ -1,4 +1,4 @@
-"""Runs that differ in one fact, for every fact: the pairs of `analysis.compare`, and which side is faster. Pure.
+"""Runs that differ in one fact, for every fact: the pairs of `analysis.compare.ratios`, and which side is faster. Pure.
 
 Settings and places are compared among all runs; zone, hypervisor, backend and runtime among the runs of one device.
 """
@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from analysis import compare
-from analysis.configurations import CONFIGURATION, measured
-from analysis.loading import Results
-from analysis.pairing import Pair, Side, pair_up, value_text
+from analysis.compare import ratios
+from analysis.compare.pairing import Pair, Side, pair_up, value_text
+from analysis.loading.configurations import CONFIGURATION, measured
+from analysis.loading.tables import Tables
 from analysis.report import words
 from analysis.statistics.power import ALPHA
 from workload.contract.errors import RooflaunchError
@@ -22,7 +22,7 @@ PLACEMENT = ("zone", "hypervisor", "backend", "runtime")
 
 @dataclass(frozen=True, kw_only=True)
 class Contrast:
-    """A pair of sides that differ in the fact `by`, and its `row` of `analysis.compare`."""
+    """A pair of sides that differ in the fact `by`, and its `row` of `analysis.compare.ratios`."""
 
     by: str
     pair: Pair
@@ -33,7 +33,7 @@ class Contrast:
         """Whether the interval, corrected for all pairs of this fact, leaves out 1 and names a winner."""
         ends = (self.row["ratio_low"], self.row["ratio_high"])
         p = self.row["p_holm"]
-        return p is not None and p < ALPHA and any(end and abs(end - 1) >= compare.SAME_WITHIN for end in ends)
+        return p is not None and p < ALPHA and any(end and abs(end - 1) >= ratios.SAME_WITHIN for end in ends)
 
     @property
     def effect(self) -> float:
@@ -53,7 +53,7 @@ class Contrast:
         return (right, left) if self.grows else (left, right)
 
 
-def contrasts(results: Results) -> list[Contrast]:
+def contrasts(results: Tables) -> list[Contrast]:
     """Every pair, fact by fact; none for a fact in which no two runs differ that agree in the rest."""
     runs = measured(results.runs)
     found = [one for by in ("place", *SETTINGS) if runs[by].nunique() > 1 for one in _by(results, by)]
@@ -64,12 +64,12 @@ def contrasts(results: Results) -> list[Contrast]:
     return found
 
 
-def _by(results: Results, by: str) -> Iterator[Contrast]:
+def _by(results: Tables, by: str) -> Iterator[Contrast]:
     try:
         pairing = pair_up(results, by)
     except RooflaunchError:
         return
-    for pair, row in zip(pairing.pairs, words.rows_of(compare.of_pairs(pairing)), strict=True):
+    for pair, row in zip(pairing.pairs, words.rows_of(ratios.of_pairs(pairing)), strict=True):
         yield Contrast(by=by, pair=pair, row=row)
 
 

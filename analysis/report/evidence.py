@@ -7,15 +7,21 @@ from functools import cached_property
 
 import pandas as pd
 
-from analysis import audit, causes, costs, operators, roofline, variance
+from analysis import audit
 from analysis.audit.finding import Finding
 from analysis.figures import material, registry
 from analysis.figures.figure import Figure
 from analysis.figures.material import Material
-from analysis.loading import Results
-from analysis.problem import Problem
+from analysis.kernels import operators
+from analysis.kernels.breakdown import kernel_points
+from analysis.loading.problem import Problem
+from analysis.loading.tables import Tables
 from analysis.report.contrasts import Contrast, contrasts
-from analysis.shifts import shifts
+from analysis.roofline.points import points, shifts
+from analysis.roofline.roofs import roofs
+from analysis.summary import costs
+from analysis.variance import causes
+from analysis.variance.tables import between
 from workload.contract.errors import RooflaunchError
 from workload.contract.record import Record
 
@@ -24,13 +30,13 @@ from workload.contract.record import Record
 class ReportEvidence:
     """Results, and the tables and figures made from them."""
 
-    results: Results
+    results: Tables
     material: Material
     drawn: Sequence[Figure]
 
     @cached_property
     def between(self) -> pd.DataFrame:
-        return variance.between(self.results)
+        return between(self.results)
 
     @cached_property
     def causes(self) -> pd.DataFrame:
@@ -77,14 +83,14 @@ def _is_named(name: str, wanted: str) -> bool:
     return name == wanted or (wanted.endswith(("_", "-")) and name.startswith(wanted))
 
 
-def gather(results: Results, *, on_stage: Callable[[str], None] = lambda _: None) -> ReportEvidence:
+def gather(results: Tables, *, on_stage: Callable[[str], None] = lambda _: None) -> ReportEvidence:
     """Make the tables that figures need, and the figures; other tables are made on first access."""
     on_stage("tables")
     tables = material.make(
         results,
-        points=roofline.points,
-        roofs=roofline.roofs,
-        kernel_points=roofline.kernel_points,
+        points=points,
+        roofs=roofs,
+        kernel_points=kernel_points,
         costs=costs.costs,
     )
     on_stage("figures")

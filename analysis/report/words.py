@@ -6,8 +6,8 @@ from typing import Any
 
 import pandas as pd
 
-from analysis import units
 from analysis.figures import labels
+from analysis.loading import units
 from analysis.report.content import Heading, Table
 from workload.contract.tables import Column, Role, number
 from workload.contract.text import printable

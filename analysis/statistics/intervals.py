@@ -29,7 +29,7 @@ from analysis.statistics.samples import (
     run_medians,
     too_few,
 )
-from workload.contract.until import FIRST_LOOK, alone, precision
+from workload.contract.blocks_interval import FIRST_LOOK, alone, precision
 
 # n order statistics cover at most 1 - 2 x 0.5^n: 0.9375 for 5, 0.969 for 6.
 RUNS_FOR_ORDER_STATISTICS = 6

@@ -8,19 +8,21 @@ from pathlib import Path
 
 import torch
 
-from workload import data, device, models
-from workload.clock import Clock, clock_for
 from workload.contract.spec import RunSpec
+from workload.environment import device
+from workload.measure.clock import Clock, clock_for
+from workload.measure.recorder import Recorder, StepPart, StepPhase, loss_reader_for
+from workload.measure.telemetry import Telemetry
+from workload.model import models
 from workload.progress import Progress
-from workload.recorder import Recorder, StepPart, StepPhase, loss_reader_for
-from workload.telemetry import Telemetry
-from workload.training_step import TrainingStep
+from workload.steps import data
+from workload.steps.training_step import TrainingStep
 
 Step = Callable[[Iterator[data.Batch], Callable[[StepPart], object]], torch.Tensor]
 
 
 def ours(step: Step, batches: Iterator[data.Batch], spec: RunSpec, clock: Clock, steps: int) -> float:
-    """Seconds of a measured region with the instruments of `workload.train`."""
+    """Seconds of a measured region with the instruments of `workload.run.train`."""
     with tempfile.TemporaryDirectory() as name:
         folder, started_s = Path(name), time.perf_counter()
         telemetry = Telemetry(folder / "telemetry.csv", device=spec.device, origin_s=started_s)

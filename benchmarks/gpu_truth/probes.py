@@ -20,14 +20,16 @@ from torch import Tensor, nn
 from torch.cuda import nvtx
 
 from benchmarks.gpu_truth import kernels, loops
-from workload import ceilings, cuda, device, models
-from workload.clock import Clock, clock_for
 from workload.contract.files import replace_text
 from workload.contract.spec import Device, Precision, RunSpec
-from workload.data import open_source
-from workload.nvml import GpuSensors
+from workload.environment import cuda, device
+from workload.environment.nvml import GpuSensors
+from workload.measure import ceilings
+from workload.measure.clock import Clock, clock_for
+from workload.model import models
 from workload.profile import trace
-from workload.training_step import TrainingStep
+from workload.steps.data import open_source
+from workload.steps.training_step import TrainingStep
 
 OWNER_CHECK_S = 1.0
 # Compile targets: one with HFMA2.MMA, one without, and a newer one.

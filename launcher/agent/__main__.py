@@ -16,15 +16,15 @@ from typing import TextIO, cast
 from launcher.agent import agent
 from launcher.agent.agent import Agent
 from launcher.agent.home import Home
-from launcher.agent.landlord import landlord_of
+from launcher.agent.host_facts import landlord_of
 from launcher.agent.lease import take
 from launcher.agent.stop import Stop, Why
-from launcher.jobs import records
-from launcher.jobs.records import Request
-from workload.contract.door import Outlet
+from launcher.protocol import records
+from launcher.protocol.records import Request
+from workload.contract.entry import Outlet
 from workload.contract.errors import ExitCode, RooflaunchError
 from workload.contract.interrupt import handled_by
-from workload.storage.store import open_store
+from workload.storage.address import open_store
 from workload.storage.upload import PATIENCE
 
 

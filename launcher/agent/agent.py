@@ -16,15 +16,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from launcher.agent import luggage
-from launcher.agent.bill import Bill
+from launcher.agent.cost import Bill
 from launcher.agent.delivery import Delivery
+from launcher.agent.heartbeat import Pulse
 from launcher.agent.home import Home, WorkEnd, epoch_s, iso
-from launcher.agent.landlord import Landlord
-from launcher.agent.pulse import Pulse
+from launcher.agent.host_facts import Landlord
 from launcher.agent.stop import Stop, Why
-from launcher.jobs import records
-from launcher.jobs.records import LaunchPhase, Request, Result
 from launcher.kinds import Runtime
 from launcher.machine import local
 from launcher.machine.containers import DRIVER_PARAMETERS, ContainerLimits
@@ -32,6 +29,10 @@ from launcher.machine.runtime import choose
 from launcher.machine.script import Workplace
 from launcher.machine.task import FINAL, End, Outcome, work_through
 from launcher.machine.watcher import Trainer, Watcher
+from launcher.protocol import records
+from launcher.protocol.records import LaunchPhase, Request, Result
+from launcher.protocol.task import Task
+from launcher.script import files as script_files
 from workload.contract import bundle
 from workload.contract.errors import (
     BundleError,
@@ -43,12 +44,12 @@ from workload.contract.errors import (
 )
 from workload.contract.record import Status
 from workload.contract.spec import Context, Resolved, RunSpec
-from workload.contract.task import Task
 from workload.contract.text import counted
 from workload.environment.machine import HostSystem
 from workload.environment.outside import outside_facts
+from workload.storage.address import is_bucket
 from workload.storage.inventory import SealedRun, sealed_runs
-from workload.storage.store import Store, is_bucket
+from workload.storage.store import Store
 
 ROOT = Path("/")
 # Time to seal a bundle and to upload it before the machine is deleted.
@@ -214,12 +215,12 @@ class Agent:
 
     def _workplace(self) -> Workplace:
         """Folder in which the script runs, with its data copied there."""
-        workplace = luggage.unpack(self.request, self.store, self.home)
+        workplace = script_files.unpack(self.request, self.store, self.home.path)
         data = str(self.request.script.get("data", ""))
         if is_bucket(data):
             folder = self.home.data / "script"
             print(f"copying {data}", flush=True)
-            luggage.fetch_data(data, folder, is_over=lambda: self.stop.why is not None)
+            script_files.fetch_data(data, folder, is_over=lambda: self.stop.why is not None)
             data = str(folder)
         elif data and not (self.root / data.lstrip("/")).exists():
             raise UsageError(f"no data at '{data}' on this machine", hint="--data PATH, one that is there")

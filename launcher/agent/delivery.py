@@ -7,11 +7,11 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from launcher.agent.bill import Bill, cost
+from launcher.agent.cost import Bill, cost
 from launcher.agent.home import Home, epoch_s, full_disk_told
 from launcher.agent.stop import Stop, Why
-from launcher.jobs.records import Request
 from launcher.machine.task import FINAL
+from launcher.protocol.records import Request
 from workload.contract import bundle
 from workload.contract.bundle import Status
 from workload.contract.environment_record import CloudFacts

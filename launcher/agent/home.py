@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from launcher.jobs.records import LaunchPhase
+from launcher.protocol.records import LaunchPhase
 from workload.contract import bundle
 from workload.contract.errors import RooflaunchError, ToolError
 

@@ -12,9 +12,9 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from launcher.agent.heartbeat import HEARTBEAT_EVERY_S
 from launcher.agent.home import iso
-from launcher.agent.pulse import HEARTBEAT_EVERY_S
-from launcher.jobs.records import LAUNCHES, LeaseRecord, lease_object, result_object, status_object
+from launcher.protocol.records import LAUNCHES, LeaseRecord, lease_object, result_object, status_object
 from workload.contract.errors import BundleError, InterruptedRunError, RooflaunchError
 from workload.storage.store import Patience, Store
 

@@ -1,8 +1,15 @@
 """Providers of machines: one package for each kind of place, looked up here by name and imported when it is used."""
 
+import importlib
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-# A backend's name, as in `launch NAME` and in run.json -> its package (see `launcher.backends.door`).
+from workload.contract.errors import UsageError
+
+if TYPE_CHECKING:
+    from launcher.protocol.backend import Backend
+
+# A backend's name, as in `launch NAME` and in run.json -> its package (see `launcher.protocol.backend`).
 BACKENDS: Mapping[str, str] = {
     "gcp": "launcher.backends.gcp",
     "ssh": "launcher.backends.ssh",
@@ -10,4 +17,12 @@ BACKENDS: Mapping[str, str] = {
     "slurm": "launcher.backends.slurm",
 }
 # A backend's name -> the module whose `register` adds commands that only this backend has.
-OWN_COMMANDS: Mapping[str, str] = {"gcp": "launcher.backends.gcp.app"}
+OWN_COMMANDS: Mapping[str, str] = {"gcp": "launcher.backends.gcp.gpus_command"}
+
+
+def load(name: str) -> "Backend":
+    """Import and return the backend of this name. Raises `UsageError` if there is none."""
+    if name not in BACKENDS:
+        raise UsageError(f"there is no backend '{name}'", hint=f"one of {', '.join(BACKENDS)}")
+    backend: Backend = importlib.import_module(f"{BACKENDS[name]}.backend").backend
+    return backend

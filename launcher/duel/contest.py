@@ -20,13 +20,13 @@ from statistics import median
 from typing import Protocol
 
 from launcher import sizes
+from launcher.duel.decision import LEAST_QUADRUPLES, MARGIN, SEGMENTS, DuelState, Segment, judge, order
 from launcher.duel.sides import Pair, Side
 from launcher.machine import local
 from launcher.machine.local import LocalOutcome
 from launcher.machine.watcher import Trainer, Watcher, said_every
 from workload.contract import bundle, verdict
 from workload.contract.bundle import Bundle, Status
-from workload.contract.duel import LEAST_QUADRUPLES, MARGIN, SEGMENTS, DuelState, Segment, judge, order
 from workload.contract.errors import (
     ExitCode,
     InterruptedRunError,
@@ -299,7 +299,7 @@ def fight(
 
 
 def as_segments(measured: Sequence[Measured], *, wall: bool = False) -> list[Segment]:
-    """Segments with the compared seconds, in the form that `workload.contract.duel` judges."""
+    """Segments with the compared seconds, in the form that `launcher.duel.decision` judges."""
     by = compared(measured)
     return [
         Segment(

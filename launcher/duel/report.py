@@ -8,10 +8,10 @@ from statistics import median
 from typing import Any
 
 from launcher.duel.contest import MOST_MARGIN, STEPS, Budget, Outcome, Work, one_of
+from launcher.duel.decision import LEAST_QUADRUPLES, SEGMENTS, DuelState, DuelVerdict
 from launcher.duel.sides import VARIANTS, Pair
 from workload.contract import bundle
 from workload.contract.bundle import RECORD
-from workload.contract.duel import LEAST_QUADRUPLES, SEGMENTS, DuelState, DuelVerdict
 from workload.contract.errors import ExitCode, UsageError
 from workload.contract.text import counted, duration, minutes, percent, plain, printable, seconds
 

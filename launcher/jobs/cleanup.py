@@ -13,9 +13,9 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from launcher.backends.door import Listing, Machine, Machines, Removed
 from launcher.jobs import launches
-from launcher.jobs.records import (
+from launcher.protocol.backend import Listing, Machine, Machines, Removed
+from launcher.protocol.records import (
     NAME,
     NO_VARIABLES,
     VARIABLES,

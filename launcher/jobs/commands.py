@@ -16,19 +16,18 @@ from typing import Any
 
 import typer
 
-from launcher import models, table
-from launcher.backends import door
-from launcher.backends.door import Backend, Condition, Job, Listing, Machine, Machines, Plan, Removed
+from launcher import backends, models, run_table
 from launcher.jobs import cleanup, launches, logs
 from launcher.jobs.launches import Launch
 from launcher.jobs.places import Place, other_places
 from launcher.jobs.progress import LaunchProgress
 from launcher.jobs.run import LaunchOutcome, LeftRunningError, run
 from launcher.jobs.session import Session
-from launcher.options import Format
+from launcher.protocol.backend import Backend, Condition, Job, Listing, Machine, Machines, Plan, Removed
 from launcher.script import notes
 from launcher.script.command import ThereOptions, variables_of
-from launcher.script.parcel import Parcel, pack, place_of_data, relative_words
+from launcher.script.files import Parcel, pack, place_of_data, relative_words
+from launcher.typer_options import Format
 from workload.contract.errors import (
     ExitCode,
     InterruptedRunError,
@@ -62,7 +61,7 @@ class Ports:
 def real_ports() -> Ports:
     """Connections of this process."""
     return Ports(
-        backend=door.backend,
+        backend=backends.load,
         now=time.time,
         sleep=time.sleep,
         is_terminal=lambda: sys.stdin.isatty() and sys.stderr.isatty(),
@@ -98,7 +97,7 @@ class Script:
         return words, replace(parcel, data=data, variables=variables, requirements=requirements, notes=said)
 
     def _requirements(self, backend: str) -> bytes:
-        from launcher.script import layer  # noqa: PLC0415 - only with requirements
+        from launcher.images import layer  # noqa: PLC0415 - only with requirements
 
         name = self.options.requirements
         if name is None:
@@ -252,10 +251,10 @@ def _launch(
 
 def with_packages(plan: Plan, requirements: bytes) -> Plan:
     """The plan with an image that also has a script's further packages."""
-    from launcher.machine import engine  # noqa: PLC0415 - only with requirements
-    from launcher.script import layer  # noqa: PLC0415
+    from launcher import docker_engine  # noqa: PLC0415 - only with requirements
+    from launcher.images import layer  # noqa: PLC0415
 
-    image = layer.pushed(engine.connect(), plan.request.image, requirements)
+    image = layer.pushed(docker_engine.connect(), plan.request.image, requirements)
     return plan.renamed(replace(plan.request, image=image))
 
 
@@ -282,7 +281,7 @@ def _print_outcome(outcome: LaunchOutcome, plan: Plan, place: Place, machines: M
         rows += [("next", f"launch {verb}") for verb in (f"status {outcome.name}", f"logs {outcome.name} -f")]
         print(as_typed(place.named_in("\n".join(f"{label:<8} {text}" for label, text in rows))))
     else:
-        lines = [table.render(outcome.bundles, width=terminal_width(sys.stdout))] if outcome.bundles else []
+        lines = [run_table.render(outcome.bundles, width=terminal_width(sys.stdout))] if outcome.bundles else []
         print("\n".join([*lines, *(f"  {label:<13} {text}" for label, text in _closing(outcome, plan, machines.noun))]))
     if outcome.error:
         raise outcome.error

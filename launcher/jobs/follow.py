@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from launcher.backends.door import Condition, Machine
 from launcher.jobs.launches import AFTER_LIMIT_S, SILENCE_LIMIT_S, boot_limit_s, plain, read
-from launcher.jobs.records import (
+from launcher.jobs.session import Event, EventKind, Session
+from launcher.protocol.backend import Condition, Machine
+from launcher.protocol.records import (
     LAUNCHES,
     Heartbeat,
     LaunchPhase,
@@ -24,7 +25,6 @@ from launcher.jobs.records import (
     result_object,
     status_object,
 )
-from launcher.jobs.session import Event, EventKind, Session
 from workload.contract import bundle
 from workload.contract.errors import RooflaunchError, RunFailedError, ToolError
 from workload.contract.text import duration

@@ -14,10 +14,12 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, TypeVar
 
-from launcher.backends.door import Condition, Listing, Machine
-from launcher.jobs.records import (
+from launcher.jobs.session import Session
+from launcher.protocol.backend import Condition, Listing, Machine
+from launcher.protocol.records import (
     LAUNCHES,
     NAME,
+    READERS,
     RUN_ID,
     RUNS,
     STAMP,
@@ -31,7 +33,6 @@ from launcher.jobs.records import (
     status_object,
     utc,
 )
-from launcher.jobs.session import Session
 from workload.contract import bundle, record
 from workload.contract.errors import BundleError, ExitCode, NothingToDoError, UsageError
 from workload.contract.text import duration, printable
@@ -48,8 +49,6 @@ INSTALLING_BOOT_LIMIT_S = 25 * 60
 SILENCE_LIMIT_S = 5 * 60
 # Tolerance after the limit: the cloud may act 30 s late.
 AFTER_LIMIT_S = 5 * 60
-# Threads that read records, one record at a time: --all of 10,000 launches has 20,000 records.
-READERS = 32
 # Shortest part of a name that is accepted: a shorter one is probably a typing error, and `launch down` deletes.
 MIN_WORD = 4
 SHOWN = 20

@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from launcher.backends.door import Condition, Machine
 from launcher.jobs import launches
 from launcher.jobs.follow import MAX_PARTS
 from launcher.jobs.launches import LaunchState
-from launcher.jobs.records import log_object
 from launcher.jobs.session import Session
+from launcher.protocol.backend import Condition, Machine
+from launcher.protocol.records import log_object
 from workload.contract.errors import NothingToDoError
 from workload.storage.store import MAX_TEXT_BYTES
 

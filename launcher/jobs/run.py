@@ -13,12 +13,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from launcher.backends.door import Condition, Machine, Plan, Submitted, Tried
 from launcher.jobs import cleanup, launches
 from launcher.jobs.follow import Ending, Followed, follow
-from launcher.jobs.records import RUNS, STAMP, Heartbeat, LaunchPhase, Request, Result, epoch_s, request_object, utc
 from launcher.jobs.session import Event, EventKind, Session
-from launcher.script.parcel import Parcel
+from launcher.protocol.backend import Condition, Machine, Plan, Submitted, Tried
+from launcher.protocol.records import RUNS, STAMP, Heartbeat, LaunchPhase, Request, Result, epoch_s, request_object, utc
+from launcher.script.files import Parcel
 from workload.contract import bundle
 from workload.contract.bundle import Bundle
 from workload.contract.errors import (

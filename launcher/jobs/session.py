@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from launcher.backends.door import Machines
+from launcher.protocol.backend import Machines
 from workload.storage.store import Store
 
 

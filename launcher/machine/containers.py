@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launcher import sizes
+from launcher.docker_engine import Container, ContainerEnd, Engine, Running
 from launcher.machine import script
-from launcher.machine.engine import Container, ContainerEnd, Engine, Running
 from launcher.machine.runtime import Choice
 from launcher.machine.script import Workplace
 from launcher.machine.watcher import Watcher

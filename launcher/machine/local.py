@@ -10,14 +10,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from launcher.docker_engine import Container
 from launcher.kinds import Runtime
 from launcher.machine import containers, script
 from launcher.machine.containers import DRIVER_PARAMETERS, ContainerLimits
-from launcher.machine.engine import Container
 from launcher.machine.runtime import Choice
 from launcher.machine.script import Workplace
 from launcher.machine.watcher import Watcher, said_every
-from workload import broken
 from workload.contract import bundle
 from workload.contract.bundle import Bundle
 from workload.contract.errors import BundleError, ExitCode, RooflaunchError, ToolError, UsageError
@@ -26,6 +25,7 @@ from workload.contract.record import to_json
 from workload.contract.script import name_of, without_secrets
 from workload.contract.spec import Context, Profile, Resolved, RunSpec, arguments
 from workload.contract.text import counted, duration, printable
+from workload.run import unfinished
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,7 +269,7 @@ def _tell(plan: LocalPlan, folders: list[Path], passed_s: float) -> None:
 
 def _broken_off(plan: LocalPlan, code: int, error: RooflaunchError | None, folders: list[Path]) -> LocalOutcome:
     """Outcome of a run that ended early, with a bundle for everything that had begun."""
-    settled = broken.settle(code, error, folders, output=plan.output, spec=plan.spec, context=plan.context)
+    settled = unfinished.settle(code, error, folders, output=plan.output, spec=plan.spec, context=plan.context)
     return LocalOutcome(exit_code=code if error is None else error.exit_code, bundles=_sealed(settled), error=error)
 
 

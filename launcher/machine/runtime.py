@@ -5,9 +5,9 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from launcher import docker_engine
+from launcher.docker_engine import Engine, Image
 from launcher.kinds import Runtime
-from launcher.machine import engine as docker_engine
-from launcher.machine.engine import Engine, Image
 from workload.contract.errors import ToolError, UsageError
 from workload.contract.spec import Device, RunSpec
 
@@ -128,10 +128,10 @@ def _container(spec: RunSpec, image: str | None, flavour: str | None, ports: Run
             raise ToolError(f"the engine holds no image '{image}'", hint=f"docker pull {image}, or launch build")
         return Choice(runtime=Runtime.DOCKER, why="the image was named", engine=engine, image=named, gpus=with_gpu)
     name = flavour or (_flavour_for(capability) if with_gpu else CPU_FLAVOUR)
-    from launcher import images  # noqa: PLC0415 - no part of an image, where the agent is told which one to take
+    from launcher.images import contents  # noqa: PLC0415 - no part of an image, where the agent is told which one to take
 
-    recipe = images.make_recipe(images.require_flavour(name))
-    labelled = engine.images({images.FLAVOUR_LABEL: name, images.INPUTS_LABEL: recipe.inputs})
+    recipe = contents.make_recipe(contents.require_flavour(name))
+    labelled = engine.images({contents.FLAVOUR_LABEL: name, contents.INPUTS_LABEL: recipe.inputs})
     # An image built for a VM would run here by emulation, and the emulation would be measured.
     matching = [image for image in labelled if image.architecture in ("", engine.architecture or image.architecture)]
     if not matching:
@@ -156,9 +156,9 @@ def _flavour_for(capability: tuple[int, int] | None) -> str:
     """Image flavour for a GPU. Raises `ToolError` if no flavour has code for the GPU."""
     if capability is None:
         return USUAL_FLAVOUR
-    from launcher import images  # noqa: PLC0415 - see above
+    from launcher.images import contents  # noqa: PLC0415 - see above
 
-    flavour = images.flavour_for(capability)
+    flavour = contents.flavour_for(capability)
     if flavour is None:
         major, minor = capability
         raise ToolError(

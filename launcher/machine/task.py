@@ -15,11 +15,11 @@ from types import MappingProxyType
 from launcher.machine import local
 from launcher.machine.local import LocalOutcome, LocalPlan
 from launcher.machine.watcher import Watcher
+from launcher.protocol.task import Task, TaskRun
 from workload.contract.bundle import Bundle
 from workload.contract.errors import ExitCode, InterruptedRunError, RooflaunchError
 from workload.contract.record import Status
 from workload.contract.spec import Context, KeptCeilings, RunSpec
-from workload.contract.task import Task, TaskRun
 from workload.contract.text import duration
 
 # Makes the plan of a run from its options and from the facts on the task for its trainer.

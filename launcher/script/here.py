@@ -36,7 +36,7 @@ def with_packages(choice: Choice, options: HereOptions, *, is_dry: bool) -> Choi
     """The choice with the packages of a file in its image. A dry run builds nothing. Raises `ToolError`."""
     if options.requirements is None:
         return choice
-    from launcher.script import layer  # noqa: PLC0415 - only with requirements
+    from launcher.images import layer  # noqa: PLC0415 - only with requirements
 
     requirements = layer.read(options.requirements)
     assert choice.engine is not None
@@ -84,7 +84,7 @@ def notes_of(words: Sequence[str], options: HereOptions, workplace: Workplace, r
     """Notes for the plan: imports that are missing, and files that a container does not see."""
     if runtime is not Runtime.DOCKER:
         return tuple(notes.unknown_imports(words, workplace.folder, notes.this_python(workplace.folder)))
-    from launcher.script import layer  # noqa: PLC0415 - only for a container
+    from launcher.images import layer  # noqa: PLC0415 - only for a container
 
     packages = layer.read(options.requirements) if options.requirements else b""
     module = name_of(words)

@@ -15,7 +15,7 @@ from functools import cache
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from launcher import images
+from launcher.images import contents
 from workload.contract.script import DATA
 
 # A script with more modules is a whole library; what it lacks shows in its first ones.
@@ -60,7 +60,7 @@ def this_python(folder: Path) -> Place:
 
 def image(requirements: bytes) -> Place:
     """Image built for this code, with the packages of `--requirements`."""
-    known = packages_of(images.requirements()) | packages_of(requirements.decode(errors="replace"))
+    known = packages_of(contents.requirements()) | packages_of(requirements.decode(errors="replace"))
     return Place(
         has=lambda name: name in WITH_TORCH or any(package in known for package in _packages(name)),
         unknown="the image is not known to have (--requirements FILE brings packages)",

@@ -9,9 +9,9 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from launcher.protocol.task import Task, TaskRun
 from launcher.sweep.places import Configuration, Place, PlacePlan
 from workload.contract.spec import RunSpec, options
-from workload.contract.task import Task, TaskRun
 
 KEY_DIGITS = 16
 # The block has its own field in the key. The data's folder, and whether data is downloaded first, change no result.

@@ -5,7 +5,7 @@ The clouds themselves enforce the time limits, so that the limit on cost holds e
 
 import threading
 
-from launcher.backends.door import Plan
+from launcher.protocol.backend import Plan
 from workload.contract.errors import UsageError
 
 

@@ -4,7 +4,7 @@ import hashlib
 import importlib.metadata
 from collections.abc import Mapping
 
-from launcher import images
+from launcher.images import contents
 from launcher.kinds import Runtime
 from launcher.sweep.places import LOCAL, Place
 
@@ -26,10 +26,10 @@ def _ours(place: Place) -> str:
     if named:
         return f"image {named.partition('@')[2] or named}"
     if getattr(place.options, "runtime", None) is not Runtime.PROCESS:
-        inputs = {name: images.make_recipe(flavour).inputs for name, flavour in images.load_flavours().items()}
+        inputs = {name: contents.make_recipe(flavour).inputs for name, flavour in contents.load_flavours().items()}
         return f"images {_digest(inputs)}"
-    packages = tuple(f"{name}/" for name in images.TRAINER_PACKAGES)
-    trainer = {name: text for name, text in images.agent_code().items() if name.startswith(packages)}
+    packages = tuple(f"{name}/" for name in contents.TRAINER_PACKAGES)
+    trainer = {name: text for name, text in contents.agent_code().items() if name.startswith(packages)}
     files = {name: hashlib.sha256(text).hexdigest() for name, text in trainer.items()}
     libraries = {name: _version(name) for name in LIBRARIES} if place.backend == LOCAL else {}
     return f"code {_digest({**files, **libraries})}"

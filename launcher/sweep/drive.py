@@ -14,16 +14,16 @@ from pathlib import Path
 
 import typer
 
-from launcher.backends import door
-from launcher.backends.door import Backend
+from launcher import backends
+from launcher.protocol.backend import Backend
 from launcher.sweep import lock
-from launcher.sweep.board import Board
 from launcher.sweep.budget import Budget
 from launcher.sweep.control import Control, Wish
 from launcher.sweep.live import LiveTable
 from launcher.sweep.local import LocalPlaces
 from launcher.sweep.outcome import PlaceOutcome, SweepOutcome, outcome_of
 from launcher.sweep.places import LOCAL, PlacePlan, Sweep
+from launcher.sweep.progress import Board
 from launcher.sweep.rented import RentedPlace
 from launcher.sweep.until import Until
 from launcher.sweep.work import FINAL, Ended, Grow, PlaceWork
@@ -54,7 +54,7 @@ class SweepPorts:
 def real_ports() -> SweepPorts:
     """Ports to the real backends, terminal and clock."""
     return SweepPorts(
-        backend=door.backend,
+        backend=backends.load,
         is_terminal=lambda: sys.stdin.isatty() and sys.stderr.isatty(),
         ask=lambda text: str(typer.prompt(text, default="l", err=True)),
     )

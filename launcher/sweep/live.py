@@ -4,7 +4,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from typing import TextIO
 
-from launcher.sweep.board import Board, Line, PlaceState
+from launcher.sweep.progress import Board, Line, PlaceState
 from workload.contract.invocation import as_typed
 from workload.contract.text import LINE_EVERY_S, duration, plain, printable
 

@@ -6,17 +6,17 @@ from pathlib import Path
 from launcher.kinds import Runtime
 from launcher.machine import local, task
 from launcher.machine.local import LocalPlan
-from launcher.machine.options import LocalOptions
+from launcher.machine.local_options import LocalOptions
 from launcher.machine.runtime import Choice, choose
 from launcher.machine.task import End, Outcome
 from launcher.machine.watcher import Watcher
+from launcher.protocol.task import Task, TaskRun
 from launcher.script import here
-from launcher.sweep.board import Board
 from launcher.sweep.control import Control
+from launcher.sweep.progress import Board
 from launcher.sweep.work import LOG_HINT, PlaceWork, one_line, rate_text, too_large_text
 from workload.contract.errors import ExitCode
 from workload.contract.spec import Context, Resolved, RunSpec
-from workload.contract.task import Task, TaskRun
 from workload.environment.outside import outside_facts
 
 

@@ -18,11 +18,11 @@ import typer
 
 from launcher.backends import BACKENDS
 from launcher.choice import flag_of
-from launcher.machine.options import LocalOptions
-from launcher.options import instance_of, parameters_of, signed
+from launcher.machine.local_options import LocalOptions
 from launcher.script.command import HereOptions, ThereOptions
 from launcher.sweep.command import Command
 from launcher.sweep.places import ARGUMENT, LOCAL, Configuration, Place
+from launcher.typer_options import instance_of, parameters_of, signed
 from workload.contract.errors import UsageError
 from workload.contract.program import plainly
 from workload.contract.spec import SCRIPTS_TOO, Option, Origin, RunSpec, options, resolve, why_not_of_a_script

@@ -7,15 +7,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launcher.jobs.records import NAME
+from launcher.protocol.records import NAME
+from launcher.protocol.task import TaskRun
 from launcher.sweep.places import PlacePlan
+from launcher.sweep.until import Decision
 from launcher.sweep.work import Failure, one_line, too_large_text
+from workload.contract.blocks_interval import BlocksInterval
 from workload.contract.errors import ExitCode
 from workload.contract.invocation import as_typed
 from workload.contract.spec import RunSpec
-from workload.contract.task import TaskRun
 from workload.contract.text import counted, duration, plain, unbroken, wrapped
-from workload.contract.until import BlocksInterval, Decision
 
 TEXT_COLUMN = 16
 # Most runs to name for each reason of failure.

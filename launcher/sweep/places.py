@@ -8,8 +8,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from launcher.protocol.task import Task, TaskRun
 from workload.contract.spec import Origin, RunSpec
-from workload.contract.task import Task, TaskRun
 
 LOCAL = "local"
 # Prefix of a script's argument as an axis of a matrix.
@@ -26,10 +26,10 @@ class Place:
     """Entry `[[on]]` of a matrix. `backend`: local, or one of `launcher.backends.BACKENDS`.
 
     `options` and `where` are the dataclasses of `launch <backend>`, as `Backend.settings` and `Backend.plan` take them;
-    for this machine they are `launcher.machine.options.LocalOptions` and None. `asked`: plain values of the entry that
-    affect the measurement, by their names in the file; they are part of every run's key. `machines`: number of machines
-    that share the blocks, 0 for one machine per block. `script`: None for our trainer; for a user's script the options
-    of the place, replaced by a `launcher.sweep.script.PlacedScript` once its folder was read.
+    for this machine they are `launcher.machine.local_options.LocalOptions` and None. `asked`: plain values of the entry
+    that affect the measurement, by their names in the file; they are part of every run's key. `machines`: number of
+    machines that share the blocks, 0 for one machine per block. `script`: None for our trainer; for a user's script the
+    options of the place, replaced by a `launcher.sweep.script.PlacedScript` once its folder was read.
     """
 
     name: str

@@ -10,7 +10,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from launcher.backends.door import Backend, Estimate, Job
+from launcher.protocol.backend import Backend, Estimate, Job
+from launcher.protocol.task import Task
 from launcher.sweep.blocks import plan_place, run_key, with_blocks
 from launcher.sweep.code import code_of, is_by_tag
 from launcher.sweep.matrix import Matrix, PlaceMatrix, impossible
@@ -20,7 +21,6 @@ from workload.contract.bundle import DAMAGED
 from workload.contract.errors import UsageError
 from workload.contract.script import without_secrets
 from workload.contract.spec import Resolved, RunSpec
-from workload.contract.task import Task
 from workload.contract.text import counted, dollars, duration, minutes, wrapped
 
 SECONDS_PER_H = 3600

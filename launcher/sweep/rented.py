@@ -12,12 +12,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from launcher.backends.door import Backend, Condition, Job, Listing, Machine, Plan
 from launcher.jobs import cleanup, launches
 from launcher.jobs.commands import with_packages
 from launcher.jobs.follow import LATER_EVERY_S, MAX_BACKOFF_S, interval_s
 from launcher.jobs.launches import LaunchState, Seen
-from launcher.jobs.records import (
+from launcher.jobs.run import SELF_DELETION_S, Launcher
+from launcher.jobs.session import Session
+from launcher.protocol.backend import Backend, Condition, Job, Listing, Machine, Plan
+from launcher.protocol.records import (
     LAUNCHES,
     Heartbeat,
     Request,
@@ -27,18 +29,16 @@ from launcher.jobs.records import (
     result_object,
     status_object,
 )
-from launcher.jobs.run import SELF_DELETION_S, Launcher
-from launcher.jobs.session import Session
-from launcher.sweep.board import Board
+from launcher.protocol.task import Task, TaskRun
 from launcher.sweep.budget import Budget
+from launcher.sweep.collect import Homecoming
 from launcher.sweep.control import Control, Wish
-from launcher.sweep.homecoming import Homecoming
-from launcher.sweep.rental import Rental
+from launcher.sweep.launch_state import Rental
+from launcher.sweep.progress import Board
 from launcher.sweep.work import PlaceWork, runs_text
 from launcher.sweep.workers import Workers
 from workload.contract.errors import ExitCode, NoCapacityError, RooflaunchError, ToolError, UsageError
 from workload.contract.spec import Resolved
-from workload.contract.task import Task, TaskRun
 from workload.contract.text import counted
 
 # Give up a task after this many launches in a row that completed none of its runs.

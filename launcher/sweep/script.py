@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from launcher.backends import BACKENDS
+from launcher.images import layer
 from launcher.jobs.commands import Script
 from launcher.kinds import Runtime
 from launcher.machine.script import Workplace
-from launcher.script import here, layer, parcel
+from launcher.script import files, here
 from launcher.script.command import HereOptions, ThereOptions
-from launcher.script.parcel import Parcel
+from launcher.script.files import Parcel
 from launcher.sweep.matrix import Matrix, PlaceMatrix
 from workload.contract.errors import UsageError
 from workload.contract.text import counted, si
@@ -78,9 +79,9 @@ def _elsewhere(one: PlaceMatrix, file: Path, folder: Path, environment: Mapping[
     _, sent = script.packed(backend, folder, environment)
     words_of = {}
     for words in typed:
-        words_of[words] = parcel.relative_words(words, folder, example=EXAMPLE)
-        parcel.place_of_data(options.data, words_of[words], is_fresh=is_fresh)
-        parcel.require_script(words_of[words], sent.files, options.include)
+        words_of[words] = files.relative_words(words, folder, example=EXAMPLE)
+        files.place_of_data(options.data, words_of[words], is_fresh=is_fresh)
+        files.require_script(words_of[words], sent.files, options.include)
     configurations = tuple(
         replace(each, spec=replace(each.spec, script=words_of[each.spec.script])) for each in one.configurations
     )
@@ -96,13 +97,13 @@ def _elsewhere(one: PlaceMatrix, file: Path, folder: Path, environment: Mapping[
 
 def _files_here(folder: Path, commands: Iterable[Sequence[str]]) -> list[str]:
     """Files that a script may read as code or settings: all files that git tracks, and every other Python file."""
-    tracked = parcel.names_in_git(folder)
+    tracked = files.names_in_git(folder)
     if tracked is None:
         names = {path.relative_to(folder).as_posix() for path in folder.rglob("*.py") if path.is_file()}
         names = {name for name in names if not any(part.startswith(".") for part in name.split("/"))}
         names = {name for name in names if "site-packages" not in name.split("/")}
     else:
-        names = {*tracked, *(name for name in parcel.names_in_git(folder, others=True) or () if name.endswith(".py"))}
+        names = {*tracked, *(name for name in files.names_in_git(folder, others=True) or () if name.endswith(".py"))}
     return sorted({*names, *(words[0] for words in commands if words[0] != "-m")})
 
 

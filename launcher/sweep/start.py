@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from launcher.backends import door
-from launcher.backends.door import Backend
+from launcher import backends
+from launcher.protocol.backend import Backend
 from launcher.sweep import there
 from launcher.sweep import until as stopping
 from launcher.sweep.blocks import with_blocks
@@ -67,7 +67,7 @@ def planned(
     matrix: Matrix,
     *,
     offline: bool,
-    backend: Callable[[str], Backend] = door.backend,
+    backend: Callable[[str], Backend] = backends.load,
     now: Callable[[], datetime] = lambda: datetime.now(UTC),
 ) -> SweepPlan:
     """Make the plan, with the runs in the folder of results. Raises `UsageError` if it is expected to cost too much."""

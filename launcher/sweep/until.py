@@ -1,17 +1,21 @@
-"""`--until`: decide from a place's bundles whether it has enough blocks. Pure functions."""
+"""`--until`: decide from a place's bundles whether it has enough blocks. Pure functions.
+
+The rule stops only at fixed numbers of blocks; `workload.contract.blocks_interval` says why.
+"""
 
 import tomllib
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
+from math import inf
 from typing import Any
 
 from launcher.sweep.places import ARGUMENT, Configuration
-from workload.contract import until
+from workload.contract.blocks_interval import BlocksInterval, looks, precision
 from workload.contract.design import Contrast, Design, Run
 from workload.contract.errors import UsageError
 from workload.contract.spec import options
-from workload.contract.text import percent
-from workload.contract.until import Decision
+from workload.contract.text import counted, percent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +36,39 @@ class Until:
         against = " against " + ", ".join(f"{name} {value}" for name, value in self.baseline.items())
         most = f", with {self.most} blocks at most" if self.most else ""
         return f"{what}{against if self.baseline else ''} is known within +-{percent(self.share)}{most}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """Decision after a block. `is_done`: stop now; `add`: blocks until the next look, 0 if done.
+
+    `expected`: approximate number of further blocks until all intervals are narrow. `widest`: name of the widest
+    interval.
+    """
+
+    is_done: bool
+    is_narrow: bool
+    blocks: int
+    add: int
+    expected: int | None
+    widest: str | None
+    target: float
+    precisions: Mapping[str, BlocksInterval]
+
+    @property
+    def reason(self) -> str:
+        """Sentence on the decision, for the progress line of the sweep."""
+        after = f"after {counted(self.blocks, 'block')}"
+        if self.widest is None:
+            return "nothing to be sure of: no interval was asked for"
+        widest = self.precisions[self.widest]
+        width = widest.width
+        if self.is_narrow:
+            return f"every interval is within +-{percent(self.target)} {after} (the widest: {self.widest}, {width})"
+        if self.is_done:
+            return f"not within +-{percent(self.target)} {after}, the most that were allowed: {self.widest}, {width}"
+        about = f", about {self.expected} until all are narrow enough" if self.expected else ""
+        return f"{self.widest} is the widest {after}: {width}; next look after {self.add} more{about}"
 
 
 def parse_share(text: str, flag: str) -> float:
@@ -110,4 +147,39 @@ def decide(wanted: Until, configurations: tuple[Configuration, ...], runs: Seque
         contrast = design.contrast(weights)
         if contrast.blocks:
             contrasts[configuration.text] = contrast
-    return until.decide(contrasts, target=wanted.share, most=wanted.most)
+    return decision_of(contrasts, target=wanted.share, most=wanted.most)
+
+
+def decision_of(contrasts: Mapping[str, Contrast], *, target: float, most: int | None = None) -> Decision:
+    """Decide whether to stop after these blocks. `contrasts`: each requested throughput or difference, by name.
+
+    Between two looks the decision is to continue. Contrasts may differ in their blocks. Leave out a contrast that can
+    get no blocks, for example because its configuration runs out of memory. `target`: half width, as a fraction;
+    `most`: largest number of blocks.
+    """
+    precisions = {name: precision(contrast, target=target) for name, contrast in contrasts.items()}
+    blocks = max((contrast.blocks for contrast in contrasts.values()), default=0)
+    at_most = most is not None and blocks >= most
+    past = list(takewhile(lambda look: look <= blocks, looks()))
+    is_look = at_most or blocks in past
+    is_narrow = is_look and bool(precisions) and all(one.is_narrow for one in precisions.values())
+    is_done = is_narrow or at_most or not precisions
+    next_look = next(look for look in looks() if look > blocks)
+    add = 0 if is_done else min(next_look, most or next_look) - blocks
+    totals = [one.expected for one in precisions.values()]
+    known = [total for total in totals if total is not None]
+    return Decision(
+        is_done=is_done,
+        is_narrow=is_narrow,
+        blocks=blocks,
+        add=add,
+        expected=max(max(known) - blocks, add) if not is_done and len(known) == len(totals) else None,
+        widest=max(precisions, key=lambda name: _width(precisions[name]), default=None),
+        target=target,
+        precisions=precisions,
+    )
+
+
+def _width(one: BlocksInterval) -> tuple[bool, float]:
+    """Sort key by width: intervals that are not narrow rank above narrow ones, and those without a width highest."""
+    return not one.is_narrow, inf if one.half_width is None else one.half_width

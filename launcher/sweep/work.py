@@ -6,16 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from launcher.protocol.task import Task, TaskRun
 from launcher.sweep import until as stopping
 from launcher.sweep.places import PlacePlan
-from launcher.sweep.until import Until
+from launcher.sweep.until import Decision, Until
 from workload.contract.design import Run
 from workload.contract.errors import ExitCode
 from workload.contract.record import Record, Status
 from workload.contract.spec import RunSpec
-from workload.contract.task import Task, TaskRun
 from workload.contract.text import counted, plain
-from workload.contract.until import Decision
 
 # A run with one of these statuses is not measured again.
 FINAL = frozenset({Status.COMPLETED, Status.OUT_OF_MEMORY})

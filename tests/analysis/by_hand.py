@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.loading import Results
-from analysis.record import CEILING_COLUMNS, RUN_COLUMNS
+from analysis.api import Results
+from analysis.loading.run_row import CEILING_COLUMNS, RUN_COLUMNS
 from workload.contract import bundle
 from workload.contract.bundle import STEP_COLUMNS, TELEMETRY_COLUMNS
 from workload.contract.fields import RANGES

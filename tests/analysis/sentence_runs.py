@@ -9,10 +9,13 @@ from typing import Any, TypeAlias
 
 from by_hand import BYTES, at_rates, kernels, run
 
-from analysis import costs, roofline
+from analysis.api import Results
 from analysis.figures import material
-from analysis.loading import Results
+from analysis.kernels.breakdown import kernel_points
 from analysis.report.evidence import ReportEvidence
+from analysis.roofline.points import points
+from analysis.roofline.roofs import roofs
+from analysis.summary import costs
 
 Runs: TypeAlias = list[dict[str, Any]]
 Make: TypeAlias = Callable[[], Runs]
@@ -95,9 +98,9 @@ def dear_and_cheap() -> Runs:
 def undrawn(loaded: Results) -> ReportEvidence:
     tables = material.make(
         loaded,
-        points=roofline.points,
-        roofs=roofline.roofs,
-        kernel_points=roofline.kernel_points,
+        points=points,
+        roofs=roofs,
+        kernel_points=kernel_points,
         costs=costs.costs,
     )
     return ReportEvidence(results=loaded, material=tables, drawn=())

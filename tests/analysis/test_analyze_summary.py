@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 import analysis
-from analysis.summary import COLUMNS, summarize
+from analysis.summary.throughput import COLUMNS, summarize
 from benchmarks.synthetic_bundles import make
-from workload.contract.until import alone, precision
+from workload.contract.blocks_interval import alone, precision
 
 
 def lines(tmp_path: Path, *changes: Mapping[str, Any]) -> list[dict[str, Any]]:

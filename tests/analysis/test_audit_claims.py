@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from analysis import model_work
 from analysis.audit.claims import Claim, audit_claims, read
+from analysis.loading import model_work
 from workload.contract.errors import UsageError
 
 LAPTOP = "NVIDIA GeForce RTX 4080 Laptop GPU"

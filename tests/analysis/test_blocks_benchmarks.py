@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks import blocks, duel
 from benchmarks.resumable import Results
-from workload.contract.duel import DuelVerdict
+from launcher.duel.decision import DuelVerdict
 
 
 def test_noise_has_the_distribution_and_the_correlation_of_its_log() -> None:

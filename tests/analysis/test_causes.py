@@ -10,7 +10,7 @@ from by_hand import noisy, results, run
 from scipy.signal import lfilter
 from scipy.stats import spearmanr
 
-from analysis.causes import causes
+from analysis.variance.causes import causes
 
 STEP = [0.1] * 60
 POWER_CAP, THERMAL = 0x4, 0x20

@@ -8,9 +8,9 @@ import pytest
 from by_hand import noisy, results, run
 from scipy.stats import gmean
 
-from analysis.compare import COLUMNS, _factor, compare
-from analysis.configurations import NotPoolableError
-from analysis.pairing import pair_up
+from analysis.compare.pairing import pair_up
+from analysis.compare.ratios import COLUMNS, _factor, compare
+from analysis.loading.configurations import NotPoolableError
 from analysis.statistics import compare as compare_runs
 from analysis.statistics import holm
 from workload.contract.errors import ExitCode, NothingToDoError, UsageError

@@ -10,8 +10,8 @@ from by_hand import noisy, results, run
 from scipy.stats import gmean, ttest_rel
 from test_compare import LEFT, RIGHT, rows, side
 
-from analysis.compare import positions
-from analysis.pairing import pair_up
+from analysis.compare.pairing import pair_up
+from analysis.compare.ratios import positions
 from workload.contract.text import plain
 
 

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 import analysis
-from analysis.configurations import NotPoolableError, completed, group, measured, require_poolable
+from analysis.loading.configurations import NotPoolableError, completed, group, measured, require_poolable
 from benchmarks.synthetic_bundles import make
 from workload.contract.errors import ExitCode
 

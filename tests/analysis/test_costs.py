@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 import analysis
-from analysis import costs
+from analysis.summary import costs
 from benchmarks.synthetic_bundles import make
 
 FAST = {"timing__measured_s": 1.0, "timing__images": 200}

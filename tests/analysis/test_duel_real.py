@@ -13,7 +13,7 @@ import pytest
 from benchmarks import duel, duel_real
 from benchmarks.duel_real import ByHand, Machine
 from benchmarks.resumable import Results
-from workload.contract.duel import PATTERNS, DuelVerdict
+from launcher.duel.decision import PATTERNS, DuelVerdict
 
 
 def test_what_was_measured_holds_what_is_promised() -> None:

@@ -11,10 +11,13 @@ from by_hand import BYTES, for_every_figure, results
 from by_hand import run as made_run
 from report_bundles import HOSTILE
 
-from analysis import costs, roofline
 from analysis.figures import export, labels, material, registry, rooflines, shares, style, throughput
 from analysis.figures.figure import Figure
 from analysis.figures.material import Material
+from analysis.kernels.breakdown import kernel_points
+from analysis.roofline.points import points
+from analysis.roofline.roofs import roofs
+from analysis.summary import costs
 
 PNG = b"\x89PNG\r\n\x1a\n"
 # Of every page that the figures stand on: styles of report/page.css.
@@ -30,9 +33,9 @@ def made(*runs: dict[str, Any]) -> Material:
     found = results(*runs)
     return material.make(
         found,
-        points=roofline.points,
-        roofs=roofline.roofs,
-        kernel_points=roofline.kernel_points,
+        points=points,
+        roofs=roofs,
+        kernel_points=kernel_points,
         costs=costs.costs,
     )
 

@@ -8,9 +8,9 @@ import pytest
 from ncu_files import DRAM, FADD, FFMA, FMUL, TIME, save, wide
 
 import analysis
-from analysis import model_work
 from analysis.audit import RULES, Severity, audit
 from analysis.importing import Given, import_file
+from analysis.loading import model_work
 from workload.contract import bundle
 
 COUNTS = {TIME: "ns", FADD: "inst", FMUL: "inst", FFMA: "inst", DRAM: "byte"}

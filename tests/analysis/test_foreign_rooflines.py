@@ -9,11 +9,10 @@ from ncu_files import DRAM, FADD, FFMA, FMUL, TIME, save, wide
 
 import analysis
 from analysis import __main__ as door
-from analysis import roofline
 from analysis.figures.figure import Figure
 from analysis.importing import Given, import_file
 from analysis.report.evidence import gather
-from analysis.shifts import shifts
+from analysis.roofline.points import points, shifts
 
 COUNTS = {TIME: "ns", FADD: "inst", FMUL: "inst", FFMA: "inst", DRAM: "byte"}
 STEP = ("sgemm_128", "wgrad_alg0_engine")
@@ -39,7 +38,7 @@ def log(folder: Path, *, step_ms: float = 50.0, **given: Any) -> Path:
 
 
 def rows(results: Path) -> list[dict[str, Any]]:
-    table = roofline.points(analysis.load(results)).astype(object)
+    table = points(analysis.load(results)).astype(object)
     return [
         {str(name): value for name, value in row.items()} for row in table.where(table.notna(), None).to_dict("records")
     ]

@@ -13,8 +13,8 @@ from ncu_files import DETAILS, DRAM, FADD, FFMA, FMUL, TIME, line, long, who, wi
 import analysis
 from analysis import ncu
 from analysis.audit import audit
-from analysis.configurations import NotPoolableError, completed, group, require_poolable
 from analysis.importing import Given, import_file
+from analysis.loading.configurations import NotPoolableError, completed, group, require_poolable
 from benchmarks.synthetic_bundles import make
 from workload.contract import bundle
 from workload.contract.errors import UsageError

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from analysis import glossary
+from analysis.report import glossary
 from analysis.report.compose import SECTIONS
 from analysis.report.content import Table
 from analysis.report.sections import glossary as section
@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 def test_the_page_is_made_from_the_table() -> None:
     assert (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8") == glossary.page(), (
-        "python -m analysis.glossary > docs/glossary.md"
+        "python -m analysis.report.glossary > docs/glossary.md"
     )
 
 

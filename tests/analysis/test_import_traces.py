@@ -27,7 +27,7 @@ from kineto_traces import (
 import analysis
 from analysis import __main__ as door
 from analysis.importing import Given, import_file
-from analysis.roofline import points
+from analysis.roofline.points import points
 from workload.contract import bundle
 from workload.contract.errors import ExitCode, NothingToDoError
 from workload.contract.record import Record

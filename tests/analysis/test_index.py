@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from analysis import index
-from analysis.index import FILE, FOLDER, look
+from analysis.loading import index
+from analysis.loading.index import FILE, FOLDER, look
 from benchmarks.synthetic_bundles import make
 from workload.contract import bundle
 

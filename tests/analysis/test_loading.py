@@ -6,8 +6,8 @@ import pandas as pd
 import pytest
 
 import analysis
-from analysis.loading import Results
-from analysis.record import CEILING_COLUMNS, RUN_COLUMNS
+from analysis.api import Results
+from analysis.loading.run_row import CEILING_COLUMNS, RUN_COLUMNS
 from benchmarks.synthetic_bundles import make
 from workload.contract import bundle
 from workload.contract.errors import ExitCode, NothingToDoError, UsageError

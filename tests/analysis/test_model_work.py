@@ -2,7 +2,7 @@
 
 import pytest
 
-from analysis import model_work
+from analysis.loading import model_work
 from workload.contract.classifiers import NAMES
 from workload.contract.record import Spec
 from workload.contract.spec import Precision
@@ -15,7 +15,7 @@ SIZES = {"vit_b_16": 224, "resnet18": 32, "mobilenet_v2": 224}
 @pytest.mark.parametrize("model", SIZES)
 @pytest.mark.parametrize("precision", list(Precision))
 def test_the_table_says_what_the_trainer_counts(model: str, precision: Precision) -> None:
-    from workload import complexity
+    from workload.steps import complexity
 
     counted = complexity.count(
         model, num_classes=1000, image_size=SIZES[model], batch_size=5, precision=precision, optimizer="sgd"

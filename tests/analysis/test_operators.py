@@ -9,7 +9,7 @@ import pytest
 
 import analysis
 from analysis.__main__ import main
-from analysis.operators import longest, operators
+from analysis.kernels.operators import longest, operators
 from analysis.report import words
 from analysis.report.content import Bullets, Table
 from analysis.report.evidence import gather

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from analysis.possible import refusals
-from analysis.series import LAYOUTS, parse
+from analysis.loading.csv_files import LAYOUTS, parse
+from analysis.loading.step_rules import refusals
 
 STEPS = LAYOUTS["steps"]
 ROWS = (

@@ -29,9 +29,9 @@ from like_public import (
 import analysis
 from analysis import __main__ as door
 from analysis import ncu
+from analysis.api import Results
 from analysis.audit import Finding, audit
 from analysis.importing import Given, import_file
-from analysis.loading import Results
 from analysis.ncu import Failure, Layout, NcuFileError, families
 from analysis.statistics import correlogram, effective_n, outliers, period_scan, steady_state, summarize
 from analysis.statistics.samples import Floats

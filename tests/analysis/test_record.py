@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.record import RUN_COLUMNS, row_of
+from analysis.loading.run_row import RUN_COLUMNS, row_of
 from benchmarks.synthetic_bundles import change, make_record
 from workload.contract.errors import BundleError
 from workload.contract.fields import RANGES, Kind

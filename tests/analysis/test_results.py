@@ -14,7 +14,7 @@ from report_bundles import matrix
 
 import analysis
 from analysis.__main__ import main
-from analysis.loading import Results
+from analysis.api import Results
 from benchmarks.synthetic_bundles import make
 from workload.contract.errors import UsageError
 from workload.contract.tables import Column, TableFormat, render

@@ -11,13 +11,15 @@ import pytest
 from hypothesis import strategies as st
 
 import analysis
-from analysis import roofline
 from analysis.__main__ import main
 from analysis.figures.figure import Figure
+from analysis.kernels.breakdown import kernel_points
+from analysis.loading.configurations import UNNAMED
 from analysis.report.evidence import gather
-from analysis.roof import Roof
-from analysis.roofline import WorkSource
-from analysis.shifts import shifts
+from analysis.roofline.lower_bound import model_warning
+from analysis.roofline.points import POINT_COLUMNS, WorkSource, shifts
+from analysis.roofline.points import points as points_of
+from analysis.roofline.roofs import Roof, roofs
 from benchmarks.synthetic_bundles import change, make, make_record
 from tests.analysis.ncu_files import DRAM, FADD, FFMA, FMUL, STARTED, TIME, wide
 from workload.contract import bundle, verdict
@@ -43,7 +45,7 @@ def _is_nan(value: Any) -> bool:
 def points(tmp_path: Path, *runs: Mapping[str, Any]) -> pd.DataFrame:
     for number, changes in enumerate(runs):
         make(tmp_path, number, **changes)
-    return roofline.points(analysis.load(tmp_path))
+    return points_of(analysis.load(tmp_path))
 
 
 # --- the rule of workload/contract/verdict.py
@@ -97,7 +99,7 @@ def test_point_agrees_with_a_real_bundle(tmp_path: Path) -> None:
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     results = analysis.load(tmp_path)
-    row, run = only(roofline.points(results)), results.runs.iloc[0]
+    row, run = only(points_of(results)), results.runs.iloc[0]
     # Where other work has the CPUs there may be no ceilings: the point says the same.
     bound = None if _is_nan(run["bound"]) else run["bound"]
     assert row["bound"] == bound
@@ -107,7 +109,7 @@ def test_point_agrees_with_a_real_bundle(tmp_path: Path) -> None:
     if bound in (Bound.COMPUTE, Bound.MEMORY, Bound.NEITHER) and run["memory_fraction_low"] <= 1:
         compute, low, high = run["compute_fraction"], run["memory_fraction_low"], run["memory_fraction_high"]
         assert row["fraction_of_roof"] == pytest.approx(max(compute, low, min(high, 1.0)))
-        assert set(roofline.roofs(results)["kind"]) == {"measured"}
+        assert set(roofs(results)["kind"]) == {"measured"}
 
 
 # --- roofs
@@ -122,7 +124,7 @@ def test_roof() -> None:
 def test_measured_and_vendor_roofs(tmp_path: Path) -> None:
     for number, rate in enumerate([7.0e12, 7.1e12, 7.4e12]):
         make(tmp_path, number, ceilings__flop_per_s__fp32__median=rate)
-    table = roofline.roofs(analysis.load(tmp_path))
+    table = roofs(analysis.load(tmp_path))
     measured, peak = table.to_dict("records")
     assert measured["place"] == peak["place"] == "gcp-t4-us-central1-a"
     assert (measured["kind"], measured["precision"], measured["measurements"]) == ("measured", "fp32", 3)
@@ -136,11 +138,11 @@ def test_the_measured_roof_is_the_sustained_one(tmp_path: Path) -> None:
     """A T4 that falls from 7.6 to 5.1 TFLOP/s at its power limit, beside a bundle of before, which has one figure."""
     slowed = {"ceilings__flop_per_s__fp32__burst": 7.6e12, "ceilings__flop_per_s__fp32__sustained": 5.1e12}
     make(tmp_path, 0, **slowed)
-    measured, _ = roofline.roofs(analysis.load(tmp_path)).to_dict("records")
+    measured, _ = roofs(analysis.load(tmp_path)).to_dict("records")
     assert (measured["flop_per_s"], measured["note"]) == (5.1e12, "what it sustains; 7.6 TFLOP/s in a burst")
-    assert only(roofline.points(analysis.load(tmp_path)))["roof_flop_per_s"] == 5.1e12
+    assert only(points_of(analysis.load(tmp_path)))["roof_flop_per_s"] == 5.1e12
     make(tmp_path, 1)
-    measured, _ = roofline.roofs(analysis.load(tmp_path)).to_dict("records")
+    measured, _ = roofs(analysis.load(tmp_path)).to_dict("records")
     assert measured["flop_per_s"] == pytest.approx(6.15e12)
 
 
@@ -149,7 +151,7 @@ def test_a_measurement_that_several_runs_used_counts_once(tmp_path: Path) -> Non
     times = ["2026-11-21T12:00:00+00:00"] * 3 + ["2026-11-21T13:30:00+00:00"]
     for number, (rate, at) in enumerate(zip([7.0e12, 7.0e12, 7.0e12, 7.4e12], times, strict=True)):
         make(tmp_path, number, ceilings__flop_per_s__fp32__median=rate, ceilings__measured_at=at)
-    measured, _ = roofline.roofs(analysis.load(tmp_path)).to_dict("records")
+    measured, _ = roofs(analysis.load(tmp_path)).to_dict("records")
     assert (measured["measurements"], measured["source"]) == (2, "median of 2 measurements")
     assert measured["flop_per_s"] == pytest.approx(7.2e12)
 
@@ -157,7 +159,7 @@ def test_a_measurement_that_several_runs_used_counts_once(tmp_path: Path) -> Non
 def test_one_cached_measurement_is_one(tmp_path: Path) -> None:
     for number in range(3):
         make(tmp_path, number, ceilings__measured_at="2026-11-21T12:00:00+00:00")
-    measured, _ = roofline.roofs(analysis.load(tmp_path)).to_dict("records")
+    measured, _ = roofs(analysis.load(tmp_path)).to_dict("records")
     assert (measured["measurements"], measured["source"]) == (1, "one measurement")
 
 
@@ -176,7 +178,7 @@ def test_a_ceiling_that_a_run_refutes_is_no_roof_for_any_run_that_used_it(tmp_pa
     assert [note.partition(";")[0] for note in table["note"]] == [
         "118 % of the measured roof was reached: it is none"
     ] * 2
-    assert "measured" not in set(roofline.roofs(analysis.load(tmp_path))["kind"])
+    assert "measured" not in set(roofs(analysis.load(tmp_path))["kind"])
 
 
 def test_a_gpu_above_its_ceiling_has_no_bound_and_keeps_its_roof(tmp_path: Path) -> None:
@@ -203,14 +205,14 @@ def test_a_busy_machine_is_said_beside_the_limit(tmp_path: Path, runs: list[dict
 
 def test_unknown_device_has_no_vendor_roof(tmp_path: Path) -> None:
     make(tmp_path, 1, environment__device__name="NVIDIA GeForce RTX 5070", environment__device__memory_total_bytes=12e9)
-    assert roofline.roofs(analysis.load(tmp_path))["kind"].tolist() == ["measured"]
+    assert roofs(analysis.load(tmp_path))["kind"].tolist() == ["measured"]
 
 
 def test_device_that_denies_its_name(tmp_path: Path) -> None:
     device = make_record(0, [0.1, 0.1])["environment"]["device"]
     make(tmp_path, 1, environment__device=device | {"memory_clock_max_mhz": 6251, "memory_bus_width_bits": 256})
     make(tmp_path, 2, environment__place="b", environment__device=device | {"memory_total_bytes": 24e9})
-    table = roofline.roofs(analysis.load(tmp_path))
+    table = roofs(analysis.load(tmp_path))
     assert table["kind"].tolist() == ["measured", "peak", "measured"]
     assert table["note"].tolist()[1] == (
         "the datasheet rounds to 300 GB/s; memory clock x bus width gives 320.06; the device's memory clock and bus "
@@ -232,7 +234,7 @@ NEITHER = (
 def test_modelled_point_by_hand(tmp_path: Path) -> None:
     # 340.736 GFLOP in 0.1 s; 3.1 to 9.8 GB, of which 2.6e11 x 0.1 s = 26 GB could have been moved.
     row = only(points(tmp_path, {"timing__step_s__median": 0.1}))
-    assert {name: row.pop(name) for name in roofline.POINT_COLUMNS} == {
+    assert {name: row.pop(name) for name in POINT_COLUMNS} == {
         "place": "gcp-t4-us-central1-a",
         "device_name": "Tesla T4",
         "model": "resnet18",
@@ -263,7 +265,7 @@ def test_modelled_point_by_hand(tmp_path: Path) -> None:
         "note": NEITHER,
     }
     # What is left are the other facts by which runs are told apart.
-    assert set(row) == set(roofline.UNNAMED)
+    assert set(row) == set(UNNAMED)
     assert (row["dataset"], row["driver_version"], row["torch"]) == ("synthetic", "580.95.05", "2.15.0+cu132")
 
 
@@ -374,7 +376,7 @@ def test_notes_on_counters(tmp_path: Path, changes: Mapping[str, Any], note: str
     ("ratio", "is_said"), [(None, False), (0.7, False), (0.699, True), (1.5, False), (1.501, True)]
 )
 def test_counted_against_model(ratio: float | None, is_said: bool) -> None:
-    assert (roofline.model_warning(ratio) is not None) is is_said
+    assert (model_warning(ratio) is not None) is is_said
 
 
 @pytest.mark.parametrize(
@@ -462,9 +464,9 @@ def test_unlike_runs_are_points_of_their_own(tmp_path: Path) -> None:
 def test_run_without_work_is_no_point(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make(tmp_path, 1, complexity=None, bound=None)
     make(tmp_path, 2, status="failed")
-    table = roofline.points(analysis.load(tmp_path))
+    table = points_of(analysis.load(tmp_path))
     assert table.empty
-    assert list(table.columns) == [*roofline.POINT_COLUMNS, *roofline.UNNAMED]
+    assert list(table.columns) == [*POINT_COLUMNS, *UNNAMED]
     assert command(tmp_path) == 0
     said = capsys.readouterr()
     assert "note       1 run has neither FLOP nor bytes: no point on a roofline" in said.err
@@ -536,7 +538,7 @@ NAMES = ["ampere_sgemm_calibration", CONV, CONV, BN, CONV, CONV, BN]
 
 def test_kernels_of_a_step_by_hand(tmp_path: Path) -> None:
     profile(make(tmp_path, 1), STEPS, NAMES)
-    gemm, norm = roofline.kernel_points(analysis.load(tmp_path)).to_dict("records")
+    gemm, norm = kernel_points(analysis.load(tmp_path)).to_dict("records")
     # Two steps; the calibration's product is in neither. FLOP of GEMM: 2 x (100 + 100 + 800 + 3000) = 8000.
     assert (gemm["family"], gemm["steps"], gemm["launches"]) == ("GEMM", 2, 2)
     assert gemm["duration_s"] == pytest.approx(4e-6)
@@ -560,7 +562,7 @@ def test_kernels_of_a_step_by_hand(tmp_path: Path) -> None:
 def test_l2_bytes_say_which_they_are(tmp_path: Path, capability: str, label: str) -> None:
     profile(make(tmp_path, 1), STEPS, NAMES, capability=capability)
     results = analysis.load(tmp_path)
-    table = roofline.kernel_points(results)
+    table = kernel_points(results)
     assert set(table["l2_bytes_are"]) == {label}
     assert set(table["note"]) == {f"L2 bytes are {label}"}
     (figure,) = [each for each in gather(results).drawn if each.name.startswith("kernel_roofline_")]
@@ -570,7 +572,7 @@ def test_l2_bytes_say_which_they_are(tmp_path: Path, capability: str, label: str
 
 def test_without_l2_bytes_nothing_is_said_of_them(tmp_path: Path) -> None:
     profile(make(tmp_path, 1), [[*row[:6], "n/a", *row[7:]] for row in STEPS], NAMES)
-    table = roofline.kernel_points(analysis.load(tmp_path))
+    table = kernel_points(analysis.load(tmp_path))
     assert table["l2_bytes_are"].isna().all()
     assert table["note"].isna().all()
 
@@ -578,14 +580,14 @@ def test_without_l2_bytes_nothing_is_said_of_them(tmp_path: Path) -> None:
 def test_repeats_are_averaged_per_step(tmp_path: Path) -> None:
     for number in range(2):
         profile(make(tmp_path, number), STEPS, NAMES)
-    gemm, _ = roofline.kernel_points(analysis.load(tmp_path)).to_dict("records")
+    gemm, _ = kernel_points(analysis.load(tmp_path)).to_dict("records")
     assert (gemm["profiles"], gemm["steps"], gemm["launches"]) == (2, 4, 2)
     assert gemm["duration_s"] == pytest.approx(4e-6)
 
 
 def test_by_kernel(tmp_path: Path) -> None:
     profile(make(tmp_path, 1), STEPS, NAMES)
-    table = roofline.kernel_points(analysis.load(tmp_path), keys=("family", "name"))
+    table = kernel_points(analysis.load(tmp_path), keys=("family", "name"))
     assert table["name"].tolist() == [CONV, BN]
 
 
@@ -594,7 +596,7 @@ def test_missing_counters_are_absent_never_zero(tmp_path: Path) -> None:
     rows[2][2] = "n/a"  # fadd of one launch
     rows[3][5] = rows[6][5] = 0  # no byte of DRAM
     profile(make(tmp_path, 1), rows, NAMES)
-    gemm, norm = roofline.kernel_points(analysis.load(tmp_path)).to_dict("records")
+    gemm, norm = kernel_points(analysis.load(tmp_path)).to_dict("records")
     assert math.isnan(gemm["flop"])
     assert math.isnan(gemm["intensity_flop_per_byte"])
     assert math.isnan(gemm["flop_per_s"])
@@ -607,13 +609,13 @@ def test_uncounted_tensor_work_is_a_lower_bound(tmp_path: Path) -> None:
     rows = [list(row) for row in STEPS]
     rows[1][8] = 640
     profile(make(tmp_path, 1), rows, NAMES)
-    table = roofline.kernel_points(analysis.load(tmp_path))
+    table = kernel_points(analysis.load(tmp_path))
     assert table["flop_is_lower_bound"].tolist() == [True, False]
 
 
 def test_no_profile_no_kernels(tmp_path: Path) -> None:
     make(tmp_path, 1)
-    table = roofline.kernel_points(analysis.load(tmp_path))
+    table = kernel_points(analysis.load(tmp_path))
     assert table.empty
     assert "family" in table.columns
 
@@ -649,7 +651,7 @@ def test_command_for_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     make(tmp_path, 1)
     assert command(tmp_path, "--format", "csv") == 0
     header, row = capsys.readouterr().out.splitlines()
-    assert header == ",".join((*roofline.POINT_COLUMNS, *roofline.UNNAMED))
+    assert header == ",".join((*POINT_COLUMNS, *UNNAMED))
     assert row.startswith("gcp-t4-us-central1-a,Tesla T4,resnet18,32,fp32,224.0,modelled,1,")
 
 

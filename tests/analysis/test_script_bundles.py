@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from analysis import __main__ as door
-from analysis import units
+from analysis.loading import units
 from analysis.report import reproduce
 from workload.contract import bundle
 from workload.contract.record import Record

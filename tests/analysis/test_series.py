@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.series import LAYOUTS, parse
+from analysis.loading.csv_files import LAYOUTS, parse
 
 STEPS, TELEMETRY = LAYOUTS["steps"], LAYOUTS["telemetry"]
 HEADER = STEPS.header

@@ -15,7 +15,7 @@ from analysis.foreign import kineto
 from analysis.operator_work import FORMULAS, Kind, kind_of
 from analysis.trace_work import Attribution, attribute, steps_of
 from docs.operator_kinds import COLUMNS, TARGET, rows
-from workload import flop
+from workload.model import flop
 
 # Each test trains under torch's profiler, which takes a second to start.
 pytestmark = pytest.mark.slow

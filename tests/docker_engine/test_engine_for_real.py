@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher import build, images
-from launcher.machine import engine
+from launcher import docker_engine
+from launcher.docker_engine import Container, Engine
+from launcher.images import build, contents
 from launcher.machine.containers import RUN_LABEL, follow
-from launcher.machine.engine import Container, Engine
 from tests.docker_engine.commands import docker
 from tests.ports import held_port
 from workload.contract.errors import ToolError
@@ -82,15 +82,15 @@ def test_an_engine_that_dies_mid_run_is_said(own_engine: "subprocess.Popen[bytes
 
     container = shell(base_image, "echo before; sleep 60; echo after")
     with pytest.raises(ToolError, match=r"the Docker engine went away while container \S+ ran") as caught:
-        follow(engine.connect(), container, on_line=kill_engine)
+        follow(docker_engine.connect(), container, on_line=kill_engine)
     assert lines == ["before"]
-    assert caught.value.hint == engine.START_DOCKER
+    assert caught.value.hint == docker_engine.START_DOCKER
 
 
 def test_a_silent_container_is_waited_for(base_image: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "ASK_LIMIT_S", 1)
+    monkeypatch.setattr(docker_engine, "ASK_LIMIT_S", 1)
     lines: list[str] = []
-    ended = follow(engine.connect(), shell(base_image, "sleep 3; echo late; exit 5"), on_line=lines.append)
+    ended = follow(docker_engine.connect(), shell(base_image, "sleep 3; echo late; exit 5"), on_line=lines.append)
     assert (lines, ended.exit_code, ended.out_of_memory) == (["late"], 5, False)
 
 
@@ -105,7 +105,7 @@ def test_one_capability_reaches_the_caller_and_no_other(base_image: str) -> None
     become = locked.entrypoint[: locked.entrypoint.index("python")]
     lines: list[str] = []
     asked = replace(locked, entrypoint=(*become, "sh", "-c", show))
-    assert follow(engine.connect(), asked, on_line=lines.append).exit_code == 0
+    assert follow(docker_engine.connect(), asked, on_line=lines.append).exit_code == 0
     sys_admin = f"{1 << 21:016x}"
     assert lines[:2] == ["12345", "12345"]
     assert set(lines[2:]) == {f"CapEff:\t{sys_admin}", f"CapBnd:\t{sys_admin}", "NoNewPrivs:\t1"}
@@ -144,7 +144,7 @@ def held(connected: Engine, name: str) -> build.Built:
 def test_push_and_pin_agree_on_the_digest(
     base_image: str, registry: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    connected = engine.connect()
+    connected = docker_engine.connect()
     built = held(connected, base_image)
     with socket.socket() as probe:
         host, _, port = registry.partition(":")
@@ -158,8 +158,8 @@ def test_push_and_pin_agree_on_the_digest(
         assert (image.id, image.digest) == (built.image_id, pushed.digest), "the content's name stays what it was"
         table = tmp_path / "images.toml"
         table.write_text(f'[cpu]\nbase = "{pushed.tag}"\ndigest = ""\n')
-        monkeypatch.setattr(images, "table_path", lambda: table)
-        row = replace(images.load_flavours(images._root() / images.TABLE)["cpu"], base=pushed.tag)
+        monkeypatch.setattr(contents, "table_path", lambda: table)
+        row = replace(contents.load_flavours(contents._root() / contents.TABLE)["cpu"], base=pushed.tag)
         assert build.pin(connected, row) == pushed.digest
         assert table.read_text() == f'[cpu]\nbase = "{pushed.tag}"\ndigest = "{pushed.digest}"\n'
     finally:
@@ -167,7 +167,7 @@ def test_push_and_pin_agree_on_the_digest(
 
 
 def test_a_registry_that_does_not_answer(base_image: str) -> None:
-    connected = engine.connect()
+    connected = docker_engine.connect()
     with pytest.raises(ToolError, match=r"cannot look up '127\.0\.0\.1:9/x:1': ") as caught:
         connected.registry_digest("127.0.0.1:9/x:1")
     assert caught.value.hint.startswith("log in with `docker login`")

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from launcher.jobs.records import LaunchPhase
+from launcher.protocol.records import LaunchPhase
 from tests import off_clock
 from tests.docker_engine.commands import ROOT, TINY, docker, launch_words
 from tests.launcher.backends.gcp import fake_vm

@@ -17,8 +17,8 @@ import pytest
 
 from launcher.backends.gcp import plan
 from launcher.backends.gcp.plan import PROGRAM_FOLDER
-from launcher.jobs import records
-from launcher.jobs.records import Result
+from launcher.protocol import records
+from launcher.protocol.records import Result
 from tests.docker_engine.commands import docker
 from tests.launcher.backends.gcp import fake_vm
 from tests.launcher.backends.gcp.fake_compute import FakeCompute, Vm

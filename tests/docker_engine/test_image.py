@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from launcher import build, images
-from launcher.machine import engine
+from launcher import docker_engine
+from launcher.images import build, contents
 from tests.docker_engine.commands import BUILD, TINY, Launch, docker
 from workload import __version__
 from workload.contract import bundle
@@ -102,10 +102,10 @@ def test_the_same_inputs_are_not_built_again(image: dict[str, Any], launch: Laun
 
 def test_a_build_that_fails_says_where(base_image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    row = replace(images.load_flavours()["cpu"], torch="0.0.1")
-    broken = images.make_recipe(row, base=base_image, index=images.PIP_DEFAULT)
+    row = replace(contents.load_flavours()["cpu"], torch="0.0.1")
+    broken = contents.make_recipe(row, base=base_image, index=contents.PIP_DEFAULT)
     with pytest.raises(ToolError, match=r"the build failed at step \d+ of \d+: RUN pip install") as caught:
-        build.build(engine.connect(), broken, network="host")
+        build.build(docker_engine.connect(), broken, network="host")
     assert "No matching distribution found for torch==0.0.1" in str(caught.value)
     log = Path(caught.value.hint.removeprefix("the whole log: "))
     assert log.is_relative_to(tmp_path)
@@ -115,7 +115,7 @@ def test_a_build_that_fails_says_where(base_image: str, tmp_path: Path, monkeypa
 def test_a_torch_without_code_for_the_gpu_stops_the_build(image: dict[str, Any]) -> None:
     def check(*capabilities: str) -> subprocess.CompletedProcess[str]:
         words = ("run", "--rm", "--entrypoint", "python", image["image_id"])
-        return docker(*words, "-m", "workload.gpu_code", *capabilities)
+        return docker(*words, "-m", "workload.environment.gpu_code", *capabilities)
 
     # PyPI's torch, which this test image holds, is a CUDA build without Volta.
     assert check("7.5", "8.9", "9.0").returncode == 0

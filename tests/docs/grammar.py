@@ -10,7 +10,7 @@ from typing import Any
 import typer.main
 
 from analysis.app import app as analyze
-from launcher.app import app as launch
+from launcher.cli.app import app as launch
 from tests.docs import foreign
 from tests.docs.foreign import RefusedError
 from workload import cli
@@ -27,7 +27,7 @@ MODULES = (
     "workload.bundle",
     "launcher",
     "analysis",
-    "analysis.glossary",
+    "analysis.report.glossary",
     "pip",
     "pytest",
     "venv",

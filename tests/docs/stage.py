@@ -17,7 +17,7 @@ from PIL import Image
 from analysis.importing import Given, import_file
 from benchmarks.synthetic_bundles import make
 from launcher.backends.gcp.plan import Options, make_plan
-from launcher.sweep.app import MATRICES
+from launcher.cli.sweep import MATRICES
 from tests.docs.pages import ROOT
 from tests.launcher.backends.gcp.canned_cloud import IMAGE, SETTINGS, ZONE, clouds_on
 from tests.workload.storage.gcs_server import BUCKET, running

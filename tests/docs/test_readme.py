@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from launcher.table import render
+from launcher.run_table import render
 from tests.docs import pages
 from workload.contract.bundle import Bundle
 from workload.contract.fields import encode

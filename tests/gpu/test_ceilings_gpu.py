@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from workload import ceilings
-from workload.ceiling_rates import Ceilings
 from workload.contract.spec import Device, Precision
-from workload.nvml import GpuSensors
+from workload.environment.nvml import GpuSensors
+from workload.measure import ceilings
+from workload.measure.ceiling_rates import Ceilings
 
 pytestmark = [
     pytest.mark.gpu,

@@ -3,10 +3,11 @@
 import pytest
 import torch
 
-from workload import complexity, models
 from workload.contract.spec import Device, Optimizer, Precision
-from workload.flop import FlopCounter, Tally
-from workload.training_step import make_optimizer
+from workload.model import models
+from workload.model.flop import FlopCounter, Tally
+from workload.steps import complexity
+from workload.steps.training_step import make_optimizer
 
 pytestmark = [
     pytest.mark.gpu,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from benchmarks.gpu_truth.bench import Bench
 from benchmarks.gpu_truth.collect import looked_at
-from tests.workload.test_profile_ncu_pass import NCU
+from tests.workload.profile.test_profile_ncu_pass import NCU
 from workload.profile.metrics import base, table
 
 PROBER = """

@@ -8,7 +8,7 @@ from launcher.backends.gcp import gpus, settings
 from launcher.backends.gcp.options import Options
 from launcher.backends.gcp.plan import make_plan
 from launcher.jobs.launches import LaunchState
-from launcher.jobs.records import LaunchPhase
+from launcher.protocol.records import LaunchPhase
 from workload.contract.prices import Listed
 from workload.contract.spec import resolve
 

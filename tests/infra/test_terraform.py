@@ -13,7 +13,7 @@ import hcl2
 import pytest
 
 from launcher.backends.gcp import doctor, settings
-from launcher.images import AGENT_FILES
+from launcher.images.contents import AGENT_FILES
 
 ROOT = Path(__file__).parents[2]
 INFRA = ROOT / "infra"

@@ -8,7 +8,7 @@ from typing import Any
 
 import docker.errors
 
-from launcher.machine.engine import Engine
+from launcher.docker_engine import Engine
 
 # A piece of a container's output: (stdout, stderr), or something that happens when the stream has come that far.
 Piece = tuple[bytes | None, bytes | None] | Callable[[], None]

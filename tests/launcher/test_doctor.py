@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 from fake_docker import FakeDocker
 
-from launcher import doctor, images
+from launcher import docker_engine, doctor
 from launcher.__main__ import main
 from launcher.backends import BACKENDS
-from launcher.checks import Check
-from launcher.checks import Health as State
 from launcher.doctor import DoctorPorts
+from launcher.images import contents
 from launcher.kinds import HERE, DoctorPart
-from launcher.machine import containers, engine
+from launcher.machine import containers
+from launcher.protocol.checks import Check
+from launcher.protocol.checks import Health as State
 from workload.contract.errors import ExitCode, ToolError
 
 QUERY = "nvidia-smi --query-gpu=name,compute_cap,driver_version,memory.total --format=csv,noheader"
@@ -87,7 +88,7 @@ def row_of(checks: Sequence[Check], name: str) -> Row:
 
 
 def test_sound_gpu_machine(lay_out: LayOut) -> None:
-    driver = images.load_flavours()["cuda"].driver
+    driver = contents.load_flavours()["cuda"].driver
     assert rows(doctor.examine([DoctorPart.GPU], lay_out())) == [
         ("GPU 0", "ok", "NVIDIA L4, compute capability 8.9, 23034 MiB", ""),
         ("driver", "ok", f"580.95.05; flavour cuda needs {driver}", ""),
@@ -98,9 +99,9 @@ def test_sound_gpu_machine(lay_out: LayOut) -> None:
 
 
 def test_sound_engine(docker: FakeDocker, lay_out: LayOut, monkeypatch: pytest.MonkeyPatch) -> None:
-    cpu = images.load_flavours()["cpu"]
-    monkeypatch.setattr(images, "load_flavours", lambda: {"cpu": cpu})
-    inputs = images.make_recipe(cpu).inputs
+    cpu = contents.load_flavours()["cpu"]
+    monkeypatch.setattr(contents, "load_flavours", lambda: {"cpu": cpu})
+    inputs = contents.make_recipe(cpu).inputs
     labels = {"rooflaunch.flavour": "cpu", "rooflaunch.inputs": inputs, "rooflaunch.base": "unpinned"}
     docker.hold("sha256:ab", "rooflaunch:cpu", "rooflaunch:cpu-0123456789ab", labels=labels)
     assert rows(doctor.examine([DoctorPart.DOCKER], lay_out())) == [
@@ -296,7 +297,7 @@ def test_disk(free: int | None, state: str, found: str, cure: str, disk: SimpleN
 
 
 def test_images_of_other_code_and_of_a_pinned_base(docker: FakeDocker, lay_out: LayOut) -> None:
-    inputs = images.make_recipe(images.load_flavours()["volta"]).inputs
+    inputs = contents.make_recipe(contents.load_flavours()["volta"]).inputs
     docker.hold("sha256:ab", "rooflaunch:cuda", labels={"rooflaunch.flavour": "cuda", "rooflaunch.inputs": "other"})
     docker.hold(
         "sha256:cd",
@@ -394,7 +395,7 @@ def test_command(lay_out: LayOut, monkeypatch: pytest.MonkeyPatch, capsys: pytes
 def test_this_machine_is_asked_for_real() -> None:
     host = doctor.real_ports()
     assert host.tool is doctor.run_tool
-    assert host.connect is engine.connect
+    assert host.connect is docker_engine.connect
     assert host.counters_restricted is containers.counters_restricted
     assert host.find_ncu is doctor.find_ncu
 

@@ -13,6 +13,7 @@ from statistics import fmean, median, quantiles, stdev
 from typing import Annotated, Any, ClassVar, Self
 
 from workload.contract import script as scripts
+from workload.contract.clean_json import Tidy
 from workload.contract.environment_record import Environment
 from workload.contract.errors import BundleError
 from workload.contract.fields import (
@@ -38,7 +39,6 @@ from workload.contract.fields import (
 )
 from workload.contract.profile_record import ProfileResult
 from workload.contract.spec import SCRIPTS_TOO, RunSpec
-from workload.contract.tidy import Tidy
 
 # The history stands at the top of workload/contract/bundle.py.
 SCHEMA_VERSION = 2
@@ -285,7 +285,7 @@ class ComplexityRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredRate:
-    """FLOP or bytes per second over `samples` samples; see `workload.ceiling_rates.MeasuredRate`."""
+    """FLOP or bytes per second over `samples` samples; see `workload.measure.ceiling_rates.MeasuredRate`."""
 
     median: Rate = None
     best: Rate = None

@@ -10,9 +10,9 @@ from workload.environment.cpu import cpu_model
 from workload.environment.gce import gce_facts
 from workload.environment.host import host_facts
 from workload.environment.machine import HostSystem
+from workload.environment.nvml import GpuSensors
 from workload.environment.slurm_job import slurm_facts
 from workload.environment.software import software_facts
-from workload.nvml import GpuSensors
 
 
 def collect(

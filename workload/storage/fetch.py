@@ -17,7 +17,7 @@ from typing import Any
 
 from workload.contract import bundle
 from workload.contract.errors import BundleError, RooflaunchError
-from workload.storage.arrival import Bringer, LocalState, Traffic, disk_errors, local_state, seal
+from workload.storage.download import Bringer, LocalState, Traffic, disk_errors, local_state, seal
 from workload.storage.inventory import (
     PARTIAL,
     Refused,

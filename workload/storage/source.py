@@ -8,9 +8,9 @@ from pathlib import Path
 
 from workload.contract import bundle
 from workload.contract.errors import UsageError
+from workload.storage.address import EXAMPLE, BucketAddress, SshAddress, parse_address
 from workload.storage.inventory import RUNS
 from workload.storage.names import why_unsafe
-from workload.storage.store import EXAMPLE, BucketAddress, SshAddress, parse_address
 
 
 @dataclass(frozen=True, kw_only=True)

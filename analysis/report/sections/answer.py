@@ -8,16 +8,16 @@ from typing import Any
 import pandas as pd
 
 from analysis.audit.finding import Finding, Severity
-from analysis.breakdown import ALL
-from analysis.configurations import label
+from analysis.compare.pairing import Side
 from analysis.figures import registry
 from analysis.figures.figure import Figure
-from analysis.pairing import Side
+from analysis.kernels.breakdown import ALL
+from analysis.loading.configurations import label
 from analysis.report import words
 from analysis.report.content import Block, Bullets, Picture, Section
 from analysis.report.contrasts import Contrast, value_of
 from analysis.report.evidence import ReportEvidence
-from analysis.roofline import WorkSource
+from analysis.roofline.points import WorkSource
 from analysis.statistics.samples import LEAST_REPLICATES
 from workload.contract.spec import Precision
 from workload.contract.text import plain

@@ -5,7 +5,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.configurations import completed
+from analysis.loading.configurations import completed
 from analysis.report import words
 from analysis.report.content import Block, Bullets, Section
 from analysis.report.evidence import ReportEvidence

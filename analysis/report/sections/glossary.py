@@ -1,8 +1,8 @@
 """Section with the meaning of the report's words."""
 
-from analysis.glossary import load
 from analysis.report.content import Heading, Section, Table
 from analysis.report.evidence import ReportEvidence
+from analysis.report.glossary import load
 
 
 def section(_: ReportEvidence) -> Section:

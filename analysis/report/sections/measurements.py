@@ -3,9 +3,9 @@
 from collections import Counter
 from typing import Any
 
-from analysis import units
-from analysis.configurations import label
 from analysis.figures import registry
+from analysis.loading import units
+from analysis.loading.configurations import label
 from analysis.report import words
 from analysis.report.content import Block, Picture, Section
 from analysis.report.contrasts import value_of
@@ -76,7 +76,7 @@ def section(evidence: ReportEvidence) -> Section:
 
 
 def _compared(evidence: ReportEvidence) -> list[Block]:
-    """The tables of `analysis.compare` for every fact in which runs differ, as one."""
+    """The tables of `analysis.compare.ratios` for every fact in which runs differ, as one."""
     number_of: Counter[str] = Counter()
     rows = []
     for one in evidence.contrasts:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from analysis.figures.figure import Figure
-from analysis.operators import SHOWN, longest
+from analysis.kernels.operators import SHOWN, longest
 from analysis.report import words
 from analysis.report.content import Block, Picture, Section
 from analysis.report.evidence import ReportEvidence

@@ -10,14 +10,13 @@ from launcher.backends.batch.machines import BatchMachines
 from launcher.backends.batch.options import Options, Where
 from launcher.backends.batch.plan import PREFIX, BatchPlan, make_plan, stamp, zones_in
 from launcher.backends.batch.service import BatchService
-from launcher.backends.door import Job
 from launcher.backends.gcp import gpus
 from launcher.backends.gcp.backend import ComputeEngine, by_digest, pushed_image
 from launcher.backends.gcp.options import Where as VmWhere
 from launcher.backends.gcp.settings import Settings
-from launcher.checks import Check
-from launcher.jobs import launches
-from launcher.jobs.records import LAUNCHES
+from launcher.protocol.backend import Job
+from launcher.protocol.checks import Check
+from launcher.protocol.records import LAUNCHES, READERS
 from workload.storage import gcs
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ class Region:
 
 
 def _open_bucket(name: str) -> "Bucket":
-    return gcs.connect(name, prefix=LAUNCHES, root=f"{PREFIX}/", jobs=launches.READERS)
+    return gcs.connect(name, prefix=LAUNCHES, root=f"{PREFIX}/", jobs=READERS)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Tasks of Cloud Batch in one region, behind the interface of `launcher.backends.door`."""
+"""Tasks of Cloud Batch in one region, behind the interface of `launcher.protocol.backend`."""
 
 import time
 import uuid
@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from launcher.backends.batch.plan import LIMIT_LABEL, QUEUE_LABEL, BatchPlan
 from launcher.backends.batch.service import BatchJob, BatchService, BatchTask
-from launcher.backends.door import Condition, Leftover, Listing, Machine, Output, Removed, Submitted, Tell, Tried
-from launcher.jobs.records import NAME, log_object
+from launcher.protocol.backend import Condition, Leftover, Listing, Machine, Output, Removed, Submitted, Tell, Tried
+from launcher.protocol.records import NAME, log_object
 from workload.contract.errors import NoCapacityError, RooflaunchError, ToolError
 from workload.contract.text import counted, duration
 from workload.storage.store import MAX_TEXT_BYTES, Store, UnreachableError

@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from launcher.backends.batch.options import Options
-from launcher.backends.door import Estimate
 from launcher.backends.gcp import plan as gcp_plan
 from launcher.backends.gcp import plan_text
 from launcher.backends.gcp.gpus import Driver, require
 from launcher.backends.gcp.plan import VmPlan
 from launcher.backends.gcp.planned_vm import PULL_S, SCOPE
 from launcher.backends.gcp.settings import Settings
-from launcher.jobs.records import Price, Request, region_of
 from launcher.kinds import Runtime
+from launcher.protocol.backend import Estimate
+from launcher.protocol.records import Price, Request, region_of
 from workload.contract.errors import ToolError, UsageError
 from workload.contract.invocation import as_typed
 from workload.contract.spec import Profile

@@ -1,7 +1,8 @@
 """Start a task of Cloud Batch inside the image: make the launch's folder, and run the agent to its end.
 
 The launcher puts this text into the job's command, followed by the text of launcher/backends/gcp/guest.py. The agent's
-output is written to the launch's log in its store every 20 s and at the end.
+output is written to the launch's log in its store every 20 s and at the end. A launch that is submitted again keeps
+its image, which may be of an earlier version, so this text imports only modules that those versions have too.
 """
 
 import os
@@ -15,18 +16,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from launcher.agent.home import BOOT_PHASES
-from launcher.agent.landlord import FILE
-from launcher.jobs.records import LaunchPhase, log_object
 from workload.contract.errors import RooflaunchError
-from workload.storage.store import Store, open_store
+from workload.storage.address import open_store
+from workload.storage.store import Store
 
 LOG_EVERY_S = 20.0
 
 
-def main(landlord: str) -> int:
-    """Run the agent with guest.py's text as `landlord`; return its exit code."""
+def main(guest: str) -> int:
+    """Run the agent with guest.py's text, `guest`, as landlord.py; return its exit code."""
     home = Path(tempfile.mkdtemp(prefix="rooflaunch-"))
-    (home / FILE).write_text(landlord, encoding="utf-8")
+    (home / "landlord.py").write_text(guest, encoding="utf-8")
     (home / BOOT_PHASES).write_text(_phases(time.time(), Path("/proc/uptime")), encoding="utf-8")
     log, name = home / "startup.log", os.environ["ROOFLAUNCH_LAUNCH"]
     try:
@@ -62,7 +62,7 @@ def _phases(now_s: float, uptime: Path) -> str:
         up_s = float(uptime.read_text(encoding="utf-8").split()[0])
     except (OSError, ValueError, IndexError):
         up_s = 0.0
-    times = {LaunchPhase.BOOTED: now_s - up_s, LaunchPhase.IMAGE_PULLED: now_s}
+    times = {"booted": now_s - up_s, "image_pulled": now_s}
     return "".join(f"{phase} {datetime.fromtimestamp(at_s, UTC).isoformat()}\n" for phase, at_s in times.items())
 
 
@@ -74,7 +74,7 @@ def _write_now_and_then(store: Store, name: str, log: Path, over: threading.Even
         content = log.read_bytes()
         if len(content) != written:
             try:
-                store.write(log_object(name), content)
+                store.write(f"launches/{name}/startup.log", content)
                 written = len(content)
             except RooflaunchError as error:
                 print(error.report(), file=sys.stderr, flush=True)

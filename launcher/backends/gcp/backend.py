@@ -8,21 +8,20 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher import build as building
-from launcher import images
-from launcher.backends.door import Job
+from launcher import docker_engine
 from launcher.backends.gcp import catalog, gpus, vm_images
 from launcher.backends.gcp.compute import Compute, connect, default_project
 from launcher.backends.gcp.machines import ComputeMachines
 from launcher.backends.gcp.options import Options, Where
 from launcher.backends.gcp.plan import VmPlan, make_plan
 from launcher.backends.gcp.settings import ANY_PROJECT, Settings, resolve_settings
-from launcher.checks import Check
-from launcher.jobs import launches
-from launcher.jobs.records import LAUNCHES
-from launcher.machine import engine as docker_engine
-from launcher.machine.engine import Engine
+from launcher.docker_engine import Engine
+from launcher.images import build as building
+from launcher.images import contents
 from launcher.machine.runtime import CPU_FLAVOUR
+from launcher.protocol.backend import Job
+from launcher.protocol.checks import Check
+from launcher.protocol.records import LAUNCHES, READERS
 from workload.contract.errors import ToolError, UsageError
 from workload.contract.spec import Device
 from workload.storage import gcs
@@ -37,7 +36,7 @@ def _prices(project: str | None) -> catalog.Current:
 
 
 def _open_bucket(name: str) -> "Bucket":
-    return gcs.connect(name, prefix=LAUNCHES, jobs=launches.READERS)
+    return gcs.connect(name, prefix=LAUNCHES, jobs=READERS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +116,7 @@ def image_to_be(job: Job, options: Options, settings: Settings) -> str:
     """Planned reference of the image for this code. The digest is only known after the push."""
     on_cpu = all(spec.device is Device.CPU for spec in job.specs)
     flavour = CPU_FLAVOUR if on_cpu else gpus.require(options.gpu).flavour
-    recipe = images.make_recipe(images.require_flavour(flavour), commit=images.current_commit())
+    recipe = contents.make_recipe(contents.require_flavour(flavour), commit=contents.current_commit())
     return f"{settings.repository}:{recipe.tag.partition(':')[2]}"
 
 
@@ -144,25 +143,27 @@ def _architecture_notes(engine: Callable[[], Engine], reference: str) -> tuple[s
     try:
         platforms = engine().registry_platforms(reference)
     except ToolError as error:
-        return (f"whether the image is one for {images.VM_PLATFORM} is not checked: {error}",)
+        return (f"whether the image is one for {contents.VM_PLATFORM} is not checked: {error}",)
     if not platforms:
-        return (f"whether the image is one for {images.VM_PLATFORM} is not checked: its registry does not tell",)
-    if images.VM_PLATFORM not in platforms:
+        return (f"whether the image is one for {contents.VM_PLATFORM} is not checked: its registry does not tell",)
+    if contents.VM_PLATFORM not in platforms:
         raise UsageError(
-            f"'{reference}' is an image for {', '.join(sorted(platforms))}; the VMs are {images.VM_PLATFORM}",
-            hint=f"--image of one for {images.VM_PLATFORM}, as `launch build --push` makes it",
+            f"'{reference}' is an image for {', '.join(sorted(platforms))}; the VMs are {contents.VM_PLATFORM}",
+            hint=f"--image of one for {contents.VM_PLATFORM}, as `launch build --push` makes it",
         )
     return ()
 
 
 def pushed_image(engine: Engine, flavour: str, repository: str) -> str:
     """Push the image for this code to `repository`, built if the engine lacks it; return its reference by digest."""
-    row = images.require_flavour(flavour)
+    row = contents.require_flavour(flavour)
     held = engine.image(row.pinned_base)
     platform = building.platform_of_a_vm(engine)
-    recipe = images.make_recipe(row, base_id=held.id if held else "", commit=images.current_commit(), platform=platform)
-    labelled = engine.images({images.FLAVOUR_LABEL: flavour, images.INPUTS_LABEL: recipe.inputs})
-    matching = [image for image in labelled if image.architecture in ("", images.VM_ARCHITECTURE)]
+    recipe = contents.make_recipe(
+        row, base_id=held.id if held else "", commit=contents.current_commit(), platform=platform
+    )
+    labelled = engine.images({contents.FLAVOUR_LABEL: flavour, contents.INPUTS_LABEL: recipe.inputs})
+    matching = [image for image in labelled if image.architecture in ("", contents.VM_ARCHITECTURE)]
     # An image on another base, built with `launch build --base`, is also an image for this code.
     built = building.held(recipe, matching[0]) if matching else building.build(engine, recipe)
     try:

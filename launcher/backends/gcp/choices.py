@@ -12,8 +12,8 @@ from launcher.backends.gcp.gpus import GpuOffer, MachineType
 from launcher.backends.gcp.options import DEFAULT_DISK_GB, Options
 from launcher.backends.gcp.settings import Settings
 from launcher.backends.gcp.skus import PriceList
-from launcher.jobs.records import Price, region_of
 from launcher.machine.runtime import NO_COMPILER
+from launcher.protocol.records import Price, region_of
 from launcher.sizes import MAX_LIMIT_S, MIN_LIMIT_S, shown
 from workload.contract import prices
 from workload.contract.errors import UsageError

@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
 
-from launcher.backends.door import ANYWHERE, Listing, Output
 from launcher.backends.gcp import resources
 from launcher.backends.gcp.refusals import (
     COMPUTE_ENGINE,
@@ -32,6 +31,7 @@ from launcher.backends.gcp.refusals import (
     translated,
 )
 from launcher.backends.gcp.resources import Instance, Operation, OperationFault, Quota, VmDisk
+from launcher.protocol.backend import ANYWHERE, Listing, Output
 from workload.contract.errors import ToolError
 from workload.storage.store import UnreachableError
 

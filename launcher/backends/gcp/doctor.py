@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher import images
 from launcher.backends.gcp import catalog, compute, gpus, refusals, services
 from launcher.backends.gcp.compute import Compute
 from launcher.backends.gcp.gpus import GpuOffer, VmImage
@@ -17,7 +16,8 @@ from launcher.backends.gcp.machines import ComputeMachines
 from launcher.backends.gcp.resources import Quota
 from launcher.backends.gcp.services import DisabledError, ForbiddenError, Services
 from launcher.backends.gcp.settings import Settings, resolve_settings
-from launcher.checks import Check, CheckPart, Health
+from launcher.images import contents
+from launcher.protocol.checks import Check, CheckPart, Health
 from workload.contract.errors import RooflaunchError, ToolError, UsageError
 from workload.contract.invocation import document
 from workload.storage import gcs as storage
@@ -90,8 +90,8 @@ def real_ports() -> CloudPorts:
 
 def current_tags() -> dict[str, str]:
     """Image tag of this code by flavour."""
-    commit = images.current_commit()
-    recipes = {name: images.make_recipe(row, commit=commit) for name, row in images.load_flavours().items()}
+    commit = contents.current_commit()
+    recipes = {name: contents.make_recipe(row, commit=commit) for name, row in contents.load_flavours().items()}
     return {name: recipe.tag.partition(":")[2] for name, recipe in recipes.items()}
 
 

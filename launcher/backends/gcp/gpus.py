@@ -9,7 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from launcher.jobs.records import Price, region_of
+from launcher.protocol.records import Price, region_of
 from launcher.sizes import shown
 from workload.contract import prices
 from workload.contract.errors import ToolError, UsageError

@@ -1,7 +1,8 @@
 """A VM's own view of its cloud, from its metadata server and Compute Engine. Standard library only.
 
 This file travels in the VM's metadata, or in the command of a Cloud Batch task, instead of in the image. The interface
-is described in launcher/agent/landlord.py.
+is described in launcher/agent/host_facts.py. A launch that is submitted again keeps its image, which may be of an
+earlier version, so this file imports only modules that those versions have too.
 
 Facts for the record come from workload/environment/gce.py, which never waits; the questions here are waited for.
 """
@@ -13,13 +14,15 @@ import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from launcher.agent.home import epoch_s
-from launcher.jobs.records import Request, request_object
 from workload.contract.errors import ToolError
 from workload.environment.metadata import METADATA_ADDRESS, Answer, MetadataServer, named_address
-from workload.storage.store import open_store
+from workload.storage.address import open_store
+
+if TYPE_CHECKING:
+    from launcher.protocol.records import Request
 
 COMPUTE = "https://compute.googleapis.com"
 NAMESPACE = "rooflaunch"
@@ -96,7 +99,7 @@ class Guest:
         status = self.instance().get("resourceStatus") or {}
         return epoch_s((status.get("scheduling") or {}).get("terminationTimestamp"))
 
-    def facts(self, request: Request) -> Mapping[str, Any]:
+    def facts(self, request: "Request") -> Mapping[str, Any]:
         """Facts from the request, and the physical host, which only Compute Engine tells."""
         status = self.instance().get("resourceStatus") or {}
         host = {"physical_host": status["physicalHost"]} if status.get("physicalHost") else {}
@@ -153,7 +156,7 @@ class BatchGuest(Guest):
 
     def request(self) -> bytes:
         """The launch's request from the store, where the launcher wrote it before there was a job."""
-        name = request_object(self.launch)
+        name = f"launches/{self.launch}/request.json"
         content = open_store(self.store, probe=f"{name.rpartition('/')[0]}/").read(name)
         if content is None:
             raise ToolError(f"{self.store} has no {name}", hint="launch again")

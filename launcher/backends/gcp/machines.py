@@ -1,15 +1,15 @@
-"""VMs of a project behind the interface of `launcher.backends.door`."""
+"""VMs of a project behind the interface of `launcher.protocol.backend`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from launcher.backends.door import Condition, Leftover, Listing, Machine, Output, Removed, Submitted, Tell
 from launcher.backends.gcp.compute import ZONE, Compute
 from launcher.backends.gcp.plan import VmPlan
 from launcher.backends.gcp.provision import PAUSE_S, REMOVE_S, provision
 from launcher.backends.gcp.refusals import DeniedError
 from launcher.backends.gcp.resources import Instance, VmDisk
-from launcher.jobs.records import NAME, LaunchPhase
+from launcher.protocol.backend import Condition, Leftover, Listing, Machine, Output, Removed, Submitted, Tell
+from launcher.protocol.records import NAME, LaunchPhase
 from workload.contract.errors import RooflaunchError, ToolError
 from workload.contract.text import duration
 from workload.storage.store import UnreachableError

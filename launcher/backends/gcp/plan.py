@@ -13,13 +13,13 @@ from launcher.backends.gcp.plan_text import PROGRAMS
 from launcher.backends.gcp.planned_vm import PlannedVm
 from launcher.backends.gcp.settings import ANY_PROJECT, Settings
 from launcher.backends.gcp.skus import PriceList
-from launcher.jobs.records import Request
 from launcher.kinds import Runtime
 from launcher.machine.runtime import CPU_FLAVOUR
+from launcher.protocol.records import Request
+from launcher.protocol.task import Task
 from launcher.sizes import shown
 from workload.contract.errors import ToolError, UsageError
 from workload.contract.spec import Device, Precision, Resolved
-from workload.contract.task import Task
 
 PROGRAM_FOLDER = Path(__file__).parent
 # NVIDIA's bf16 units came with Ampere: https://docs.nvidia.com/cuda/ampere-tuning-guide (improved tensor cores).

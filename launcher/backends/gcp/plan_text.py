@@ -7,7 +7,7 @@ from typing import Any
 from launcher.backends.gcp.choices import AROUND_S
 from launcher.backends.gcp.gpus import Driver
 from launcher.backends.gcp.planned_vm import PlannedVm
-from launcher.jobs.records import Price, region_of
+from launcher.protocol.records import Price, region_of
 from launcher.sizes import shown
 from workload.contract.invocation import as_typed
 from workload.contract.spec import Profile
@@ -44,8 +44,8 @@ def run_rows(plan: PlannedVm) -> Iterator[tuple[str, str]]:
     profile = "" if spec.profile is Profile.NONE else f", then a profile by {spec.profile}"
     one = f"{shown(spec.title)}, on {spec.where}; {times}{profile}"
     yield "plan", f"{plan.request.work}, a process each" if plan.request.task else one
-    if luggage := plan.request.luggage:
-        yield "sends", luggage
+    if files := plan.request.files_text:
+        yield "sends", files
     origin = plan.request.spec_origin.items()
     yield "set by", ", ".join(f"{name}: {source}" for name, source in origin) or "all defaults"
 

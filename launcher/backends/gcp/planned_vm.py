@@ -5,13 +5,13 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
-from launcher.backends.door import Estimate
 from launcher.backends.gcp.choices import AROUND_S, SECONDS_PER_H
 from launcher.backends.gcp.gpus import Driver, GpuOffer, MachineType, VmImage
 from launcher.backends.gcp.options import Options
 from launcher.backends.gcp.resources import LIMIT_LABEL
 from launcher.backends.gcp.settings import Settings
-from launcher.jobs.records import Price, Request, region_of
+from launcher.protocol.backend import Estimate
+from launcher.protocol.records import Price, Request, region_of
 from workload.contract.spec import Profile, RunSpec
 
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"

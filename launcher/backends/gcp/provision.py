@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from launcher.backends.door import Tried
 from launcher.backends.gcp.compute import Compute
 from launcher.backends.gcp.plan import VmPlan
 from launcher.backends.gcp.refusals import (
@@ -23,7 +22,8 @@ from launcher.backends.gcp.refusals import (
     refused_for_good,
 )
 from launcher.backends.gcp.resources import STARTING, Instance, Operation, OperationFault, Quota
-from launcher.jobs.records import region_of
+from launcher.protocol.backend import Tried
+from launcher.protocol.records import region_of
 from workload.contract.errors import NoCapacityError, RooflaunchError, ToolError
 from workload.storage.store import UnreachableError
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from launcher.backends.door import ANYWHERE, Condition, Machine
-from launcher.jobs.records import epoch_s
+from launcher.protocol.backend import ANYWHERE, Condition, Machine
+from launcher.protocol.records import epoch_s
 
 LIMIT_LABEL = "rooflaunch-limit"
 # Google's default: a host error is noticed within 5.5 min, and the VM is started again within some minutes.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.backends.gcp.gpus import GpuOffer, MachineType
-from launcher.jobs.records import Price
+from launcher.protocol.records import Price
 from workload.contract.prices import Listed, disk_usd_per_h
 
 SOURCE = "Google's price list"

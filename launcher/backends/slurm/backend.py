@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from launcher.backends.door import Job
 from launcher.backends.slurm import site
 from launcher.backends.slurm.login_node import Cluster
 from launcher.backends.slurm.machines import SlurmMachines
 from launcher.backends.slurm.options import ROOT, Options, Where
 from launcher.backends.slurm.plan import SlurmPlan, make_plan
 from launcher.backends.slurm.prepare import node_of, prepare
-from launcher.checks import Check
+from launcher.protocol.backend import Job
+from launcher.protocol.checks import Check
 from workload.contract.errors import ToolError, UsageError
 from workload.storage.folder import Folder
 from workload.storage.ssh import Connection, Login, SshFolder, parse_login

@@ -1,17 +1,20 @@
 """Landlord (provider interface) of an element of a job array, from Slurm's variables and the element's log.
 
-Standard library only. This file travels in the launch's folder, not in an image: see launcher/agent/landlord.py.
+Standard library only. This file travels in the launch's folder, not in an image: see launcher/agent/host_facts.py.
 """
 
+import json
 import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from launcher.jobs.records import Request
 from workload.contract.errors import ToolError
+
+if TYPE_CHECKING:
+    from launcher.protocol.records import Request
 
 # Line that Slurm's daemon on the node writes into a job's log before it signals the job:
 # https://github.com/SchedMD/slurm/blob/master/src/slurmd/slurmstepd/req.c
@@ -58,14 +61,15 @@ class Element:
 
     def comes_back(self) -> bool:
         """Whether Slurm requeues the job; not if its partition cancels preempted jobs."""
-        options = Request.from_bytes(self.request()).options
+        # The agent has checked the request by the rules of its fields.
+        options = json.loads(self.request()).get("options", {})
         is_cancelled = self._taken() == "PREEMPTION" and options.get("preempted") == "CANCEL"
         return bool(options.get("requeue")) and not is_cancelled
 
     def report(self, name: str, value: str) -> None:
         """Do nothing: the heartbeat in the store has the phase."""
 
-    def facts(self, request: Request) -> Mapping[str, Any]:
+    def facts(self, request: "Request") -> Mapping[str, Any]:
         """No cloud facts; the trainer reads Slurm's own variables."""
         del request
         return {}

@@ -13,9 +13,9 @@ from workload.contract.errors import ToolError
 from workload.storage.ssh import QUESTION_LIMIT_S, Connection, Login, source_of
 from workload.storage.store import UnreachableError
 
-OWN = "launcher/backends/slurm/far.py"
+OWN = "launcher/backends/slurm/remote.py"
 # Program for any machine reached over ssh: it reports facts and receives our code.
-ANY_MACHINE = "launcher/backends/ssh/far.py"
+ANY_MACHINE = "launcher/backends/ssh/remote.py"
 HERE = "this login node"
 
 

@@ -6,7 +6,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from launcher.backends.door import (
+from launcher.backends.slurm.login_node import Cluster, LoginNode
+from launcher.backends.slurm.plan import SlurmPlan
+from launcher.backends.slurm.refusals import explained
+from launcher.backends.slurm.script import job_script
+from launcher.backends.slurm.states import state_of
+from launcher.protocol.backend import (
     ANYWHERE,
     Condition,
     Leftover,
@@ -17,12 +22,7 @@ from launcher.backends.door import (
     Submitted,
     Tell,
 )
-from launcher.backends.slurm.login_node import Cluster, LoginNode
-from launcher.backends.slurm.plan import SlurmPlan
-from launcher.backends.slurm.refusals import explained
-from launcher.backends.slurm.script import job_script
-from launcher.backends.slurm.states import state_of
-from launcher.jobs.records import NAME
+from launcher.protocol.records import NAME
 from workload.contract.errors import ToolError
 from workload.contract.text import printable
 from workload.storage.ssh import Connection, Login

@@ -9,10 +9,10 @@ from typing import Any
 from launcher.backends.slurm.login_node import Cluster
 from launcher.backends.slurm.options import Options, Software, time_text
 from launcher.backends.slurm.script import Node, job_script
-from launcher.jobs.records import WORD, Price, Request, region_of
+from launcher.protocol.records import WORD, Price, Request, region_of
+from launcher.protocol.task import Task
 from workload.contract.errors import UsageError
 from workload.contract.spec import Device, Resolved, RunSpec
-from workload.contract.task import Task
 from workload.contract.text import minutes, wrapped
 
 USUAL_PYTHON = "python3"
@@ -82,7 +82,7 @@ class SlurmPlan:
         rows = [
             ("plan", f"{request.work}, a process each" if request.task else one),
             ("set by", origins or "all defaults"),
-            ("sends", request.luggage),
+            ("sends", request.files_text),
             ("job", request.name),
             ("cluster", f"{self.cluster.place}" + (f": {self.site}" if self.site else ", which nobody has asked yet")),
             ("asks for", self._asked_for()),

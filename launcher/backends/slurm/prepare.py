@@ -10,7 +10,6 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from launcher import images
 from launcher.backends.slurm import site as sites
 from launcher.backends.slurm.login_node import ANY_MACHINE, Cluster, LoginNode
 from launcher.backends.slurm.machines import SlurmMachines, check_name
@@ -19,6 +18,7 @@ from launcher.backends.slurm.plan import USUAL_GRES, USUAL_PYTHON, SlurmPlan
 from launcher.backends.slurm.refusals import explained
 from launcher.backends.slurm.script import Node, check_script
 from launcher.backends.slurm.site import Partition, Site
+from launcher.images import contents
 from launcher.machine.runtime import CPU_FLAVOUR
 from workload.contract.errors import RooflaunchError, ToolError, UsageError
 from workload.contract.spec import Device
@@ -49,7 +49,7 @@ def node_of(cluster: Cluster, options: Options) -> Node:
         python=python,
         image=options.image or "",
         with_gpu=bool(options.gres),
-        commit=images.current_commit(),
+        commit=contents.current_commit(),
     )
 
 
@@ -58,7 +58,7 @@ def _usual_software(options: Options) -> Software:
 
 
 def _code() -> bytes:
-    return images.make_recipe(images.require_flavour(CPU_FLAVOUR)).context()
+    return contents.make_recipe(contents.require_flavour(CPU_FLAVOUR)).context()
 
 
 def _hash(content: bytes) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from launcher.backends.slurm.options import Options, Software, time_text
-from launcher.jobs.records import Request
+from launcher.protocol.records import Request
 
 CHECK_LIMIT_S = 300
 # Check of the cluster's Python, in one line of a shell.

@@ -8,7 +8,7 @@ from launcher.backends.slurm.login_node import LoginNode
 from launcher.backends.slurm.machines import SlurmMachines
 from launcher.backends.slurm.options import Software, time_s
 from launcher.backends.slurm.refusals import ACCOUNTS
-from launcher.checks import Check, CheckPart
+from launcher.protocol.checks import Check, CheckPart
 from workload.contract.errors import RooflaunchError, ToolError, UsageError
 from workload.contract.text import counted, printable
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from launcher.backends.door import Condition
+from launcher.protocol.backend import Condition
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,13 +4,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
-from launcher.backends.door import Job
 from launcher.backends.ssh import site
 from launcher.backends.ssh.machines import ROOT, SshMachines
 from launcher.backends.ssh.options import Options, Where
 from launcher.backends.ssh.plan import SshPlan, make_plan
 from launcher.backends.ssh.prepare import prepare
-from launcher.checks import Check
+from launcher.protocol.backend import Job
+from launcher.protocol.checks import Check
 from workload.storage.ssh import Connection, Login, SshFolder, parse_login
 
 

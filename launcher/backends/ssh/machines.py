@@ -6,15 +6,15 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from launcher.backends.door import Condition, Leftover, Listing, Machine, Output, Removed, Submitted, Tell
 from launcher.backends.ssh.plan import SshPlan
-from launcher.jobs.records import NAME
+from launcher.protocol.backend import Condition, Leftover, Listing, Machine, Output, Removed, Submitted, Tell
+from launcher.protocol.records import NAME
 from workload.contract.errors import NoCapacityError, ToolError
 from workload.contract.text import printable
 from workload.storage.ssh import QUESTION_LIMIT_S, Connection, LostError, source_of
 
 ROOT = "~/.rooflaunch"
-PROGRAM = "launcher/backends/ssh/far.py"
+PROGRAM = "launcher/backends/ssh/remote.py"
 KEEPER = "launcher/backends/ssh/keeper.py"
 # Limit per job for stopping: far.py waits for the end of each job, which may take nearly a minute.
 STOP_LIMIT_S = 90.0

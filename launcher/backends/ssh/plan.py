@@ -7,13 +7,13 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
-from launcher.backends.door import Estimate
 from launcher.backends.ssh.options import Options
-from launcher.jobs.records import Price, Request, region_of
 from launcher.kinds import Runtime
+from launcher.protocol.backend import Estimate
+from launcher.protocol.records import Price, Request, region_of
+from launcher.protocol.task import Task
 from workload.contract.errors import UsageError
 from workload.contract.spec import Resolved, RunSpec
-from workload.contract.task import Task
 from workload.contract.text import minutes, wrapped
 from workload.storage.ssh import Login
 
@@ -87,7 +87,7 @@ class SshPlan:
                 "set by",
                 ", ".join(f"{name}: {source}" for name, source in request.spec_origin.items()) or "all defaults",
             ),
-            ("sends", request.luggage),
+            ("sends", request.files_text),
             ("job", request.name),
             ("machine", f"{self.login}" + (f": {self.machine}" if self.machine else ", which nobody has asked yet")),
             ("runtime", self.runtime or _runtime_asked_for(self.options)),

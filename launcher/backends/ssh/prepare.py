@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from launcher import images
 from launcher.backends.ssh import site as sites
 from launcher.backends.ssh.machines import SshMachines
 from launcher.backends.ssh.options import Options
 from launcher.backends.ssh.plan import SshPlan, Start
 from launcher.backends.ssh.site import Site
-from launcher.build import NEEDED_BYTES as BUILD_BYTES
+from launcher.images import contents
+from launcher.images.build import NEEDED_BYTES as BUILD_BYTES
 from launcher.kinds import Runtime
 from launcher.machine.runtime import CPU_FLAVOUR, NO_COMPILER, NO_MPS
 from workload.contract.errors import ToolError, UsageError
@@ -27,7 +27,7 @@ HOST = "/host"
 def prepare(draft: SshPlan, machines: SshMachines) -> SshPlan:
     """Make the final plan. Raises `ToolError` if the machine cannot do it."""
     specs, options = draft.specs, draft.options
-    code = images.make_recipe(images.require_flavour(CPU_FLAVOUR)).context()
+    code = contents.make_recipe(contents.require_flavour(CPU_FLAVOUR)).context()
     code_name = hashlib.sha256(code).hexdigest()[:16]
     site = sites.look_at(machines, python=options.python or sites.USUAL_PYTHON, code=code_name)
     _require_possible(machines.place, site, specs)
@@ -92,7 +92,7 @@ def _runtime(
 
 def _process(site: Site, code_name: str, name: str) -> Start:
     """Command that starts the agent with the machine's own Python, from the code that was sent."""
-    home, commit = f"{site.root}/jobs/{name}", images.current_commit()
+    home, commit = f"{site.root}/jobs/{name}", contents.current_commit()
     environment = {"PYTHONPATH": f"{site.root}/code/{code_name}", "PYTHONDONTWRITEBYTECODE": "1"}
     return Start(
         words=(str(site.python["path"]), "-u", "-m", "launcher.agent", home),
@@ -126,9 +126,9 @@ def _image(machines: SshMachines, options: Options, site: Site, code_name: str, 
     if site.free_bytes < BUILD_BYTES:
         free = f"{site.free_bytes / 1e9:.1f} GB are free on {machines.place}"
         raise ToolError(f"{free}; a build needs {BUILD_BYTES // 10**9} GB", hint="docker system prune there")
-    recipe = images.make_recipe(images.require_flavour(flavour), commit=images.current_commit())
-    arguments = recipe.build_args(version=images.version())
-    words = ["--tag", recipe.tag, "--label", f"{images.INPUTS_LABEL}={recipe.inputs}"]
+    recipe = contents.make_recipe(contents.require_flavour(flavour), commit=contents.current_commit())
+    arguments = recipe.build_args(version=contents.version())
+    words = ["--tag", recipe.tag, "--label", f"{contents.INPUTS_LABEL}={recipe.inputs}"]
     words += [word for name, value in arguments.items() for word in ("--build-arg", f"{name}={value}")]
     answer = machines.ask("build", code=code_name, words=words, within_s=BUILD_LIMIT_S)
     if answer["code"]:

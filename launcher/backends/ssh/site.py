@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from launcher import images
 from launcher.backends.ssh.machines import SshMachines
-from launcher.build import NEEDED_BYTES as BUILD_BYTES
-from launcher.checks import Check, CheckPart
+from launcher.images import contents
+from launcher.images.build import NEEDED_BYTES as BUILD_BYTES
 from launcher.machine.runtime import CPU_FLAVOUR
+from launcher.protocol.checks import Check, CheckPart
 from workload.contract.errors import ToolError
 from workload.contract.text import counted
 
@@ -47,7 +47,7 @@ class Site:
         if not self.gpus:
             return CPU_FLAVOUR
         major, _, minor = self.gpus[0][1].partition(".")
-        flavour = images.flavour_for((int(major), int(minor))) if (major + minor).isdigit() else None
+        flavour = contents.flavour_for((int(major), int(minor))) if (major + minor).isdigit() else None
         return flavour.name if flavour else ""
 
     @property
@@ -80,13 +80,13 @@ PYTHON_CURE = "--python PATH of one that has them, or there: pip install torch t
 @cache
 def inputs_by_flavour() -> Mapping[str, str]:
     """Label by flavour that an image for this code has."""
-    return {name: images.make_recipe(flavour).inputs for name, flavour in images.load_flavours().items()}
+    return {name: contents.make_recipe(flavour).inputs for name, flavour in contents.load_flavours().items()}
 
 
 def look_at(machines: SshMachines, *, python: str = USUAL_PYTHON, code: str = "none") -> Site:
     """Ask the machine for all facts at once; `code`: version of our code that the machine may have already."""
     inputs = inputs_by_flavour()
-    labels = [[f"{images.FLAVOUR_LABEL}={name}", f"{images.INPUTS_LABEL}={text}"] for name, text in inputs.items()]
+    labels = [[f"{contents.FLAVOUR_LABEL}={name}", f"{contents.INPUTS_LABEL}={text}"] for name, text in inputs.items()]
     answer = machines.ask("facts", python=python, code=code, labels=labels)
     return Site(
         host=str(answer["host"]),

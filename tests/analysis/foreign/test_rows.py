@@ -8,9 +8,9 @@ import pytest
 
 import analysis
 from analysis import __main__ as door
-from analysis.configurations import measured
 from analysis.importing import Given, import_file
 from analysis.iteration_log import Log, read
+from analysis.loading.configurations import measured
 from workload.contract import bundle
 from workload.contract.errors import ExitCode, UsageError
 

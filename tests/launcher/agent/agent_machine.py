@@ -14,8 +14,9 @@ from fake_docker import FakeDocker
 from launcher.agent import home as home_files
 from launcher.agent.agent import Agent
 from launcher.agent.stop import Stop
-from launcher.jobs import records
-from launcher.jobs.records import Heartbeat, Request, Result
+from launcher.protocol import records
+from launcher.protocol.records import Heartbeat, Request, Result
+from launcher.protocol.task import Task, TaskRun
 from tests.launcher.backends.gcp.fake_vm import make_request
 from workload.contract import bundle
 from workload.contract.bundle import Status
@@ -23,7 +24,6 @@ from workload.contract.environment_record import CloudFacts, Environment
 from workload.contract.errors import ExitCode, ToolError
 from workload.contract.record import Record, Spec
 from workload.contract.spec import RunSpec
-from workload.contract.task import Task, TaskRun
 from workload.storage.store import Patience, StoredObject
 
 NAME = "rooflaunch-t4-20261121-100000-0000aa"

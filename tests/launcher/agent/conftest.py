@@ -4,9 +4,9 @@ import pytest
 from agent_machine import IMAGE, Machine
 from fake_docker import FakeDocker
 
+from launcher import docker_engine
 from launcher.agent import agent as agent_module
 from launcher.machine import containers
-from launcher.machine import engine as docker_engine
 
 
 @pytest.fixture

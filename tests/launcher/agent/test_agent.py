@@ -13,14 +13,14 @@ import docker.errors as docker_errors
 import pytest
 from agent_machine import BOOTED_S, CPU, IMAGE, NAME, ZONE, Machine, context_of, until
 
-from launcher import images
+from launcher import docker_engine
 from launcher.agent import __main__ as program
 from launcher.agent import agent as agent_module
 from launcher.agent import home as home_files
-from launcher.jobs import records
-from launcher.jobs.records import LaunchPhase, Result
-from launcher.machine import engine as docker_engine
+from launcher.images import contents
 from launcher.machine import runtime
+from launcher.protocol import records
+from launcher.protocol.records import LaunchPhase, Result
 from workload.contract import bundle
 from workload.contract.errors import BundleError, ExitCode
 
@@ -288,7 +288,7 @@ print(*sorted(sys.modules))
 
 @pytest.mark.world
 def test_the_files_in_the_image_are_all_that_a_vm_needs(tmp_path: Path) -> None:
-    for name, content in images.agent_code().items():
+    for name, content in contents.agent_code().items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(content)
     done = subprocess.run(
@@ -301,7 +301,7 @@ def test_the_files_in_the_image_are_all_that_a_vm_needs(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     loaded = set(done.stdout.split())
-    ours = {re.sub(r"(/__init__)?\.py$", "", name).replace("/", ".") for name in images.AGENT_FILES}
+    ours = {re.sub(r"(/__init__)?\.py$", "", name).replace("/", ".") for name in contents.AGENT_FILES}
     assert {name for name in loaded if name.startswith("launcher")} == ours, "no file more either"
     assert not {name for name in loaded if name.split(".")[0] in ("torch", "google", "docker")}
     assert "workload.storage.upload" in loaded

@@ -6,18 +6,18 @@ from pathlib import Path
 import pytest
 from agent_machine import BOOTED_S, CPU, NAME, PREEMPTED, Crash, Machine, crash, until
 
+from launcher.agent import heartbeat
 from launcher.agent import home as home_files
-from launcher.agent import pulse
 from launcher.agent.agent import MARGIN_S
 from launcher.agent.home import WorkEnd
 from launcher.agent.stop import Stop, Why
-from launcher.jobs import records
-from launcher.jobs.records import Result, utc
+from launcher.protocol import records
+from launcher.protocol.records import Result, utc
+from launcher.protocol.task import TaskRun
 from workload.contract import bundle
 from workload.contract.bundle import Status
 from workload.contract.errors import ExitCode, ToolError
 from workload.contract.spec import RunSpec
-from workload.contract.task import TaskRun
 
 
 @pytest.mark.parametrize("status", [Status.INTERRUPTED, Status.RUNNING], ids=["sealed in time", "killed"])
@@ -184,8 +184,8 @@ def test_a_result_that_could_not_be_written_is_written_by_the_second_start(machi
 def test_an_agent_that_was_taken_over_ends_its_run_and_leaves_the_records_alone(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pulse, "HEARTBEAT_PAUSE_S", 0.01)
-    monkeypatch.setattr(pulse, "HEARTBEAT_EVERY_S", 0.01)
+    monkeypatch.setattr(heartbeat, "HEARTBEAT_PAUSE_S", 0.01)
+    monkeypatch.setattr(heartbeat, "HEARTBEAT_EVERY_S", 0.01)
     run = machine.run_of("run-1", status=Status.INTERRUPTED)
     beats: list[int] = []
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from launcher.agent import landlord
-from launcher.jobs import records
-from launcher.jobs.records import Heartbeat, LaunchPhase, Request, Result
+from launcher.agent import host_facts
+from launcher.protocol import records
+from launcher.protocol.records import Heartbeat, LaunchPhase, Request, Result
 from workload.contract import bundle
 from workload.contract.errors import ExitCode
 from workload.contract.spec import resolve
@@ -47,7 +47,7 @@ class Tower:
             limit_s=3600,
             spec=resolved.spec.to_json(),
         )
-        (self.home / landlord.REQUEST).write_bytes(request.to_bytes())
+        (self.home / host_facts.REQUEST).write_bytes(request.to_bytes())
 
     @contextmanager
     def started(self) -> Iterator["subprocess.Popen[bytes]"]:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from agent_machine import CPU, NAME, Machine
 
-from launcher.agent import luggage
-from launcher.jobs import records
-from tests.launcher.agent.test_luggage import archive, entry
+from launcher.protocol import records
+from launcher.script import files
+from tests.launcher.script.test_unpack import archive, entry
 from workload.contract.errors import ExitCode
 
 WORDS = ["train.py", "--root", "{data}"]
@@ -22,7 +22,7 @@ def asked(machine: Machine) -> Machine:
     """A machine that is to run a script; what it needs lies in the store."""
     content = archive(entry("train.py", b"print()"))
     digest = hashlib.sha256(content).hexdigest()
-    machine.bucket.held[luggage.parcel_object(digest)] = content
+    machine.bucket.held[files.parcel_object(digest)] = content
     machine.bucket.held[records.variables_object(NAME)] = b'{"values": {"HF_TOKEN": "hf_1"}}'
     script = {"sha256": digest, "files": 1, "bytes": len(content), "commit": "c" * 40, "env": ["HF_TOKEN"]}
     request = machine.asked(CPU)
@@ -69,7 +69,7 @@ def test_no_data_there(asked: Machine) -> None:
 
 def test_data_of_a_bucket_lies_in_the_launchs_folder(asked: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     copied: list[tuple[str, Path]] = []
-    monkeypatch.setattr(luggage, "fetch_data", lambda address, folder, **_: copied.append((address, folder)))
+    monkeypatch.setattr(files, "fetch_data", lambda address, folder, **_: copied.append((address, folder)))
     asked.request = replace(asked.request, script={**asked.request.script, "data": "gs://bucket/photos"})
     asked.trains(*asked.run_of("run-1"))
     assert asked.work().exit_code == 0
@@ -80,7 +80,7 @@ def test_data_of_a_bucket_lies_in_the_launchs_folder(asked: Machine, monkeypatch
 
 
 def test_an_archive_that_is_missing_is_the_result(asked: Machine) -> None:
-    asked.bucket.held.pop(luggage.parcel_object(asked.request.script["sha256"]))
+    asked.bucket.held.pop(files.parcel_object(asked.request.script["sha256"]))
     result = asked.work()
     assert result.exit_code == ExitCode.BAD_BUNDLE
     assert result.error.startswith("the script's archive is missing: ")

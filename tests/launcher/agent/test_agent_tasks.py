@@ -6,10 +6,10 @@ from agent_machine import BOOTED_S, PREEMPTED, Crash, Machine, context_of, crash
 from benchmarks.synthetic_bundles import make
 from launcher.agent.agent import MARGIN_S
 from launcher.agent.stop import Stop
+from launcher.protocol.task import TaskRun
 from workload.contract.bundle import Status
 from workload.contract.errors import ExitCode
 from workload.contract.spec import Device, RunSpec
-from workload.contract.task import TaskRun
 from workload.storage.upload import upload
 
 

@@ -12,9 +12,10 @@ import pytest
 
 from launcher.agent import lease as leases
 from launcher.agent.lease import STALE_LOOKS, Lease, take
-from launcher.jobs.records import lease_object, result_object, status_object
+from launcher.protocol.records import lease_object, result_object, status_object
 from workload.contract.errors import InterruptedRunError
-from workload.storage.store import Store, open_store
+from workload.storage.address import open_store
+from workload.storage.store import Store
 
 NAME = "rooflaunch-tower-20261121-100000-0000aa"
 NOW_S = 1_795_255_200.0

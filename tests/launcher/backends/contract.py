@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from launcher.backends.door import Condition, Machine, Machines, Plan
+from launcher.protocol.backend import Condition, Machine, Machines, Plan
 from workload.contract.errors import NoCapacityError, RooflaunchError
 
 CHILD_S = 60

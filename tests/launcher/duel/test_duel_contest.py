@@ -11,13 +11,13 @@ import pytest
 
 from launcher.duel import contest
 from launcher.duel.contest import Budget, Measured, OutOfTimeError, Work, compared, fight, make_budget
+from launcher.duel.decision import DuelVerdict
 from launcher.duel.sides import Pair, Side
 from launcher.kinds import Runtime
 from launcher.machine import local
 from launcher.machine.containers import ContainerLimits
 from launcher.machine.local import LocalOutcome
 from launcher.machine.runtime import Choice
-from workload.contract.duel import DuelVerdict
 from workload.contract.errors import (
     InterruptedRunError,
     OutOfDeviceMemoryError,

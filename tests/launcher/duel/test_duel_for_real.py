@@ -44,7 +44,7 @@ def duel(folder: Path, *words: str, **options: Any) -> "subprocess.CompletedProc
 
 def step_of(workload: Path) -> Path:
     """The module of the training step."""
-    return next(path for path in workload.glob("*.py") if "class TrainingStep" in path.read_text())
+    return next(path for path in workload.rglob("*.py") if "class TrainingStep" in path.read_text())
 
 
 @pytest.fixture

@@ -210,20 +210,20 @@ def test_words_are_split_and_read() -> None:
 
 
 def test_images_need_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    from launcher.machine import engine
+    from launcher import docker_engine
 
-    monkeypatch.setattr(engine, "socket_exists", lambda: False)
+    monkeypatch.setattr(docker_engine, "socket_exists", lambda: False)
     monkeypatch.delenv("DOCKER_HOST", raising=False)
     with pytest.raises(ToolError, match="no Docker engine"):
         prepare(images=("one", "two"))
 
 
 def test_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, docker: Any) -> None:
-    from launcher.machine import engine
+    from launcher import docker_engine
 
     docker.hold("sha256:" + "a" * 64, "rooflaunch:one")
     docker.hold("sha256:" + "b" * 64, "rooflaunch:two")
-    monkeypatch.setattr(engine, "connect", docker.engine)
+    monkeypatch.setattr(docker_engine, "connect", docker.engine)
     monkeypatch.setattr(sides, "outside_facts", dict)
 
     pair = prepare(images=("rooflaunch:one", "rooflaunch:two"), shared={"device": "cpu"})

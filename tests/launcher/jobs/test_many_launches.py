@@ -5,11 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from launcher.backends.door import Listing, Machine
 from launcher.jobs import launches
 from launcher.jobs.launches import LaunchState
-from launcher.jobs.records import Result, request_object, result_object
 from launcher.jobs.session import Session
+from launcher.protocol.backend import Listing, Machine
+from launcher.protocol.records import Result, request_object, result_object
 from tests.launcher.backends.gcp.plain import LAUNCHED_S, REQUEST
 from workload.storage.folder import Folder
 from workload.storage.store import StoredObject

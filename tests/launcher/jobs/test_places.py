@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 from launcher import backends
 from launcher.backends.gcp.options import Where as Project
 from launcher.choice import Command, choice
-from launcher.jobs import app, places
+from launcher.cli import launches
+from launcher.jobs import places
 from launcher.jobs.places import Place
 from workload.contract.errors import UsageError
 from workload.contract.spec import resolve
@@ -56,7 +57,7 @@ def three_backends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         module: Any = SimpleNamespace(Where=where, Options=BoxOptions, COMMAND=command)
         monkeypatch.setitem(sys.modules, f"three.{name}.options", module)
     named = {"gcp": backends.BACKENDS["gcp"], "box": "three.box", "queue": "three.queue"}
-    monkeypatch.setattr(app, "BACKENDS", named)
+    monkeypatch.setattr(launches, "BACKENDS", named)
     monkeypatch.setattr(places, "BACKENDS", named)
 
 
@@ -143,7 +144,7 @@ def run(*words: str, monkeypatch: pytest.MonkeyPatch) -> tuple[int, list[Any], s
     monkeypatch.setattr("launcher.jobs.commands.launch", launch)
     door = typer.Typer()
     door.callback()(lambda: None)
-    app.register(door)
+    launches.register(door)
     done = CliRunner().invoke(door, list(words))
     return done.exit_code, asked, done.output
 

@@ -7,10 +7,10 @@ import pytest
 
 from benchmarks.synthetic_bundles import make
 from launcher.jobs.run import _shortfall
+from launcher.protocol.task import Task
 from tests.launcher.backends.gcp.fake_vm import make_request
 from workload.contract import bundle
 from workload.contract.errors import ExitCode
-from workload.contract.task import Task
 
 NAME = "rooflaunch-t4-20261121-100000-0000aa"
 # How many runs were asked for, how the bundles at home ended, and what comes of it.

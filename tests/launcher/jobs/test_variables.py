@@ -10,13 +10,13 @@ from typing import Any, cast
 
 import pytest
 
-from launcher.backends.door import Condition, Listing, Machine, Machines, Removed
 from launcher.jobs import cleanup
-from launcher.jobs.records import NO_VARIABLES, VARIABLES, Request, Result, request_object, result_object, utc
-from launcher.jobs.records import variables_object as object_of
 from launcher.jobs.run import Launcher
 from launcher.jobs.session import Session
-from launcher.script.parcel import Parcel
+from launcher.protocol.backend import Condition, Listing, Machine, Machines, Removed
+from launcher.protocol.records import NO_VARIABLES, VARIABLES, Request, Result, request_object, result_object, utc
+from launcher.protocol.records import variables_object as object_of
+from launcher.script.files import Parcel
 from workload.contract.errors import InterruptedRunError, ToolError
 from workload.contract.spec import RunSpec
 from workload.storage.folder import Folder

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 from fake_docker import FakeDocker
 
-from launcher import images
+from launcher.docker_engine import Container, ContainerEnd, Image
+from launcher.images import contents
 from launcher.kinds import Runtime
 from launcher.machine import containers
 from launcher.machine.containers import ContainerLimits
-from launcher.machine.engine import Container, ContainerEnd, Image
 from launcher.machine.runtime import Choice
 from launcher.machine.watcher import Watcher
 from workload.contract.errors import InterruptedRunError, OutOfDeviceMemoryError, RooflaunchError, RunFailedError
@@ -46,7 +46,7 @@ def test_plain_run_gets_its_output_folder_and_nothing_else(
         writable=(f"{tmp_path}/my results",),
         network="none",
         shm_bytes=2_147_483_648,
-        labels={"rooflaunch.run": images.version()},
+        labels={"rooflaunch.run": contents.version()},
     )
 
 

@@ -10,11 +10,11 @@ from typing import Any, NoReturn
 import pytest
 from fake_docker import FakeDocker
 
-from launcher import images
+from launcher import docker_engine
 from launcher.__main__ import main
+from launcher.images import contents
 from launcher.kinds import Runtime
 from launcher.machine import containers, local
-from launcher.machine import engine as docker_engine
 from launcher.machine.containers import ContainerLimits
 from launcher.machine.local import LocalPlan
 from launcher.machine.runtime import Choice
@@ -476,7 +476,7 @@ def test_folder_that_cannot_be_made_is_said_before_the_start(docker: FakeDocker,
 @pytest.fixture
 def command(docker: FakeDocker, caller: Path, monkeypatch: pytest.MonkeyPatch) -> FakeDocker:
     """`launch local` on a machine with an engine that holds the image for this code."""
-    inputs = images.make_recipe(images.require_flavour("cpu")).inputs
+    inputs = contents.make_recipe(contents.require_flavour("cpu")).inputs
     docker.hold("sha256:ab", "rooflaunch:cpu", labels={"rooflaunch.flavour": "cpu", "rooflaunch.inputs": inputs})
     monkeypatch.setattr(docker_engine, "socket_exists", lambda: True)
     monkeypatch.setattr(docker_engine, "connect", docker.engine)

@@ -5,7 +5,7 @@ from typing import Any, NoReturn
 import pytest
 from fake_docker import FakeDocker
 
-from launcher import images
+from launcher.images import contents
 from launcher.kinds import Runtime
 from launcher.machine import runtime
 from launcher.machine.runtime import Choice, RuntimePorts, choose
@@ -45,7 +45,7 @@ def lay_out(docker: FakeDocker) -> LayOut:
 
 def hold(docker: FakeDocker, flavour: str, *, inputs: str | None = None, **attributes: Any) -> None:
     """An image of the flavour, for this code unless `inputs` says that it is of other code."""
-    told = images.make_recipe(images.require_flavour(flavour)).inputs if inputs is None else inputs
+    told = contents.make_recipe(contents.require_flavour(flavour)).inputs if inputs is None else inputs
     labels = {"rooflaunch.flavour": flavour, "rooflaunch.inputs": told}
     docker.hold(f"sha256:{flavour}{inputs or ''}", labels=labels, **attributes)
 

@@ -11,11 +11,11 @@ import pytest
 from launcher.__main__ import main
 from launcher.machine import local, task
 from launcher.machine.script import Workplace
-from workload import broken
 from workload.contract import bundle
 from workload.contract.bundle import Status
 from workload.contract.errors import ExitCode, UsageError
 from workload.contract.spec import SCRIPTS_TOO, Context, RunSpec, options, resolve
+from workload.run import unfinished
 
 # Steps of a fraction of a millisecond, enough of them to be understood, counted and measured.
 TINY = """\
@@ -299,7 +299,7 @@ def test_a_script_that_fails_ends_the_repeats(
 
 def test_the_bundle_of_a_script_that_was_killed_says_what_it_was(tmp_path: Path) -> None:
     spec = RunSpec(script=("runs/my train.py", "--token", "abc"))
-    left = bundle.read(broken.leave(tmp_path, spec, Context(outside={"host": {}}), Status.FAILED, "killed")).record
+    left = bundle.read(unfinished.leave(tmp_path, spec, Context(outside={"host": {}}), Status.FAILED, "killed")).record
     assert "-my-train.py-b1-" in left.run_id
     assert (left.spec.model, left.status) == ("my train.py", Status.FAILED)
     assert left.spec.script is not None

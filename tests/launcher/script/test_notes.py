@@ -12,7 +12,7 @@ from launcher.kinds import Runtime
 from launcher.machine.script import Workplace
 from launcher.script import here, notes
 from launcher.script.command import HereOptions
-from launcher.script.parcel import pack
+from launcher.script.files import pack
 
 
 def write(folder: Path, **files: str) -> None:

@@ -11,14 +11,14 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from launcher.jobs.records import LaunchPhase
+from launcher.protocol.records import LaunchPhase
+from launcher.protocol.task import TaskRun
 from launcher.sweep import rented
 from launcher.sweep.outcome import SweepOutcome
 from launcher.sweep.places import Sweep
 from tests.launcher.backends.gcp.canned_cloud import Cloud
 from tests.launcher.backends.gcp.canned_vm import DURATIONS, Fault
 from tests.launcher.sweep.cloudy import cloud_sweep, swept, t4
-from workload.contract.task import TaskRun
 from workload.storage.inventory import sealed_in
 from workload.storage.upload import upload
 

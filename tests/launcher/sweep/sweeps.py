@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from launcher.protocol.task import Task, TaskRun
 from launcher.sweep.places import LOCAL, Configuration, Place, PlacePlan, Sweep
 from workload.contract.spec import Device, RunSpec
-from workload.contract.task import Task, TaskRun
 
 NAME = "night"
 TINY = RunSpec(

@@ -10,7 +10,8 @@ from dataclasses import replace
 import pytest
 
 from launcher.jobs import launches
-from launcher.jobs.records import LaunchPhase, Request, request_object
+from launcher.protocol.records import LaunchPhase, Request, request_object
+from launcher.protocol.task import TaskRun
 from launcher.sweep import lock
 from launcher.sweep.places import Sweep
 from launcher.sweep.until import Until
@@ -19,7 +20,6 @@ from tests.launcher.backends.gcp.canned_vm import Fault
 from tests.launcher.sweep.cloudy import cloud_sweep, ports_of, swept, t4
 from tests.launcher.sweep.sweeps import grow
 from workload.contract.bundle import Status
-from workload.contract.task import TaskRun
 from workload.storage.inventory import sealed_in
 
 pytestmark = [pytest.mark.world, pytest.mark.slow]

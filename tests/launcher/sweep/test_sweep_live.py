@@ -5,9 +5,9 @@ import threading
 
 import pytest
 
-from launcher.sweep.board import Board, PlaceState
 from launcher.sweep.control import Control, Wish
 from launcher.sweep.live import MOST_ROWS, LiveTable, rows_of
+from launcher.sweep.progress import Board, PlaceState
 
 T4 = PlaceState(
     name="t4",

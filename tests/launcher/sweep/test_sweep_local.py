@@ -12,10 +12,10 @@ from launcher.machine.runtime import Choice
 from launcher.machine.script import Workplace
 from launcher.script.command import HereOptions
 from launcher.sweep import local
-from launcher.sweep.board import Board
 from launcher.sweep.control import Control
 from launcher.sweep.local import LocalPlaces, _Seat
 from launcher.sweep.places import LOCAL, Configuration, Place
+from launcher.sweep.progress import Board
 from launcher.sweep.script import PlacedScript
 from launcher.sweep.work import PlaceWork
 from tests.launcher.sweep.sweeps import configurations_of, plan_of

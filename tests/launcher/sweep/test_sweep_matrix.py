@@ -7,7 +7,7 @@ import pytest
 from launcher.backends import BACKENDS
 from launcher.backends.gcp.options import Options, Where
 from launcher.kinds import Runtime
-from launcher.machine.options import LocalOptions
+from launcher.machine.local_options import LocalOptions
 from launcher.sweep import matrix
 from launcher.sweep.matrix import Matrix
 from workload.contract.errors import UsageError

@@ -1,8 +1,8 @@
 import pytest
 
+from launcher.protocol.task import Task, TaskRun
 from launcher.sweep.places import Configuration, Place, PlacePlan
 from workload.contract.spec import RunSpec
-from workload.contract.task import Task, TaskRun
 
 
 def run(key: str, batch_size: int | None, *, model: str = "resnet18", block: int = 1) -> TaskRun:

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from benchmarks.synthetic_bundles import make
-from launcher import images
 from launcher.backends.gcp import catalog
 from launcher.backends.gcp.backend import ComputeEngine
 from launcher.backends.ssh.backend import backend as ssh
+from launcher.images import contents
 from launcher.sweep import code, matrix, there
 from launcher.sweep.blocks import with_blocks
 from launcher.sweep.plan import SweepPlan, make_plan, require_affordable
@@ -38,7 +38,7 @@ project = "my-project"
 
 @pytest.fixture(autouse=True)
 def same_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(images, "current_commit", lambda: "0" * 40)
+    monkeypatch.setattr(contents, "current_commit", lambda: "0" * 40)
 
 
 def plan(text: str, results: Path, **more: Any) -> SweepPlan:
@@ -298,7 +298,7 @@ def test_the_image_or_the_code_is_in_the_key(tmp_path: Path, monkeypatch: pytest
     assert key("spot = true\n") != key("")
     assert "by its tag" in plan(TWO_PLACES + 'image = "host/a:1"\n', tmp_path).notes[-1]
     before = key("")
-    monkeypatch.setattr(images, "agent_code", lambda: {"workload/x.py": b"other"})
+    monkeypatch.setattr(contents, "agent_code", lambda: {"workload/x.py": b"other"})
     assert key("") != before
 
 
@@ -311,8 +311,8 @@ def test_a_process_here_is_its_code_and_its_libraries(monkeypatch: pytest.Monkey
     after = code.code_of(place)
     assert after != before
     # Another file of the launcher makes no other run; one of the trainer does.
-    files = images.agent_code()
-    monkeypatch.setattr(images, "agent_code", lambda: {**files, "launcher/agent/agent.py": b""})
+    files = contents.agent_code()
+    monkeypatch.setattr(contents, "agent_code", lambda: {**files, "launcher/agent/agent.py": b""})
     assert code.code_of(place) == after
-    monkeypatch.setattr(images, "agent_code", lambda: {**files, "workload/train.py": b""})
+    monkeypatch.setattr(contents, "agent_code", lambda: {**files, "workload/run/train.py": b""})
     assert code.code_of(place) != after

@@ -2,7 +2,7 @@
 
 import pytest
 
-from launcher.jobs.records import LaunchPhase
+from launcher.protocol.records import LaunchPhase
 from tests.launcher.backends.gcp.canned_cloud import QUICK, Clouds
 from tests.launcher.sweep.crowd import TIMES, Crowd, simulate
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from launcher.jobs.records import Request
+from launcher.protocol.records import Request
 from launcher.script.command import HereOptions, ThereOptions
 from launcher.sweep import matrix, start
 from launcher.sweep.matrix import Matrix

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
+from launcher.protocol.task import TaskRun
 from launcher.sweep.places import LOCAL, Place
 from launcher.sweep.until import Until
 from launcher.sweep.work import LOG_HINT, Ended, PlaceWork, one_line, too_large_text
 from tests.launcher.sweep.sweeps import configurations_of, grow, plan_of
 from workload.contract.design import Run
 from workload.contract.record import JobPlace, Record, Spec, Status, Timing
-from workload.contract.task import TaskRun
 
 HERE = Place(name="here", backend=LOCAL)
 PATH = Path("/results/run")

@@ -7,7 +7,7 @@ import pytest
 import typer
 
 from analysis.app import app as analyze
-from launcher.app import app as launch
+from launcher.cli.app import app as launch
 from workload.contract import invocation
 from workload.contract.errors import ToolError
 from workload.contract.invocation import Call, as_typed, document

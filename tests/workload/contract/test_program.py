@@ -7,7 +7,7 @@ import typer
 from analysis import __main__ as analyze
 from analysis.app import app as analyze_app
 from launcher import __main__ as launch
-from launcher.app import app as launch_app
+from launcher.cli.app import app as launch_app
 from workload import __version__
 
 DOORS = {"launch": launch, "analyze": analyze}

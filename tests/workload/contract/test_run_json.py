@@ -12,7 +12,6 @@ import pytest
 from analysis.importing import Given, import_file
 from benchmarks.synthetic_bundles import make, make_record
 from tests import sources
-from workload import broken
 from workload.contract import bundle, record
 from workload.contract.environment_record import Environment
 from workload.contract.errors import BundleError, UsageError
@@ -20,6 +19,7 @@ from workload.contract.fields import encode, unknown
 from workload.contract.record import Record, Spec, Status
 from workload.contract.spec import Context, Device, RunSpec
 from workload.environment.machine import HostSystem
+from workload.run import unfinished
 
 ROOT = Path(__file__).parents[3]
 OLD = sorted((ROOT / "tests/bundles/schema1").glob("*/run.json")) + sorted(
@@ -70,7 +70,7 @@ def test_bundles_of_today_are_valid(tmp_path: Path) -> None:
     folders = [
         make(tmp_path, 1),
         *import_file(log, Given(model="resnet18", batch_size=4), output=tmp_path / "imported"),
-        broken.leave(tmp_path, RunSpec(device=Device.CPU), Context(), Status.FAILED, "killed"),
+        unfinished.leave(tmp_path, RunSpec(device=Device.CPU), Context(), Status.FAILED, "killed"),
     ]
     for folder in folders:
         document = bundle.read(folder).document
@@ -181,10 +181,10 @@ def test_numbers_keep_their_digits() -> None:
 SECTIONS = {"environment", "timing", "complexity", "ceilings", "spec_origin", "usage", "cost", "run_key"}
 # What reads or writes other documents that have a key of such a name.
 OTHER_DOCUMENTS = {
-    "workload/ceiling_cache.py": "a file of its own",
+    "workload/measure/ceiling_cache.py": "a file of its own",
     "launcher/backends/ssh/keeper.py": "the variables of a process",
     "workload/contract/record.py": "the reader itself: what a document of schema 1 had",
-    "workload/train.py": "when each phase of the timeline began",
+    "workload/run/train.py": "when each phase of the timeline began",
 }
 PATH = tuple(f"{section}." for section in SECTIONS | {"spec", "bound", "imported"})
 

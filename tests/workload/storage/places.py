@@ -15,7 +15,8 @@ import pytest
 
 from tests import sshd
 from tests.workload.storage.gcs_server import BUCKET, GcsServer
-from workload.storage.store import Store, open_store
+from workload.storage.address import open_store
+from workload.storage.store import Store
 
 # For a child process: a file system without hard links, as FAT and some network mounts are.
 NO_LINKS = """

@@ -19,8 +19,9 @@ import pytest
 from workload.contract.checksum import crc32c_of
 from workload.contract.errors import BundleError, ToolError, UsageError
 from workload.storage import folder
+from workload.storage.address import open_store
 from workload.storage.folder import ABANDONED_S, Folder
-from workload.storage.store import ObjectChangedError, Patience, UnreachableError, open_store
+from workload.storage.store import ObjectChangedError, Patience, UnreachableError
 
 ROOT = Path(__file__).parents[3]
 

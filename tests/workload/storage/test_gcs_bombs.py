@@ -10,8 +10,9 @@ from typing import ClassVar
 import pytest
 
 from workload.contract.errors import RooflaunchError
+from workload.storage.address import open_store
 from workload.storage.gcs import Bucket
-from workload.storage.store import Store, StoredObject, TooLongError, UnreachableError, open_store
+from workload.storage.store import Store, StoredObject, TooLongError, UnreachableError
 
 pytestmark = pytest.mark.world
 

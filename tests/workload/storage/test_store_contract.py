@@ -18,7 +18,7 @@ import pytest
 
 from launcher.agent.lease import Lease, take
 from launcher.jobs import launches
-from launcher.jobs.records import LAUNCHES, request_object, result_object, status_object
+from launcher.protocol.records import LAUNCHES, request_object, result_object, status_object
 from tests import sshd
 from tests.workload.storage import gcs_server, places
 from tests.workload.storage.gcs_server import GcsServer
@@ -27,18 +27,11 @@ from workload.contract import bundle
 from workload.contract.checksum import crc32c_of
 from workload.contract.errors import BundleError, ToolError
 from workload.storage import fetch as fetching
+from workload.storage.address import open_store
 from workload.storage.fetch import FetchReport, FetchState, fetch
 from workload.storage.inventory import SealedRun, sealed_runs, take_stock
 from workload.storage.source import parse_source
-from workload.storage.store import (
-    ObjectChangedError,
-    ObjectExistsError,
-    Sink,
-    Store,
-    StoredObject,
-    TooLongError,
-    open_store,
-)
+from workload.storage.store import ObjectChangedError, ObjectExistsError, Sink, Store, StoredObject, TooLongError
 from workload.storage.upload import upload
 
 pytestmark = pytest.mark.world
@@ -124,7 +117,7 @@ def file_of(tmp_path: Path, content: bytes) -> tuple[Path, str]:
 
 def child(place: Place, code: str, *words: str) -> subprocess.Popen[str]:
     """A process that has `store`."""
-    head = f"import os, sys\n{place.preamble}\nfrom workload.storage.store import open_store\n"
+    head = f"import os, sys\n{place.preamble}\nfrom workload.storage.address import open_store\n"
     return subprocess.Popen(
         [sys.executable, "-c", f"{head}store = open_store({place.address!r}, jobs=4)\n{code}", *words],
         cwd=ROOT,

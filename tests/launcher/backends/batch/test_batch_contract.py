@@ -12,16 +12,16 @@ from launcher.backends.batch.machines import BatchMachines
 from launcher.backends.batch.options import Options
 from launcher.backends.batch.plan import BatchPlan
 from launcher.backends.batch.service import ENDPOINT_VARIABLE, BatchService
-from launcher.backends.door import Machine, Machines
-from launcher.jobs.records import log_object
+from launcher.protocol.backend import Machine, Machines
+from launcher.protocol.records import log_object
 from tests.launcher.backends import contract
 from tests.launcher.backends.batch.batch_plans import batch_plan
 from tests.launcher.backends.batch.fake_batch import PROJECT, REGION, FakeBatch
 from tests.launcher.backends.contract import CHECKS, Check, Place, name_of
 from tests.launcher.backends.gcp.test_gcp_contract import Clock
 from workload.contract.spec import resolve
+from workload.storage.address import open_store
 from workload.storage.folder import Folder
-from workload.storage.store import open_store
 
 pytestmark = [pytest.mark.world, pytest.mark.slow]
 

@@ -20,6 +20,7 @@ from launcher.backends.batch.plan import PREFIX, stamp
 from launcher.backends.batch.service import ENDPOINT_VARIABLE, BatchService
 from launcher.jobs import run as jobs_run
 from launcher.jobs.session import Session
+from launcher.protocol.task import Task, TaskRun
 from tests.launcher.backends.batch.batch_plans import batch_plan
 from tests.launcher.backends.batch.fake_batch import PROJECT, REGION, FakeBatch, FakeTask
 from tests.launcher.backends.gcp.canned_cloud import IMAGE
@@ -30,9 +31,8 @@ from tests.workload.storage.gcs_server import BUCKET
 from workload.contract import bundle
 from workload.contract.errors import ExitCode
 from workload.contract.spec import Device, Origin, Resolved, RunSpec
-from workload.contract.task import Task, TaskRun
+from workload.storage.address import open_store
 from workload.storage.inventory import sealed_runs
-from workload.storage.store import open_store
 
 pytestmark = [
     pytest.mark.world,

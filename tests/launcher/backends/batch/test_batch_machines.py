@@ -9,14 +9,15 @@ import pytest
 from launcher.backends.batch.machines import BatchMachines
 from launcher.backends.batch.plan import BatchPlan
 from launcher.backends.batch.service import ENDPOINT_VARIABLE, BatchService
-from launcher.backends.door import Condition, Machine
 from launcher.backends.gcp.refusals import DeniedError
+from launcher.protocol.backend import Condition, Machine
 from tests.launcher.backends.batch.fake_batch import PROJECT, REGION, FakeBatch
 from tests.launcher.backends.batch.test_batch_contract import plan_of
 from tests.launcher.backends.contract import silent
 from tests.launcher.backends.gcp.test_gcp_contract import Clock
 from workload.contract.errors import NoCapacityError, RooflaunchError, ToolError, UsageError
-from workload.storage.store import Store, UnreachableError, open_store
+from workload.storage.address import open_store
+from workload.storage.store import Store, UnreachableError
 
 pytestmark = [pytest.mark.world, pytest.mark.slow]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from launcher.backends.batch.start import _write_now_and_then
-from launcher.jobs.records import log_object
+from launcher.protocol.records import log_object
 from workload.contract.errors import ToolError
 from workload.storage.folder import Folder
 

@@ -16,9 +16,9 @@ from launcher.backends.gcp.machines import ComputeMachines
 from launcher.backends.gcp.plan import Options, VmPlan, make_plan
 from launcher.backends.gcp.settings import Settings
 from launcher.jobs import launches
-from launcher.jobs.records import LAUNCHES, LaunchPhase, Result, result_object
 from launcher.jobs.run import LaunchOutcome, run
 from launcher.jobs.session import Event, EventKind, Session
+from launcher.protocol.records import LAUNCHES, LaunchPhase, Result, result_object
 from tests.launcher.backends.gcp.canned_vm import CannedVm, FastClock
 from tests.launcher.backends.gcp.fake_compute import FakeCompute
 from tests.workload.storage.gcs_server import BUCKET, GcsServer

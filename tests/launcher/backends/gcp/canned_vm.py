@@ -17,12 +17,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from launcher.jobs.records import Heartbeat, LaunchPhase, Request, Result, log_object, result_object, status_object
+from launcher.protocol.records import Heartbeat, LaunchPhase, Request, Result, log_object, result_object, status_object
+from launcher.protocol.task import TaskRun
 from tests.launcher.backends.gcp.fake_compute import Vm
 from tests.workload.storage.gcs_server import GcsServer
 from workload.contract import bundle
 from workload.contract.bundle import Status
-from workload.contract.task import TaskRun
 
 # What the phases take, in seconds: facts/gce.md has 3 min 35 s from insert to a usable VM (preinstalled driver), and no
 # figures for its parts or for what follows.

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from launcher.jobs.records import Request
+from launcher.protocol.records import Request
 from tests.launcher.backends.gcp.fake_compute import FakeCompute, Vm, plain_body
 from tests.launcher.backends.gcp.fake_metadata import FakeMetadata
 from tests.workload.storage.gcs_server import BUCKET

@@ -1,8 +1,8 @@
 """A launch and its VM as most tests want them; `dataclasses.replace` for the rest."""
 
-from launcher.backends.door import Condition
 from launcher.backends.gcp.resources import Instance
-from launcher.jobs.records import Request
+from launcher.protocol.backend import Condition
+from launcher.protocol.records import Request
 
 NAME = "rooflaunch-t4-20261121-120000-3fa9c1"
 ZONE = "us-central1-a"

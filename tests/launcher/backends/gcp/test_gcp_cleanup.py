@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from launcher.backends.door import Leftover, Listing, Removed
 from launcher.jobs import cleanup
 from launcher.jobs.cleanup import require_gone
 from launcher.jobs.launches import LaunchState
-from launcher.jobs.records import Result, request_object, result_object
+from launcher.protocol.backend import Leftover, Listing, Removed
+from launcher.protocol.records import Result, request_object, result_object
 from tests.launcher.backends.gcp.canned_cloud import ZONE, Cloud, Clouds
 from tests.launcher.backends.gcp.canned_vm import Fault
 from workload.contract.errors import ExitCode, ToolError

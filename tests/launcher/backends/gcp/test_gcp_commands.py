@@ -18,22 +18,22 @@ from typing import Any, NoReturn
 
 import pytest
 
-from launcher import build as building
-from launcher import images
 from launcher.__main__ import main
 from launcher.backends.gcp import backend, gpus, options, skus
 from launcher.backends.gcp.backend import ComputeEngine
 from launcher.backends.gcp.catalog import Current
 from launcher.backends.gcp.compute import Compute
 from launcher.backends.gcp.skus import PriceList
+from launcher.docker_engine import EngineEvent, Image
+from launcher.images import build as building
+from launcher.images import contents
 from launcher.jobs import commands
 from launcher.jobs.commands import Ports
 from launcher.jobs.follow import EventKind
 from launcher.jobs.launches import LaunchState
 from launcher.jobs.progress import LaunchProgress
-from launcher.jobs.records import LaunchPhase, log_object, request_object, result_object, status_object
 from launcher.jobs.session import Event as GcpEvent
-from launcher.machine.engine import EngineEvent, Image
+from launcher.protocol.records import LaunchPhase, log_object, request_object, result_object, status_object
 from tests.launcher.backends.gcp.canned_cloud import IMAGE, SETTINGS, ZONE, Cloud, Clouds
 from tests.launcher.backends.gcp.canned_vm import Fault
 from tests.launcher.backends.gcp.price_list import SKUS
@@ -61,7 +61,7 @@ NOBODY_LEFT = (
 @pytest.fixture(autouse=True)
 def no_git(monkeypatch: pytest.MonkeyPatch) -> None:
     """The commit is part of an image's name, and asks git."""
-    monkeypatch.setattr(images, "current_commit", lambda: "")
+    monkeypatch.setattr(contents, "current_commit", lambda: "")
 
 
 def forbidden(what: str) -> Callable[..., NoReturn]:
@@ -856,8 +856,8 @@ class Docker:
     """The part of an engine that `launch gcp` asks; holds one image, and pushes it."""
 
     def __init__(self, *, holds: bool, denied: str = "") -> None:
-        recipe = images.make_recipe(images.require_flavour("cuda"))
-        labels = {images.FLAVOUR_LABEL: "cuda", images.INPUTS_LABEL: recipe.inputs}
+        recipe = contents.make_recipe(contents.require_flavour("cuda"))
+        labels = {contents.FLAVOUR_LABEL: "cuda", contents.INPUTS_LABEL: recipe.inputs}
         plain: dict[str, Any] = {"id": "sha256:1", "reference": "", "size_bytes": 1, "created": "", "labels": labels}
         own = Image(tags=("rooflaunch:cuda-ffffffffffff",), architecture="arm64", **plain)
         for_vms = Image(tags=("rooflaunch:cuda-0123456789ab",), architecture="amd64", **plain)
@@ -951,11 +951,11 @@ def test_an_image_that_is_not_there_is_built(monkeypatch: pytest.MonkeyPatch) ->
     docker = Docker(holds=False)
     made, asked = Docker(holds=True).held[1], []
 
-    def build(_: object, recipe: images.Recipe) -> building.Built:
+    def build(_: object, recipe: contents.Recipe) -> building.Built:
         asked.append(recipe.platform)
         return building.held(recipe, made)
 
-    monkeypatch.setattr("launcher.build.build", build)
+    monkeypatch.setattr("launcher.images.build.build", build)
     assert reference(with_docker(docker), None) == f"{SETTINGS.repository}@sha256:{'a' * 64}"
     assert asked == ["linux/amd64"], "the image of this machine is none for a VM"
 

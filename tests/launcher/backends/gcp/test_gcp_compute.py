@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from launcher.backends.door import Condition, Listing, Output
 from launcher.backends.gcp import compute as border
 from launcher.backends.gcp import refusals
 from launcher.backends.gcp.compute import Compute, ComputePatience
@@ -25,6 +24,7 @@ from launcher.backends.gcp.resources import (
     QuotaFault,
     gaps,
 )
+from launcher.protocol.backend import Condition, Listing, Output
 from tests.launcher.backends.gcp import fake_compute
 from tests.launcher.backends.gcp.fake_compute import FakeCompute, Vm, plain_body, quota_error, stockout_error
 from tests.ports import held_port

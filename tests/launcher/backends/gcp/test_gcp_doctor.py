@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from launcher import doctor as machine_doctor
-from launcher.backends.door import Condition, Listing
 from launcher.backends.gcp import doctor, gpus
 from launcher.backends.gcp.catalog import Current
 from launcher.backends.gcp.compute import Compute
@@ -15,8 +14,9 @@ from launcher.backends.gcp.resources import Instance, Quota, VmDisk
 from launcher.backends.gcp.services import Services
 from launcher.backends.gcp.settings import Settings
 from launcher.backends.gcp.skus import PriceList
-from launcher.checks import Check
-from launcher.checks import Health as State
+from launcher.protocol.backend import Condition, Listing
+from launcher.protocol.checks import Check
+from launcher.protocol.checks import Health as State
 from tests.launcher.backends.gcp.fake_compute import FakeCompute
 from tests.launcher.backends.gcp.fake_rest import (
     ACCOUNT,
@@ -787,11 +787,11 @@ def test_repositories(reference: str, found: Repository | None) -> None:
 
 @pytest.mark.world  # it asks git
 def test_the_tags_of_this_code() -> None:
-    from launcher import images
+    from launcher.images import contents
 
     tags = doctor.current_tags()
-    assert tags.keys() == images.load_flavours().keys()
-    recipe = images.make_recipe(images.require_flavour("cuda"), commit=images.current_commit())
+    assert tags.keys() == contents.load_flavours().keys()
+    recipe = contents.make_recipe(contents.require_flavour("cuda"), commit=contents.current_commit())
     assert recipe.tag == f"rooflaunch:{tags['cuda']}"
 
 

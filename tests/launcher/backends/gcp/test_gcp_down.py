@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from launcher.backends.door import Leftover, Listing, Removed
 from launcher.backends.gcp.machines import ComputeMachines
 from launcher.backends.gcp.provision import PAUSE_S, REMOVE_S
 from launcher.backends.gcp.refusals import DeniedError
 from launcher.backends.gcp.resources import Instance, Operation, VmDisk
 from launcher.jobs import cleanup
+from launcher.protocol.backend import Leftover, Listing, Removed
 from tests.launcher.backends.gcp.plain import INSTANCE, ZONE
 from workload.contract.errors import ToolError
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from launcher.backends.door import Condition, Listing, Machine, Output, Removed
 from launcher.jobs.follow import Ending, Followed, follow, interval_s
-from launcher.jobs.records import Heartbeat, LaunchPhase, Request, Result, result_object, status_object
 from launcher.jobs.session import Event, EventKind, Session
+from launcher.protocol.backend import Condition, Listing, Machine, Output, Removed
+from launcher.protocol.records import Heartbeat, LaunchPhase, Request, Result, result_object, status_object
 from tests.launcher.backends.gcp import plain
 from tests.launcher.backends.gcp.plain import LAUNCHED_S, NAME, ZONE
 from workload.contract.errors import ToolError

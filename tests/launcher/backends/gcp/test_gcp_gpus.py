@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from launcher import images
 from launcher.backends.gcp import gpus
 from launcher.backends.gcp.gpus import Driver
+from launcher.images import contents
 from workload.contract import prices
 from workload.contract.errors import ExitCode, ToolError, UsageError
 
@@ -30,7 +30,7 @@ def test_the_gpus_are_these() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_image_flavour_and_driver_are_those_of_the_images(name: str) -> None:
     gpu = gpus.require(name)
-    flavour = images.flavour_for(gpu.capability)
+    flavour = contents.flavour_for(gpu.capability)
     assert flavour is not None
     assert (gpu.flavour, gpu.minimum_driver, gpu.driver_below) == (flavour.name, flavour.driver, flavour.driver_below)
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher.agent import landlord
+from launcher.agent import host_facts
 from launcher.backends.gcp import guest
 from launcher.backends.gcp.guest import Guest, this_machine
-from launcher.jobs.records import LaunchPhase
+from launcher.protocol.records import LaunchPhase
 from tests.launcher.backends.gcp import fake_vm
 from tests.launcher.backends.gcp.fake_compute import FakeCompute, Vm
 from tests.launcher.backends.gcp.fake_metadata import TOKEN, FakeMetadata
@@ -163,10 +163,10 @@ def test_times_and_facts_that_only_compute_engine_tells(here: Guest, vm: Vm, com
 
 
 def test_the_agent_loads_it_from_the_folder_of_the_launch(tmp_path: Path) -> None:
-    shutil.copy(guest.__file__, tmp_path / landlord.FILE)
-    loaded = landlord.landlord_of(tmp_path)
+    shutil.copy(guest.__file__, tmp_path / host_facts.FILE)
+    loaded = host_facts.landlord_of(tmp_path)
     assert type(loaded).__name__ == "Guest"
-    assert {name for name in dir(landlord.Landlord) if not name.startswith("_")} <= set(dir(loaded))
+    assert {name for name in dir(host_facts.Landlord) if not name.startswith("_")} <= set(dir(loaded))
 
 
 def test_the_vm_as_compute_engine_describes_it(here: Guest, vm: Vm, compute: FakeCompute) -> None:

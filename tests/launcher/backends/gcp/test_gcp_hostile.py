@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from launcher.backends.door import Listing, Output
 from launcher.backends.gcp.backend import ComputeEngine
 from launcher.backends.gcp.options import Where
 from launcher.backends.gcp.resources import Operation
@@ -18,8 +17,9 @@ from launcher.jobs import commands, launches
 from launcher.jobs.commands import Place as PlaceOf
 from launcher.jobs.commands import Ports
 from launcher.jobs.launches import LaunchState
-from launcher.jobs.records import request_object, result_object, status_object
-from launcher.options import Format
+from launcher.protocol.backend import Listing, Output
+from launcher.protocol.records import request_object, result_object, status_object
+from launcher.typer_options import Format
 from tests.launcher.backends.gcp.plain import INSTANCE, LAUNCHED_S, NAME, REQUEST, ZONE
 from tests.launcher.backends.gcp.test_gcp_status import Objects, Place, as_store, beat, result, session_of
 from workload.contract.errors import RooflaunchError

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.jobs.records import LAUNCHES, result_object
+from launcher.protocol.records import LAUNCHES, result_object
 from tests.launcher.backends.gcp.canned_cloud import IMAGE, ZONE, Cloud, Clouds
 from tests.launcher.backends.gcp.canned_vm import Fault
 from tests.workload.storage.gcs_server import BUCKET

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.jobs.records import LaunchPhase, Request, request_object
+from launcher.protocol.records import LaunchPhase, Request, request_object
 from tests import off_clock
 from tests.launcher.backends.gcp.canned_cloud import IMAGE, ZONE, Cloud, Clouds
 from tests.launcher.backends.gcp.canned_vm import Fault

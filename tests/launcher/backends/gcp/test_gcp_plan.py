@@ -24,13 +24,13 @@ from launcher.backends.gcp.gpus import Driver
 from launcher.backends.gcp.plan import Options, VmPlan, make_plan
 from launcher.backends.gcp.settings import Settings, resolve_settings
 from launcher.backends.gcp.skus import PriceList
-from launcher.jobs.records import NAME, Price, Request, region_of
+from launcher.protocol.records import NAME, Price, Request, region_of
+from launcher.protocol.task import Task, TaskRun
 from launcher.sizes import parse_duration_s
 from tests.launcher.backends.gcp.price_list import SKUS
 from workload.contract import prices
 from workload.contract.errors import ExitCode, RooflaunchError, ToolError, UsageError
 from workload.contract.spec import Device, Precision, Profile, RunSpec, resolve
-from workload.contract.task import Task, TaskRun
 from workload.contract.text import dollars, minutes
 
 ROOT = Path(__file__).parents[4]

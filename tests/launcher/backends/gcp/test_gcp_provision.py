@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from launcher.backends.door import Tried
 from launcher.backends.gcp import compute as border
 from launcher.backends.gcp import provision as provisioning
 from launcher.backends.gcp import refusals
@@ -17,6 +16,7 @@ from launcher.backends.gcp.plan import Options, VmPlan, make_plan
 from launcher.backends.gcp.provision import Provisioned, Scope, StrangerError, provision, reach, remove
 from launcher.backends.gcp.resources import OperationFault, QuotaFault
 from launcher.backends.gcp.settings import Settings
+from launcher.protocol.backend import Tried
 from tests.launcher.backends.gcp.fake_compute import FakeCompute, plain_body
 from workload.contract.errors import ExitCode, InterruptedRunError, NoCapacityError, ToolError
 from workload.contract.spec import resolve

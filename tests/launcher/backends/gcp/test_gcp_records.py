@@ -5,8 +5,8 @@ from dataclasses import fields, replace
 
 import pytest
 
-from launcher.jobs import records
-from launcher.jobs.records import Heartbeat, LaunchPhase, LeaseRecord, Price, Request, Result
+from launcher.protocol import records
+from launcher.protocol.records import Heartbeat, LaunchPhase, LeaseRecord, Price, Request, Result
 from workload.contract.errors import BundleError, ExitCode
 
 AT = "2026-11-21T14:26:00Z"

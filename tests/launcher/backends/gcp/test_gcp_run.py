@@ -11,9 +11,9 @@ from launcher.backends.gcp.plan import Options, make_plan
 from launcher.jobs import follow, launches
 from launcher.jobs import run as launching
 from launcher.jobs.launches import LaunchState
-from launcher.jobs.records import LaunchPhase, Request, epoch_s, request_object, result_object
 from launcher.jobs.run import LaunchOutcome, LeftRunningError, again, run
 from launcher.jobs.session import Event, EventKind
+from launcher.protocol.records import LaunchPhase, Request, epoch_s, request_object, result_object
 from tests.launcher.backends.gcp.canned_cloud import IMAGE, QUICK, SETTINGS, ZONE, Cloud, Clouds
 from tests.launcher.backends.gcp.canned_vm import DURATIONS, Fault
 from tests.launcher.backends.gcp.fake_compute import Vm

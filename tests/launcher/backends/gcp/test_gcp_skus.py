@@ -8,7 +8,7 @@ import pytest
 
 from launcher.backends.gcp import gpus, skus
 from launcher.backends.gcp.skus import PriceList, Sku
-from launcher.jobs.records import Price
+from launcher.protocol.records import Price
 from tests.launcher.backends.gcp.price_list import ADDRESS, CORE, DISK, GPU, GPU_SPOT, RAM, SKUS, sku
 
 T4 = gpus.require("t4")

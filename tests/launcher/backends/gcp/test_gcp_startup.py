@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from launcher.agent import home as agent_home
-from launcher.agent import landlord
+from launcher.agent import host_facts
 from launcher.backends.gcp import boot as boot_program
 from launcher.backends.gcp.plan import PROGRAM_FOLDER
-from launcher.jobs.records import log_object
+from launcher.protocol.records import log_object
 from tests.launcher.backends.gcp import fake_vm
 from tests.launcher.backends.gcp.fake_compute import FakeCompute, Vm
 from tests.launcher.backends.gcp.fake_metadata import TOKEN
@@ -402,7 +402,7 @@ def until(is_there: Callable[[], object]) -> None:
 
 
 def test_boot_and_agent_mean_the_same_mark() -> None:
-    assert (boot_program.STARTED, boot_program.LANDLORD) == (agent_home.STARTED, landlord.FILE)
+    assert (boot_program.STARTED, boot_program.LANDLORD) == (agent_home.STARTED, host_facts.FILE)
 
 
 def test_the_vms_own_python_may_be_old() -> None:

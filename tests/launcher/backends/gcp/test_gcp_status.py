@@ -8,12 +8,12 @@ from typing import Any, NoReturn
 
 import pytest
 
-from launcher.backends.door import Condition, Listing, Machine
 from launcher.backends.gcp.resources import RESTART_S
 from launcher.jobs import launches
 from launcher.jobs.launches import LaunchState, Seen, find, judge, render, render_one
-from launcher.jobs.records import Heartbeat, LaunchPhase, Result, request_object, result_object, status_object
 from launcher.jobs.session import Session
+from launcher.protocol.backend import Condition, Listing, Machine
+from launcher.protocol.records import Heartbeat, LaunchPhase, Result, request_object, result_object, status_object
 from tests.launcher.backends.gcp.plain import INSTANCE, LAUNCHED_S, NAME, REQUEST, ZONE
 from workload.contract.errors import NothingToDoError, UsageError
 from workload.contract.text import duration

@@ -12,7 +12,7 @@ from launcher.backends.gcp.plan import Options, VmPlan, make_plan
 from launcher.backends.gcp.refusals import DeniedError
 from launcher.backends.gcp.settings import resolve_settings
 from launcher.jobs import launches
-from launcher.jobs.records import Request
+from launcher.protocol.records import Request
 from workload.contract.errors import ExitCode, ToolError, UsageError
 from workload.contract.spec import resolve
 from workload.storage.store import UnreachableError

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from launcher.backends.door import Job
 from launcher.backends.slurm.backend import backend
 from launcher.backends.slurm.machines import SlurmMachines
 from launcher.backends.slurm.options import Options, Where
 from launcher.backends.slurm.plan import SlurmPlan
+from launcher.protocol.backend import Job
+from launcher.protocol.task import Task
 from tests import slurm
 from tests.slurm import SlurmCluster
 from workload.contract.spec import Device, resolve
-from workload.contract.task import Task
 
 TINY = {
     "device": Device.CPU,

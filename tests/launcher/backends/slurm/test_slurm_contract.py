@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher.backends.door import Machine, Plan
-from launcher.backends.slurm import far
+from launcher.backends.slurm import remote
 from launcher.backends.slurm.machines import SlurmMachines
 from launcher.backends.slurm.options import Options
+from launcher.protocol.backend import Machine, Plan
 from tests.launcher.backends.contract import CHECKS, Check, Place, name_of
 from tests.launcher.backends.slurm.conftest import doing, machines_of, plan_of
 from tests.slurm import SlurmCluster, until
@@ -99,8 +99,10 @@ class TheCluster(Place):
         folder.mkdir(exist_ok=True)
         (folder / program).write_text(f'#!/bin/sh\necho "{program}: error: {words}" >&2\nexit 1\n')
         (folder / program).chmod(0o755)
-        tool = far.tool
-        self._monkeypatch.setattr(far, "tool", lambda word, *more, **given: tool(_shim(folder, word), *more, **given))
+        tool = remote.tool
+        self._monkeypatch.setattr(
+            remote, "tool", lambda word, *more, **given: tool(_shim(folder, word), *more, **given)
+        )
 
 
 def _shim(folder: Path, program: str) -> str:

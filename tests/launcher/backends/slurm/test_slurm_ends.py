@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from launcher.backends.door import Condition, Machine
 from launcher.backends.slurm import prepare as prepare_module
 from launcher.backends.slurm.options import Options, Software
 from launcher.backends.slurm.plan import SlurmPlan
 from launcher.backends.slurm.prepare import prepare
-from launcher.jobs.records import Result
+from launcher.protocol.backend import Condition, Machine
+from launcher.protocol.records import Result
 from tests.launcher.backends.slurm.conftest import doing, machines_of, plan_of
 from tests.slurm import SlurmCluster, until
 from workload.contract import bundle

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from launcher.backends.door import Condition, Listing, Machine
 from launcher.jobs.follow import Ending, Followed, follow
-from launcher.jobs.records import Request, Result, result_object
 from launcher.jobs.session import Event, EventKind, Session
+from launcher.protocol.backend import Condition, Listing, Machine
+from launcher.protocol.records import Request, Result, result_object
 from workload.storage.folder import Folder
 
 NAME = "rooflaunch-slurm-20261121-120000-abcdef"

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from launcher.backends.door import Job
 from launcher.backends.slurm.backend import backend
 from launcher.backends.slurm.login_node import Cluster
 from launcher.backends.slurm.options import Options, Software, Where, time_s, time_text
 from launcher.backends.slurm.plan import RESTARTS, SlurmPlan, make_plan
 from launcher.backends.slurm.script import Node, check_script, job_script
-from launcher.jobs.records import Request
+from launcher.protocol.backend import Job
+from launcher.protocol.records import Request
+from launcher.protocol.task import Task
 from workload.contract.errors import ToolError, UsageError
 from workload.contract.spec import Device, resolve
-from workload.contract.task import Task
 
 SCRIPTS = Path(__file__).parent / "scripts"
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)

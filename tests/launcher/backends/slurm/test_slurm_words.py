@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from launcher.backends.door import Condition
-from launcher.backends.slurm import far
+from launcher.backends.slurm import remote
 from launcher.backends.slurm.guest import Element
 from launcher.backends.slurm.machines import _machine
 from launcher.backends.slurm.refusals import explained
 from launcher.backends.slurm.site import Gpus, Partition, Site, checks, look_at, parse_gres, require_room
 from launcher.backends.slurm.states import state_of
-from launcher.checks import Health
-from launcher.jobs.records import Request
+from launcher.protocol.backend import Condition
+from launcher.protocol.checks import Health
+from launcher.protocol.records import Request
 from tests.launcher.backends.slurm.conftest import machines_of
 from workload.contract.errors import NoCapacityError, RooflaunchError, ToolError, UsageError
 
@@ -236,7 +236,7 @@ def test_why_a_job_is_ended_stands_in_its_log(
 
 
 def test_a_machine_without_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(far, "tool", lambda *_, **__: (127, "", "sbatch is not installed"))
+    monkeypatch.setattr(remote, "tool", lambda *_, **__: (127, "", "sbatch is not installed"))
     with pytest.raises(ToolError) as raised:
         look_at(machines_of().node)
     assert str(raised.value) == "sbatch is not installed on this login node"

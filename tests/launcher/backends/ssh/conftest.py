@@ -7,11 +7,11 @@ from datetime import UTC, datetime
 
 import pytest
 
-from launcher.backends.door import Job
 from launcher.backends.ssh.backend import backend
 from launcher.backends.ssh.machines import SshMachines
 from launcher.backends.ssh.options import Options, Where
 from launcher.backends.ssh.plan import SshPlan, Start
+from launcher.protocol.backend import Job
 from tests import sshd
 from workload.contract.spec import Device, resolve
 

@@ -14,11 +14,11 @@ from typing import IO
 
 import pytest
 
-from launcher.backends.door import Machine, Plan
 from launcher.backends.ssh import machines as machines_module
 from launcher.backends.ssh.backend import backend
 from launcher.backends.ssh.machines import SshMachines
 from launcher.backends.ssh.options import Where
+from launcher.protocol.backend import Machine, Plan
 from tests import sshd
 from tests.launcher.backends.contract import CHECKS, Check, Place, name_of
 from tests.launcher.backends.ssh.conftest import doing, plan_of

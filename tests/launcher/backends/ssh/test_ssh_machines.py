@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from launcher.backends.door import Condition, Machine
 from launcher.backends.ssh import machines as machines_module
 from launcher.backends.ssh.backend import backend
 from launcher.backends.ssh.machines import SshMachines
 from launcher.backends.ssh.options import Where
 from launcher.backends.ssh.plan import SshPlan
+from launcher.protocol.backend import Condition, Machine
 from tests import sshd
 from tests.launcher.backends.ssh.conftest import doing, plan_of
 from workload.contract.errors import ExitCode, NoCapacityError

@@ -5,14 +5,14 @@ from datetime import UTC, datetime
 
 import pytest
 
-from launcher.backends.door import Job
 from launcher.backends.ssh.backend import backend
 from launcher.backends.ssh.options import Options, Where
 from launcher.backends.ssh.plan import Start
 from launcher.kinds import Runtime
+from launcher.protocol.backend import Job
+from launcher.protocol.task import Task, TaskRun
 from workload.contract.errors import UsageError
 from workload.contract.spec import RunSpec, resolve
-from workload.contract.task import Task, TaskRun
 
 
 @pytest.mark.parametrize(

@@ -135,7 +135,7 @@ def test_our_code_is_sent_whole_over_a_connection_that_breaks(
     assert plan.start is not None
     assert plan.start.environment["PYTHONPATH"] == str(folder)
     assert plan.request.store == str(machine.home / ".rooflaunch")
-    for name in ("launcher/agent/__main__.py", "workload/train.py", "docker/Dockerfile"):
+    for name in ("launcher/agent/__main__.py", "workload/run/train.py", "docker/Dockerfile"):
         assert (folder / name).read_bytes() == (ROOT / name).read_bytes()
     sent = machines.calls["ssh.code"]
     prepare(replace(plan, start=None), machines)
@@ -162,7 +162,7 @@ def test_what_is_there(machine: sshd.Machine, machines: SshMachines, where: Wher
 
 
 @pytest.mark.parametrize(
-    "path", ["launcher/backends/ssh/far.py", "launcher/backends/ssh/keeper.py", "workload/storage/ssh_far.py"]
+    "path", ["launcher/backends/ssh/remote.py", "launcher/backends/ssh/keeper.py", "workload/storage/ssh_far.py"]
 )
 def test_what_runs_there_needs_python_3_8_alone(path: str) -> None:
     text = (ROOT / path).read_bytes().decode("ascii")

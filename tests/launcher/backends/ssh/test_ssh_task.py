@@ -11,19 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from launcher.backends.door import Job
 from launcher.backends.ssh.backend import backend
 from launcher.backends.ssh.machines import SshMachines
 from launcher.backends.ssh.options import Options, Where
 from launcher.backends.ssh.prepare import prepare
 from launcher.jobs import run as launching
 from launcher.jobs.session import Session
+from launcher.protocol.backend import Job
+from launcher.protocol.task import Task, TaskRun
 from tests import sshd
 from tests.launcher.backends.ssh.conftest import TINY
 from workload.contract import bundle
 from workload.contract.errors import ExitCode
 from workload.contract.spec import resolve
-from workload.contract.task import Task, TaskRun
 from workload.storage.inventory import sealed_runs
 
 pytestmark = [

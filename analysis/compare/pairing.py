@@ -1,0 +1,382 @@
+"""Selection of pairs to compare: two sides of runs that differ in one fact and agree in the others. Pure.
+
+Runs of one side that may not be pooled (another driver, a container instead of a process) form separate pools. A pool
+is compared with the matching pool of the other side. The result names the facts that separate the pools.
+"""
+
+import difflib
+import shlex
+from collections import Counter, defaultdict
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import combinations
+from typing import Any
+
+from analysis.loading.cases import Case, cases
+from analysis.loading.configurations import (
+    CONFIGURATION,
+    PLACE,
+    SOFTWARE,
+    label,
+    measured,
+    pool_words,
+    require_poolable,
+    shown,
+)
+from analysis.loading.tables import Tables
+from workload.contract.design import Contrast, Design, Run
+from workload.contract.errors import NothingToDoError, UsageError
+from workload.contract.invocation import as_typed
+from workload.contract.text import printable
+
+# Facts of a machine that vary together: if one of them is compared, the others may differ too.
+MACHINE = (
+    *PLACE,
+    "backend",
+    "runtime",
+    "compute_capability",
+    "hostname",
+    "cpu_model",
+    "hypervisor",
+    "zone",
+    "region",
+    "machine_type",
+    "cpu_platform",
+    "physical_host",
+    "spot",
+)
+VERSIONS = (*SOFTWARE, "torchvision", "cuda_build", "cudnn", "python", "rooflaunch", "os", "kernel")
+COMPARABLE = (*CONFIGURATION, *MACHINE, *VERSIONS)
+BY_EXAMPLES = ("place", "device_name", "precision", "batch_size", "zone", "torch")
+# Facts to compare by if the user names none: the first in which runs differ that agree in the others. The order is the
+# most common questions, then other options of a run, then versions. The model is last, because it is another task.
+DEFAULT_ORDER = tuple(
+    dict.fromkeys(
+        [
+            "place",
+            "device_name",
+            "precision",
+            "batch_size",
+            *(fact for fact in CONFIGURATION if fact != "model"),
+            "runtime",
+            "machine_type",
+            *SOFTWARE,
+            "model",
+        ]
+    )
+)
+
+
+# The 15 pairs of 6 values fit a screen, and keep most of their power under Holm's correction.
+MOST_VALUES = 6
+# Most values in a message.
+MOST_NAMED = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Side:
+    """Runs with one value of the compared fact that may be pooled."""
+
+    value: Any
+    runs: Sequence[Case]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """Two sides that agree in all facts that must be equal.
+
+    `shared`: these facts with their values; `pool`: facts that tell this pool of runs from others, for example
+    `runtime process`.
+    """
+
+    left: Side
+    right: Side
+    shared: Mapping[str, Any]
+    pool: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pairing:
+    """All pairs that differ in `by`. `mixed`: facts in which runs of one side differ, which separates them into pools.
+
+    `alone`: runs without a counterpart on the other side; `unpaired`: runs from which no other run (or no run of the
+    baseline) differs in `by` alone. `also`: other facts by which these runs could be compared, if the user named none.
+    `baselines`: values that the others were compared with, if not all pairs were made. `runs`: all measured runs,
+    compared or not; `pooled`: facts in which runs of one configuration may differ.
+    """
+
+    by: str
+    pairs: Sequence[Pair]
+    mixed: tuple[str, ...] = ()
+    alone: tuple[str, ...] = ()
+    unpaired: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
+    baselines: tuple[str, ...] = ()
+    runs: Sequence[Case] = ()
+    pooled: frozenset[str] = frozenset()
+
+
+def pair_up(
+    results: Tables,
+    by: str | None = None,
+    *,
+    baseline: str | None = None,
+    all_pairs: bool = False,
+    allow_mixed: Collection[str] = (),
+) -> Pairing:
+    """Pairs that differ in `by`; without `by`, in the first fact of `DEFAULT_ORDER` in which runs differ.
+
+    `baseline`: the value of `by` that all others are compared with. Without it all pairs of values are compared. With
+    more than `MOST_VALUES` values and without `all_pairs`, each is compared only with the value that has the most runs:
+    the correction for many comparisons would hide certain differences, and 2,145 rows are unreadable.
+
+    Raises `UsageError` for a column that runs cannot be compared by, `NotPoolableError` (exit code 9) if runs differ in
+    `by` but none has a counterpart on the other side, and `NothingToDoError` if no two runs differ in `by` alone.
+    """
+    if baseline is not None and all_pairs:
+        raise UsageError("--baseline compares with one value, --all-pairs each with each", hint="leave out one of them")
+    _require_comparable([*([by] if by else []), *allow_mixed])
+    runs = measured(results.runs)
+    runs = runs[runs["images_per_s"] > 0]
+    wanted = set(runs["run_id"])
+    compared = [case for case in cases(results) if case.run_id in wanted]
+    if not compared:
+        raise NothingToDoError(
+            "nothing to compare: no run completed its measured steps", hint="analyze summary says how they ended"
+        )
+    asked = _Asked(
+        baseline=None if baseline is None else _value_of(compared, by, baseline),
+        all_pairs=all_pairs,
+        allow_mixed=frozenset(allow_mixed),
+    )
+    if by is None:
+        return _by_what_differs(compared, asked)
+    pairing = _paired(compared, by, asked)
+    if not pairing.pairs and pairing.alone:
+        ignored = dict.fromkeys([by, *allow_mixed, *_held(by)])
+        mixed = [f"--allow-mixed {fact}" for fact in (*allow_mixed, *pairing.mixed)]
+        require_poolable(
+            runs[runs["run_id"].isin(pairing.alone)].assign(**ignored), hint=" ".join([f"--by {by}", *mixed])
+        )
+    if not pairing.pairs:
+        values = sorted({value_text(by, case[by]) for case in compared})
+        raise NothingToDoError(
+            f"nothing to compare: no two runs that differ in {label(by)} and agree in the rest; "
+            f"{label(by)} is {', '.join(values) or 'unknown'}",
+            hint="name folders with other runs too, or compare --by " + " | ".join(BY_EXAMPLES),
+        )
+    return pairing
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Asked:
+    """The user's options for pairs; `baseline`: a fact and one of its values."""
+
+    baseline: tuple[str, Any] | None
+    all_pairs: bool
+    allow_mixed: frozenset[str]
+
+
+def _value_of(compared: Sequence[Case], by: str | None, baseline: str) -> tuple[str, Any]:
+    """Fact and value of the user's `baseline`, a value as tables show it; without `by`, the first fact that has it."""
+    facts = [by] if by else DEFAULT_ORDER
+    for fact in facts:
+        for value in {case[fact]: None for case in compared}:
+            if value_text(fact, value) == baseline:
+                return fact, value
+    values = sorted({value_text(fact, case[fact]) for fact in facts[:1] for case in compared})
+    close = difflib.get_close_matches(baseline, values, n=1) or values[:1]
+    raise UsageError(
+        f"no run has {label(facts[0])} '{printable(baseline)}'; there is {printable(', '.join(values[:MOST_NAMED]))}"
+        + (f" and {len(values) - MOST_NAMED} more" if len(values) > MOST_NAMED else ""),
+        hint=f"--by {facts[0]} --baseline {as_typed(printable(shlex.quote(close[0])))}",
+    )
+
+
+def _by_what_differs(compared: Sequence[Case], asked: _Asked) -> Pairing:
+    differing = [fact for fact in DEFAULT_ORDER if len({case[fact] for case in compared}) > 1]
+    if asked.baseline is not None:
+        differing = [asked.baseline[0]]
+    pairings = [pairing for fact in differing if (pairing := _paired(compared, fact, asked)).pairs]
+    if not pairings:
+        where = f"they differ in {_listed(differing)}" if differing else "they agree in everything"
+        what = f"{len(compared)} measured run{'' if len(compared) == 1 else 's'}"
+        raise NothingToDoError(
+            f"nothing to compare: among {what} no two differ in one fact and agree in the rest"
+            + (f"; {where}" if len(compared) > 1 else ""),
+            hint="name folders with other runs too: analyze compare RESULTS MORE_RESULTS",
+        )
+    first, *others = pairings
+    also = tuple(pairing.by for pairing in others)
+    return replace(first, also=also)
+
+
+def _listed(facts: Sequence[str]) -> str:
+    return ", ".join(map(label, facts))
+
+
+def _require_comparable(columns: Sequence[str]) -> None:
+    for column in columns:
+        if column not in COMPARABLE:
+            close = difflib.get_close_matches(column, COMPARABLE, n=1)
+            raise UsageError(
+                f"runs cannot be compared by '{column}'",
+                hint=f"--by {close[0]}" if close else "--by " + " | ".join(BY_EXAMPLES),
+            )
+
+
+def value_text(by: str, value: Any) -> str:
+    """Value of the fact `by` in words, without the name of the fact."""
+    return shown(by, value).removeprefix(f"{label(by)} ")
+
+
+# --- pairs
+
+
+def _paired(compared: Sequence[Case], by: str, asked: _Asked) -> Pairing:
+    held = [fact for fact in _held(by) if fact not in asked.allow_mixed]
+    told_apart = [fact for fact in (*PLACE, *SOFTWARE) if fact != by and fact not in asked.allow_mixed]
+    groups: dict[tuple[Any, ...], dict[Any, list[Case]]] = {}
+    for case in compared:
+        sides = groups.setdefault(tuple(case[fact] for fact in held), {})
+        sides.setdefault(case[by], []).append(case)
+    pairs, mixed, alone, unpaired = list[Pair](), set[str](), list[str](), list[str]()
+    runs_of = Counter(case[by] for case in compared)
+    baselines = dict[str, None]()
+    for values, sides in groups.items():
+        baseline = _baseline(sides, asked, runs_of)
+        if len(sides) == 1 or (baseline is not None and baseline.value not in sides):
+            unpaired += [case.run_id for runs in sides.values() for case in runs]
+            continue
+        if baseline is not None:
+            baselines[value_text(by, baseline.value)] = None
+        varying = [
+            fact for fact in told_apart if any(len({case[fact] for case in side}) > 1 for side in sides.values())
+        ]
+        like_pairs = list(_pairs_of(sides, told_apart, varying, dict(zip(held, values, strict=True)), baseline))
+        together = {case.run_id for pair in like_pairs for side in (pair.left, pair.right) for case in side.runs}
+        alone += [case.run_id for runs in sides.values() for case in runs if case.run_id not in together]
+        mixed |= set(varying)
+        pairs += like_pairs
+    return Pairing(
+        by=by,
+        pairs=pairs,
+        mixed=tuple(fact for fact in told_apart if fact in mixed),
+        alone=tuple(alone),
+        unpaired=tuple(unpaired),
+        baselines=tuple(baselines),
+        runs=compared,
+        pooled=asked.allow_mixed,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Baseline:
+    """Value of the baseline; a wrapper, because the value itself may be None (unknown)."""
+
+    value: Any
+
+
+def _baseline(sides: Mapping[Any, Sequence[Case]], asked: _Asked, runs_of: Mapping[Any, int]) -> _Baseline | None:
+    """Value that the others are compared with; None to compare all pairs.
+
+    The choice depends on the number of runs and never on their figures: choosing the fastest would require a correction
+    for all pairs from which it was chosen.
+    """
+    if asked.baseline is not None:
+        return _Baseline(value=asked.baseline[1])
+    if asked.all_pairs or len(sides) <= MOST_VALUES:
+        return None
+    return _Baseline(value=min(sides, key=lambda value: (-runs_of[value], -len(sides[value]), _order(value))))
+
+
+def _held(by: str) -> tuple[str, ...]:
+    """Facts that must be equal on both sides: the configuration and, unless machines are compared, the place."""
+    kept = CONFIGURATION if by in MACHINE else (*CONFIGURATION, *PLACE)
+    return tuple(fact for fact in kept if fact != by)
+
+
+def _pairs_of(
+    sides: Mapping[Any, Sequence[Case]],
+    told_apart: Sequence[str],
+    varying: Sequence[str],
+    shared: Mapping[str, Any],
+    baseline: _Baseline | None,
+) -> Iterator[Pair]:
+    """Pair each pool of a side with each matching pool of another side; a baseline is always the left side."""
+    ordered = sorted(sides.items(), key=lambda item: _order(item[0]))
+    chosen: Iterable[tuple[tuple[Any, Sequence[Case]], tuple[Any, Sequence[Case]]]] = combinations(ordered, 2)
+    if baseline is not None:
+        first = (baseline.value, sides[baseline.value])
+        chosen = [(first, other) for other in ordered if other[0] != baseline.value]
+    for (left, left_runs), (right, right_runs) in chosen:
+        # A fact without a common value on both sides cannot be kept equal: the note of the comparison names it.
+        alike = [
+            fact for fact in told_apart if {case[fact] for case in left_runs} & {case[fact] for case in right_runs}
+        ]
+        right_pools = _pools(right_runs, told_apart)
+        for left_pool in _pools(left_runs, told_apart):
+            for right_pool in right_pools:
+                if all(left_pool[0][fact] == right_pool[0][fact] for fact in alike):
+                    yield Pair(
+                        left=Side(value=left, runs=left_pool),
+                        right=Side(value=right, runs=right_pool),
+                        shared=shared,
+                        pool=pool_words(left_pool[0].facts, [fact for fact in varying if fact in alike]),
+                    )
+
+
+def _pools(runs: Sequence[Case], facts: Sequence[str]) -> list[list[Case]]:
+    pools: dict[tuple[Any, ...], list[Case]] = defaultdict(list)
+    for case in runs:
+        pools[tuple(case[fact] for fact in facts)].append(case)
+    return list(pools.values())
+
+
+def _order(value: Any) -> tuple[bool, float, str]:
+    """Sort key of values: numbers by size, then texts, None last."""
+    is_number = isinstance(value, int | float)
+    return value is None, float(value) if is_number else 0.0, "" if is_number else str(value)
+
+
+# --- designs of blocks
+
+
+class Designs:
+    """Designs of the blocks of a pairing's runs, with all configurations in these blocks; each is made once."""
+
+    def __init__(self, pairing: Pairing) -> None:
+        facts = dict.fromkeys((*CONFIGURATION, *PLACE, *SOFTWARE, pairing.by))
+        self._facts = [fact for fact in facts if fact not in pairing.pooled]
+        self._runs = [case for case in pairing.runs if case.block is not None]
+        self._design = cache(self._made)
+
+    def configuration(self, runs: Sequence[Case]) -> Hashable:
+        """Configuration of a side's runs, as identified in their design."""
+        return tuple(runs[0][fact] for fact in self._facts)
+
+    def contrast(self, sides: Mapping[Hashable, float], runs: Sequence[Case], *, with_busy: bool = True) -> Contrast:
+        """Weighted sum of logarithms of images/s of the configurations in `sides`, from all blocks of `runs`."""
+        return self.design(runs, with_busy=with_busy).contrast(sides)
+
+    def design(self, runs: Sequence[Case], *, with_busy: bool = True) -> Design:
+        """Design of all runs in the blocks of `runs`; without those on a busy machine unless `with_busy`."""
+        return self._design(frozenset(case.block for case in runs), with_busy)
+
+    def _made(self, blocks: frozenset[Hashable], with_busy: bool) -> Design:
+        return Design(
+            Run(
+                figure=float(case["images_per_s"]),
+                configuration=tuple(case[fact] for fact in self._facts),
+                block=case.block,
+                position=case["position"],
+            )
+            for case in self._runs
+            if case.block in blocks and (with_busy or not is_busy(case))
+        )
+
+
+def is_busy(case: Case) -> bool:
+    """Whether other processes used the machine of a run meanwhile."""
+    return isinstance(case["busy"], str)

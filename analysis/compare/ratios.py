@@ -1,0 +1,547 @@
+"""Comparison of places, devices, precisions or versions: ratio, certainty, smallest detectable difference. Pure.
+
+The figure of a run is its images over its wall time. If both sides share two blocks or more, their runs are compared
+within the blocks, even if the interval is wider; else as two independent samples.
+"""
+
+from collections import defaultdict
+from collections.abc import Collection, Hashable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis.compare.pairing import MACHINE, Designs, Pair, Pairing, Side, is_busy, pair_up, value_text
+from analysis.loading.cases import Case
+from analysis.loading.configurations import CONFIGURATION, DATA_DETAILS, PLACE, SOFTWARE, label, needs_no_digest, shown
+from analysis.loading.tables import Tables
+from analysis.statistics import (
+    Comparison,
+    Interval,
+    PlacedRun,
+    PositionEffect,
+    compare_within_blocks,
+    holm,
+    holm_levels,
+    position_effect,
+    shared_blocks,
+)
+from analysis.statistics import compare as compare_runs
+from analysis.statistics.comparison import WithinBlocks
+from analysis.statistics.paired_blocks import difference_of
+from analysis.statistics.power import ALPHA
+from analysis.statistics.samples import LEAST_FOR_SPREAD, LEAST_REPLICATES, LEVEL, too_few
+from workload.contract.design import Contrast
+from workload.contract.tables import Column, Role, number
+from workload.contract.text import counted, digits_beside_one, percent, plain
+
+# If the whole interval of the ratio is closer to 1 than this, the verdict names no winner, even if one is certain.
+SAME_WITHIN = 0.001
+# Facts that the note names if the sides differ in them too, because they may explain the difference.
+TOLD = (*SOFTWARE, "cudnn")
+
+COLUMNS = (
+    Column(name="by", heading="by", role=Role.FACT),
+    Column(name="model", heading="model", role=Role.FACT),
+    Column(name="batch_size", heading="batch", role=Role.FACT),
+    Column(name="precision", heading="precision", role=Role.FACT),
+    Column(name="left", heading="left", role=Role.FACT),
+    Column(name="right", heading="right", role=Role.FACT),
+    Column(name="combinations", heading="combinations", optional=True),
+    Column(name="ratio", heading="right/left"),
+    Column(name="ratio_low", heading="low"),
+    Column(name="ratio_high", heading="high"),
+    Column(name="runs_left", heading="runs left"),
+    Column(name="runs_right", heading="right"),
+    Column(name="level", heading="at", unit="%", digits=5),
+    Column(name="p", heading="p", digits=2),
+    Column(name="p_holm", heading="p (Holm)", digits=2),
+    Column(name="test", heading="test", optional=True, role=Role.NOTE),
+    Column(name="blocks", heading="blocks", optional=True),
+    Column(name="position_left", heading="position left", digits=3, optional=True),
+    Column(name="position_right", heading="right", digits=3, optional=True),
+    Column(name="narrower_than_unpaired", heading="narrower than unpaired", digits=2, optional=True),
+    Column(name="effect", heading="effect", digits=3),
+    Column(name="smallest_detectable_ratio", heading="would be seen from"),
+    Column(name="busy", heading="busy", optional=True, detail=True),
+    Column(name="verdict", heading="verdict", role=Role.SENTENCE),
+    Column(name="note", heading="note", optional=True, role=Role.NOTE),
+    *DATA_DETAILS,
+)
+
+
+DETAIL_NAMES = tuple(column.name for column in DATA_DETAILS)
+
+
+def compare(
+    results: Tables,
+    by: str | None = None,
+    *,
+    baseline: str | None = None,
+    all_pairs: bool = False,
+    allow_mixed: Collection[str] = (),
+) -> pd.DataFrame:
+    """A row per pair of values of `by`, columns as in `COLUMNS`: `ratio` is images/s of the right over the left.
+
+    If `by` is an option that varies within the blocks of a sweep, rows averaged over the `combinations` of the other
+    options come first.
+
+    `by`: the compared fact; None: the first fact in which runs differ that agree in all others (column `by` names it).
+    `baseline`: the value that all others are compared with, on the left. Without it all pairs are compared; with more
+    than six values and without `all_pairs`, only the value with the most runs against each other one. `allow_mixed`:
+    facts in which runs of one side may differ; runs that differ in other facts make separate pairs (see
+    `analysis.compare.pairing`).
+
+    Raises `NotPoolableError` (exit code 9) if no run has a counterpart on the other side, `UsageError` for an unknown
+    column, `NothingToDoError` if no two runs differ in `by` alone.
+    """
+    return table(pair_up(results, by, baseline=baseline, all_pairs=all_pairs, allow_mixed=allow_mixed))
+
+
+def table(pairing: Pairing) -> pd.DataFrame:
+    """Effects of an option averaged over all combinations of the others, then its pairs; columns as in `COLUMNS`."""
+    tables = [one for one in (effects(pairing), of_pairs(pairing)) if len(one)]
+    return pd.concat(tables, ignore_index=True) if tables else of_pairs(pairing)
+
+
+def of_pairs(pairing: Pairing) -> pd.DataFrame:
+    """A row per pair.
+
+    `effect`: Hedges' g of the logarithms of run figures, positive if the right side is faster. `p_holm`, interval and
+    `smallest_detectable_ratio` are corrected for all rows: the interval has the level `level`, and excludes 1 if and
+    only if p_holm < 0.05; 4 of 5 such comparisons would find the smallest detectable ratio. `blocks`: number of blocks
+    with runs of both sides; `narrower_than_unpaired`: width of the unpaired 95 % interval over that of the paired one.
+    `position_left` and `position_right`: mean positions of a side's runs in their blocks.
+    """
+    designs = Designs(pairing)
+    return _table(
+        pairing, pairing.pairs, [compare_sides(pair.left.runs, pair.right.runs, designs) for pair in pairing.pairs]
+    )
+
+
+def _table(pairing: Pairing, pairs: Sequence[Pair], comparisons: Sequence[Comparison]) -> pd.DataFrame:
+    """A row for each comparison, with Holm's correction over all of them."""
+    p_values = [np.nan if one.p_value is None else one.p_value for one in comparisons]
+    corrected = zip(holm(p_values), holm_levels(p_values, alpha=ALPHA), strict=True)
+    lines = [
+        _line(
+            pair, pairing.by, one, p_holm=None if np.isnan(p_holm) else float(p_holm), level=float(level), of=len(pairs)
+        )
+        for pair, one, (p_holm, level) in zip(pairs, comparisons, corrected, strict=True)
+    ]
+    return pd.DataFrame(lines, columns=[column.name for column in COLUMNS])
+
+
+# --- one pair
+
+
+def compare_sides(left: Sequence[Case], right: Sequence[Case], designs: Designs) -> Comparison:
+    """Compare two sides, within blocks if both share two or more; `ratio` is images/s, right over left.
+
+    The compared figure is seconds per image, with the right side as baseline. There is no interval with fewer than
+    three runs on a side (or three blocks), or if the difference is not confirmed without the runs on a busy machine.
+    """
+    every = _compare_all(left, right, designs, with_busy=True)
+    sides = [[case for case in side if not is_busy(case)] for side in (left, right)]
+    busy = len(left) + len(right) - sum(map(len, sides))
+    if not busy:
+        return every
+    said = f"{busy} of {counted(len(left) + len(right), 'run')} on a busy machine"
+    if _winner(every) and (
+        not all(sides) or _winner(_compare_all(sides[0], sides[1], designs, with_busy=False)) != _winner(every)
+    ):
+        every = every.without_difference(f"{said}, and the others alone show no difference")
+    return replace(every, busy=said)
+
+
+def _winner(comparison: Comparison) -> int:
+    """Winner: 1 if the right side is certainly faster, -1 if the left one is, else 0."""
+    interval = comparison.interval
+    if interval is None or comparison.ratio is None or interval.holds(1.0):
+        return 0
+    return 1 if comparison.ratio > 1 else -1
+
+
+def _compare_all(left: Sequence[Case], right: Sequence[Case], designs: Designs, *, with_busy: bool) -> Comparison:
+    """Compare two sides without regard to busy runs."""
+    left_blocks, right_blocks = _by_block(left), _by_block(right)
+    if len(shared_blocks(right_blocks, left_blocks)) >= LEAST_FOR_SPREAD:
+        contrast = designs.contrast(
+            {designs.configuration(left): -1.0, designs.configuration(right): 1.0},
+            [*left, *right],
+            with_busy=with_busy,
+        )
+        paired = compare_within_blocks(right_blocks, left_blocks, contrast=contrast)
+        blocks = paired.within_blocks.blocks if paired.within_blocks else 0
+        return paired if blocks >= LEAST_REPLICATES else paired.without_difference(too_few(blocks, "block"))
+    unpaired = compare_runs(*([_seconds_per_image(case) for case in side] for side in (right, left)))
+    fewest = min(unpaired.runs_baseline, unpaired.runs_other)
+    if fewest >= LEAST_REPLICATES:
+        return unpaired
+    on_a_side = "" if unpaired.runs_baseline == unpaired.runs_other else " on a side"
+    return unpaired.without_difference(too_few(fewest, "run").replace(":", f"{on_a_side}:"))
+
+
+def _seconds_per_image(case: Case) -> float:
+    return 1 / float(case["images_per_s"])
+
+
+def _by_block(runs: Sequence[Case]) -> dict[Hashable, list[float]]:
+    """Seconds per image by block; a run without a block is its own block, which the other side does not share."""
+    blocks: dict[Hashable, list[float]] = defaultdict(list)
+    for case in runs:
+        blocks[case.block or case.run_id].append(_seconds_per_image(case))
+    return blocks
+
+
+def _line(
+    pair: Pair, by: str, comparison: Comparison, *, p_holm: float | None, level: float, of: int
+) -> dict[str, Any]:
+    """Row of a pair. `level`: level of interval and verdict after Holm's correction for `of` pairs."""
+    interval = comparison.difference.interval(level) if comparison.difference else None
+    seen = comparison.difference.detectable(1 - level).difference if comparison.difference else None
+    runs = [case for side in (pair.left, pair.right) for case in side.runs]
+    facts = {name: _shared(runs, name) for name in ("model", "batch_size", "precision", *DETAIL_NAMES)}
+    return facts | {
+        "by": by,
+        "left": _name(by, pair.left),
+        "right": _name(by, pair.right),
+        "combinations": None,
+        "runs_left": comparison.runs_other,
+        "runs_right": comparison.runs_baseline,
+        "ratio": comparison.ratio,
+        "ratio_low": interval.low if interval else None,
+        "ratio_high": interval.high if interval else None,
+        "level": level if interval else None,
+        "p": comparison.p_value,
+        "p_holm": p_holm,
+        "test": str(interval.method) if interval else None,
+        "blocks": comparison.within_blocks.blocks if comparison.within_blocks else None,
+        "position_left": _position(pair.left.runs),
+        "position_right": _position(pair.right.runs),
+        "narrower_than_unpaired": comparison.within_blocks.narrower if comparison.within_blocks else None,
+        "effect": comparison.hedges_g,
+        "busy": comparison.busy,
+        "smallest_detectable_ratio": None if seen is None else float(np.exp(seen)),
+        "verdict": verdict(
+            comparison, right=_name(by, pair.right), left=_name(by, pair.left), level=level, seen=seen, of=of
+        ),
+        "note": "; ".join([*_where(pair, by), *pair.pool, *_blocks_words(pair, comparison), *_also_different(pair, by)])
+        or None,
+    }
+
+
+def _position(runs: Sequence[Case]) -> float | None:
+    """Mean position in the blocks; None if one is unknown."""
+    known = [case["position"] for case in runs if case.block is not None and case["position"] is not None]
+    return float(np.mean(known)) if known and len(known) == len(runs) else None
+
+
+def _shared(runs: Sequence[Case], fact: str) -> Any:
+    """Value of a fact on which all runs agree, else None."""
+    first = runs[0][fact]
+    return first if all(case[fact] == first for case in runs) else None
+
+
+def verdict(comparison: Comparison, *, left: str, right: str, level: float, seen: float | None, of: int) -> str:
+    """Sentence on the faster side and its ratio, or on the smallest detectable difference if none was found.
+
+    A difference is certain if its interval at `level` excludes 1; `level` is above 95 % if `of`, the number of pairs,
+    is above 1. `seen`: smallest detectable difference of logarithms at `level`. A difference that is certain only
+    without the correction for `of` pairs is shown with both intervals.
+    """
+    if comparison.ratio is None:
+        return "no figures"
+    faster, slower, ratio = (
+        (right, left, comparison.ratio) if comparison.ratio >= 1 else (left, right, 1 / comparison.ratio)
+    )
+    if comparison.difference is None or comparison.interval is None:
+        return f"no winner: {comparison.reasons[0]}"
+    busy = f"; {comparison.busy}" if comparison.busy else ""
+    corrected = comparison.difference.interval(level)
+    if max(abs(end - 1) for end in (corrected.low, corrected.high)) < SAME_WITHIN:
+        return f"{left} and {right} are the same within {percent(SAME_WITHIN)} ({_percent(level)}){busy}"
+    digits = digits_beside_one((ratio, *_ends(corrected, comparison.ratio)))
+    times = f"{faster} is {plain(ratio, digits)} x as fast as {slower}"
+    if not corrected.holds(1.0):
+        return f"{times} ({_percent(level)}: {_ends_words(corrected, comparison.ratio, digits)}){busy}"
+    would_be_seen = "" if seen is None else f"{_factor(float(np.exp(seen)))} or more would have been seen"
+    if not comparison.interval.holds(1.0):
+        digits = digits_beside_one((ratio, *_ends(comparison.interval, comparison.ratio)))
+        times = f"{faster} is {plain(ratio, digits)} x as fast as {slower}"
+        return (
+            f"not certain in {of} comparisons: {times} ({_percent(level)}: {_ends_words(corrected, comparison.ratio)}"
+            f"{'; ' if would_be_seen else ''}{would_be_seen}); as the only comparison it would be certain "
+            f"({_percent(LEVEL)}: {_ends_words(comparison.interval, comparison.ratio, digits)}){busy}"
+        )
+    return f"no difference found{': ' if would_be_seen else ''}{would_be_seen}{busy}"
+
+
+def _ends(interval: Interval, ratio: float) -> tuple[float, float]:
+    """Ends of the interval of faster over slower, as for the ratio beside it."""
+    return (interval.low, interval.high) if ratio >= 1 else (1 / interval.high, 1 / interval.low)
+
+
+def _ends_words(interval: Interval, ratio: float, digits: int = 3) -> str:
+    low, high = _ends(interval, ratio)
+    return f"{plain(low, digits)} to {plain(high, digits)}"
+
+
+def _factor(ratio: float) -> str:
+    """Ratio in words: `6.4 %` below twice as fast, then `2.4 x`."""
+    return f"{number(100 * (ratio - 1), 2)} %" if ratio < 2 else f"{plain(ratio, 3)} x"  # noqa: PLR2004 - where a ratio reads easier
+
+
+def _percent(level: float) -> str:
+    """Level in per cent, with two significant digits of its distance to 100 %: `95 %`, `98.3 %`, `99.9936 %`."""
+    decimals = 1 - int(np.floor(np.log10(100 * (1 - level))))
+    return f"{100 * level:.{decimals}f}".rstrip("0").rstrip(".") + " %"
+
+
+def _name(by: str, side: Side) -> str:
+    """Value of a side in words; for a place, with its device."""
+    if isinstance(side.value, int | float):
+        return shown(by, side.value)
+    text = value_text(by, side.value)
+    devices = sorted({str(case["device_name"]) for case in side.runs if case["device_name"]})
+    return f"{text} ({', '.join(devices)})" if by == "place" and devices and devices != [text] else text
+
+
+def _where(pair: Pair, by: str) -> Iterator[str]:
+    """Words on the place that both sides share."""
+    if by not in MACHINE and pair.shared.get("place"):
+        yield f"on {pair.shared['place']}"
+
+
+def _blocks_words(pair: Pair, comparison: Comparison) -> Iterator[str]:
+    """Words on the pairing within blocks and its effect; none if a side has no blocks."""
+    pairing = comparison.within_blocks
+    if pairing is None:
+        if all(any(case.block for case in side.runs) for side in (pair.left, pair.right)):
+            yield "fewer than 2 blocks have both sides: not paired"
+        return
+    yield within_blocks_words(pairing)
+    if pairing.shared > len((pair.left, pair.right)) and comparison.difference:
+        yield f"scatter estimated from {pairing.shared} configurations"
+    if pairing.outstanding and comparison.difference:
+        yield "one side may scatter more than the others (F test): only the blocks of this pair count"
+    if pairing.left_out:
+        yield f"{counted(pairing.left_out, 'run')} without a partner in the same block left out"
+
+
+def within_blocks_words(pairing: WithinBlocks) -> str:
+    """Words on paired runs: the number of blocks, and how much narrower or wider pairing made the interval."""
+    if pairing.narrower is None:
+        effect = ""
+    elif pairing.narrower >= 1:
+        effect = f": the interval is {plain(pairing.narrower, 2)} x narrower than unpaired"
+    else:
+        effect = f": the interval is {plain(1 / pairing.narrower, 2)} x wider than unpaired"
+    return f"paired within {counted(pairing.blocks, 'block')}{effect}"
+
+
+def _also_different(pair: Pair, by: str) -> Iterator[str]:
+    # A process has no image: in a comparison with a container, the note on the runtime is enough.
+    one_has_no_image = any(all(needs_no_digest(case.facts) for case in side.runs) for side in (pair.left, pair.right))
+    facts = [fact for fact in TOLD if fact != by]
+    sides = [[{case[fact] for case in side.runs} for fact in facts] for side in (pair.left, pair.right)]
+    for fact, left, right in zip(facts, *sides, strict=True):
+        if left != right and not (fact == "image_digest" and one_has_no_image):
+            words = [" and ".join(sorted(value_text(fact, value) for value in values)) for values in (left, right)]
+            yield f"{label(fact)} differs too: {words[0]} against {words[1]}"
+
+
+# --- an option over all combinations of the others
+
+
+def effects(pairing: Pairing) -> pd.DataFrame:
+    """A row per two values of an option that varies within blocks, averaged evenly over combinations of other options.
+
+    Only combinations with all values of the option count; without two of them there is no row. The verdict ends with
+    the interaction: whether the effect depends on the combination.
+    """
+    designs = Designs(pairing)
+    families = _families(pairing) if pairing.by in CONFIGURATION else []
+    averaged = [_averaged(family) for family in families]
+    found = _table(pairing, averaged, [_effect(family, designs) for family in families])
+    found["combinations"] = [len(family) for family in families]
+    found["verdict"] = [
+        f"{verdict}; averaged over {len(family)} combinations: {_interaction(family, designs, ratio)}"
+        for verdict, family, ratio in zip(found["verdict"], families, found["ratio"], strict=True)
+    ]
+    return found
+
+
+def _families(pairing: Pairing) -> list[list[Pair]]:
+    """Groups of pairs of the same two values in one place and job, one pair per combination that has all values."""
+    facts = [fact for fact in (*PLACE, *SOFTWARE, "job_name") if fact != pairing.by]
+    places: dict[tuple[Any, ...], list[Pair]] = defaultdict(list)
+    for pair in pairing.pairs:
+        keys = {tuple(side.runs[0][fact] for fact in facts) for side in (pair.left, pair.right)}
+        if len(keys) == 1 and all(case.block is not None for side in (pair.left, pair.right) for case in side.runs):
+            places[keys.pop()].append(pair)
+    families: dict[tuple[Any, ...], list[Pair]] = defaultdict(list)
+    for place, pairs in places.items():
+        values = {side.value for pair in pairs for side in (pair.left, pair.right)}
+        of_combination: dict[tuple[Any, ...], set[Any]] = defaultdict(set)
+        for pair in pairs:
+            of_combination[tuple(pair.shared.values())] |= {pair.left.value, pair.right.value}
+        for pair in pairs:
+            if of_combination[tuple(pair.shared.values())] == values:
+                families[(*place, pair.left.value, pair.right.value)].append(pair)
+    return [family for family in families.values() if len(family) > 1]
+
+
+def _averaged(family: Sequence[Pair]) -> Pair:
+    """Pair of all runs of a family; its `shared` facts are those that all combinations share."""
+    sides = [[case for pair in family for case in side(pair).runs] for side in (_left, _right)]
+    shared = {
+        name: value for name, value in family[0].shared.items() if all(one.shared[name] == value for one in family)
+    }
+    return Pair(
+        left=Side(value=family[0].left.value, runs=sides[0]),
+        right=Side(value=family[0].right.value, runs=sides[1]),
+        shared=shared,
+    )
+
+
+def _left(pair: Pair) -> Side:
+    return pair.left
+
+
+def _right(pair: Pair) -> Side:
+    return pair.right
+
+
+def _weights(family: Sequence[Pair], designs: Designs, shares: Sequence[float]) -> dict[Hashable, float]:
+    """Weights of the contrast of right over left, with a share for each combination."""
+    signed = ((_left, -1.0), (_right, 1.0))
+    return {
+        designs.configuration(side(pair).runs): sign * share
+        for pair, share in zip(family, shares, strict=True)
+        for side, sign in signed
+    }
+
+
+def _effect(family: Sequence[Pair], designs: Designs) -> Comparison:
+    """Average of a family's ratios; without interval if only busy runs show the difference."""
+    pair = _averaged(family)
+    runs = [*pair.left.runs, *pair.right.runs]
+    weights = _weights(family, designs, [1 / len(family)] * len(family))
+    every, quiet = (
+        _of_contrast(designs.contrast(weights, runs, with_busy=with_busy), pair) for with_busy in (True, False)
+    )
+    busy = sum(map(is_busy, runs))
+    if not busy:
+        return every
+    said = f"{busy} of {counted(len(runs), 'run')} on a busy machine"
+    if _winner(every) and _winner(quiet) != _winner(every):
+        every = every.without_difference(f"{said}, and the others alone show no difference")
+    return replace(every, busy=said)
+
+
+def _of_contrast(contrast: Contrast, pair: Pair) -> Comparison:
+    difference, reason = difference_of(contrast)
+    found = Comparison(
+        ratio=None if contrast.value is None else float(np.exp(contrast.value)),
+        interval=difference.interval(LEVEL) if difference else None,
+        p_value=difference.p_value if difference else None,
+        difference=difference,
+        runs_baseline=len(pair.right.runs),
+        runs_other=len(pair.left.runs),
+        dropped=0,
+        hedges_g=None,
+        cliffs_delta=None,
+        level=LEVEL,
+        reasons=(reason,) if reason else (),
+        within_blocks=WithinBlocks(
+            blocks=contrast.blocks,
+            left_out=0,
+            narrower=None,
+            shared=contrast.shared,
+            outstanding=contrast.outstanding,
+        ),
+    )
+    few = contrast.blocks < LEAST_REPLICATES
+    return found.without_difference(too_few(contrast.blocks, "block")) if few else found
+
+
+def _interaction(family: Sequence[Pair], designs: Designs, ratio: float) -> str:
+    """Words on whether the ratio depends on the combination, with Holm's correction over the combinations.
+
+    `ratio`: the average; if it is below 1, all ratios are inverted, as in the verdict.
+    """
+    runs = [case for pair in family for side in (pair.left, pair.right) for case in side.runs]
+    count = len(family)
+    p_values = []
+    # Two combinations differ from their average equally: one test is enough.
+    for one in range(count if count > 2 else 1):  # noqa: PLR2004
+        shares = [float(at == one) - 1 / count for at in range(count)]
+        difference, _ = difference_of(designs.contrast(_weights(family, designs, shares), runs))
+        p_values.append(np.nan if difference is None else difference.p_value)
+    corrected = holm(p_values)
+    if np.isnan(corrected).all():
+        return "whether it depends on them is unknown"
+    p = float(np.nanmin(corrected))
+    if p >= ALPHA:
+        return f"no dependence on them found (p = {plain(p, 2)})"
+    sign = 1.0 if ratio >= 1 else -1.0
+    ratios = [
+        (float(np.exp(sign * value)), pair)
+        for pair in family
+        if (value := designs.contrast(_weights([pair], designs, [1.0]), runs).value) is not None
+    ]
+    varying = [name for name in family[0].shared if len({pair.shared[name] for pair in family}) > 1]
+    least, most = (
+        f"{plain(end, digits_beside_one((end,)))} x for {', '.join(shown(name, pair.shared[name]) for name in varying)}"
+        for end, pair in (chosen(ratios, key=lambda found: found[0]) for chosen in (min, max))
+    )
+    return f"it depends on them (p = {plain(p, 2)}), from {least} to {most}"
+
+
+# --- the position of a run in its block
+
+
+def positions(pairing: Pairing) -> Iterator[str]:
+    """Sentence for each place with several blocks: whether the position of a run in its block matters, and how much."""
+    facts = ("place", "job_name")
+    places: dict[tuple[Any, ...], list[Case]] = defaultdict(list)
+    for case in pairing.runs:
+        if case.block is not None:
+            places[tuple(case[fact] for fact in facts)].append(case)
+    for (place, job), runs in places.items():
+        known = {case["position"] for case in runs}
+        if len({case.block for case in runs}) < LEAST_REPLICATES or (len(known) == 1 and None not in known):
+            continue
+        found = position_effect(
+            [
+                PlacedRun(
+                    figure=float(case["images_per_s"]),
+                    configuration=tuple(case[fact] for fact in CONFIGURATION),
+                    block=case.block,
+                    position=case["position"],
+                )
+                for case in runs
+            ]
+        )
+        yield f"position in the blocks of {job} on {place}: {_position_words(found)}"
+
+
+def _position_words(found: PositionEffect) -> str:
+    if found.p_value is None:
+        return f"effect unknown ({found.reason})"
+    effects_of = (
+        ("the first run has", "the rate of later ones", found.first),
+        ("each later one has", "the rate of the one before", found.per_place),
+    )
+    texts = [
+        f"{what} {plain(one.value, digits)} x {of} "
+        f"({_percent(LEVEL)}: {plain(one.interval.low, digits)} to {plain(one.interval.high, digits)})"
+        for what, of, one in effects_of
+        if one.value is not None
+        and one.interval is not None
+        and (digits := digits_beside_one((one.value, one.interval.low, one.interval.high)))
+    ]
+    seen = "no effect found" if found.p_value >= ALPHA else "an effect"
+    return f"{seen} (p = {plain(found.p_value, 2)}): {', '.join(texts)}"

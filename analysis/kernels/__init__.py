@@ -1,0 +1,1 @@
+"""Kernels and operators of profiles: sums, shares and tables, for `analyze kernels`."""

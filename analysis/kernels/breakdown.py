@@ -1,0 +1,164 @@
+"""Sum the kernels of profiles by family or name: shares of a step's time, and use of memory. Pure.
+
+Times are the profiler's: kernels run one by one, at its clocks. They show which kernels matter, but not the duration of
+a step.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis.loading.configurations import UNNAMED, WORK_NAMED, Group, completed, group
+from analysis.loading.rows import joined
+from analysis.loading.tables import Tables
+from workload.contract import vocabulary
+from workload.contract.errors import BundleError
+
+# Columns that can be added up over launches.
+_SUMS = ("duration_s", "flop", "flop_tensor", "dram_bytes", "l2_bytes", "l1_bytes")
+# Percentages of peak, averaged over launches with time as weight.
+_WEIGHTED = ("sm_percent", "memory_percent", "dram_percent")
+# Name of a whole profile in a table of its parts.
+ALL = "all"
+
+COLUMNS = (
+    "launches",
+    "duration_s",
+    "share_of_time",
+    "flop_per_s",
+    "intensity_flop_per_byte",
+    "l2_intensity",
+    "l1_intensity",
+    "flop",
+    "flop_tensor",
+    "dram_bytes",
+    "l2_bytes",
+    "l1_bytes",
+    "flop_is_lower_bound",
+    *_WEIGHTED,
+)
+
+
+def l2_bytes_are(kernels: pd.DataFrame) -> str | None:
+    """Kind of traffic that counts as L2 bytes, by the launches' compute capability; None if unknown."""
+    if kernels["l2_bytes"].isna().all() or "compute_capability" not in kernels:
+        return None
+    labels = {
+        vocabulary.l2_bytes_are(str(capability)) for capability in kernels["compute_capability"].dropna().unique()
+    }
+    return "; ".join(sorted(labels)) or None
+
+
+def in_steps(kernels: pd.DataFrame) -> tuple[pd.DataFrame, int | None]:
+    """The launches of training steps, and the number of steps.
+
+    Our own profiles also contain matrix products of known size, for calibration, which are left out. A profile without
+    our marks is returned whole, with None as the number of steps.
+    """
+    texts = kernels["range"].astype("category")
+    steps = [vocabulary.step_of(str(mark).partition("/")[0]) for mark in texts.cat.categories]
+    numbers = np.array([-1 if step is None else step[0] for step in steps] + [-1], dtype=np.int64)
+    step_of_launch = numbers[texts.cat.codes]
+    in_a_step = step_of_launch >= 0
+    if not in_a_step.any():
+        return kernels, None
+    return kernels[in_a_step], len(np.unique(step_of_launch[in_a_step]))
+
+
+def breakdown(kernels: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
+    """Sums by combination of `keys`, longest first; without keys, a single row. Columns: `COLUMNS`.
+
+    A sum is NaN if any launch lacks the counter, because it would be too low. Intensity is the sum of FLOP divided by
+    the sum of bytes (of DRAM, L2, L1), NaN if no byte was moved.
+    """
+    table = pd.DataFrame(
+        {name: kernels[name] for name in _SUMS}
+        | {name: kernels[name] * kernels["duration_s"] for name in _WEIGHTED}
+        | {"flop_is_lower_bound": kernels["flop_is_lower_bound"].astype(bool)}
+    )
+    if not len(table):
+        return pd.DataFrame(columns=[*keys, *COLUMNS])
+    by = [kernels[key] for key in keys] or [pd.Series(ALL, index=kernels.index, name=ALL)]
+    grouped = table.groupby(by, observed=True, dropna=False, sort=False)
+    added, known, launches = grouped.sum(), grouped.count(), grouped.size()
+    sums = added[[*_SUMS, *_WEIGHTED]].astype(float)
+    sums = sums.where(known[list(sums.columns)].eq(launches, axis=0))
+    total_s = float(table["duration_s"].sum()) if table["duration_s"].notna().all() else np.nan
+    rows = pd.DataFrame(
+        {"launches": launches}
+        | {name: sums[name] for name in _SUMS}
+        | {
+            "share_of_time": sums["duration_s"] / (total_s or np.nan),
+            "flop_per_s": _by(sums["flop"], sums["duration_s"]),
+            "intensity_flop_per_byte": _by(sums["flop"], sums["dram_bytes"]),
+            "l2_intensity": _by(sums["flop"], sums["l2_bytes"]),
+            "l1_intensity": _by(sums["flop"], sums["l1_bytes"]),
+            "flop_is_lower_bound": added["flop_is_lower_bound"] > 0,
+        }
+        | {name: _by(sums[name], sums["duration_s"]) for name in _WEIGHTED}
+    )
+    ordered = rows.sort_values("duration_s", ascending=False, kind="stable").reset_index(drop=not keys)
+    return ordered[[*keys, *COLUMNS]]
+
+
+def per_step(rows: pd.DataFrame, steps: int | None) -> pd.DataFrame:
+    """Launches, time, FLOP and bytes divided by `steps`, if known; rates and ratios stay unchanged."""
+    if not steps:
+        return rows
+    scaled = {name: rows[name] / steps for name in ("launches", *_SUMS)}
+    return rows.assign(**scaled)
+
+
+def totals(kernels: pd.DataFrame) -> Mapping[str, float]:
+    """The sums of a whole profile, by column."""
+    return {str(name): value for name, value in breakdown(kernels, ()).iloc[0].items()}
+
+
+def _by(left: "pd.Series[float]", right: "pd.Series[float]") -> "pd.Series[float]":
+    """Quotient, NaN instead of infinite."""
+    return left / right.where(right > 0)
+
+
+# --- groups of runs
+
+
+def kernel_points(results: Tables, *, keys: Sequence[str] = ("family",)) -> pd.DataFrame:
+    """Kernels of profiled runs in the roofline plane: a row per group of runs and value of `keys`, longest first.
+
+    `launches` and `duration_s` (seconds) are per step if the number of `steps` in the profile is known, otherwise of
+    the whole profile. Intensities are FLOP per byte of DRAM, L2 and L1, NaN if the bytes were not counted.
+    `l2_bytes_are` says which traffic counts as L2 bytes. The time is the profiler's, so `flop_per_s` compares kernels
+    with each other; it is not the rate of the step.
+    """
+    launches = results.kernels.groupby("run_id", sort=False).indices
+    profiled = [pool for pool in group(completed(results.runs)) if not launches.keys().isdisjoint(pool.runs["run_id"])]
+    tables = [kernel_rows(results, pool, launches, keys) for pool in profiled]
+    columns = [*WORK_NAMED, "profiles", "steps", *keys, *COLUMNS, "l2_bytes_are", "note", *UNNAMED]
+    return pd.concat(tables, ignore_index=True)[columns] if tables else pd.DataFrame(columns=columns)
+
+
+def kernel_rows(results: Tables, pool: Group, launches: Mapping[Any, Any], keys: Sequence[str]) -> pd.DataFrame:
+    """Rows of one group. `launches`: for each run id, the positions of its rows in `results.kernels`."""
+    parts, steps = [], list[int | None]()
+    for run_id in pool.runs["run_id"]:
+        if run_id in launches:
+            in_a_step, number = in_steps(results.kernels.iloc[launches[run_id]])
+            parts.append(in_a_step)
+            steps.append(number or _steps_said(results, run_id))
+    known = [number for number in steps if number]
+    number = sum(known) if len(known) == len(steps) else None
+    launched = pd.concat(parts)
+    rows = per_step(breakdown(launched, keys), number)
+    label = l2_bytes_are(launched)
+    facts = {**pool.facts, "profiles": len(parts), "steps": number, "l2_bytes_are": label}
+    return rows.assign(**facts, note=joined([*pool.apart, label and f"L2 bytes are {label}"]))
+
+
+def _steps_said(results: Tables, run_id: str) -> int | None:
+    """Number of steps that the user gave for an imported profile; None if unknown."""
+    with suppress(BundleError):
+        return int(results.record(run_id).profile.steps_profiled or 0) or None
+    return None

@@ -1,0 +1,269 @@
+"""Profiles by torch.profiler: shares of a step's time, by operator on a CPU and by kernel on a GPU.
+
+The time of an operator excludes the operators that it calls. The profiler slows down small operators most.
+"""
+
+import csv
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from analysis.kernels.breakdown import ALL
+from analysis.loading.configurations import CONFIGURATION, PLACE, SOFTWARE, WORK_NAMED, Group, completed, group
+from analysis.loading.problem import Problem
+from analysis.loading.tables import Tables
+from workload.contract.errors import BundleError
+from workload.contract.record import Record
+from workload.contract.text import percent
+
+FILE = "torch/kernels.csv"
+# Table of an imported trace: each operator with its work, see `analysis.traced_run`.
+WORK_FILE = "torch/operators.csv"
+KIND = "torch"
+# Further operators take less time than the profiler's own disturbance; JSON and CSV list all.
+SHOWN = 15
+COLUMNS = (
+    *WORK_NAMED,
+    "profiles",
+    "steps",
+    "name",
+    "launches",
+    "duration_s",
+    "share_of_time",
+    "flop",
+    "flop_per_s",
+    "note",
+    *(fact for fact in (*CONFIGURATION, *PLACE, *SOFTWARE) if fact not in WORK_NAMED),
+)
+WORK_COLUMNS = (
+    *WORK_NAMED,
+    "profiles",
+    "steps",
+    "family",
+    "name",
+    "launches",
+    "duration_s",
+    "share_of_time",
+    "flop",
+    "flop_per_s",
+    "bytes_lower",
+    "bytes_upper",
+    "intensity_low",
+    "intensity_high",
+    "note",
+    *(fact for fact in (*CONFIGURATION, *PLACE, *SOFTWARE) if fact not in WORK_NAMED),
+)
+# Operators that do the arithmetic of each kind of `complexity.flop_by_op`; operators such as `aten::conv2d` only call
+# these. Names are those of PyTorch's native_functions.yaml (2.9).
+WORKERS: Mapping[str, tuple[str, ...]] = {
+    "convolution": (
+        "aten::mkldnn_convolution",
+        "aten::cudnn_convolution",
+        "aten::_slow_conv2d_forward",
+        "aten::_conv_depthwise2d",
+        "aten::convolution_overrideable",
+        "aten::_mps_convolution",
+    ),
+    "convolution_backward": ("aten::convolution_backward",),
+    "matmul": ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::linear", "aten::mkldnn_linear"),
+}
+
+
+def operators(results: Tables, *, with_attributed: bool = True) -> tuple[pd.DataFrame, list[Problem]]:
+    """Time per operator: a row per group of poolable runs and operator, longest first, then `all`; and unread files.
+
+    `launches`, `duration_s` (own time) and `flop` are per step. FLOP are those of the formulas, if one operator does
+    all the arithmetic of a kind; NaN for other operators. On a GPU the names are those of kernels. With
+    `with_attributed` False, imported traces are left out, because `attributed` shows them.
+    """
+    problems: list[Problem] = []
+    rows: list[dict[str, Any]] = []
+    profiled = set(results.runs.loc[results.runs["profile_kind"] == KIND, "run_id"])
+    if not with_attributed:
+        paths = zip(results.runs["run_id"], results.runs["path"], strict=True)
+        profiled -= {run_id for run_id, folder in paths if (Path(folder) / WORK_FILE).is_file()}
+    for pool in group(completed(results.runs)):
+        if not profiled.isdisjoint(pool.runs["run_id"]):
+            rows += _rows(results, pool, profiled, problems)
+    return pd.DataFrame(rows, columns=list(COLUMNS)), problems
+
+
+def attributed(results: Tables, keys: Sequence[str]) -> tuple[pd.DataFrame, list[Problem]]:
+    """Work of operators in imported traces: a row per group of runs and `keys`, then `all`; and unread files.
+
+    `keys`: family, name, or both. `duration_s` is the operator's own time on a CPU, on a GPU the time of the kernels
+    that it launched. `flop` and `bytes_*` are modelled, per step, and None if an operator of the row has none. `note`
+    says what the row lacks.
+    """
+    problems: list[Problem] = []
+    rows: list[dict[str, Any]] = []
+    for pool in group(completed(results.runs[results.runs["profile_kind"] == KIND])):
+        listed, steps, profiles = list[pd.DataFrame](), 0.0, 0
+        for run_id, folder in zip(pool.runs["run_id"], pool.runs["path"], strict=True):
+            path = Path(folder) / WORK_FILE
+            if not path.is_file():
+                continue
+            try:
+                listed.append(_read_work(path))
+                steps += _steps(results.record(run_id))
+                profiles += 1
+            except (OSError, ValueError, KeyError, BundleError) as error:
+                problems.append(Problem(path=str(path), reason=str(error)))
+        if listed and steps:
+            facts = {name: pool[name] for name in WORK_COLUMNS if name in pool.facts}
+            facts |= {"profiles": profiles, "steps": steps}
+            rows += [facts | row for row in _summed(pool, pd.concat(listed), keys, steps)]
+    return pd.DataFrame(rows, columns=list(WORK_COLUMNS)), problems
+
+
+def _read_work(path: Path) -> pd.DataFrame:
+    """The table of an imported trace; `ValueError` for any other file."""
+    table = pd.read_csv(path, dtype={"name": str, "family": str, "lack": str}, keep_default_na=False, na_values=[""])
+    for name in ("calls", "total_s", "flop", "bytes_lower", "bytes_upper"):
+        table[name] = pd.to_numeric(table[name])
+    if table[["name", "family", "calls", "total_s"]].isna().any(axis=None):
+        raise ValueError("a row has no name, family, number of calls or seconds")
+    return table
+
+
+def _summed(pool: Group, table: pd.DataFrame, keys: Sequence[str], steps: float) -> list[dict[str, Any]]:
+    """Rows by `keys`, longest first, then a row for the whole."""
+    total_s = float(table["total_s"].sum())
+    parts = [
+        dict(zip(keys, values if isinstance(values, tuple) else (values,), strict=True))
+        | _work_row(rows, steps, total_s, _at_least(rows, steps), pool.apart)
+        for values, rows in table.groupby(list(keys), sort=False)
+    ]
+    low = pool.median("bytes_lower_per_step") if table["flop"].notna().any() else None
+    whole = {"family": ALL, "name": ALL} | _work_row(table, steps, total_s, low, pool.apart)
+    return [*sorted(parts, key=lambda row: -float(row["duration_s"])), whole]
+
+
+def _at_least(rows: pd.DataFrame, steps: float) -> float | None:
+    """Lower bound of the bytes of several operators: that of a single one, as the others may use the same tensors."""
+    known = rows[rows["bytes_lower"].notna()]
+    return float(known.groupby("name")["bytes_lower"].sum().max()) / steps if len(known) else None
+
+
+def _work_row(
+    rows: pd.DataFrame, steps: float, total_s: float, low: float | None, apart: Sequence[str]
+) -> dict[str, Any]:
+    seconds = float(rows["total_s"].sum())
+    known = rows[rows["flop"].notna()]
+    flop, high = (float(known[name].sum()) / steps if len(known) else None for name in ("flop", "bytes_upper"))
+    lacking = rows[rows["lack"].notna()]
+    missing_s = float(lacking["total_s"].sum())
+    why = " or ".join(lacking["lack"].unique())
+    missing = f"no FLOP and bytes for {percent(missing_s / seconds)} of the time: {why}" if missing_s else None
+    return {
+        "launches": float(rows["calls"].sum()) / steps,
+        "duration_s": seconds / steps,
+        "share_of_time": seconds / total_s if total_s else None,
+        "flop": flop,
+        # Known FLOP over the time of all operators would be too low a rate.
+        "flop_per_s": flop * steps / seconds if flop and seconds and not missing_s else None,
+        "bytes_lower": low,
+        "bytes_upper": high,
+        "intensity_low": flop / high if flop and high else None,
+        "intensity_high": flop / low if flop and low else None,
+        "note": "; ".join(filter(None, [why if len(lacking) == len(rows) else missing, *apart])) or None,
+    }
+
+
+def longest(table: pd.DataFrame, top: int) -> pd.DataFrame:
+    """The `top` longest rows of each profile of `operators` or `attributed`, and its row for the whole."""
+    if table.empty:
+        return table
+    whole = table["name"] == ALL
+    # In `attributed`, notes belong to single rows and do not identify a profile.
+    of_profile = ("profiles", "steps") if "family" in table else ("note",)
+    parts = table[~whole].groupby([*WORK_NAMED, *of_profile], dropna=False, sort=False).head(top)
+    return table.loc[sorted([*parts.index, *table.index[whole]])]
+
+
+def _rows(results: Tables, pool: Group, profiled: set[str], problems: list[Problem]) -> list[dict[str, Any]]:
+    calls: dict[str, float] = {}
+    self_s: dict[str, float] = {}
+    profiles, steps, flop = 0, 0.0, dict[str, float]()
+    for run_id, folder in zip(pool.runs["run_id"], pool.runs["path"], strict=True):
+        if run_id not in profiled or not (path := Path(folder) / FILE).is_file():
+            continue
+        try:
+            listed = read(path)
+            record = results.record(run_id)
+            steps += _steps(record)
+        except (OSError, ValueError, BundleError) as error:
+            problems.append(Problem(path=str(path), reason=str(error)))
+            continue
+        profiles += 1
+        flop = flop or _flop_by_kind(record)
+        for name, number, seconds in listed:
+            calls[name] = calls.get(name, 0.0) + number
+            self_s[name] = self_s.get(name, 0.0) + seconds
+    if not profiles or not steps:
+        return []
+    total_s = sum(self_s.values())
+    facts = {name: pool[name] for name in COLUMNS if name in pool.facts}
+    facts |= {"profiles": profiles, "steps": steps, "note": "; ".join(pool.apart) or None}
+    counted = _flop_by_operator(flop, calls)
+    rows = [
+        facts | _row(name, calls[name] / steps, self_s[name] / steps, self_s[name] / (total_s or math.nan), counted)
+        for name in sorted(self_s, key=lambda name: -self_s[name])
+    ]
+    whole = {ALL: sum(flop.values())} if flop and not pool.median("unattributed_share") else {}
+    return [*rows, facts | _row(ALL, sum(calls.values()) / steps, total_s / steps, 1.0, whole)]
+
+
+def _row(name: str, calls: float, self_s: float, share: float, flop: Mapping[str, float]) -> dict[str, Any]:
+    counted = flop.get(name)
+    return {
+        "name": name,
+        "launches": calls,
+        "duration_s": self_s,
+        "share_of_time": share,
+        "flop": counted,
+        "flop_per_s": counted / self_s if counted and self_s else None,
+    }
+
+
+def read(path: Path) -> list[tuple[str, float, float]]:
+    """Name, calls and own seconds of each row of a profile's table; `BundleError` for any other file."""
+    with path.open(newline="", encoding="utf-8", errors="replace") as text:
+        rows = []
+        for row in csv.DictReader(text):
+            try:
+                calls, seconds = float(row["calls"]), float(row["total_s"])
+                rows.append((str(row["name"]), calls, seconds))
+            except (KeyError, TypeError, ValueError) as error:
+                raise _unreadable(len(rows) + 2) from error
+            if not (math.isfinite(calls) and math.isfinite(seconds) and calls > 0 and seconds >= 0):
+                raise _unreadable(len(rows) + 1)
+    return rows
+
+
+def _unreadable(line: int) -> BundleError:
+    return BundleError(
+        f"line {line} has no name, positive number of calls and seconds",
+        hint="profile again: python -m workload profile BUNDLE",
+    )
+
+
+def _steps(record: Record) -> float:
+    steps = record.profile.steps
+    if steps is None or steps < 1 or steps != int(steps):
+        raise ValueError("run.json does not say how many steps were profiled")
+    return steps
+
+
+def _flop_by_kind(record: Record) -> dict[str, float]:
+    kinds = (record.complexity.flop_by_op if record.complexity else None) or {}
+    return {kind: float(flop) for kind, flop in kinds.items() if flop}
+
+
+def _flop_by_operator(flop: Mapping[str, float], names: Sequence[str] | Mapping[str, float]) -> dict[str, float]:
+    """FLOP by operator, for kinds whose arithmetic a single operator does: shares of several would be unknown."""
+    present = {kind: [name for name in workers if name in names] for kind, workers in WORKERS.items()}
+    return {present[kind][0]: value for kind, value in flop.items() if len(present.get(kind, ())) == 1}

@@ -1,0 +1,237 @@
+"""Kernels of profiles as tables: from bundles in folders, and from single files of Nsight Compute."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from analysis import ncu
+from analysis.kernels.breakdown import ALL, COLUMNS, breakdown, in_steps, kernel_points, l2_bytes_are, per_step
+from analysis.kernels.operators import SHOWN, attributed, longest, operators
+from analysis.loading.configurations import CONFIGURATION, NAMED_COLUMNS, PLACE, SOFTWARE, WORK_NAMED
+from analysis.loading.problem import Problem
+from analysis.loading.rows import frame
+from analysis.loading.tables import load_folders
+from analysis.ncu import NcuFile
+from analysis.ncu.layout import DEVICE_NAME
+from workload.contract.errors import NothingToDoError
+from workload.contract.spec import Device
+from workload.contract.tables import Column, Role, TableFormat
+from workload.contract.tables import render as render_table
+
+KEYS = ("family", "name")
+# Further columns of operators in data formats: modelled intervals.
+MODELLED = ("bytes_lower", "bytes_upper", "intensity_low", "intensity_high")
+FACTS = ("file", *WORK_NAMED, "profiles", "steps")
+TABLE = (
+    Column(name="file", heading="file", optional=True, role=Role.FACT),
+    Column(name="place", heading="place", optional=True, role=Role.FACT),
+    Column(name="device_name", heading="device", optional=True, role=Role.FACT),
+    Column(name="model", heading="model", optional=True, role=Role.FACT),
+    Column(name="batch_size", heading="batch", optional=True, role=Role.FACT),
+    Column(name="precision", heading="precision", optional=True, role=Role.FACT),
+    Column(name="steps", heading="steps", optional=True, role=Role.FACT),
+    Column(name="family", heading="family", role=Role.FACT),
+    Column(name="name", heading="kernel", optional=True, role=Role.FACT),
+    Column(name="launches", heading="launches"),
+    Column(name="duration_s", heading="time", unit="s", prefixed=True),
+    Column(name="share_of_time", heading="share", unit="%", digits=3),
+    Column(name="flop_per_s", heading="attained", unit="FLOP/s", prefixed=True, optional=True),
+    Column(name="intensity_flop_per_byte", heading="intensity", unit="FLOP/B", optional=True),
+    Column(name="l2_intensity", heading="of L2", unit="FLOP/B", optional=True),
+    Column(name="l1_intensity", heading="of L1", unit="FLOP/B", optional=True),
+    Column(name="sm_percent", heading="SM %", optional=True),
+    Column(name="memory_percent", heading="memory %", optional=True),
+    Column(name="dram_percent", heading="DRAM %", optional=True),
+    Column(name="remark", heading="note", optional=True, role=Role.NOTE),
+)
+OPERATORS = (
+    *NAMED_COLUMNS,
+    Column(name="steps", heading="steps", role=Role.FACT),
+    Column(name="name", heading="operator", role=Role.FACT),
+    Column(name="launches", heading="calls"),
+    Column(name="duration_s", heading="own time", unit="s", prefixed=True),
+    Column(name="share_of_time", heading="share", unit="%", digits=3),
+    Column(name="flop_per_s", heading="attained", unit="FLOP/s", prefixed=True, optional=True),
+    Column(name="note", heading="note", optional=True, role=Role.NOTE),
+)
+# Columns for imported traces: operators, or families of operators, with their modelled work.
+ATTRIBUTED = (
+    *NAMED_COLUMNS,
+    Column(name="steps", heading="steps", role=Role.FACT),
+    Column(name="family", heading="family", role=Role.FACT),
+    Column(name="name", heading="operator", optional=True, role=Role.FACT),
+    Column(name="launches", heading="calls"),
+    Column(name="duration_s", heading="time", unit="s", prefixed=True),
+    Column(name="share_of_time", heading="share", unit="%", digits=3),
+    Column(name="flop", heading="FLOP", unit="FLOP", prefixed=True, optional=True),
+    Column(name="flop_per_s", heading="attained", unit="FLOP/s", prefixed=True, optional=True),
+    Column(name="bytes_lower", heading="moves at least", unit="B", prefixed=True, optional=True),
+    Column(name="bytes_upper", heading="at most", unit="B", prefixed=True, optional=True),
+    Column(name="intensity_low", heading="intensity from", unit="FLOP/B", optional=True),
+    Column(name="intensity_high", heading="to", unit="FLOP/B", optional=True),
+    Column(name="note", heading="note", optional=True, role=Role.NOTE),
+)
+LOWER_BOUND = "FLOP are a lower bound"
+# Most characters of a name: template arguments follow, and JSON and CSV contain the whole name.
+SHOWN_CHARACTERS = 60
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Profiles:
+    """Profiles as tables. `tables`: one per profile by ncu, with a row per value of `keys` and one for the whole.
+
+    `traced`: profiles by torch.profiler. `attributed`: operators of imported traces with their work, by `work_keys`.
+    """
+
+    keys: Sequence[str]
+    tables: Sequence[pd.DataFrame]
+    traced: pd.DataFrame
+    attributed: pd.DataFrame
+    work_keys: Sequence[str]
+    problems: Sequence[Problem]
+
+
+def gather(paths: Sequence[Path], keys: Sequence[str], *, verify: bool, work_keys: Sequence[str] = ()) -> Profiles:
+    """Read the profiles in folders of bundles and in files; `keys`: columns by which kernels are grouped.
+
+    `work_keys`: columns by which operators of imported traces are grouped; if empty, they are listed as by
+    torch.profiler.
+
+    Raises `NothingToDoError` if there is no profile.
+    """
+    folders = [path for path in paths if not path.is_file()]
+    problems = list[Problem]()
+    traced = works = pd.DataFrame()
+    tables = [_of_file(path, keys, problems) for path in paths if path.is_file()]
+    if folders:
+        results = load_folders(folders, verify=verify)
+        tables += _of_results(kernel_points(results, keys=keys))
+        if work_keys:
+            works, unread = attributed(results, work_keys)
+            problems += unread
+        traced, unread = operators(results, with_attributed=not work_keys)
+        problems += [*results.problems, *results.kernel_problems, *unread]
+    if not tables and traced.empty and works.empty:
+        where = ", ".join(f"'{folder}'" for folder in folders)
+        raise NothingToDoError(
+            f"no run in {where} was profiled with ncu or torch",
+            hint="launch local --profile torch; with --profile ncu on an NVIDIA GPU also FLOP and bytes",
+        )
+    return Profiles(keys=keys, tables=tables, traced=traced, attributed=works, work_keys=work_keys, problems=problems)
+
+
+def render(profiles: Profiles, form: TableFormat, *, top: int | None, wide: bool) -> str:
+    """All profiles as text; `top`: show only this number of longest rows of each."""
+    keys = profiles.keys
+    records = [
+        {str(name): value for name, value in row.items()}
+        for table in profiles.tables
+        for row in _head(table, top).to_dict("records")
+    ]
+    rows = frame(records, (*FACTS, *keys, *COLUMNS, "remark"))
+    if form is TableFormat.TABLE:
+        return "\n\n".join(_texts(rows, profiles, top or SHOWN, wide=wide))
+    traced, works = (longest(table, top) if top else table for table in (profiles.traced, profiles.attributed))
+    return render_table(_as_data(rows, traced, works, keys), _all_columns(keys), form)
+
+
+def _head(table: pd.DataFrame, top: int | None) -> pd.DataFrame:
+    """The `top` longest rows of each profile, and the row for the whole."""
+    if top is None or table.empty:
+        return table
+    whole = table["family"] == ALL
+    names = [name for name in (*WORK_NAMED, "note") if name in table]
+    parts = table[~whole].groupby(names, dropna=False, sort=False).head(top) if names else table[~whole].head(top)
+    return table.loc[sorted([*parts.index, *table.index[whole]])]
+
+
+def _texts(rows: pd.DataFrame, profiles: Profiles, top: int, *, wide: bool) -> Iterator[str]:
+    """Tables by profiler, because profilers measure different quantities."""
+    if len(rows):
+        yield render_table(*_for_people(rows, profiles.keys, wide=wide), TableFormat.TABLE, wide=wide)
+    if len(works := longest(profiles.attributed, top)):
+        columns = [column for column in ATTRIBUTED if column.name in profiles.work_keys or column.name not in KEYS]
+        table = render_table(works, columns, TableFormat.TABLE, wide=wide)
+        yield f"by torch.profiler: operators with their modelled work, per step\n{table}"
+    if len(traced := longest(profiles.traced, top)):
+        table = render_table(traced, OPERATORS, TableFormat.TABLE, wide=wide)
+        on_cpu = traced["device_type"] == Device.CPU
+        what = "own time of operators on a CPU, kernels on a GPU"
+        what = "the own time of each operator" if on_cpu.all() else what
+        what = "kernels on a GPU" if not on_cpu.any() else what
+        yield f"by torch.profiler: {what}, per step\n{table}"
+
+
+def _as_data(rows: pd.DataFrame, traced: pd.DataFrame, works: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
+    names = [column.name for column in _all_columns(keys)]
+    parts = [rows.assign(profiler="ncu")]
+    parts += [table.assign(profiler="torch", remark=table.get("note")) for table in (works, traced)]
+    return pd.concat([part.reindex(columns=names).astype(object) for part in parts if len(part)], ignore_index=True)
+
+
+def _of_file(path: Path, keys: Sequence[str], problems: list[Problem]) -> pd.DataFrame:
+    file = ncu.read(path)
+    problems += [Problem(path=str(path), reason=warning) for warning in file.warnings]
+    kernels, steps = in_steps(file.kernels)
+    rows = _with_total(per_step(breakdown(kernels, keys), steps), _total(kernels, steps))
+    label = l2_bytes_are(kernels)
+    remarks = ["partial profile" if file.is_partial else None, label and f"L2 bytes are {label}"]
+    remark = "; ".join(filter(None, remarks)) or None
+    return _remarked(rows.assign(file=path.name, device_name=_device(file), steps=steps), remark)
+
+
+def _device(file: NcuFile) -> str | None:
+    """The name that the file's own GPU reported, or its compute capability: labels may be wrong. None if unknown."""
+    capabilities = file.kernels["compute_capability"].dropna().unique()
+    known = file.attributes.get(DEVICE_NAME)
+    return known or (f"compute capability {capabilities[0]}" if len(capabilities) == 1 else None)
+
+
+def _total(kernels: pd.DataFrame, steps: int | None) -> pd.DataFrame:
+    return per_step(breakdown(kernels, ()), steps)
+
+
+def _with_total(rows: pd.DataFrame, total: pd.DataFrame) -> pd.DataFrame:
+    return pd.concat([rows.astype(object), total.assign(family=ALL).astype(object)], ignore_index=True)
+
+
+def _of_results(points: pd.DataFrame) -> list[pd.DataFrame]:
+    """A table per group of runs, each with its total."""
+    names = [*WORK_NAMED, "profiles", "steps", "note"]
+    groups = points.groupby(names, dropna=False, sort=False)
+    return [_remarked(_with_total(rows, _sum_of(rows, names)), None) for _, rows in groups]
+
+
+def _sum_of(rows: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
+    """The row for all kernels, summed from those of the parts: a figure that a part lacks is NaN."""
+    launches = rows["launches"].astype(float)
+    total = breakdown(rows, ())
+    facts = {name: rows[name].iloc[0] for name in names}
+    return total.assign(launches=launches.sum(), **facts)
+
+
+def _remarked(rows: pd.DataFrame, remark: str | None) -> pd.DataFrame:
+    notes = rows["note"] if "note" in rows else pd.Series(None, index=rows.index, dtype=object)
+    remarks = [
+        "; ".join(filter(None, [remark, LOWER_BOUND if low else None, None if pd.isna(note) else note])) or None
+        for low, note in zip(rows["flop_is_lower_bound"], notes, strict=True)
+    ]
+    return rows.assign(remark=pd.Series(remarks, index=rows.index, dtype=object))
+
+
+def _all_columns(keys: Sequence[str]) -> tuple[Column, ...]:
+    names = dict.fromkeys(
+        ("profiler", *FACTS, *keys, "name", *COLUMNS, *MODELLED, "remark", *CONFIGURATION, *PLACE, *SOFTWARE)
+    )
+    return tuple(Column(name=name, heading=name) for name in names)
+
+
+def _for_people(rows: pd.DataFrame, keys: Sequence[str], *, wide: bool) -> tuple[pd.DataFrame, list[Column]]:
+    if "name" not in keys:
+        return rows, [column for column in TABLE if column.name != "name"]
+    if wide:
+        return rows, list(TABLE)
+    short = rows["name"].map(lambda name: name if pd.isna(name) else str(name)[:SHOWN_CHARACTERS])
+    return rows.assign(name=short), list(TABLE)

@@ -1,0 +1,149 @@
+"""A run with its facts, its series and the mask of measured steps. Pure, except for files that are read on access."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from analysis.loading.rows import rows
+from analysis.loading.tables import Tables
+from analysis.statistics import SteadyState, steady_state
+from analysis.statistics.samples import Floats, Mask
+from workload.contract import bundle
+from workload.contract.bundle import STEP_COLUMNS, TELEMETRY_COLUMNS
+from workload.contract.errors import BundleError
+from workload.contract.record import Record, Spec, Status
+from workload.contract.spec import Device
+
+MEASURED = "measured"
+STEP_NUMBERS = tuple(name for name in STEP_COLUMNS if name != "phase")
+EMPTY = np.empty(0)
+NO_ROWS = np.empty(0, dtype=np.intp)
+
+# Columns of a run's rows by name; NaN for an absent value.
+Series = Mapping[str, Floats]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Case:
+    """A run: its row of `runs` as `facts` (None for an absent value), its steps in order, and its telemetry.
+
+    `steps` holds all steps, warm-up included; `is_measured` is a mask of the same length.
+    """
+
+    facts: Mapping[str, Any]
+    steps: Series
+    is_measured: Mask
+    telemetry: Series
+
+    def __getitem__(self, fact: str) -> Any:
+        return self.facts[fact]
+
+    @property
+    def run_id(self) -> str:
+        return str(self.facts["run_id"])
+
+    @property
+    def on_cpu(self) -> bool:
+        return bool(self.facts["device_type"] == Device.CPU)
+
+    @property
+    def host(self) -> str | None:
+        """The machine of the run: the physical host if the cloud reveals it, else the host name; None if unknown."""
+        name = self.facts["physical_host"] or self.facts["hostname"]
+        return None if name is None else str(name)
+
+    @property
+    def block(self) -> tuple[str, float, str] | None:
+        """Job, block number and host, None if unknown: a block on several hosts counts as several blocks."""
+        job, block, host = self.facts["job_name"], self.facts["block"], self.host
+        return None if job is None or block is None or host is None else (str(job), float(block), host)
+
+    def measured(self, column: str) -> Floats:
+        """A column, limited to the measured steps."""
+        return self.steps[column][self.is_measured]
+
+    @cached_property
+    def step_s(self) -> Floats:
+        """Seconds of each measured step, without the wait for data."""
+        return self.measured("step_s")
+
+    @cached_property
+    def iteration_s(self) -> Floats:
+        """Seconds of each measured step, with the wait for data if it is known."""
+        return self.step_s + np.nan_to_num(self.measured("data_s"))
+
+    @cached_property
+    def interval_s(self) -> Floats:
+        """Time stamp of each measured step minus that of the step before, in seconds; NaN if unknown."""
+        intervals = np.diff(self.steps["ended_at_s"], prepend=np.nan)
+        return np.asarray(intervals[self.is_measured], dtype=np.float64)
+
+    @cached_property
+    def region_s(self) -> tuple[float, float] | None:
+        """Begin and end of the measured steps in seconds, on the clock of `t_s` and `ended_at_s`; None if unknown."""
+        ended = self.measured("ended_at_s")
+        if not ended.size or not np.isfinite(ended).all():
+            return None
+        return float(ended[0] - self.iteration_s[0]), float(ended[-1])
+
+    @cached_property
+    def steadiness(self) -> SteadyState:
+        """Steady state of the measured steps; audit, variation table and causes all use this one."""
+        return steady_state(self.step_s)
+
+    def samples(self, column: str) -> tuple[Floats, Floats]:
+        """Times (seconds) and finite values of a telemetry column in the measured region; empty if that is unknown."""
+        if self.region_s is None:
+            return EMPTY, EMPTY
+        at, values = self.telemetry["t_s"], self.telemetry[column]
+        start, end = self.region_s
+        inside = (at >= start) & (at <= end) & np.isfinite(values)
+        return at[inside], values[inside]
+
+    @cached_property
+    def record(self) -> Record:
+        """run.json; reduced to the facts that every run has if the bundle has gone since it was loaded."""
+        with suppress(BundleError):
+            if self.facts["path"]:
+                return bundle.read_record(Path(self.facts["path"]))
+        spec = Spec(model=self.facts["model"], batch_size=self.facts["batch_size"])
+        return Record(run_id=self.run_id, status=Status(self.facts["status"]), spec=spec)
+
+
+def cases(results: Tables) -> list[Case]:
+    """The runs as cases, in the order of `results.runs`."""
+    steps, telemetry = _Table(results.steps, STEP_NUMBERS), _Table(results.telemetry, TELEMETRY_COLUMNS)
+    is_measured = (results.steps["phase"] == MEASURED).to_numpy(dtype=bool)
+    return [
+        Case(
+            facts=facts,
+            steps=steps.of(facts["run_id"]),
+            is_measured=is_measured[steps.positions(facts["run_id"])],
+            telemetry=telemetry.of(facts["run_id"]),
+        )
+        for facts in rows(results.runs)
+    ]
+
+
+class _Table:
+    """The numeric columns of a table, split by run on request."""
+
+    def __init__(self, table: pd.DataFrame, names: Sequence[str]) -> None:
+        self._columns = {name: np.asarray(pd.to_numeric(table[name]), dtype=np.float64) for name in names}
+        self._positions = {} if table.empty else table.groupby("run_id", observed=True, sort=False).indices
+
+    def positions(self, run_id: str) -> npt.NDArray[np.intp]:
+        """Row positions of a run, in order."""
+        return np.asarray(self._positions.get(run_id, NO_ROWS), dtype=np.intp)
+
+    def of(self, run_id: str) -> Series:
+        """Columns of a run's rows."""
+        where = self.positions(run_id)
+        return {name: values[where] for name, values in self._columns.items()}

@@ -1,0 +1,316 @@
+"""Groups of runs that repeat the same measurement, by user's choices, place, and facts that must not differ. Pure."""
+
+import bisect
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from statistics import median
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pandas as pd
+
+from workload.contract.blocks_interval import FIRST_LOOK
+from workload.contract.bundle import Status
+from workload.contract.errors import ExitCode, RooflaunchError
+from workload.contract.tables import Column, Role
+from workload.contract.text import si
+from workload.contract.verdict import busy_words
+from workload.contract.vocabulary import MODEL_RATIO_TO
+
+if TYPE_CHECKING:
+    from analysis.statistics.samples import Estimate
+
+# Facts that the user chose.
+CONFIGURATION = (
+    "model",
+    "script",
+    "unit",
+    "batch_size",
+    "precision",
+    "dataset",
+    "image_size",
+    "grad_accumulation",
+    "channels_last",
+    "compile",
+    "deterministic",
+    "optimizer",
+    "workers",
+)
+# For a user's own script, these are counted. They differ between repeats if batches differ in length.
+COUNTED = ("batch_size", "grad_accumulation")
+# Facts of the device; the threads of a CPU run decide its ceilings.
+DEVICE = ("place", "device_type", "device_name", "threads")
+PLACE = (*DEVICE, "machine_type")
+# Runs of one configuration and place are different measurements if they differ in one of these facts.
+SOFTWARE = (
+    "driver_version",
+    "torch",
+    "runtime",
+    "image_digest",
+    "rooflaunch",
+    "commit",
+    "commit_dirty",
+    "imported",
+    "script_sha256",
+    "packages_sha256",
+)
+# Facts that name a line of a table; other facts are in its note if lines of one name differ in them.
+NAMED = ("place", "device_name", "model", "batch_size", "precision")
+# Facts that determine the work of a step: larger images are more work.
+WORK_NAMED = (*NAMED, "image_size")
+# Further facts that distinguish groups of runs; each is a column in data output.
+UNNAMED = tuple(name for name in (*CONFIGURATION, *PLACE, *SOFTWARE) if name not in WORK_NAMED)
+NAMED_COLUMNS = (
+    Column(name="place", heading="place", role=Role.FACT),
+    Column(name="device_name", heading="device", role=Role.FACT),
+    Column(name="model", heading="model", role=Role.FACT),
+    Column(name="batch_size", heading="batch", role=Role.FACT),
+    Column(name="precision", heading="precision", role=Role.FACT),
+)
+
+LABELS = {
+    "device_name": "device",
+    "driver_version": "driver",
+    "image_digest": "image digest",
+    "batch_size": "batch size",
+    "image_size": "image size",
+    "grad_accumulation": "gradient accumulation",
+    "device_type": "device type",
+    "commit_dirty": "uncommitted changes",
+    "rooflaunch": "rooflaunch version",
+}
+# Number of characters shown: the beginning of a long identifier is enough to distinguish it.
+SHOWN_CHARACTERS = {"commit": 12, "image_digest": 19}
+
+
+# Columns of facts that name no line: always in JSON and CSV, in printed tables only if rows differ in them.
+DETAILS = tuple(
+    Column(name=name, heading=LABELS.get(name, name.replace("_", " ")), role=Role.FACT, detail=True)
+    for name in (*CONFIGURATION, *PLACE, *SOFTWARE)
+    if name not in NAMED
+)
+
+# The same columns for tables whose notes contain these facts.
+DATA_DETAILS = tuple(replace(column, role=Role.FIGURE) for column in DETAILS)
+
+
+class NotPoolableError(RooflaunchError):
+    """Runs that are different measurements cannot be summarized as one."""
+
+    exit_code: ClassVar[ExitCode] = ExitCode.NOT_POOLABLE
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Group:
+    """Runs that may be pooled. `facts`: by column of `CONFIGURATION`, `PLACE` and `SOFTWARE`, None if unknown.
+
+    `apart`: words on how the group differs from others with the same place, device, model, batch size and precision.
+    """
+
+    facts: Mapping[str, Any]
+    runs: pd.DataFrame
+    apart: tuple[str, ...]
+
+    def __getitem__(self, fact: str) -> Any:
+        return self.facts[fact]
+
+    def known(self, column: str) -> list[float]:
+        """Finite values of a column, one per run that has a value."""
+        values = pd.to_numeric(self.runs[column], errors="coerce")
+        return [float(value) for value in values if math.isfinite(value)]
+
+    def texts(self, column: str) -> list[str]:
+        """Texts of a column, one per run that has a text."""
+        return [str(value) for value in self.runs[column] if isinstance(value, str)]
+
+    def median(self, column: str) -> float | None:
+        """Median over the runs that have a finite value; None if none has."""
+        values = self.known(column)
+        return median(values) if values else None
+
+    @cached_property
+    def rate(self) -> "Estimate":
+        """Estimate of images per second over runs; over blocks if one sweep has as many as its stopping rule needs."""
+        # SciPy takes longer to import than to load runs.
+        from analysis.statistics import over_blocks, over_runs  # noqa: PLC0415
+
+        blocks = self._by_block()
+        return over_blocks(blocks) if len(blocks) >= FIRST_LOOK else over_runs(self.known("images_per_s"))
+
+    def _by_block(self) -> list[float]:
+        """Images per second in the order of blocks if all runs are of different blocks of one sweep, else none."""
+        measured_runs = self.runs[pd.to_numeric(self.runs["images_per_s"], errors="coerce") > 0]
+        blocks = pd.to_numeric(measured_runs["block"], errors="coerce")
+        if len(set(measured_runs["job_name"])) != 1 or blocks.isna().any() or blocks.duplicated().any():
+            return []
+        return [float(rate) for rate in measured_runs.loc[blocks.sort_values().index, "images_per_s"]]
+
+    @property
+    def bound(self) -> str | None:
+        """The limit, such as `memory`, or `compute 2, memory 1` (number of runs) if runs disagree. None if unknown."""
+        counts = Counter(self.texts("bound"))
+        if len(counts) > 1:
+            return ", ".join(f"{bound} {number}" for bound, number in counts.most_common())
+        return next(iter(counts), None)
+
+    @property
+    def busy(self) -> str | None:
+        """Words on how many of the runs were on a busy machine; None if none was."""
+        return busy_words([text if isinstance(text, str) else None for text in self.runs["busy"]])
+
+    def figures(self) -> dict[str, Any]:
+        """Figures of a configuration that every table shows: throughput with interval, step time, bound, data waits."""
+        return {
+            "runs": len(self.runs),
+            **self.rate.columns("images_per_s"),
+            "interval": self.rate.interval_words,
+            "step_s": self.median("step_median_s"),
+            "bound": self.bound,
+            "busy": self.busy,
+            "data_wait_fraction": self.median("data_wait_fraction"),
+        }
+
+
+def with_scripts_alike(runs: pd.DataFrame) -> pd.DataFrame:
+    """Set the counted batch of runs of one script to its most frequent value; changes `runs` in place.
+
+    Runs of one script have the same arguments, files and unit.
+    """
+    scripts = runs[runs["script"].notna()]
+    for _, same in scripts.groupby(["script", "script_sha256", "unit"], dropna=False):
+        for name in COUNTED:
+            usual = same[name].mode()
+            if len(usual):
+                runs.loc[same.index, name] = usual.iloc[0]
+    return runs
+
+
+def completed(runs: pd.DataFrame) -> pd.DataFrame:
+    """Runs that completed, including imported profiles, which have no times."""
+    return runs[runs["status"] == Status.COMPLETED]
+
+
+def measured(runs: pd.DataFrame) -> pd.DataFrame:
+    """Completed runs that may be pooled: with timed steps, or imported from a table of rates."""
+    done = completed(runs)
+    of_a_table = done["imported"].eq(True) & (done["images_per_s"] > 0)
+    return done[(done["step_median_s"] > 0) | of_a_table]
+
+
+def group(runs: pd.DataFrame) -> list[Group]:
+    """Groups of runs that may be pooled: same configuration, place, software and work, in order of appearance."""
+    columns = (*CONFIGURATION, *PLACE, *SOFTWARE, "work")
+    alike: dict[tuple[Any, ...], list[int]] = defaultdict(list)
+    for number, values in enumerate(_tuples(runs, columns[:-1])):
+        alike[values].append(number)
+    shown = runs["shown_flop_per_step"].tolist()
+    rows: dict[tuple[Any, ...], list[int]] = defaultdict(list)
+    for values, numbers in alike.items():
+        for number, work in zip(numbers, _works([shown[number] for number in numbers]), strict=True):
+            rows[(*values, work)].append(number)
+    apart = _apart(list(rows), columns)
+    return [
+        Group(facts=dict(zip(columns, values, strict=True)), runs=runs.iloc[numbers], apart=apart[values])
+        for values, numbers in rows.items()
+    ]
+
+
+def _works(flop_per_step: Sequence[float | None]) -> list[str | None]:
+    """Names of the work of runs with equal facts, if their own FLOP per step show that the work differs.
+
+    None for all if the FLOP agree within the tolerance for counters, formulas and recomputation.
+    """
+    lows: list[float] = []
+    for flop in sorted(flop for flop in flop_per_step if flop is not None and flop > 0):
+        if not lows or flop > MODEL_RATIO_TO * lows[-1]:
+            lows.append(flop)
+    if len(lows) < 2:  # noqa: PLR2004
+        return [None] * len(flop_per_step)
+    names = [si(low, "FLOP", 2) + " a step" for low in lows]
+    return [
+        names[bisect.bisect_right(lows, flop) - 1] if flop is not None and flop > 0 else None for flop in flop_per_step
+    ]
+
+
+def require_poolable(runs: pd.DataFrame, *, hint: str = "name folders that hold one configuration each") -> None:
+    """Raise `NotPoolableError` that names the first fact in which two runs differ; incomplete runs are ignored."""
+    done = measured(runs)
+    columns = ("device_name", *SOFTWARE, *CONFIGURATION, *PLACE)
+    first: tuple[Any, ...] | None = None
+    for row, values in zip(done["run_id"], _tuples(done, columns), strict=True):
+        if first is None:
+            first, first_run = values, row
+        elif values != first:
+            fact = next(index for index, value in enumerate(values) if value != first[index])
+            raise NotPoolableError(
+                f"cannot pool: {label(columns[fact])} is {_quoted(first[fact])} in run {first_run}, "
+                f"{_quoted(values[fact])} in run {row}",
+                hint=hint,
+            )
+    works = list(dict.fromkeys(_works(done["shown_flop_per_step"].tolist())))
+    if len(works) > 1:
+        raise NotPoolableError(
+            f"cannot pool: work is {_quoted(works[0])} in one run, {_quoted(works[1])} in another", hint=hint
+        )
+
+
+def label(column: str) -> str:
+    """The name of a column in messages."""
+    return LABELS.get(column, column.replace("_", " "))
+
+
+def shown(column: str, value: Any) -> str:
+    """A fact as printed text: `driver 580.95.05`."""
+    return f"{label(column)} {_text(value)[: SHOWN_CHARACTERS.get(column)]}"
+
+
+def needs_no_digest(facts: Mapping[str, Any]) -> bool:
+    """Whether a run has no image because it has no container, so that its digest is not unknown."""
+    return bool(facts["runtime"] == "process" and facts["image_digest"] is None)
+
+
+def pool_words(facts: Mapping[str, Any], names: Sequence[str]) -> tuple[str, ...]:
+    """Facts that distinguish a pool of runs from others, as printed text: `runtime process`, `driver 580.95.05`."""
+    kept = [name for name in names if name != "image_digest" or not needs_no_digest(facts)]
+    return tuple(shown(name, facts[name]) for name in kept)
+
+
+def _tuples(runs: pd.DataFrame, columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+    """Rows as tuples, with None for absent values, because NaN does not equal itself."""
+    # Convert by column: a frame of objects takes ten times as long.
+    lists = [
+        [
+            None if absent else value
+            for value, absent in zip(runs[name].tolist(), runs[name].isna().tolist(), strict=True)
+        ]
+        for name in columns
+    ]
+    return zip(*lists, strict=True)
+
+
+def _apart(keys: Sequence[tuple[Any, ...]], columns: Sequence[str]) -> dict[tuple[Any, ...], tuple[str, ...]]:
+    by_name: dict[tuple[Any, ...], list[tuple[Any, ...]]] = defaultdict(list)
+    named = [columns.index(name) for name in NAMED]
+    for key in keys:
+        by_name[tuple(key[index] for index in named)].append(key)
+    words_of = {}
+    for same_name in by_name.values():
+        varying = [index for index in range(len(columns)) if len({key[index] for key in same_name}) > 1]
+        for key in same_name:
+            facts = dict(zip(columns, key, strict=True))
+            words_of[key] = pool_words(facts, [columns[index] for index in varying])
+    return words_of
+
+
+def _quoted(value: Any) -> str:
+    return "unknown" if value is None else f"'{_text(value)}'"
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "unknown"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:g}" if isinstance(value, float) else str(value)

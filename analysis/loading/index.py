@@ -1,0 +1,293 @@
+"""Reader of a results folder.
+
+From 50 bundles on, it keeps an index, `.analysis/bundles.parquet`, to read them faster the next time.
+
+The index has a row per bundle, with everything that the tables need. A row is valid as long as its source files keep
+size, modification time and inode; only `verify` detects a change that preserves all three. The index is a cache. It is
+replaced as a whole, by renaming, so that processes never see a part of it. It is rebuilt silently if it is missing,
+damaged or of another version. A folder that is not writable works without an index.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from analysis.loading.csv_files import LAYOUTS, Series, SeriesFile, parse
+from analysis.loading.problem import Problem
+from analysis.loading.run_row import CEILING_COLUMNS, RUN_COLUMNS, Row, row_of
+from analysis.loading.step_rules import refusals
+from workload.contract import bundle
+from workload.contract.clean_json import clean
+from workload.contract.errors import BundleError
+from workload.contract.fields import RANGES, Kind
+from workload.contract.files import replacing
+
+FOLDER, FILE = ".analysis", "bundles.parquet"
+# Increase with every change in the content of a row, or in how it is read: older indexes become invalid.
+VERSION = b"8"
+VERSION_KEY = b"rooflaunch.index"
+# Files from which a row is made.
+SOURCES = (bundle.MANIFEST, bundle.RECORD, bundle.STEPS, bundle.TELEMETRY)
+# Files with the kernels of a bundle, better source first. They are verified here, and read on request.
+PROFILES = "ncu"
+KERNEL_FILES = (f"{PROFILES}/kernels.csv", f"{PROFILES}/profile.ncu-rep")
+# Least number of bundles for an index. Fewer are read in a tenth of a second, so that no file needs to be written.
+FEWEST = 50
+# Bundles parsed together: enough to make joined parsing worthwhile, few enough to keep their text small in memory.
+CHUNK = 500
+
+NAME, FINGERPRINT, REMARKS, CEILINGS = "_name", "_fingerprint", "_remarks", "_ceilings"
+ARROW_TYPES = {
+    Kind.TEXT: pa.string(),
+    Kind.COUNT: pa.int64(),
+    **dict.fromkeys(RANGES, pa.float64()),
+    Kind.FLAG: pa.bool_(),
+    Kind.TIME: pa.timestamp("us", "UTC"),
+    Kind.TEXTS: pa.list_(pa.string()),
+}
+RUN_SCHEMA = pa.schema([(name, ARROW_TYPES[kind]) for name, kind in RUN_COLUMNS.items()])
+CEILING_STRUCT = pa.struct([(name, ARROW_TYPES[kind]) for name, kind in CEILING_COLUMNS.items()])
+SCHEMA = pa.schema(
+    [
+        (NAME, pa.binary()),
+        (FINGERPRINT, pa.string()),
+        (REMARKS, pa.list_(pa.string())),
+        *RUN_SCHEMA,
+        (CEILINGS, pa.list_(CEILING_STRUCT)),
+        *((f"_{name}", pa.list_(layout.struct)) for name, layout in LAYOUTS.items()),
+    ],
+    metadata={VERSION_KEY: VERSION},
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """Folder of a complete or incomplete bundle. `name`: path relative to the root; `fingerprint`: its files' state."""
+
+    folder: str
+    name: bytes
+    fingerprint: str
+
+
+def look(root: Path, *, verify: bool = False) -> tuple[pa.Table, list[Problem]]:
+    """Every bundle in or below `root` as a row of `SCHEMA`, sorted by path, and problems; uses the index if valid."""
+    candidates, problems = find(str(root))
+    is_sealed = len(candidates) == 1 and candidates[0].name == b""  # `root` is a bundle itself: write nothing into it
+    if is_sealed or len(candidates) < FEWEST:
+        fresh, more = read(candidates)
+        return _with_paths(fresh, root), problems + more
+    path = root / FOLDER / FILE
+    kept = None if verify else _load(path)
+    table, more = _updated(kept, candidates)
+    if kept is None or kept is not table:
+        _store(path, table)
+    return _with_paths(table, root), problems + more
+
+
+def _with_paths(table: pa.Table, root: Path) -> pa.Table:
+    """Set `path` from the current name of `root`: the index may have been moved, or written under another name."""
+    paths = [clean(os.path.join(root, os.fsdecode(name)) if name else str(root)) for name in table[NAME].to_pylist()]  # noqa: PTH118 - 10,000 bundles: a Path costs more than the call
+    return table.set_column(SCHEMA.get_field_index("path"), "path", pa.array(paths, pa.string()))
+
+
+def _updated(kept: pa.Table | None, candidates: Sequence[Candidate]) -> tuple[pa.Table, list[Problem]]:
+    """The rows of `candidates` in order, and problems; `kept` itself if nothing has changed."""
+    known: dict[tuple[bytes, str], int] = {}
+    if kept is not None:
+        keys = zip(kept[NAME].to_pylist(), kept[FINGERPRINT].to_pylist(), strict=True)
+        known = {key: row for row, key in enumerate(keys)}
+    rows = [known.get((each.name, each.fingerprint)) for each in candidates]
+    if kept is not None and rows == list(range(kept.num_rows)):
+        return kept, []
+    fresh, problems = read([each for each, row in zip(candidates, rows, strict=True) if row is None])
+    # State the type, because an empty array, as for a folder of incomplete bundles only, would be of type null.
+    still_good = pa.array([row for row in rows if row is not None], pa.int64())
+    reused = SCHEMA.empty_table() if kept is None else kept.take(still_good)
+    table = pa.concat_tables([reused, fresh])
+    return table.take(pc.sort_indices(table, sort_keys=[(NAME, "ascending")])), problems
+
+
+# --- the folders
+
+
+def find(root: str) -> tuple[list[Candidate], list[Problem]]:
+    """Folders with a manifest or a run.json, sorted by path, and problems for folders with other files only."""
+    candidates, problems, visited, strangers = [], [], set[str](), list[str]()
+    waiting = [root]
+    while waiting:
+        folder = waiting.pop()
+        fingerprint = _fingerprint(folder)
+        if fingerprint is not None:
+            name = os.fsencode(os.path.relpath(folder, root)) if folder != root else b""
+            candidates.append(Candidate(folder=folder, name=name, fingerprint=fingerprint))
+            continue
+        try:
+            folders, has_files = _children(folder, visited)
+        except OSError as error:
+            problems.append(Problem(path=folder, reason=f"cannot be listed: {error.strerror}"))
+            continue
+        waiting += folders
+        if has_files:
+            strangers.append(folder)
+    candidates.sort(key=lambda each: each.name)
+    problems += _foreign(strangers, candidates, root)
+    return candidates, problems
+
+
+def _fingerprint(folder: str) -> str | None:
+    """Size, time and inode of each source; None if there is neither a manifest nor a run.json."""
+    parts = [_state(f"{folder}/{name}") for name in SOURCES]
+    if parts[0] == parts[1] == "-":
+        return None
+    if os.path.isdir(f"{folder}/{PROFILES}"):  # noqa: PTH112 - 10,000 bundles: a Path costs more than the call; most runs have no profile
+        parts += [_state(f"{folder}/{name}") for name in KERNEL_FILES]
+    return ";".join(parts)
+
+
+def _state(path: str) -> str:
+    try:
+        found = os.stat(path)  # noqa: PTH116 - as above
+    except (OSError, ValueError):
+        return "-"
+    return f"{found.st_size} {found.st_mtime_ns} {found.st_ino}"
+
+
+def _children(folder: str, visited: set[str]) -> tuple[list[str], bool]:
+    """Sub-folders except hidden ones, and whether there are files; a link is followed only once, to end loops."""
+    folders, has_files = [], False
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith(".") or entry.name == "__pycache__":
+                continue
+            if not entry.is_dir():
+                has_files = True
+                continue
+            if entry.is_symlink():
+                target = os.path.realpath(entry.path)
+                if target in visited:
+                    continue
+                visited.add(target)
+            folders.append(entry.path)
+    return folders, has_files
+
+
+def _foreign(strangers: Sequence[str], candidates: Sequence[Candidate], root: str) -> Iterator[Problem]:
+    """Problems for the topmost folders with files in them and no bundle below."""
+    inhabited = {root}
+    for each in candidates:
+        folder = os.path.dirname(each.folder)  # noqa: PTH120 - as above
+        while folder not in inhabited and len(folder) > len(root):
+            inhabited.add(folder)
+            folder = os.path.dirname(folder)  # noqa: PTH120
+    told: list[str] = []
+    # Sort parents directly before their children.
+    for folder in sorted(strangers, key=lambda each: Path(each).parts):
+        if folder in inhabited or (told and folder.startswith(f"{told[-1]}{os.sep}")):
+            continue
+        told.append(folder)
+        yield Problem(path=folder, reason=f"no rooflaunch bundle: neither {bundle.MANIFEST} nor {bundle.RECORD}")
+
+
+# --- reading bundles
+
+
+def read(candidates: Sequence[Candidate]) -> tuple[pa.Table, list[Problem]]:
+    """Verify and read bundles; one that is incomplete, damaged, foreign or too new is a problem instead of a row."""
+    tables, problems = [SCHEMA.empty_table()], list[Problem]()
+    for begin in range(0, len(candidates), CHUNK):
+        table, more = _read_chunk(candidates[begin : begin + CHUNK])
+        tables.append(table)
+        problems += more
+    return pa.concat_tables(tables), problems
+
+
+def _read_chunk(candidates: Sequence[Candidate]) -> tuple[pa.Table, list[Problem]]:
+    read_ones: list[tuple[Candidate, Row, dict[str, bytes | None]]] = []
+    problems = []
+    for each in candidates:
+        try:
+            read_ones.append((each, *_read_one(each.folder)))
+        except (BundleError, OSError, ValueError) as error:
+            problems.append(Problem(path=each.folder, reason=_reason(error, each.folder)))
+    series = {name: parse(layout, [contents[name] for _, _, contents in read_ones]) for name, layout in LAYOUTS.items()}
+    rows = [row for _, row, _ in read_ones]
+    refused = _refused(rows, series["steps"])
+    remarks = [[*row.remarks, *series["telemetry"].remarks[number]] for number, row in enumerate(rows)]
+    columns: dict[str, Any] = {
+        NAME: pa.array([each.name for each, _, _ in read_ones], pa.binary()),
+        FINGERPRINT: pa.array([each.fingerprint for each, _, _ in read_ones], pa.string()),
+        REMARKS: pa.array(remarks, pa.list_(pa.string())),
+        **{field.name: pa.array([row.cells[field.name] for row in rows], field.type) for field in RUN_SCHEMA},
+        CEILINGS: pa.array([row.ceilings for row in rows], pa.list_(CEILING_STRUCT)),
+        **{f"_{name}": each.lists for name, each in series.items()},
+    }
+    table = pa.table(columns, schema=SCHEMA)
+    if any(refused):
+        problems += [
+            Problem(path=each.folder, reason=f"cannot be: {reason}")
+            for (each, _, _), reason in zip(read_ones, refused, strict=True)
+            if reason
+        ]
+        table = table.filter(pa.array([not reason for reason in refused]))
+    return table, problems
+
+
+def _refused(rows: Sequence[Row], steps: Series) -> list[str | None]:
+    """Why the steps of each run cannot be used, None if they can; otherwise no figure of the run can be trusted."""
+    impossible = refusals(
+        steps.lists,
+        imported=[row.cells["imported"] for row in rows],
+        measured_s=[row.cells["measured_s"] for row in rows],
+    )
+    return ["; ".join(remarks) or reason for remarks, reason in zip(steps.remarks, impossible, strict=True)]
+
+
+def _read_one(folder: str) -> tuple[Row, dict[str, bytes | None]]:
+    found = bundle.read(Path(folder))
+    listed = {file.name for file in found.files}
+    row = row_of(found.document)
+    unlisted = [
+        f"{name} is not in {bundle.MANIFEST}: it was not verified and is not read"
+        for name in (bundle.STEPS, bundle.TELEMETRY, *KERNEL_FILES)
+        if name not in listed and os.path.exists(f"{folder}/{name}")  # noqa: PTH110 - 10,000 bundles, as above
+    ]
+    kernels = next((name for name in KERNEL_FILES if name in listed), None)
+    row = replace(row, cells={**row.cells, "kernels_file": kernels}, remarks=[*row.remarks, *unlisted])
+    return row, {name: _content(found.path, layout, listed) for name, layout in LAYOUTS.items()}
+
+
+def _content(folder: Path, layout: SeriesFile, listed: set[str]) -> bytes | None:
+    """Content of a bundle's file; None if the manifest does not list the file, because it was not verified."""
+    return (folder / layout.file).read_bytes() if layout.file in listed else None
+
+
+def _reason(error: Exception, folder: str) -> str:
+    """The error's message without the folder, which is printed before it."""
+    return str(error).removeprefix(f"'{folder}' ").removeprefix("is ")
+
+
+# --- the file
+
+
+def _load(path: Path) -> pa.Table | None:
+    """The index; None if it is absent or not a valid index of this version."""
+    try:
+        table = pq.read_table(path)
+    except (OSError, pa.ArrowException, ValueError):
+        return None
+    same = table.schema.equals(SCHEMA) and (table.schema.metadata or {}).get(VERSION_KEY) == VERSION
+    return table if same else None
+
+
+def _store(path: Path, table: pa.Table) -> None:
+    with suppress(OSError):
+        path.parent.mkdir(exist_ok=True)
+        with replacing(path, shared=True, durable=False) as file:
+            pq.write_table(table, file, compression="zstd", compression_level=1)

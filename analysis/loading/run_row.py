@@ -1,0 +1,190 @@
+"""Convert run.json to a row of `runs`. Pure.
+
+`workload.contract.record` declares which fields are columns; columns that follow from several fields are derived here.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from analysis.loading import model_work
+from workload.contract import record as contract
+from workload.contract import verdict
+from workload.contract.bundle import Status
+from workload.contract.fields import RANGES, Kind, instant
+from workload.contract.record import MeasuredRate, Record, Verdict
+
+# `path` and `kernels_file` come from the index, the others from several fields of run.json.
+DERIVED: Mapping[str, Kind] = {
+    "path": Kind.TEXT,
+    "kernels_file": Kind.TEXT,
+    "imported": Kind.FLAG,
+    "images_per_step": Kind.NUMBER,
+    "images_per_s": Kind.NUMBER,
+    "ceiling_flop_per_s": Kind.NUMBER,
+    "ceiling_bytes_per_s": Kind.NUMBER,
+    "ceiling_conditions": Kind.TEXT,
+    "region": Kind.TEXT,
+    "peak_memory_bytes": Kind.NUMBER,
+    # FLOP of a step according to an imported trace or profile itself, independent of the model's name.
+    "shown_flop_per_step": Kind.NUMBER,
+    # Unstated assumption behind FLOP and bytes by formula, such as the size of the images.
+    "work_assumption": Kind.TEXT,
+    # Known reasons if no roof limits a step.
+    "limit_known": Kind.TEXT,
+}
+# Column of `runs` -> its type.
+RUN_COLUMNS: Mapping[str, Kind] = {
+    **{str(leaf.column): leaf.kind for leaf in contract.COLUMNS if leaf.kind is not Kind.TEXTS},
+    **DERIVED,
+    "notes": Kind.TEXTS,
+}
+# Each column with its section, its name in the section and its type; and the sections that hold columns.
+CELLS = tuple((str(leaf.column), leaf.names[:-1], leaf.names[-1], leaf.kind) for leaf in contract.COLUMNS)
+SECTIONS = tuple(dict.fromkeys(names for _, names, _, _ in CELLS))
+# Columns that every completed run of ours has measured.
+EXPECTED = {"measured_s", "images", "step_median_s"}
+
+# A row per rate that a run measured: `quantity` is flop_per_s by precision, or bytes_per_s of copy and triad.
+# `roof_per_s` is the rate to compare runs with: the sustained rate if it followed a burst, else the median.
+CEILING_COLUMNS: Mapping[str, Kind] = {
+    "quantity": Kind.TEXT,
+    "name": Kind.TEXT,
+    "roof_per_s": Kind.NUMBER,
+    "median_per_s": Kind.NUMBER,
+    "burst_per_s": Kind.NUMBER,
+    "sustained_per_s": Kind.NUMBER,
+    "best_per_s": Kind.NUMBER,
+    "p5_per_s": Kind.NUMBER,
+    "p95_per_s": Kind.NUMBER,
+    "samples": Kind.NUMBER,
+    "conditions": Kind.TEXT,
+    "measured_at": Kind.TIME,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A run: its cells by column, its ceilings, and remarks on unreadable parts of run.json."""
+
+    cells: Mapping[str, Any]
+    ceilings: list[dict[str, Any]]
+    remarks: list[str]
+
+
+def row_of(document: Mapping[str, Any]) -> Row:
+    """The row for the content of one run.json; `BundleError` if `record.read` refuses it."""
+    reading = contract.read(document)
+    run, remarks = reading.record, list(reading.remarks)
+    # An imported run has no count of its model's work; the formulas find the model by its name.
+    by_name = model_work.of_spec(run.spec) if run.imported is not None and run.complexity is None else None
+    if by_name is not None:
+        run = replace(run, complexity=by_name.complexity)
+    run = replace(run, bound=_verdict(run))
+    sections = {names: _section(run, names) for names in SECTIONS}
+    cells = {column: _cell(sections[names], name, kind) for column, names, name, kind in CELLS}
+    cells |= {"path": None, "kernels_file": None, **_derived(run)}
+    cells["work_assumption"] = by_name.assumption if by_name else None
+    shown = cells["counted_flop_per_step"] if by_name else cells["train_flop_per_step"]
+    cells["shown_flop_per_step"] = (shown or cells["counted_flop_per_step"]) if run.imported is not None else None
+    if run.status is Status.COMPLETED and run.imported is None:
+        remarks += [
+            f"run.json: {leaf.where} is absent or 0, and yet the run completed"
+            for leaf in contract.COLUMNS
+            if leaf.column in EXPECTED and not cells[leaf.column]
+        ]
+    return Row(cells=cells, ceilings=list(_ceilings(run)), remarks=remarks)
+
+
+def _verdict(run: Record) -> Verdict | None:
+    """The limit of the run by the current rule; older versions had another rule, and none for imports."""
+    found, stored = verdict.from_record(run), run.bound
+    # Older runs lack waits for a CPU: only the stored sentence tells that other processes used it.
+    busy = stored.busy if stored else None
+    return replace(found, busy=found.busy or busy) if found else stored
+
+
+def _section(run: Record, names: Sequence[str]) -> Any:
+    section: Any = run
+    for name in names:
+        section = None if section is None else getattr(section, name)
+    return section
+
+
+def _cell(section: Any, name: str, kind: Kind) -> Any:
+    value = None if section is None else getattr(section, name)
+    if kind is Kind.TEXTS:
+        return list(value or ())
+    if value is None:
+        return None
+    if kind in RANGES:
+        return float(value)
+    return instant(value) if kind is Kind.TIME else value
+
+
+def _derived(run: Record) -> dict[str, Any]:
+    """Columns that follow from several fields of run.json."""
+    compute = run.ceilings.compute(run.spec.precision) if run.ceilings else None
+    copy = run.ceilings.copy() if run.ceilings else None
+    zone, accumulation = run.environment.cloud and run.environment.cloud.zone, run.spec.grad_accumulation
+    return {
+        "imported": run.imported is not None,
+        "images_per_step": float(run.spec.batch_size * accumulation) if accumulation else None,
+        "images_per_s": _throughput(run.timing.images, run.timing.measured_s),
+        "ceiling_flop_per_s": _float(compute.roof_per_s) if compute else None,
+        "ceiling_bytes_per_s": _float(copy.roof_per_s) if copy else None,
+        "ceiling_conditions": _json(compute.conditions) if compute else None,
+        # In Compute Engine, a zone's name is its region and a letter.
+        "region": zone.rpartition("-")[0] or None if zone else None,
+        "peak_memory_bytes": _float(_peak_memory_bytes(run)),
+        "limit_known": "; ".join(verdict.known_of(run)) or None,
+    }
+
+
+def _throughput(images: float | None, wall_s: float | None) -> float | None:
+    """Images over wall time, never a mean of rates; None if unknown."""
+    return images / wall_s if images and wall_s and wall_s > 0 else None
+
+
+def _peak_memory_bytes(run: Record) -> float | None:
+    """CUDA: most bytes that torch had allocated. CPU: largest resident set of the process. None for other devices."""
+    match run.environment.device.type:
+        case "cuda":
+            return run.memory.peak_allocated_bytes if run.memory else None
+        case "cpu":
+            return run.usage.max_rss_bytes if run.usage else None
+        case _:
+            return None
+
+
+def _ceilings(run: Record) -> Iterator[dict[str, Any]]:
+    if run.ceilings is None:
+        return
+    measured_at = instant(run.ceilings.measured_at)
+    for quantity, rates in (("flop_per_s", run.ceilings.flop_per_s), ("bytes_per_s", run.ceilings.bytes_per_s)):
+        for name, rate in (rates or {}).items():
+            yield {"quantity": quantity, "name": name, **_rate(rate), "measured_at": measured_at}
+
+
+def _rate(rate: MeasuredRate) -> dict[str, Any]:
+    return {
+        "roof_per_s": _float(rate.roof_per_s),
+        "median_per_s": _float(rate.median),
+        "burst_per_s": _float(rate.burst),
+        "sustained_per_s": _float(rate.sustained),
+        "best_per_s": _float(rate.best),
+        "p5_per_s": _float(rate.p5),
+        "p95_per_s": _float(rate.p95),
+        "samples": _float(rate.samples),
+        "conditions": _json(rate.conditions),
+    }
+
+
+def _float(value: float | None) -> float | None:
+    """A number as float: JSON's integers are unbounded, Arrow's are not."""
+    return None if value is None else float(value)
+
+
+def _json(value: Any) -> str | None:
+    return None if value is None else json.dumps(value, ensure_ascii=False)

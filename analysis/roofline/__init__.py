@@ -1,0 +1,1 @@
+"""Roofs of devices, steps below them, and what limits each step, for `analyze roofline`."""

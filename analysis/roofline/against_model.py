@@ -1,0 +1,165 @@
+"""Compare an imported profile with the model, batch size and number of steps that the user named. Pure."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from analysis.kernels.breakdown import in_steps
+from analysis.loading import model_work
+from analysis.loading.model_work import ModelWork
+from analysis.ncu.families import is_backward
+from analysis.roofline import lower_bound
+from workload.contract.record import Spec
+from workload.contract.text import counted, si
+from workload.contract.vocabulary import MODEL_RATIO_FROM, MODEL_RATIO_TO
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from analysis.traced_model import TracedModel
+
+# Range of the ratio in which counted FLOP fit another interpretation: padding and element-wise work add 10 %.
+FITS_FROM, FITS_TO = 0.85, 1.2
+# Number of classes of the models in the table; for other data sets, the last layer is replaced.
+CLASSES = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Claim:
+    """Counted FLOP of a profile, and the work that the user claims for it; `steps` is None if not given.
+
+    `is_input_known`: batch size and image size are those of the profile's own first input.
+    """
+
+    flop: float
+    work: ModelWork
+    batch_size: int
+    steps: int | None
+    is_forward_alone: bool
+    is_input_known: bool = False
+
+    def per_image(self, work: ModelWork) -> int:
+        return work.forward_flop_per_image if self.is_forward_alone else work.train_flop_per_image
+
+    @property
+    def expected(self) -> float:
+        return self.per_image(self.work) * self.batch_size * (self.steps or 1)
+
+    @property
+    def ratio(self) -> float:
+        return self.flop / self.expected
+
+
+def contradiction(spec: Spec, kernels: "pd.DataFrame", *, steps: float | None, is_partial: bool) -> str | None:
+    """A sentence if counted FLOP and those of the named model differ by more than kernels explain, with likely causes.
+
+    None if they agree, if either is unknown, or if too few FLOP are known to be a lower bound.
+    """
+    size, _ = model_work.image_size_of(spec)
+    work = model_work.find(spec.model, size)
+    kernels, _ = in_steps(kernels)
+    if work is None or kernels.empty or kernels["flop"].isna().any():
+        return None
+    claim = _Claim(
+        flop=float(kernels["flop"].sum()),
+        work=work,
+        batch_size=spec.batch_size,
+        steps=int(steps) if steps else None,
+        is_forward_alone=not any(is_backward(str(name)) for name in kernels["name"].unique()),
+    )
+    is_low = claim.ratio < MODEL_RATIO_FROM
+    is_known_to_be_low = is_partial or lower_bound.of_kernels(kernels) is not None
+    if is_known_to_be_low if is_low else claim.ratio <= MODEL_RATIO_TO:
+        return None
+    return _sentence(claim, "counted")
+
+
+def of_trace(
+    spec: Spec, flop: float, model: "TracedModel", *, passes_per_step: int, has_backward: bool
+) -> Iterator[str]:
+    """Sentences on contradictions between a trace's shapes and the named model: operators, weights, FLOP of a step.
+
+    `flop`: FLOP of a step, without those that activation checkpointing repeats. The trace's own input takes precedence
+    over the user's batch size.
+    """
+    size, _ = model_work.image_size_of(spec)
+    named = next(iter(model_work.of_sizes(spec.model)), None)
+    if named is None:
+        return
+    if not model.has_convolution and model.has_embedding:
+        yield f"the trace embeds tokens and has no convolution, the import was told model '{spec.model}'"
+        return
+    if other := _other_model(model, named):
+        yield f"{other}, the import was told model '{spec.model}'"
+        return
+    work = model_work.find(spec.model, model.image_size or size)
+    if work is None:
+        return
+    images = (model.batch_size or 0) * passes_per_step if model.is_of_images else 0
+    claim = _Claim(
+        flop=flop,
+        work=work,
+        batch_size=images or spec.batch_size,
+        steps=1,
+        is_forward_alone=not has_backward,
+        is_input_known=bool(images and model.image_size),
+    )
+    if not MODEL_RATIO_FROM <= claim.ratio <= MODEL_RATIO_TO:
+        yield _sentence(claim, "by the trace's shapes")
+
+
+def _other_model(model: "TracedModel", named: ModelWork) -> str | None:
+    """Words on the models whose number of weights the trace has, if the named one is not among them; else None.
+
+    The last layer may have another number of classes.
+    """
+    parameters = model.with_classes(CLASSES)
+    if not parameters or parameters in {work.parameters for work in model_work.of_sizes(named.model)}:
+        return None
+    owners = sorted({work.model for work in model_work.table().values() if work.parameters == parameters})
+    if owners:
+        return f"the trace's {model.parameters} parameters are those of {' or '.join(owners)}"
+    # A trace of compiled code contains only gradients, and none of frozen layers.
+    is_whole = model.weights is not None and model.weights == model.parameters
+    ratio = parameters / named.parameters
+    if ratio <= MODEL_RATIO_TO and (ratio >= MODEL_RATIO_FROM or not is_whole):
+        return None
+    return f"the trace's weights have {model.parameters} parameters, {named.model} {named.parameters}"
+
+
+def _sentence(claim: _Claim, origin: str) -> str:
+    where = f"in {counted(claim.steps, 'step')}" if claim.steps else "in the whole profile"
+    what = (
+        f"{'the forward pass' if claim.is_forward_alone else 'a step'} of {claim.work.model}"
+        f" at batch size {claim.batch_size}"
+    )
+    expected = f"{si(claim.expected / (claim.steps or 1), 'FLOP', 4)} by the model in {what}"
+    times = f" x {claim.steps}" if (claim.steps or 1) > 1 else ""
+    return (
+        f"{si(claim.flop, 'FLOP', 4)} {origin} {where}, {expected}{times}: {claim.ratio:.3g} x;"
+        f" likely {', or '.join(_causes(claim))}"
+    )
+
+
+def _causes(claim: _Claim) -> Iterator[str]:
+    """Interpretations that fit the counted FLOP, most specific first."""
+    for work in model_work.of_sizes(claim.work.model):
+        ratio = claim.flop / (claim.per_image(work) * claim.batch_size * (claim.steps or 1))
+        is_possible = work.image_size != claim.work.image_size and not claim.is_input_known
+        if is_possible and FITS_FROM <= ratio <= FITS_TO:
+            yield f"images of {work.image_size} x {work.image_size} pixels (--image-size {work.image_size})"
+    if claim.is_input_known:
+        if claim.ratio < 1:
+            yield "a part of a step"
+        yield f"another model than {claim.work.model}"
+        return
+    images = claim.flop / claim.per_image(claim.work)
+    named = claim.batch_size * (claim.steps or 1)
+    steps = round(images / claim.batch_size)
+    if claim.ratio > 1 and steps > 1 and FITS_FROM <= images / (steps * claim.batch_size) <= FITS_TO:
+        yield f"{steps} steps (--profile-steps {steps})"
+    if images >= MODEL_RATIO_FROM and round(images) != named:
+        yield f"another batch size: the FLOP are those of {counted(max(1, round(images)), 'image')}, not of {named}"
+    if claim.ratio < 1:
+        yield "a part of a step"
+    yield f"another model than {claim.work.model}"

@@ -1,0 +1,443 @@
+"""Rooflines: roofs of devices, training steps and kernels below the roofs, and the limit of each step. Pure.
+
+Williams, Waterman, Patterson, "Roofline: an insightful visual performance model", CACM 52 (2009): a step of intensity I
+(FLOP per byte of DRAM) reaches at most min(FLOP/s of the device, I x bytes/s of its memory). The time of a step always
+comes from the run without a profiler; the profiled run's counters give only FLOP and bytes.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+import pandas as pd
+
+from analysis.kernels.breakdown import kernel_rows
+from analysis.loading.configurations import CONFIGURATION, DEVICE, PLACE, UNNAMED, WORK_NAMED, Group, completed, group
+from analysis.loading.rows import frame, joined, names_of
+from analysis.loading.tables import Tables
+from analysis.ncu.families import is_backward
+from analysis.roofline import traced_times
+from analysis.roofline.lower_bound import LOWER_BOUND, TENSOR, counted_over_model, model_warning, reasons
+from analysis.roofline.roofs import DeviceRoofs, Roof, Work, device_of, intensity, range_note, refuted_ceilings, roof_of
+from analysis.statistics import over_runs
+from workload.contract.peaks import Peak
+from workload.contract.record import Verdict
+from workload.contract.spec import Device
+from workload.contract.text import percent
+from workload.contract.verdict import MOST_UNATTRIBUTED, UNKNOWN, Bound, Figures, RoofKind, decide
+
+# Tolerance for rounding: a figure counts as above a roof beyond this factor.
+ABOVE = 1 + 1e-9
+
+
+class WorkSource(StrEnum):
+    """Source of the FLOP and bytes of a step."""
+
+    COUNTERS = "counters"
+    MODELLED = "modelled"
+    # Counters divided by the profiler's own time, if the step was not timed without the profiler.
+    PROFILER = "under the profiler"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PointRow:
+    """A row of `points`, without the facts in `UNNAMED`."""
+
+    place: str | None
+    device_name: str | None
+    model: str
+    batch_size: float | None
+    precision: str | None
+    image_size: float | None
+    source: str
+    runs: int
+    intensity_flop_per_byte: float | None
+    intensity_low: float | None
+    intensity_high: float | None
+    flop_per_s: float | None
+    flop_per_s_low: float | None
+    flop_per_s_high: float | None
+    interval: str | None
+    bound: str | None
+    bound_why: str | None
+    busy: str | None
+    device_busy_share: float | None
+    roof: str | None
+    roof_flop_per_s: float | None
+    fraction_of_roof: float | None
+    fraction_of_peak: float | None
+    flop_per_step: float | None
+    counted_over_model: float | None
+    flop_is_lower_bound: bool
+    note: str | None = None
+
+
+POINT_COLUMNS = names_of(PointRow)
+
+
+# --- steps
+
+
+def points(results: Tables) -> pd.DataFrame:
+    """Training steps in the roofline plane: a row per group of runs that may be pooled, and source of FLOP and bytes.
+
+    `flop_per_s`: FLOP of a step divided by the median over runs of their median unprofiled step time, with its 95 %
+    interval over runs; NaN if no step was timed. Modelled bytes are an interval, and so is the intensity:
+    `intensity_low` and `intensity_high`, with the point between them; counted bytes are one figure. A profile without
+    another timing is a point over its own time. FLOP that are a lower bound have neither a bound nor a share of a roof.
+    `roof` says which roof `roof_flop_per_s` is of: the measured one, or the vendor's if none was measured.
+    `fraction_of_peak` is of the vendor's FLOP/s.
+    """
+    return frame([{**pool.facts, **vars(row)} for pool, row in point_rows(results)], (*POINT_COLUMNS, *UNNAMED))
+
+
+def point_rows(results: Tables) -> Iterator[tuple[Group, PointRow]]:
+    """The rows of `points`, each with its group of runs."""
+    devices: dict[tuple[Any, ...], DeviceRoofs] = {}
+    refuted = refuted_ceilings(results.runs)
+    for pool in group(completed(results.runs)):
+        place = tuple(pool[name] for name in DEVICE)
+        if place not in devices:
+            devices[place] = device_of(results, pool.facts, pool.runs)
+        for measurement in _measurements(results, pool):
+            yield pool, _point(pool, measurement, devices[place], refuted)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Measurement:
+    """FLOP and bytes of a step from one source, and the step's seconds per run.
+
+    `lower_bounds`: reasons why the FLOP are incomplete. `is_whole_profile`: the number of steps in the profile is
+    unknown, so FLOP, bytes and time are those of the whole profile. `is_traced`: only torch.profiler timed the step.
+    `kernels_alone`: the time is that of kernels, and the gaps between them are unknown. `launches`,
+    `uncounted_launches`: number of the profile's kernel launches, and of those without counted FLOP.
+    """
+
+    source: WorkSource
+    work: Work
+    steps_s: Sequence[float]
+    lower_bounds: tuple[str, ...] = ()
+    is_whole_profile: bool = False
+    is_traced: bool = False
+    kernels_alone: bool = False
+    launches: int = 0
+    uncounted_launches: int = 0
+
+
+def _measurements(results: Tables, pool: Group) -> Iterator[_Measurement]:
+    steps_s = _step_times(pool)
+    is_traced = not steps_s and bool(traced := traced_times.times(pool))
+    steps_s = traced if is_traced else steps_s
+    profile = None if steps_s or pool.runs["kernels_file"].isna().all() else _profile(results, pool)
+    if profile:
+        yield profile
+        return
+    for source, columns in WORK.items():
+        # For an import without a time, formulas add nothing to the name of its model.
+        is_told = source is WorkSource.COUNTERS or steps_s or not pool["imported"]
+        if is_told and any(pool.known(column) for column in columns):
+            bounds = _lower_bounds(pool) if source is WorkSource.COUNTERS else ()
+            bounds = traced_times.lower_bounds(pool) if is_traced and source is WorkSource.MODELLED else bounds
+            yield _Measurement(
+                source=source,
+                work=work_of(pool, source),
+                steps_s=steps_s,
+                lower_bounds=bounds,
+                is_traced=is_traced,
+                kernels_alone=is_traced and traced_times.has_no_gaps(pool),
+            )
+
+
+def _step_times(pool: Group) -> list[float]:
+    """Seconds of a step by run: the median step, or from images over wall time if a table of rates has no steps."""
+    steps = [step_s for step_s in pool.known("step_median_s") if step_s > 0]
+    if steps or not pool["imported"]:
+        return steps
+    return [pool["batch_size"] / rate for rate in pool.known("images_per_s") if rate > 0]
+
+
+def _lower_bounds(pool: Group, has_backward: bool | None = None, counted: float | None = None) -> tuple[str, ...]:
+    """Reasons why a group's counted FLOP are incomplete.
+
+    `has_backward` and `counted` (FLOP of a step): facts from the kernels themselves, if known.
+    """
+    flagged, backward = (pool.runs[name].astype(object) for name in ("flop_is_lower_bound", "backward_kernels"))
+    return reasons(
+        uncounted=next(iter(pool.texts("lower_bound_reason")), TENSOR)
+        if any(value is True for value in flagged)
+        else None,
+        is_partial=any(status == "partial" for status in pool.texts("profile_status")),
+        has_backward=False if any(value is False for value in backward) else has_backward,
+        counted=pool.median("counted_flop_per_step") if counted is None else counted,
+        model=pool.median("train_flop_per_step"),
+    )
+
+
+def _profile(results: Tables, pool: Group) -> _Measurement | None:
+    """The kernels of a profile as one measurement over their own time; None if no kernels can be read."""
+    launches = results.kernels.groupby("run_id", sort=False).indices
+    profiled = [run_id for run_id in pool.runs["run_id"] if run_id in launches]
+    if not profiled:
+        return None
+    whole = kernel_rows(results, pool, launches, ()).astype(object).to_dict("records")[0]
+    flop, moved, duration_s = (_number(whole[name]) for name in ("flop", "dram_bytes", "duration_s"))
+    kernels = pd.concat([results.kernels.iloc[launches[run_id]] for run_id in profiled])
+    has_backward = any(is_backward(str(name)) for name in kernels["name"].unique())
+    steps = _number(whole["steps"])
+    return _Measurement(
+        source=WorkSource.PROFILER,
+        work=Work(flop=flop, bytes_low=moved, bytes_high=moved),
+        steps_s=[duration_s] if duration_s else [],
+        lower_bounds=_lower_bounds(pool, has_backward, flop if steps else None) if flop is not None else (),
+        is_whole_profile=steps is None,
+        kernels_alone=True,
+        launches=len(kernels),
+        uncounted_launches=int(kernels["flop"].isna().sum()),
+    )
+
+
+# Columns of `runs` by source: FLOP of a step, and the lower and upper bound of its bytes.
+WORK = {
+    WorkSource.COUNTERS: ("counted_flop_per_step", "counted_dram_bytes_per_step", "counted_dram_bytes_per_step"),
+    WorkSource.MODELLED: ("train_flop_per_step", "bytes_lower_per_step", "bytes_upper_per_step"),
+}
+
+
+def work_of(pool: Group, source: WorkSource) -> Work:
+    """FLOP and bytes of a step: medians over the runs that have these figures."""
+    flop, low, high = (pool.median(column) for column in WORK[source])
+    return Work(flop=flop, bytes_low=low, bytes_high=high)
+
+
+def _point(pool: Group, measurement: _Measurement, device: DeviceRoofs, refuted: Mapping[float, float]) -> PointRow:
+    source, work, steps_s = measurement.source, measurement.work, measurement.steps_s
+    peak = device.peak(pool["precision"])
+    roof, is_whole = roof_of(pool, peak, refuted), not measurement.lower_bounds
+    step_s = _median(steps_s)
+    estimate = over_runs([] if work.flop is None else [work.flop / taken_s for taken_s in steps_s])
+    # Divide by the median time, as run.json does: for an even number of runs, the median of rates differs.
+    rate = work.flop / step_s if work.flop is not None and step_s else None
+    placed = intensity(work.flop, work.moved(step_s, roof))
+    # The intensity and the share of a roof of a lower bound are unknown.
+    limit = roof.at(placed) if roof and placed is not None and is_whole else None
+    verdict = _verdict(pool, measurement, roof, step_s)
+    row = PointRow(
+        **{name: pool[name] for name in WORK_NAMED},
+        source=str(source),
+        runs=len(steps_s),
+        intensity_flop_per_byte=placed,
+        intensity_low=intensity(work.flop, work.bytes_high) if source is WorkSource.MODELLED else None,
+        intensity_high=intensity(work.flop, work.bytes_low) if source is WorkSource.MODELLED else None,
+        flop_per_s=rate,
+        flop_per_s_low=estimate.interval.low if estimate.interval else None,
+        flop_per_s_high=estimate.interval.high if estimate.interval else None,
+        interval=estimate.interval_words if steps_s else None,
+        bound=verdict.bound,
+        bound_why=verdict.why,
+        busy=pool.busy,
+        device_busy_share=verdict.device_busy_share,
+        roof=str(roof.kind) if roof else None,
+        roof_flop_per_s=limit,
+        fraction_of_roof=rate / limit if rate is not None and limit else None,
+        fraction_of_peak=rate / peak.flop_per_s if rate is not None and peak and is_whole else None,
+        flop_per_step=None if measurement.is_whole_profile else work.flop,
+        counted_over_model=None
+        if source is WorkSource.MODELLED or measurement.is_whole_profile
+        else counted_over_model(work.flop, pool.median("train_flop_per_step")),
+        flop_is_lower_bound=not is_whole,
+    )
+    unused = [
+        f"{percent(refuted[value])} of the measured roof was reached: it is none"
+        for value in dict.fromkeys(pool.known("ceiling_flop_per_s"))
+        if value in refuted
+    ]
+    notes = [*_notes(pool, measurement, row), *unused]
+    return replace(row, note=joined([*notes, *_roof_notes(row, roof, peak, was_measured=bool(unused)), *pool.apart]))
+
+
+def _verdict(pool: Group, measurement: _Measurement, roof: Roof | None, step_s: float | None) -> Verdict:
+    """The limit of a group of runs: the rule for a single run, applied to the medians."""
+    work, is_whole = measurement.work, not measurement.lower_bounds
+    has_bytes = not measurement.is_traced or traced_times.without_bytes(pool) <= MOST_UNATTRIBUTED
+    figures = Figures(
+        step_s=step_s,
+        data_wait_fraction=pool.median("data_wait_fraction"),
+        device_busy_share=None if measurement.kernels_alone else pool.median("device_busy_share"),
+        is_most=not pool["imported"],
+        running="operators" if pool["device_type"] == Device.CPU else "kernels",
+        flop=work.flop if is_whole else None,
+        bytes_low=work.bytes_low if has_bytes else None,
+        bytes_high=work.bytes_high if has_bytes else None,
+        roof=roof.kind if roof else None,
+        roof_flop_per_s=roof.flop_per_s if roof else None,
+        roof_bytes_per_s=roof.bytes_per_s if roof else None,
+        kernels_alone=measurement.kernels_alone,
+        known=list(dict.fromkeys(pool.texts("limit_known"))),
+    )
+    return decide(figures, next(iter(pool.texts("bound_why")), UNKNOWN))
+
+
+def _notes(pool: Group, measurement: _Measurement, row: PointRow) -> Iterator[str | None]:
+    """Notes on the limit, FLOP, bytes and time."""
+    if row.bound in (Bound.OVERHEAD, Bound.NEITHER) or measurement.kernels_alone:
+        yield row.bound_why if row.bound else None
+    yield row.busy
+    yield from (f"{LOWER_BOUND}: {reason}" for reason in measurement.lower_bounds)
+    match measurement.source:
+        case WorkSource.MODELLED:
+            if not row.runs:
+                yield "no time without a profiler: no rate"
+            elif measurement.is_traced:
+                yield from traced_times.notes(pool, None if row.flop_is_lower_bound else row.flop_per_step, row.bound)
+            yield from dict.fromkeys(pool.texts("work_assumption"))
+            if row.runs and not measurement.is_traced and not pool.known("step_median_s"):
+                yield "by images over wall time, waits included: the run has no steps"
+            yield _other_verdicts(pool, row.bound)
+        case WorkSource.COUNTERS | WorkSource.PROFILER:
+            yield "bytes with a cold cache, per kernel"
+            yield from _counter_notes(pool, measurement, row)
+
+
+def _counter_notes(pool: Group, measurement: _Measurement, row: PointRow) -> Iterator[str | None]:
+    if measurement.source is WorkSource.PROFILER:
+        yield "kernels under the profiler: one by one, at its clocks, without the gaps between them"
+        if measurement.is_whole_profile:
+            yield "the whole profile: nobody said how many steps it holds"
+    if not row.runs:
+        yield "no time without a profiler: no rate"
+    if 0 < measurement.uncounted_launches < measurement.launches:
+        some = f"{measurement.uncounted_launches} of {measurement.launches} launches"
+        yield f"no FLOP: {some} have no count, and the sum of the others would be too low"
+    elif measurement.work.flop is None:
+        yield "FLOP not counted"
+    elif not row.flop_is_lower_bound and any(
+        value is False for value in pool.runs["calibration_verified"].astype(object)
+    ):
+        yield "FLOP unverified: the calibration's product was counted wrong"
+    yield model_warning(row.counted_over_model)
+
+
+def _other_verdicts(pool: Group, bound: str | None) -> str | None:
+    """Note on runs of a group whose own verdict differs from that of the medians; None if all agree."""
+    verdicts = pool.texts("bound")
+    others = [text for text in verdicts if bound is not None and text != bound]
+    return f"{len(others)} of {len(verdicts)} runs say {others[0]}" if others else None
+
+
+# Possible errors if a point lies above a roof.
+_ABOVE_A_ROOF = {
+    WorkSource.PROFILER: "the roof, the precision's label or the bytes (cold cache) are wrong",
+    WorkSource.COUNTERS: "the roof, the precision's label or the bytes (cold cache) are wrong",
+    WorkSource.MODELLED: (
+        "the roof or the precision's label is wrong, or kernels execute fewer FLOP than modelled (Winograd)"
+    ),
+}
+
+
+def _roof_notes(row: PointRow, roof: Roof | None, peak: Peak | None, *, was_measured: bool) -> Iterator[str | None]:
+    if roof is None and row.precision is None:
+        yield "no roof: the precision is unknown"
+    elif was_measured:
+        yield "no roof: the device has no known peak" if roof is None else None
+    elif roof is None:
+        why = "no ceiling was measured" if row.bound or row.bound_why in (None, UNKNOWN) else row.bound_why
+        yield f"no roof: {why}, and the device has no known peak"
+    elif roof.kind is RoofKind.PEAK:
+        yield "the roof is the vendor's: no ceiling was measured"
+    if peak and peak.flop_per_s_low is not None:
+        yield f"peak {range_note(peak)}"
+    fractions = {f"the {row.roof} roof": row.fraction_of_roof, "the vendor's peak": row.fraction_of_peak}
+    for what, fraction in fractions.items():
+        if fraction is not None and fraction > ABOVE:
+            yield f"{percent(fraction, decimals=1)} of {what}: {_ABOVE_A_ROOF[WorkSource(row.source)]}"
+
+
+# --- shifts
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShiftRow:
+    """A row of `shifts`."""
+
+    place: str | None
+    device_name: str | None
+    model: str
+    source: str
+    changed: str
+    left: str
+    right: str
+    at: str | None
+    intensity_left: float | None
+    intensity_right: float | None
+    intensity_ratio: float | None
+    flop_per_s_ratio: float | None
+    bound_left: str | None
+    bound_right: str | None
+
+
+def shifts(results: Tables) -> pd.DataFrame:
+    """How batch size and precision move a step: a row per step from one to the next, all else being equal.
+
+    `changed` is `batch_size` or `precision`, from `left` to `right` at the value `at` of the other one; ratios are
+    right by left. A lower bound of FLOP is compared with nothing.
+    """
+    rows = [{**pool.facts, **vars(row)} for pool, row in point_rows(results)]
+    pairs = [pair for changed in ("batch_size", "precision") for pair in _pairs(rows, changed)]
+    return frame(list(map(vars, pairs)), names_of(ShiftRow))
+
+
+# From the slow and exact to the fast.
+_PRECISIONS = ("fp32", "tf32", "bf16", "amp")
+
+
+def _pairs(rows: Sequence[Mapping[str, Any]], changed: str) -> Iterator[ShiftRow]:
+    other = "precision" if changed == "batch_size" else "batch_size"
+    fixed = [name for name in (*CONFIGURATION, *PLACE, "driver_version", "torch", "source") if name != changed]
+    series: dict[tuple[Any, ...], list[Mapping[str, Any]]] = defaultdict(list)
+    for row in rows:
+        if row[changed] is not None and not row["flop_is_lower_bound"]:
+            series[tuple(row[name] for name in fixed)].append(row)
+    for line in series.values():
+        line.sort(key=lambda row: _rank(row[changed]))
+        for left, right in pairwise(line):
+            if left[changed] != right[changed]:
+                yield ShiftRow(
+                    **{name: left[name] for name in ("place", "device_name", "model", "source")},
+                    changed=changed,
+                    left=str(left[changed]),
+                    right=str(right[changed]),
+                    at=str(left[other]) if left[other] is not None else None,
+                    intensity_left=left["intensity_flop_per_byte"],
+                    intensity_right=right["intensity_flop_per_byte"],
+                    intensity_ratio=_quotient(right, left, "intensity_flop_per_byte"),
+                    flop_per_s_ratio=_quotient(right, left, "flop_per_s"),
+                    bound_left=left["bound"],
+                    bound_right=right["bound"],
+                )
+
+
+def _rank(value: Any) -> float:
+    if isinstance(value, str):
+        return _PRECISIONS.index(value) if value in _PRECISIONS else len(_PRECISIONS)
+    return float(value)
+
+
+def _quotient(right: Mapping[str, Any], left: Mapping[str, Any], name: str) -> float | None:
+    return right[name] / left[name] if right[name] is not None and left[name] else None
+
+
+# --- shared
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return median(values) if values else None
+
+
+def _number(value: Any) -> float | None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and math.isfinite(value) else None

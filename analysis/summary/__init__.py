@@ -1,0 +1,1 @@
+"""Throughput and cost of each configuration in each place, for `analyze summary` and the report."""

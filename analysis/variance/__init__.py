@@ -1,0 +1,1 @@
+"""Variation of steps, runs, hosts and zones, and its causes, for `analyze variance`."""

@@ -1,0 +1,439 @@
+"""Find the causes of slow or uneven runs, and the share that each cause explains. Pure."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis.loading.cases import Case, cases
+from analysis.loading.configurations import CONFIGURATION, PLACE
+from analysis.loading.tables import Tables
+from analysis.statistics import share_explained
+from analysis.statistics.samples import Floats
+from workload.contract import peaks, verdict
+from workload.contract.bundle import Status
+from workload.contract.spec import Device
+from workload.contract.text import of_cpus, percent, plain
+from workload.contract.verdict import COMPETED_SHARE
+
+# Least number of telemetry samples: fewer would correlate by chance. `share_explained` needs as many pairs.
+LEAST_SAMPLES = 8
+# Probability of a false cause per run, divided among the covariates.
+FALSE_CAUSES = 0.01
+# If the level of the step times changes, a covariate is a cause if it explains at least this share of the change.
+LEAST_ALONG = 0.5
+# Least number of samples on either side of a change of level.
+LEAST_SAMPLES_APART = 2
+# A smaller share of the variation is not reported, however certain.
+LEAST_SHARE = 0.1
+# Least share of samples: a single sample of one second does not characterize a run.
+LEAST_HELD = 0.05
+# The precision of the wall time: docs/architecture.md, "Rules of measuring".
+LEAST_TIME_SHARE = 0.02
+# If a run waits for data for a larger share of its time, the remainder is too short to judge.
+MOST_WAITS = 0.9
+# On a full GPU, a bigger batch gives as many images/s or more; spilling into system memory takes 10 to 45 times as
+# long.
+SPILL_RATIO = 0.5
+# Boards whose power limit (W, from the data sheet) reduces the clock under any steady load, which is no fault.
+CAPPED_BY_DESIGN = {"T4": 70, "L4": 72}
+
+
+class ShareOf(StrEnum):
+    """The total that a share of a cause refers to."""
+
+    VARIATION = "variation of steps"
+    WALL_TIME = "wall time"
+    CPU_TIME = "CPU time"
+    STEP_TIME = "step time"
+    SLOWDOWN = "slowdown within the run"
+
+
+class Reason(StrEnum):
+    """Reasons why a GPU's clock is held down: NVML's terms, shortened."""
+
+    POWER_CAP = "power cap"
+    THERMAL = "thermal limit"
+    SLOWDOWN = "hardware slowdown"
+    POWER_BRAKE = "power brake"
+
+
+# NVML, nvmlClocksEventReasons: the bits of `clock_event_reasons`.
+REASON_BITS: Mapping[Reason, int] = {
+    Reason.POWER_CAP: 0x4,
+    Reason.THERMAL: 0x20 | 0x40,
+    Reason.SLOWDOWN: 0x8,
+    Reason.POWER_BRAKE: 0x80,
+}
+REASON_CURES: Mapping[Reason, str] = {
+    Reason.POWER_CAP: "nvidia-smi --power-limit raises it where the board allows more; compare at equal limits",
+    Reason.THERMAL: "better cooling, more warm-up until the temperature holds, or a pause between runs",
+    Reason.SLOWDOWN: "the board protects itself: check cooling and power supply (nvidia-smi -q -d PERFORMANCE)",
+    Reason.POWER_BRAKE: "the power supply asks for less load: check it, or tell the provider",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Covariate:
+    """A telemetry column that step times may follow."""
+
+    cause: str
+    column: str
+    unit: str
+    cure: str
+    is_clock: bool = False
+
+
+COVARIATES = (
+    Covariate(
+        cause="GPU clock",
+        column="sm_clock_mhz",
+        unit="MHz",
+        cure="lock the clock (nvidia-smi --lock-gpu-clocks), or warm up until it holds",
+        is_clock=True,
+    ),
+    Covariate(
+        cause="CPU clock",
+        column="cpu_mhz",
+        unit="MHz",
+        cure="a fixed CPU governor, or more warm-up",
+        is_clock=True,
+    ),
+    Covariate(
+        cause="steal", column="cpu_steal_percent", unit="%", cure="a machine type without shared CPUs, or another host"
+    ),
+    Covariate(cause="CPU pressure", column="cpu_pressure_percent", unit="%", cure="stop other work on the machine"),
+)
+
+COLUMNS = (
+    "run_id",
+    "cause",
+    "share_explained",
+    "share_low",
+    "share_high",
+    "share_of",
+    "is_fault",
+    "evidence",
+    "cure",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cause:
+    """A cause with its `share` of `share_of`, None if unknown; `is_fault`: cure it before comparing the run."""
+
+    cause: str
+    share: float | None
+    share_of: ShareOf
+    evidence: str
+    cure: str
+    low: float | None = None
+    high: float | None = None
+    is_fault: bool = True
+
+
+def causes(results: Tables) -> pd.DataFrame:
+    """A row per run and cause that was found, columns as in `COLUMNS`; `share_explained` is a fraction of `share_of`.
+
+    Share of the variation of steps: squared rank correlation with the telemetry at the step's time, and its interval,
+    at a level that leaves 1 false cause in 100 runs. Share of a slowdown within the run: the change of a clock over
+    that of the steps, as logarithms. Share of time: the part that would be saved.
+    """
+    every = cases(results)
+    spilled = spills(every)
+    lines = [
+        {
+            "run_id": case.run_id,
+            "cause": cause.cause,
+            "share_explained": cause.share,
+            "share_low": cause.low,
+            "share_high": cause.high,
+            "share_of": str(cause.share_of),
+            "is_fault": cause.is_fault,
+            "evidence": cause.evidence,
+            "cure": cause.cure,
+        }
+        for case in every
+        for cause in [*of_run(case), *_spill(spilled.get(case.run_id))]
+    ]
+    return pd.DataFrame(lines, columns=list(COLUMNS))
+
+
+def of_run(case: Case) -> Iterator[Cause]:
+    """Causes that are visible in one run, without others to compare it with."""
+    for covariate in COVARIATES:
+        yield from _followed(case, covariate)
+    for reason, share in held_reasons(case).items():
+        yield _held(case, reason, share)
+    yield from _time_shares(case)
+    yield from _retries(case)
+
+
+def held_reasons(case: Case) -> dict[Reason, float]:
+    """Share of the samples in the measured region in which each reason held the GPU's clock down, if not rare."""
+    _, masks = case.samples("clock_event_reasons")
+    if not masks.size:
+        return {}
+    bits = masks.astype(np.int64)
+    shares = {reason: float(((bits & mask) != 0).mean()) for reason, mask in REASON_BITS.items()}
+    return {reason: share for reason, share in shares.items() if share >= LEAST_HELD}
+
+
+def capped_by_design(case: Case) -> int | None:
+    """The power limit in W of a board that reaches it under any steady load; None for other boards."""
+    gpu = peaks.find_gpu(case["device_name"])
+    return CAPPED_BY_DESIGN.get(gpu.gpu) if gpu else None
+
+
+# --- followed by the steps
+
+
+def _followed(case: Case, covariate: Covariate) -> Iterator[Cause]:
+    at, values = case.samples(covariate.column)
+    if not at.size or np.ptp(values) == 0:
+        return
+    if covariate.is_clock and case.steadiness.slow_steps is not None:
+        yield from _moved_along(case, covariate, at, values)
+        return
+    if at.size < LEAST_SAMPLES:
+        return
+    level = 1 - FALSE_CAUSES / len(COVARIATES)
+    share = share_explained(case.step_s, _at_steps(case, at, values), level=level)
+    if share.value is None or share.interval is None or share.value < LEAST_SHARE or share.interval.low == 0:
+        return
+    yield Cause(
+        cause=covariate.cause,
+        share=share.value,
+        low=share.interval.low,
+        high=share.interval.high,
+        share_of=ShareOf.VARIATION,
+        evidence=f"{values.min():.4g} to {values.max():.4g} {covariate.unit} in {at.size} samples",
+        cure=covariate.cure,
+    )
+
+
+def _moved_along(case: Case, covariate: Covariate, at: Floats, values: Floats) -> Iterator[Cause]:
+    """A clock that is lower while the steps are slow. The change of level itself is certain: the audit reports it.
+
+    A correlation cannot show this cause: two levels with one change are worth two pairs, however many steps there are.
+    """
+    slow_steps = case.steadiness.slow_steps
+    if slow_steps is None:
+        return
+    ends = case.measured("ended_at_s")
+    slow = slow_steps[np.minimum(np.searchsorted(ends, at), ends.size - 1)]
+    if min(slow.sum(), (~slow).sum()) < LEAST_SAMPLES_APART:
+        return
+    low, high = float(np.median(values[slow])), float(np.median(values[~slow]))
+    slower = float(np.log(np.median(case.step_s[slow_steps]) / np.median(case.step_s[~slow_steps])))
+    if not 0 < low < high or np.log(high / low) < LEAST_ALONG * slower:
+        return
+    yield Cause(
+        cause=covariate.cause,
+        share=min(1.0, float(np.log(high / low)) / slower),
+        share_of=ShareOf.SLOWDOWN,
+        evidence=f"{low:.4g} {covariate.unit} while the steps are slow, {high:.4g} {covariate.unit} otherwise",
+        cure=covariate.cure,
+    )
+
+
+def _at_steps(case: Case, at: Floats, values: Floats) -> Floats:
+    """Telemetry at the middle of each step, linearly interpolated between samples."""
+    middle = case.measured("ended_at_s") - case.step_s / 2
+    return np.asarray(np.interp(middle, at, values), dtype=np.float64)
+
+
+def _held(case: Case, reason: Reason, share: float) -> Cause:
+    at, masks = case.samples("clock_event_reasons")
+    held = ((masks.astype(np.int64) & REASON_BITS[reason]) != 0).astype(np.float64)
+    follows = share_explained(case.step_s, _at_steps(case, at, held)) if at.size >= LEAST_SAMPLES else None
+    limit = capped_by_design(case) if reason is Reason.POWER_CAP else None
+    evidence = f"in {percent(share)} of {at.size} samples"
+    if limit:
+        evidence += f"; normal: this board meets its {limit} W under any steady load"
+    return Cause(
+        cause=reason,
+        share=follows.value if follows else None,
+        low=follows.interval.low if follows and follows.interval else None,
+        high=follows.interval.high if follows and follows.interval else None,
+        share_of=ShareOf.VARIATION,
+        evidence=evidence,
+        cure="none needed" if limit else REASON_CURES[reason],
+        is_fault=limit is None,
+    )
+
+
+# --- shares of time
+
+
+def _time_shares(case: Case) -> Iterator[Cause]:
+    if (share := case["data_wait_fraction"]) and share > LEAST_TIME_SHARE:
+        yield Cause(
+            cause="data waits",
+            share=share,
+            share_of=ShareOf.WALL_TIME,
+            evidence=f"{percent(share, decimals=1)} of the wall time is spent waiting for data",
+            cure="--workers, smaller or pre-decoded images, faster storage",
+        )
+    if (explained := case["explained_fraction"]) and 1 - explained > LEAST_TIME_SHARE:
+        yield Cause(
+            cause="time outside the steps",
+            share=1 - explained,
+            share_of=ShareOf.WALL_TIME,
+            evidence=f"steps and waits add up to {percent(explained, decimals=1)} of the wall time",
+            cure="analyze audit says more",
+        )
+    yield from _cpu_shares(case)
+
+
+def _cpu_shares(case: Case) -> Iterator[Cause]:
+    if (lost := competed(case)) is not None:
+        yield Cause(
+            cause="CPU competition",
+            share=lost,
+            share_of=ShareOf.CPU_TIME,
+            evidence=competition_words(case),
+            cure="stop other work on the machine, or give the run fewer threads",
+        )
+    if (stolen := steal(case)) is not None:
+        yield Cause(
+            cause="steal",
+            share=stolen,
+            share_of=ShareOf.CPU_TIME,
+            evidence=f"{percent(stolen, decimals=1)} of the CPU time went to other virtual machines",
+            cure="a machine type without shared CPUs, or another host",
+        )
+    if (throttled := cgroup_throttled(case)) is not None:
+        yield Cause(
+            cause="CPU quota",
+            share=throttled,
+            share_of=ShareOf.CPU_TIME,
+            evidence="the container's CPU limit held its threads back for"
+            f" {percent(throttled, decimals=1)} of their time",
+            cure="--cpus as many as the run has threads, or no limit",
+        )
+
+
+def competition_words(case: Case) -> str:
+    """Sentence on the CPUs that a run got while other processes competed for them."""
+    if case["threads"] == 1:
+        got = f"the run got {of_cpus(case['cpus_used'], 1)}"
+    else:
+        got = f"the run got {case['cpus_used']:.1f} of the {case['threads']:.0f} CPUs that it has threads for"
+    return verdict.competition(case.record) or got
+
+
+def competed(case: Case) -> float | None:
+    """Share of its threads' time that a CPU run lost to other processes; None if it lost little, or if unknown.
+
+    If waits for a CPU were not measured, idle threads indicate competition. Threads are also idle while a step waits
+    for data, so that time is excluded; data that the run decodes itself only makes it busier.
+    """
+    used, threads, waits = case["cpus_used"], case["threads"], case["data_wait_fraction"] or 0.0
+    if not case.on_cpu or used is None or not threads:
+        return None
+    waited = case.record.timing.cpus_waited
+    if waited is not None:
+        is_taken = used < COMPETED_SHARE * threads and verdict.is_starved(used, waited)
+        return min(1.0, float(waited / threads)) if is_taken else None
+    if waits > MOST_WAITS:
+        return None
+    share = float(used / (threads * (1 - waits)))
+    return None if share >= COMPETED_SHARE else 1 - share
+
+
+def steal(case: Case) -> float | None:
+    """Share of CPU time that the hypervisor gave to other machines; None if negligible or unknown."""
+    _, percent = case.samples("cpu_steal_percent")
+    share = float(percent.mean()) / 100 if percent.size else 0.0
+    return share if share > LEAST_TIME_SHARE else None
+
+
+def cgroup_throttled(case: Case) -> float | None:
+    """Share of the threads' time for which a CPU quota held them back; None if negligible or unknown."""
+    at, seconds = case.samples("cgroup_throttled_s")
+    if at.size < 2 or at[-1] <= at[0]:  # noqa: PLR2004 - a difference needs two
+        return None
+    share = float((seconds[-1] - seconds[0]) / (at[-1] - at[0]) / max(case["threads"] or 1.0, 1.0))
+    return share if share > LEAST_TIME_SHARE else None
+
+
+def _retries(case: Case) -> Iterator[Cause]:
+    """Retries of the caching allocator: memory was full, so it freed its cache, and the GPU waited each time."""
+    memory = case.record.memory if case["device_type"] == Device.CUDA else None
+    if memory and (retries := memory.allocator_retries):
+        yield Cause(
+            cause="allocator retries",
+            share=None,
+            share_of=ShareOf.STEP_TIME,
+            evidence=f"{retries} times the allocator emptied its cache and asked again",
+            cure=f"--batch-size {max(1, case['batch_size'] // 2)}; --grad-accumulation for the same step",
+        )
+
+
+# --- over batch sizes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spill:
+    """A memory spill: images/s of a run, and of the fastest smaller batch. `ratio`: quotient of both."""
+
+    images_per_s: float
+    batch_size: int
+    smaller_images_per_s: float
+    smaller_batch_size: int
+
+    @property
+    def ratio(self) -> float:
+        return self.images_per_s / self.smaller_images_per_s
+
+
+def spills(every: Sequence[Case]) -> dict[str, Spill]:
+    """Runs whose batch gives less than half the images/s of a smaller batch, because memory ran out; by run id."""
+    series: dict[tuple[Any, ...], list[Case]] = {}
+    facts = [fact for fact in (*CONFIGURATION, *PLACE) if fact != "batch_size"]
+    for case in every:
+        if case["images_per_s"] and case["status"] == Status.COMPLETED:
+            series.setdefault(tuple(case[fact] for fact in facts), []).append(case)
+    return {run_id: spill for same in series.values() for run_id, spill in _spills_in(same)}
+
+
+def _spills_in(same: Sequence[Case]) -> Iterator[tuple[str, Spill]]:
+    """Spills among the runs of one configuration, in order of batch size."""
+    best: Case | None = None
+    for _, group in groupby(sorted(same, key=_batch_size), key=_batch_size):
+        runs = list(group)
+        for case in runs:
+            if best and case["images_per_s"] < SPILL_RATIO * best["images_per_s"]:
+                yield (
+                    case.run_id,
+                    Spill(
+                        images_per_s=case["images_per_s"],
+                        batch_size=case["batch_size"],
+                        smaller_images_per_s=best["images_per_s"],
+                        smaller_batch_size=best["batch_size"],
+                    ),
+                )
+        best = max([*runs, *([best] if best else [])], key=lambda case: float(case["images_per_s"]))
+
+
+def _batch_size(case: Case) -> int:
+    return int(case["batch_size"])
+
+
+def _spill(spill: Spill | None) -> Iterator[Cause]:
+    if spill:
+        yield Cause(
+            cause="memory spill",
+            share=1 - spill.ratio,
+            share_of=ShareOf.STEP_TIME,
+            evidence=(
+                f"{plain(spill.images_per_s, 4)} images/s at batch size {spill.batch_size}, "
+                f"{plain(spill.smaller_images_per_s, 4)} at {spill.smaller_batch_size}"
+            ),
+            cure=f"--batch-size {spill.smaller_batch_size}; --grad-accumulation for the same step",
+        )

@@ -1,0 +1,208 @@
+"""Variation of step times within each run and between the runs of a configuration. Pure."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis.loading.cases import Case, cases
+from analysis.loading.configurations import DATA_DETAILS, DETAILS, NAMED, NAMED_COLUMNS, Group, group, label, measured
+from analysis.loading.tables import Tables
+from analysis.statistics import (
+    Drift,
+    drift,
+    effective_n,
+    period_scan,
+    summarize,
+    variance_split,
+)
+from analysis.statistics.samples import Estimate
+from analysis.variance.causes import causes
+from analysis.variance.machines import COLUMNS as MACHINE_COLUMNS
+from analysis.variance.machines import machines
+from workload.contract.tables import Column, Role
+
+WITHIN_COLUMNS = (
+    Column(name="run_id", heading="run", role=Role.FACT),
+    Column(name="place", heading="place", role=Role.FACT),
+    Column(name="model", heading="model", role=Role.FACT),
+    Column(name="batch_size", heading="batch", role=Role.FACT),
+    Column(name="precision", heading="precision", role=Role.FACT),
+    Column(name="steps", heading="steps"),
+    Column(name="step_median_s", heading="step", unit="s", prefixed=True),
+    Column(name="step_p5_s", heading="p5", unit="s", prefixed=True),
+    Column(name="step_p95_s", heading="p95", unit="s", prefixed=True),
+    Column(name="robust_cov", heading="robust CoV", unit="%", digits=3),
+    Column(name="cov", heading="CoV", unit="%", digits=3),
+    Column(name="autocorrelation", heading="lag 1", digits=2),
+    Column(name="effective_steps", heading="worth steps", digits=3),
+    Column(name="warmup_steps", heading="warm-up left"),
+    Column(name="steady", heading="steady"),
+    Column(name="drift", heading="drift", unit="%", digits=2),
+    Column(name="drift_low", heading="low", unit="%", digits=2),
+    Column(name="drift_high", heading="high", unit="%", digits=2),
+    Column(name="period_steps", heading="period", optional=True),
+    Column(name="period_ratio", heading="ratio", digits=3, optional=True),
+    Column(name="note", heading="note", optional=True, role=Role.NOTE),
+    *DETAILS,
+)
+BETWEEN_COLUMNS = (
+    *NAMED_COLUMNS,
+    Column(name="images_per_s", heading="images/s"),
+    Column(name="images_per_s_low", heading="low"),
+    Column(name="images_per_s_high", heading="high"),
+    Column(name="runs", heading="runs"),
+    Column(name="interval", heading="interval", role=Role.NOTE),
+    Column(name="cov_between", heading="between runs", unit="%", digits=3),
+    Column(name="cov_between_low", heading="low", unit="%", digits=3),
+    Column(name="cov_between_high", heading="high", unit="%", digits=3),
+    Column(name="cov_within", heading="within runs", unit="%", digits=3),
+    Column(name="icc", heading="ICC", digits=3),
+    Column(name="icc_low", heading="low", digits=3),
+    Column(name="icc_high", heading="high", digits=3),
+    Column(name="effective_steps", heading="worth steps", digits=3),
+    Column(name="note", heading="note", optional=True, role=Role.NOTE),
+    *DATA_DETAILS,
+)
+
+
+CAUSE_COLUMNS = (
+    Column(name="run_id", heading="run", role=Role.FACT),
+    Column(name="cause", heading="cause", role=Role.FACT),
+    Column(name="share_explained", heading="explains", unit="%", digits=3),
+    Column(name="share_low", heading="low", unit="%", digits=3, optional=True),
+    Column(name="share_high", heading="high", unit="%", digits=3, optional=True),
+    Column(name="share_of", heading="of", role=Role.FACT),
+    Column(name="is_fault", heading="fault"),
+    Column(name="evidence", heading="evidence", role=Role.SENTENCE),
+    Column(name="cure", heading="cure", role=Role.SENTENCE),
+    *(Column(name=name, heading=label(name), detail=True) for name in NAMED),
+    *DATA_DETAILS,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VarianceTable:
+    """A table of `analyze variance`; `nothing`: message if it has no row."""
+
+    make: Callable[[Tables], pd.DataFrame]
+    columns: Sequence[Column]
+    heading: str
+    nothing: str
+
+
+def table(results: Tables, part: str) -> pd.DataFrame:
+    """Make the table named `part` (a key of `TABLES`); each row has its whole configuration."""
+    frame = TABLES[part].make(results)
+    facts = [name for name in (*NAMED, *(column.name for column in DETAILS)) if name not in frame]
+    # A table that lacks facts has rows of single runs: add the facts by run_id.
+    return frame.merge(results.runs[["run_id", *facts]], on="run_id", how="left") if facts else frame
+
+
+def within(results: Tables) -> pd.DataFrame:
+    """A row per run with measured steps, columns as in `WITHIN_COLUMNS`; CoV, drift and its interval are fractions.
+
+    `effective_steps`: number of independent steps that the run is worth. `warmup_steps`: first measured steps that are
+    slower than the rest. `drift`: change over the steps after these. `period_steps`: None if no period was found.
+    """
+    lines = [_within(case) for case in cases(results) if np.isfinite(case.step_s).any()]
+    return pd.DataFrame(lines, columns=[column.name for column in WITHIN_COLUMNS])
+
+
+def _within(case: Case) -> dict[str, Any]:
+    steps = case.step_s
+    figures, worth, state, period = summarize(steps), effective_n(steps), case.steadiness, period_scan(steps)
+    warmup = state.warmup_steps or 0
+    rest = steps[warmup:] if warmup <= steps.size // 2 else steps
+    change = drift(rest)
+    low, high = _relative_ends(change, float(np.median(rest)))
+    reasons = (
+        figures.reason,
+        worth.reason,
+        period.reason if period.found else None,
+        state.unseen if state.steady else state.reason,
+    )
+    return {
+        **{name: case[name] for name in ("run_id", *NAMED, *(column.name for column in DETAILS))},
+        "steps": figures.n,
+        "step_median_s": figures.median,
+        "step_p5_s": figures.p5,
+        "step_p95_s": figures.p95,
+        "robust_cov": figures.robust_cov,
+        "cov": figures.cov,
+        "autocorrelation": worth.lag1,
+        "effective_steps": worth.effective,
+        "warmup_steps": state.warmup_steps,
+        "steady": state.steady,
+        "drift": change.change,
+        "drift_low": low,
+        "drift_high": high,
+        "period_steps": period.period if period.found else None,
+        "period_ratio": period.ratio if period.found else None,
+        "note": "; ".join(dict.fromkeys(reason for reason in reasons if reason)) or None,
+    }
+
+
+def _relative_ends(change: Drift, median: float) -> tuple[float | None, float | None]:
+    """Ends of the interval of the change over the series, as fractions of its median; None if unknown."""
+    if change.interval is None or not median > 0:
+        return None, None
+    scale = (change.n - 1) / median
+    return change.interval.low * scale, change.interval.high * scale
+
+
+def between(results: Tables) -> pd.DataFrame:
+    """A row per configuration and place, columns as in `BETWEEN_COLUMNS`; runs that may not be pooled have extra rows.
+
+    `images_per_s` has an interval over runs. `cov_between` and `cov_within`: standard deviations of the logarithm of
+    step times between and within runs, which are fractions. `icc`: share of the variance that more steps do not reduce.
+    """
+    by_id = {case.run_id: case for case in cases(results)}
+    groups = group(measured(results.runs))
+    lines = [_between(pool, [by_id[run_id] for run_id in pool.runs["run_id"]]) for pool in groups]
+    return pd.DataFrame(lines, columns=[column.name for column in BETWEEN_COLUMNS])
+
+
+def _between(pool: Group, runs: list[Case]) -> dict[str, Any]:
+    split = variance_split([case.step_s for case in runs])
+    return {
+        **pool.facts,
+        "runs": len(runs),
+        **pool.rate.columns("images_per_s"),
+        "interval": pool.rate.interval_words,
+        **split.between.columns("cov_between"),
+        "cov_within": split.within.value,
+        **split.icc.columns("icc"),
+        "effective_steps": split.effective,
+        "note": "; ".join(dict.fromkeys(text for text in _notes(pool, split.reason, split.between) if text)) or None,
+    }
+
+
+def _notes(pool: Group, reason: str | None, estimate: Estimate) -> tuple[str | None, ...]:
+    # For a single run, the words of the interval are enough.
+    alone = len(pool.runs) == 1
+    return (None if alone else reason, None if alone else estimate.reason, *pool.apart)
+
+
+TABLES: Mapping[str, VarianceTable] = {
+    "between": VarianceTable(
+        make=between,
+        columns=BETWEEN_COLUMNS,
+        heading="between runs, by configuration and place",
+        nothing="no completed run with measured steps",
+    ),
+    "within": VarianceTable(
+        make=within, columns=WITHIN_COLUMNS, heading="within runs", nothing="no run with measured steps"
+    ),
+    "machines": VarianceTable(
+        make=machines,
+        columns=MACHINE_COLUMNS,
+        heading="between runs on a host, hosts and zones, by place",
+        nothing="no place with two runs on known hosts",
+    ),
+    "causes": VarianceTable(
+        make=causes, columns=CAUSE_COLUMNS, heading="causes", nothing="no cause found in steps and telemetry"
+    ),
+}

@@ -1,0 +1,95 @@
+"""Heartbeat of the machine, with its progress: printed, reported to the landlord, and written into the store."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+from launcher.agent.home import Home, iso
+from launcher.agent.host_facts import Landlord
+from launcher.protocol import records
+from launcher.protocol.records import Heartbeat, LaunchPhase
+from workload.contract.errors import RooflaunchError, ToolError
+from workload.storage.store import Patience, Store
+
+HEARTBEAT_EVERY_S = 15.0
+# Cloud Storage takes one write a second of the same object.
+HEARTBEAT_PAUSE_S = 1.0
+
+
+class Pulse:
+    """Heartbeat of one launch. Safe to share between threads."""
+
+    def __init__(
+        self,
+        name: str,
+        zone: str,
+        *,
+        home: Home,
+        landlord: Landlord,
+        store: Store,
+        now: Callable[[], float],
+        is_lost: Callable[[], bool],
+        on_lost: Callable[[], None],
+    ) -> None:
+        """Make it. `is_lost`: whether another agent has taken over the launch; `on_lost` is then called once."""
+        self.last_line = ""
+        self.is_lost = False
+        self._ask_whether_lost, self._on_lost = is_lost, on_lost
+        self._name, self._zone, self._home, self._landlord, self._store = name, zone, home, landlord, store
+        self._now = now
+        self._wake = threading.Event()
+
+    def enter(self, phase: LaunchPhase) -> None:
+        """Record and report the beginning of a phase."""
+        if self.is_lost:
+            return
+        at = iso(self._now())
+        print(f"rooflaunch: phase {phase} {at}", flush=True)
+        self._home.note_phase(phase, at)
+        self._report(phase, at)
+        self._wake.set()
+
+    def beat(self) -> None:
+        """Write a heartbeat. A store that does not answer is ignored."""
+        if not self.is_lost and self._ask_whether_lost():
+            self.is_lost = True
+            self._on_lost()
+        if self.is_lost:  # the heartbeat belongs to the other agent now
+            return
+        at = iso(self._now())
+        heartbeat = Heartbeat(
+            at=at,
+            zone=self._zone,
+            phases=self._home.phases(),
+            runs=self._home.uploaded(),
+            last_line=self.last_line,
+        )
+        self._report("heartbeat", at)
+        with suppress(RooflaunchError, OSError):
+            self._store.with_patience(Patience()).write(records.status_object(self._name), heartbeat.to_bytes())
+
+    def _report(self, name: str, value: str) -> None:
+        with suppress(ToolError):  # a project may, for example, switch off guest attributes
+            self._landlord.report(name, value)
+
+    @contextmanager
+    def beating(self) -> Iterator[None]:
+        """Write heartbeats while the context lasts: regularly, when a phase begins, and at the end."""
+        over = threading.Event()
+
+        def beats() -> None:
+            while not over.is_set():
+                self._wake.clear()
+                self.beat()
+                over.wait(HEARTBEAT_PAUSE_S)
+                self._wake.wait(HEARTBEAT_EVERY_S)
+
+        heart = threading.Thread(target=beats, daemon=True)
+        heart.start()
+        try:
+            yield
+        finally:
+            over.set()
+            self._wake.set()
+            heart.join()
+            self.beat()

@@ -1,0 +1,55 @@
+"""The command `launch gpus`: the GPUs of Compute Engine. Light: `launch --help` loads it."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from launcher.backends.gcp.options import Where
+from launcher.typer_options import parameters_of
+from workload.contract import tables
+from workload.contract.errors import ExitCode
+from workload.contract.invocation import as_typed
+from workload.contract.program import WideOption
+
+# \b keeps the lines as they are.
+GPUS_EXAMPLES = """\b
+Examples:
+  launch gpus
+  launch gpus --live
+  launch gpus --format csv > gpus.csv
+"""
+ProjectOption = Annotated[str | None, parameters_of(Where)[0].annotation.__metadata__[0]]
+
+
+def show_gpus(
+    *,
+    live: Annotated[
+        bool, typer.Option("--live", help="with today's prices, by your credentials", show_default=False)
+    ] = False,
+    wide: WideOption = False,
+    project: ProjectOption = None,
+    output_format: Annotated[
+        tables.TableFormat, typer.Option("--format", help="what stdout gets")
+    ] = tables.TableFormat.TABLE,
+) -> int:
+    """Show the GPUs that a launch can have, their peaks, and what they cost.
+
+    From tables that come with this program, each figure with its source and date, or from Google's price list of today:
+    without --live nobody is asked, and what was read within a day is shown.
+    """
+    from launcher.backends.gcp import offers
+    from launcher.backends.gcp.backend import backend
+
+    prices = backend.prices(backend.settings(Where(project=project)).project if live else None)
+    if live and prices.prices is None:
+        print(f"warning: these are the prices of the table: {prices.why}", file=sys.stderr)
+        if prices.hint:
+            print(f"hint: {as_typed(prices.hint)}", file=sys.stderr)
+    print(offers.render(output_format, wide=wide, today=prices.prices))
+    return ExitCode.DONE
+
+
+def register(app: typer.Typer) -> None:
+    """Add `launch gpus`."""
+    app.command("gpus", epilog=GPUS_EXAMPLES)(show_gpus)

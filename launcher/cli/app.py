@@ -1,0 +1,258 @@
+"""The commands of `launch` with their options. The code of a command is imported when it runs.
+
+Nothing heavy may be imported here: `launch --help` loads neither google nor docker nor engines nor images.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from launcher.backends import BACKENDS
+from launcher.cli import duel
+from launcher.cli import launches as jobs
+from launcher.cli.sweep import SWEEP_EXAMPLES, run_sweep
+from launcher.jobs import places
+from launcher.kinds import HERE, Runtime
+from launcher.machine.local_options import LocalOptions
+from launcher.script.command import HereOptions, ScriptCommand, Words, refuse_without_script
+from launcher.typer_options import Format, FormatOption, OutputOption, instance_of, parameters_of, run_options
+from workload.contract.errors import ExitCode, UsageError
+from workload.contract.invocation import as_typed
+from workload.contract.program import VersionOption, help_unless_called
+from workload.contract.spec import Context, RunSpec, resolve
+from workload.contract.text import printable_lines, terminal_width
+
+if TYPE_CHECKING:
+    from launcher.protocol.checks import Check
+
+app = typer.Typer(
+    name="launch",
+    help="Run an instrumented vision training step somewhere, and bring home what it measured.",
+    rich_markup_mode=None,
+)
+
+# \b keeps the lines as they are.
+LOCAL_EXAMPLES = """\b
+Examples:
+  launch local -- train.py --lr 0.1
+  launch local --cuda --precision amp --profile ncu
+"""
+BUILD_EXAMPLES = """\b
+Examples:
+  launch build
+  launch build --flavour cpu --base debian:12-slim
+  launch build --push --repository us-central1-docker.pkg.dev/PROJECT/rooflaunch/trainer
+  launch build --pin
+"""
+DOCTOR_EXAMPLES = """\b
+Examples:
+  launch doctor
+  launch doctor docker
+  launch doctor gpu --format json
+  launch doctor gcp --project PROJECT
+"""
+
+
+@app.callback(invoke_without_command=True)
+def _launch(context: typer.Context, *, version: VersionOption = False) -> None:  # noqa: ARG001 - its callback answers
+    help_unless_called(context)
+
+
+def run_local(
+    *,
+    words: Words = None,
+    given: dict[str, object],
+    output: OutputOption = Path("results"),
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the plan and stop", show_default=False)] = False,
+    output_format: FormatOption = Format.TABLE,
+    **own: Any,
+) -> int:
+    """Measure your own training script without changing it, or without a script our trainer with a vision model."""
+    from launcher import models, run_table
+    from launcher.machine import local, task
+    from launcher.machine.runtime import choose, gpu_capability
+    from launcher.script import here
+    from workload.environment.outside import outside_facts
+
+    options, of_script = instance_of(LocalOptions, own), instance_of(HereOptions, own)
+    refuse_without_script(of_script, words)
+    resolved = resolve(given, os.environ, Path.cwd(), script=words or ())
+    models.require(resolved.spec.model)
+    models.require_data(resolved.spec, is_here=True)
+    models.require_profile(resolved.spec, gpu_capability)
+    workplace = here.workplace_of(words, of_script, Path.cwd(), os.environ) if words else None
+    limits = options.limits()
+    runtime = here.runtime_of(of_script, options.asked_runtime())
+    choice = choose(runtime, resolved.spec, image=options.image, flavour=options.flavour)
+    if words and choice.runtime is Runtime.DOCKER:
+        here.require_visible(words, Path.cwd())
+    elif words:
+        here.require_module(words, Path.cwd())
+        if not dry_run:
+            here.require_gpu(resolved.spec)
+    choice = here.with_packages(choice, of_script, is_dry=dry_run)
+    said = here.notes_of(words, of_script, workplace, choice.runtime) if words and workplace else ()
+    outside = outside_facts() if choice.runtime is Runtime.DOCKER else None
+
+    def plan_of(spec: RunSpec, context: Context | None = None) -> local.LocalPlan:
+        own_run = replace(resolved, spec=spec)
+        made = local.make_plan(
+            own_run, choice, output=output, limits=limits, outside=outside, context=context, workplace=workplace
+        )
+        return replace(made, notes=said)
+
+    plan = plan_of(resolved.spec)
+    shown = printable_lines(as_typed(plan.text()))
+    if dry_run:
+        print(
+            json.dumps(plan.to_json(), indent=1)
+            if output_format is Format.JSON
+            else printable_lines(as_typed(plan.text()))
+        )
+        return ExitCode.DONE
+    print(shown, file=sys.stderr)
+    # Our trainer repeats by itself.
+    outcome = task.repeated(plan.spec, plan_of) if words else local.run(plan)
+    if output_format is Format.JSON:
+        print(json.dumps(outcome.to_json(), indent=1))
+    elif outcome.bundles:
+        print(run_table.render(outcome.bundles, width=terminal_width(sys.stdout)))
+    if outcome.error:
+        raise outcome.error
+    return outcome.exit_code
+
+
+jobs.declare(run_local, [*parameters_of(LocalOptions), *parameters_of(HereOptions)], before="output")
+app.command("local", cls=ScriptCommand, epilog=LOCAL_EXAMPLES)(run_options(run_local))
+app.command("sweep", epilog=SWEEP_EXAMPLES)(run_sweep)
+duel.register(app)
+jobs.register(app)
+
+
+@app.command("build", epilog=BUILD_EXAMPLES)
+def build_image(
+    *,
+    flavour: Annotated[
+        str, typer.Option(metavar="cpu|cuda|volta", help="for a CPU, NVIDIA's GPUs, or the V100")
+    ] = "cpu",
+    base: Annotated[
+        str | None, typer.Option(metavar="IMAGE", help="build on this image instead of the row's", show_default=False)
+    ] = None,
+    wheel_index: Annotated[
+        str | None,
+        typer.Option(metavar="URL|pip", help="torch's wheel index; pip: what pip uses by itself", show_default=False),
+    ] = None,
+    network: Annotated[
+        str | None, typer.Option(metavar="NAME", help="network of the build's steps, as host", show_default=False)
+    ] = None,
+    rebuild: Annotated[
+        bool, typer.Option("--rebuild", help="build every layer again, without cache", show_default=False)
+    ] = False,
+    pin: Annotated[
+        bool, typer.Option("--pin", help="write the base image's digest of today into images.toml", show_default=False)
+    ] = False,
+    push: Annotated[
+        bool, typer.Option("--push", help="push the image and print its digest", show_default=False)
+    ] = False,
+    repository: Annotated[
+        str | None, typer.Option(metavar="HOST/NAME", help="where --push sends it", show_default=False)
+    ] = None,
+    sif: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="also write it as a file for Apptainer", show_default=False)
+    ] = None,
+    output_format: FormatOption = Format.TABLE,
+) -> int:
+    """Build the container image for this code.
+
+    Nothing is built where nothing has changed.
+    """
+    from launcher import docker_engine
+    from launcher.images import build as building
+    from launcher.images import contents
+    from launcher.images import sif as apptainer
+
+    row = contents.require_flavour(flavour)
+    if repository and not push:
+        raise UsageError(f"--repository says where --push sends the image; got {repository}", hint="add --push")
+    target = building.require_repository(repository) if push else None
+    tool = apptainer.require_tool(sif) if sif else None
+    docker = docker_engine.connect()
+    if pin:
+        print(f"{row.base} is {building.pin(docker, row)}", file=sys.stderr)
+        row = contents.require_flavour(flavour)
+    held = docker.image(base or row.pinned_base)
+    recipe = contents.make_recipe(
+        row,
+        base=base,
+        base_id=held.id if held else "",
+        index=wheel_index,
+        commit=contents.current_commit(),
+        platform=building.platform_of_a_vm(docker) if target else "",
+    )
+    built = building.build(docker, recipe, network=network, cached=not rebuild)
+    if target:
+        built = building.push(docker, built, target)
+    if sif and tool:
+        apptainer.write(tool, built.tag, sif)
+    print(json.dumps(built.to_json(), indent=1) if output_format is Format.JSON else as_typed(built.text()))
+    return ExitCode.DONE
+
+
+def _known_parts(parts: list[str] | None) -> list[str] | None:
+    for part in parts or ():
+        if part not in (*HERE, *BACKENDS):
+            known = ", ".join(f"'{name}'" for name in (*HERE, *BACKENDS))
+            raise typer.BadParameter(f"'{part}' is not one of {known}.")
+    return parts
+
+
+def run_doctor(
+    *,
+    parts: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar=f"[{'|'.join((*HERE, *BACKENDS))}]...",
+            help=f"what to look at ({' and '.join(HERE)}; the others ask elsewhere)",
+            callback=_known_parts,
+            autocompletion=lambda: [*HERE, *BACKENDS],
+            show_default=False,
+        ),
+    ] = None,
+    output_format: FormatOption = Format.TABLE,
+    **where: Any,
+) -> int:
+    """Check what runs need here, and say what to do.
+
+    With gcp it looks at what launches need in the cloud.
+    """
+    from launcher import backends, doctor
+
+    chosen = parts or HERE
+    place = places.place_of(where, likely=chosen)
+    typed = [name for name, value in where.items() if value is not None]
+    if typed and place.backend not in chosen:
+        flags = places.flags_of(place.backend)
+        raise UsageError(
+            f"{' and '.join(flags)} are for launch doctor {place.backend}",
+            hint=f"launch doctor {place.backend} {flags[0]} {flags[0].removeprefix('--').upper()}",
+        )
+
+    def checks_of(name: str) -> "Iterable[Check]":
+        there = place if name == place.backend else places.place_in(name)
+        return backends.load(name).checks(there.where)
+
+    checks = doctor.examine(chosen, named=bool(parts), checks_of=checks_of)
+    if output_format is Format.JSON:
+        print(json.dumps([check.to_json() for check in checks], indent=1))
+    else:
+        print(as_typed(doctor.render(checks)))
+    return doctor.exit_code(checks)
+
+
+app.command("doctor", epilog=DOCTOR_EXAMPLES)(jobs.with_where(run_doctor, names_backend=False))

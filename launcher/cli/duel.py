@@ -1,0 +1,116 @@
+"""Options of `launch duel`. Imports little, because `launch --help` loads this module."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer.core import TyperCommand
+
+from launcher.duel import LEFT_OUT
+from launcher.script.command import ScriptCommand
+from launcher.typer_options import Format, FormatOption, OutputOption, run_options
+from workload.contract.errors import ExitCode
+from workload.contract.invocation import as_typed
+from workload.contract.text import printable, printable_lines
+
+# \b keeps the line breaks of the help text.
+EXAMPLES = """\b
+What A and B share stands before --, what is A's own after it, what is B's own after ---:
+  launch duel --model resnet50 -- --precision fp32 --- --precision bf16
+  launch duel --cpu --batch-size 8 -- --- --channels-last
+A script of your own, with two sets of arguments, or of two commits of its repository (. is the working tree):
+  launch duel --cpu -- train.py --lr 0.1 --- train.py --lr 0.2
+  launch duel --commit main HEAD -- train.py --epochs 1
+Two commits of rooflaunch, from a checkout:
+  launch duel --commit HEAD . --model mobilenet_v2 --same-within 1%
+Two images:
+  launch duel --image rooflaunch:cpu rooflaunch:cpu-new --max-time 1h
+Exit codes, of B against A: 11 slower, 12 faster, by --same-within or more; 0 the same, or slower or faster by less;
+13 not decidable within the budget.
+"""
+
+
+class DuelCommand(ScriptCommand):
+    """Command `duel`, whose line may end in the options or scripts of two sides, or in one script for both."""
+
+    example = "-- train.py --lr 0.1 --- train.py --lr 0.2"
+    # The few options apply to our trainer and to scripts alike, so the help has one list.
+    format_options = TyperCommand.format_options
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("duel", cls=DuelCommand, epilog=EXAMPLES)(run_options(run_duel, without=LEFT_OUT))
+
+
+def run_duel(
+    *,
+    given: dict[str, object],
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="-- A --- B", help="run options, or a script with its arguments", show_default=False),
+    ] = None,
+    commit: Annotated[
+        tuple[str, str] | None,
+        typer.Option(metavar="A B", help="two commits; . is the working tree", show_default=False),
+    ] = None,
+    image: Annotated[
+        tuple[str, str] | None, typer.Option(metavar="A B", help="two images, in containers", show_default=False)
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH", help="a script's data, which {data} in its arguments stands for", show_default=False
+        ),
+    ] = None,
+    same_within: Annotated[
+        str, typer.Option(metavar="X%", help="a smaller difference passes, with exit code 0")
+    ] = "2%",
+    max_time: Annotated[str, typer.Option(metavar="TIME", help="not decidable after it")] = "30m",
+    max_segments: Annotated[
+        int | None, typer.Option(metavar="N", help="not decidable after so many runs", show_default=False)
+    ] = None,
+    summary: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="append the result as Markdown",
+            envvar="GITHUB_STEP_SUMMARY",
+            show_default=False,
+            show_envvar=True,
+        ),
+    ] = None,
+    output: OutputOption = Path("results"),
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the plan and stop", show_default=False)] = False,
+    output_format: FormatOption = Format.TABLE,
+) -> int:
+    """Say whether B is slower than A by 2 % (--same-within) or more, faster, or the same.
+
+    Short runs of both alternate on this machine, ABBA or BAAB by lot, until that is decided.
+    """
+    from launcher.duel import contest, report, sides
+
+    budget = contest.make_budget(same_within=same_within, max_time=max_time, max_segments=max_segments)
+    report.require_writable(summary)
+    request = sides.Request(
+        shared=given, words=tuple(words or ()), commits=commit, images=image, output=output, data=data
+    )
+    with sides.prepared(request, os.environ) as pair:
+        plan = report.Plan(pair=pair, budget=budget, output=output)
+        shown = printable_lines(as_typed(plan.text()))
+        if dry_run:
+            print(json.dumps(plan.to_json(), indent=1) if output_format is Format.JSON else shown)
+            return ExitCode.DONE
+        print(shown, file=sys.stderr)
+        outcome = contest.fight(pair, budget, tell=lambda line: print(printable(line), file=sys.stderr, flush=True))
+    result = report.Result(pair=pair, budget=budget, outcome=outcome, output=output)
+    shown = printable_lines(as_typed(result.text()))
+    print(json.dumps(result.to_json(), indent=1) if output_format is Format.JSON else shown)
+    if summary:
+        report.append(summary, result.markdown())
+    if outcome.interrupted:
+        raise outcome.interrupted
+    return result.exit_code

@@ -1,0 +1,227 @@
+"""Options of `launch <backend>` for every backend, and of `status`, `logs`, `down` and `reap`.
+
+This module imports little, because `launch --help` loads it. The code of a command is imported when it runs.
+"""
+
+import importlib
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from launcher.backends import BACKENDS, OWN_COMMANDS
+from launcher.choice import Command
+from launcher.jobs.places import Place, options_of, place_of
+from launcher.script.command import ScriptCommand, ThereOptions, Words, refuse_without_script
+from launcher.typer_options import (
+    Format,
+    FormatOption,
+    OutputOption,
+    instance_of,
+    parameters_of,
+    run_options,
+    signed,
+)
+
+if TYPE_CHECKING:
+    from launcher.jobs.commands import Script
+
+# \b keeps the line breaks of the help text.
+STATUS_EXAMPLES = """\b
+Examples:
+  launch status
+  launch status 3fa9c1
+  launch status --all --format json
+"""
+LOGS_EXAMPLES = """\b
+Examples:
+  launch logs 3fa9c1
+  launch logs rooflaunch-t4-20261121-142530-3fa9c1 -f
+"""
+DOWN_EXAMPLES = """\b
+Examples:
+  launch down 3fa9c1
+  launch down --all
+  launch down --all --yes --format json
+"""
+REAP_EXAMPLES = """\b
+Examples:
+  launch reap --dry-run
+  launch reap
+"""
+BACKEND_HELP = "which backend's launches are meant (that of the other options or of rooflaunch.toml, else gcp)"
+RUN_HELP = "the launch's name, a start or end of it that no other has (its 6 last digits), or a run that it left"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    for name in BACKENDS:
+        module = options_of(name)
+        _add_backend(app, name, module)
+        if name in OWN_COMMANDS:
+            importlib.import_module(OWN_COMMANDS[name]).register(app)
+    for name, command, examples in (
+        ("status", show_status, STATUS_EXAMPLES),
+        ("logs", show_logs, LOGS_EXAMPLES),
+        ("down", take_down, DOWN_EXAMPLES),
+        ("reap", reap, REAP_EXAMPLES),
+    ):
+        app.command(name, epilog=examples)(with_where(command))
+
+
+def _add_backend(app: typer.Typer, name: str, module: Any) -> None:
+    declared: Command = module.COMMAND
+
+    def launch(
+        *,
+        words: Words = None,
+        given: dict[str, object],
+        detach: Annotated[
+            bool,
+            typer.Option(
+                "--detach", help=f"leave as soon as the {declared.noun} runs; it ends by itself", show_default=False
+            ),
+        ] = False,
+        output: OutputOption = Path("results"),
+        dry_run: Annotated[bool, typer.Option("--dry-run", help="print the plan and stop", show_default=False)] = False,
+        request: Annotated[
+            bool,
+            typer.Option(
+                "--request", help=f"with --dry-run: also what {declared.sent_to} would be sent", show_default=False
+            ),
+        ] = False,
+        output_format: FormatOption = Format.TABLE,
+        **own: Any,
+    ) -> int:
+        from launcher.jobs import commands
+
+        options, where = instance_of(module.Options, own), instance_of(module.Where, own)
+        of_script = instance_of(ThereOptions, own)
+        refuse_without_script(of_script, words)
+        return commands.launch(
+            Place(backend=name, where=where),
+            options,
+            given,
+            script=_script(words, of_script, declared),
+            detach=detach,
+            output=output,
+            dry_run=dry_run,
+            request=request,
+            output_format=output_format,
+        )
+
+    launch.__doc__ = declared.help
+    kinds = (module.Options, module.Where, ThereOptions)
+    declare(launch, [parameter for kind in kinds for parameter in parameters_of(kind)], before="detach")
+    app.command(name, cls=ScriptCommand, epilog=declared.examples)(run_options(launch))
+
+
+def _script(words: list[str] | None, options: ThereOptions, declared: Command) -> "Script | None":
+    from launcher.jobs.commands import Script
+
+    return Script(words=tuple(words), options=options, is_fresh=declared.is_fresh) if words else None
+
+
+def declare(command: Callable[..., int], options: list[inspect.Parameter], *, before: str) -> None:
+    """Give a command with `**` arguments these options, placed before its own parameter `before`."""
+    own = [
+        parameter
+        for parameter in inspect.signature(command).parameters.values()
+        if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+    ]
+    at = [parameter.name for parameter in own].index(before)
+    signed(command, [*own[:at], *options, *own[at:]])
+
+
+def with_where(command: Callable[..., int], *, names_backend: bool = True) -> Callable[..., int]:
+    """Give a command the options of all backends that select the place; the command gets them as `**where`."""
+    options: dict[str, inspect.Parameter] = {}
+    if names_backend:
+        info = typer.Option("--backend", metavar="NAME", help=BACKEND_HELP, autocompletion=lambda: list(BACKENDS))
+        annotation = Annotated[str | None, info]
+        options["backend"] = inspect.Parameter(
+            "backend", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
+        )
+    for name in BACKENDS:
+        for parameter in parameters_of(options_of(name).Where, required=False):
+            options.setdefault(parameter.name, parameter)
+
+    @wraps(command)
+    def placed(**arguments: Any) -> int:
+        return command(**arguments)
+
+    declare(placed, list(options.values()), before="output_format")
+    return placed
+
+
+def show_status(
+    *,
+    name: Annotated[str | None, typer.Argument(metavar="RUN", help=RUN_HELP, show_default=False)] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="not only the newest and those whose machine is there", show_default=False)
+    ] = False,
+    output_format: FormatOption = Format.TABLE,
+    **where: Any,
+) -> int:
+    """Show what has become of launches.
+
+    It asks where they run and where their bundles go: it works on any machine, also for one whose command was ended.
+    """
+    from launcher.jobs import commands
+
+    return commands.show_status(place_of(where), name=name, every=every, output_format=output_format)
+
+
+def show_logs(
+    *,
+    name: Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP)],
+    follow: Annotated[
+        bool, typer.Option("-f", "--follow", help="go on until the VM or the job is gone", show_default=False)
+    ] = False,
+    output_format: FormatOption = Format.TABLE,
+    **where: Any,
+) -> int:
+    """Show what a launch prints.
+
+    Of a VM that is its serial port while it is there, then the log that it left in the bucket.
+    """
+    from launcher.jobs import commands
+
+    return commands.show_logs(place_of(where), name=name, follow=follow, output_format=output_format)
+
+
+def take_down(
+    *,
+    names: Annotated[list[str] | None, typer.Argument(metavar="RUN", help=RUN_HELP, show_default=False)] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="all launches of the project, or on the host", show_default=False)
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="--all without a question", show_default=False)] = False,
+    output_format: FormatOption = Format.TABLE,
+    **where: Any,
+) -> int:
+    """Delete VMs and stop jobs now, and wait until they are gone.
+
+    What they have uploaded stays.
+    """
+    from launcher.jobs import commands
+
+    return commands.take_down(place_of(where), names=names or (), every=every, yes=yes, output_format=output_format)
+
+
+def reap(
+    *,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="show what would be deleted", show_default=False)] = False,
+    output_format: FormatOption = Format.TABLE,
+    **where: Any,
+) -> int:
+    """Delete VMs that are stopped for good or past their time limit, and disks past it.
+
+    The cloud deletes a VM at its limit, and never one that is stopped; this is for what is left.
+    """
+    from launcher.jobs import commands
+
+    return commands.reap(place_of(where), dry_run=dry_run, output_format=output_format)

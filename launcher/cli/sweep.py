@@ -1,0 +1,135 @@
+"""Options of `launch sweep`. Imports little, because `launch --help` loads this module."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from launcher import sizes
+from launcher.typer_options import Format, FormatOption, OutputOption
+from workload.contract.errors import ExitCode, UsageError
+from workload.contract.invocation import as_typed
+from workload.contract.text import in_short, printable, terminal_width
+
+MATRICES = Path(__file__).parents[1] / "sweep" / "matrices"
+# \b keeps the line breaks of the help text.
+SWEEP_EXAMPLES = """\b
+Examples:
+  launch sweep --example first > first.toml
+  launch sweep first.toml --dry-run
+  launch sweep first.toml
+  launch sweep first.toml --until 5% --max-repeats 10
+  launch sweep first.toml --until-ratio 2% --baseline precision=fp32
+  launch sweep night.toml --on t4 --max-cost 5
+"""
+
+
+def examples() -> list[str]:
+    """Names of the example matrices that come with this program, sorted."""
+    return sorted(path.stem for path in MATRICES.glob("*.toml"))
+
+
+def place_names(ctx: typer.Context) -> list[str]:
+    """Shell completion of `--on`: names of the places in the matrix that is already typed; [] if it cannot be read."""
+    from launcher.sweep import matrix
+
+    try:
+        file = Path(str(ctx.params.get("file")))
+        whole = matrix.read(matrix.load(file), file=file, environment={}, config_folder=None, many=True)
+    except UsageError:
+        return []
+    return [place.place.name for place in whole.places]
+
+
+def run_sweep(
+    *,
+    file: Annotated[
+        Path | None, typer.Argument(metavar="MATRIX.toml", help="what to run, and where", show_default=False)
+    ] = None,
+    on: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="this place alone; again for more", autocompletion=place_names),
+    ] = None,
+    until: Annotated[
+        str | None, typer.Option(metavar="SHARE", help="add blocks until every throughput is known so well, as 1%")
+    ] = None,
+    until_ratio: Annotated[
+        str | None, typer.Option(metavar="SHARE", help="the same of every difference from --baseline")
+    ] = None,
+    baseline: Annotated[
+        str | None, typer.Option(metavar="NAME=VALUE,...", help="what --until-ratio compares with, as precision=fp32")
+    ] = None,
+    max_repeats: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="with --until: at most so many blocks")
+    ] = None,
+    max_cost: Annotated[
+        float | None, typer.Option(metavar="USD", help="of the whole sweep: machines get time for no more")
+    ] = None,
+    max_time: Annotated[
+        str | None, typer.Option(metavar="TIME", help="begin no run after this time, as 8h or 90m")
+    ] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="measure everything again, whatever is there", show_default=False)
+    ] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="more than 10,000 runs are meant", show_default=False)
+    ] = False,
+    example: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="print a matrix to start from", autocompletion=examples, show_default=False),
+    ] = None,
+    output: OutputOption = Path("results"),
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the plan and stop", show_default=False)] = False,
+    output_format: FormatOption = Format.TABLE,
+) -> int:
+    """Run a matrix of configurations, in blocks, at one place or several.
+
+    Running it again does what is missing.
+    """
+    if example is not None:
+        print(_example(example), end="")
+        return ExitCode.DONE
+    if file is None:
+        raise UsageError("launch sweep takes a matrix", hint="launch sweep --example first > first.toml")
+    from launcher import models
+    from launcher.sweep import matrix, start
+    from launcher.sweep.places import LOCAL as HERE
+    from launcher.sweep.start import Asked
+
+    asked = Asked(
+        file=file,
+        on=tuple(on or ()),
+        until=start.until_of(until, until_ratio, baseline, max_repeats),
+        max_cost_usd=start.require_sum(max_cost),
+        max_time_s=None if max_time is None else sizes.parse_duration_s(max_time, "--max-time"),
+        fresh=fresh,
+        output=output,
+    )
+    whole = matrix.read(matrix.load(file), file=file, environment=os.environ, config_folder=Path.cwd(), many=yes)
+    matrix.require_places(whole, on or ())
+    for name in {one.spec.model for place in whole.places for one in place.configurations}:
+        models.require(name)
+    for place in whole.places:
+        for one in place.configurations:
+            models.require_data(one.spec, is_here=place.place.backend == HERE)
+    for warning in whole.warnings:
+        print(f"warning: {in_short(printable(warning))}", file=sys.stderr)
+    plan = start.planned(asked, whole, offline=dry_run)
+    if dry_run:
+        text = plan.text(terminal_width(sys.stdout))
+        print(json.dumps(plan.to_json(), indent=1) if output_format is Format.JSON else as_typed(text))
+        return ExitCode.DONE
+    print(as_typed(plan.text(terminal_width(sys.stderr))), file=sys.stderr)
+    outcome = start.go(asked, plan)
+    text = outcome.text(terminal_width(sys.stdout))
+    print(json.dumps(outcome.to_json(), indent=1) if output_format is Format.JSON else text)
+    return outcome.exit_code
+
+
+def _example(name: str) -> str:
+    if name not in examples():
+        raise UsageError(f"there is no example '{name}'", hint=f"one of {', '.join(examples())}")
+    return (MATRICES / f"{name}.toml").read_text(encoding="utf-8")

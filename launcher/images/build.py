@@ -1,0 +1,332 @@
+"""`launch build`: build an image from a recipe, unless the engine has it, and push it if asked."""
+
+import os
+import re
+import shutil
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, TextIO
+
+from launcher.docker_engine import Engine, EngineEvent, Image
+from launcher.images import contents
+from launcher.images.contents import Flavour, Recipe
+from workload.contract.errors import RooflaunchError, ToolError, UsageError
+from workload.contract.invocation import as_typed
+from workload.contract.text import printable, printable_lines
+
+# Number of output lines that a failed build shows.
+LAST_LINES = 15
+# PyTorch with CUDA is 6 GB in an image, and the builder holds a layer twice while it commits it.
+NEEDED_BYTES = 14 * 10**9
+STEP_WIDTH = 100
+# Purpose of a step of docker/Dockerfile, by the start of its command. A test covers each step that takes time.
+WORDS = (
+    (r"FROM ", "the base image"),
+    (r"RUN apt-get ", "packages of the system"),
+    (r"RUN mkdir /opt/ncu", "Nsight Compute"),
+    (r"RUN pip install .*--requirement", "Python packages"),
+    (r"RUN pip install ", "PyTorch"),
+    (r"RUN if \[ -n \"\$NCU_URL\"", "a look at Nsight Compute"),
+    (r"RUN python /opt/build/gpu_code.py", "code for the GPUs"),
+    (r"RUN python .*compileall", "the trainer"),
+    (r"RUN python -m ensurepip", "the script's packages"),
+)
+# Settings and copies take no time and tell a waiting user nothing.
+SILENT = re.compile(r"(ARG|ENV|LABEL|WORKDIR|USER|ENTRYPOINT|CMD|COPY|SHELL|VOLUME|STOPSIGNAL) ")
+BAR_WIDTH = 20
+# Narrower terminals have no room for the bar.
+BAR_FROM = 60
+# Texts of an engine's error if it cannot reach a registry.
+UNREACHABLE = (
+    "dial tcp",
+    "no such host",
+    "i/o timeout",
+    "TLS handshake timeout",
+    "Client.Timeout",
+    "connection refused",
+)
+EMULATION = (
+    "an engine without emulation gets it by docker run --privileged --rm tonistiigi/binfmt --install amd64, "
+    "or in the settings of Docker Desktop"
+)
+STEP = re.compile(r"^Step (\d+)/(\d+) : (.*)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Built:
+    """Result of a build. `digest`: the registry's digest; empty until the image is pushed."""
+
+    flavour: str
+    tag: str
+    image_id: str
+    digest: str
+    base: str
+    base_digest: str
+    size_bytes: int
+    commit: str
+    seconds: float
+    cached: bool
+    architecture: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values by field name."""
+        return asdict(self)
+
+    def text(self) -> str:
+        """Text with a line per fact."""
+        base = self.base_digest or "no digest: the tag's content on the day of the build (launch build --pin)"
+        lines = {
+            "image": self.tag + (" (built before; nothing has changed)" if self.cached else ""),
+            "id": self.image_id,
+            "digest": self.digest or "none until it is pushed",
+            "base": f"{self.base}, {base}",
+            "size": f"{self.size_bytes / 1e9:.2f} GB",
+            "commit": self.commit or "unknown",
+            "took": f"{self.seconds:.0f} s",
+            "next": f"launch local --runtime docker --image {self.tag}",
+        }
+        return "\n".join(f"{name:<8} {text}" for name, text in lines.items())
+
+
+class BuildFailedError(ToolError):
+    """Failed build. The message has the last lines of the failing step's output."""
+
+    def report(self) -> str:
+        """Text for the user, with the message's line breaks kept."""
+        return f"error: {printable_lines(str(self))}\nhint: {printable(as_typed(self.hint))}"
+
+
+def build(engine: Engine, recipe: Recipe, *, network: str | None = None, cached: bool = True) -> Built:
+    """Build the image of a recipe. An image that the engine has under the recipe's tag is not built again."""
+    began_s = time.monotonic()
+    existing = engine.image(recipe.tag) if cached else None
+    if existing is None:
+        _require_space(engine)
+        image_id = logged(recipe.tag, _events(engine, recipe, network=network, cached=cached))
+        image = engine.image(image_id)
+        if image is None:
+            raise ToolError(f"the engine lost image {image_id} right after the build", hint="launch doctor docker")
+    else:
+        image = existing
+    if not recipe.platform:
+        # The plain name is the newest image of the flavour, for `docker run rooflaunch:cpu` by hand on this machine.
+        engine.tag(image.id, f"{contents.REPOSITORY}:{recipe.flavour.name}")
+    return _built(recipe, image, seconds=time.monotonic() - began_s, cached=existing is not None)
+
+
+def logged(tag: str, events: Iterator[EngineEvent]) -> str:
+    """Show and log a build of this tag to its end; return the image's id. Raises `ToolError`."""
+    log = log_path(tag)
+    print(f"building {tag}; log: {log}", file=sys.stderr)
+    with _opened(log) as written:
+        return _follow(events, written, log)
+
+
+def held(recipe: Recipe, image: Image) -> Built:
+    """`Built` for an image for this code that the engine has, on any base."""
+    return replace(_built(recipe, image, seconds=0.0, cached=True), tag=image.name)
+
+
+def held_as(image: Image, base: Image) -> Built:
+    """`Built` for an image of the engine that was made from `base`."""
+    return Built(
+        flavour=image.labels.get(contents.FLAVOUR_LABEL, ""),
+        tag=image.name,
+        image_id=image.id,
+        digest=image.digest,
+        base=base.name,
+        base_digest=base.digest,
+        size_bytes=image.size_bytes,
+        commit=image.labels.get("org.opencontainers.image.revision", ""),
+        seconds=0.0,
+        cached=True,
+        architecture=image.architecture,
+    )
+
+
+def platform_of_a_vm(engine: Engine) -> str:
+    """Platform of an image for a VM, as in a recipe; empty if the engine builds for it by default."""
+    return "" if engine.architecture in ("", contents.VM_ARCHITECTURE) else f"linux/{contents.VM_ARCHITECTURE}"
+
+
+def push(engine: Engine, built: Built, repository: str) -> Built:
+    """Push to `repository` (`HOST/PROJECT/NAME`, no tag); the result has the registry's digest.
+
+    Raises `ToolError` for an image that no VM could run.
+    """
+    if built.architecture not in ("", contents.VM_ARCHITECTURE):
+        raise ToolError(
+            f"'{built.tag}' is an image for {built.architecture}; the VMs are {contents.VM_ARCHITECTURE}",
+            hint=f"launch build --push --repository HOST/NAME builds it for linux/amd64; {EMULATION}",
+        )
+    name = f"{repository}:{built.tag.rpartition(':')[2]}"
+    engine.tag(built.image_id, name)
+    print(f"pushing {name}", file=sys.stderr)
+    digest, shown, again = "", _Shown(sys.stderr), "docker login, then launch build --push again"
+    for event in engine.push(name):
+        if event.error:
+            shown.clear()
+            raise ToolError(f"'{name}' was not pushed: {event.error}", hint=again)
+        digest = event.digest or digest
+        shown.line(event.text)
+    shown.clear()
+    if not digest:
+        raise ToolError(f"the registry gave no digest for '{name}'", hint=again)
+    return replace(built, tag=name, digest=digest)
+
+
+def pin(engine: Engine, flavour: Flavour) -> str:
+    """Ask the registry for the digest of the flavour's base, write it into images.toml, and return it."""
+    digest = engine.registry_digest(flavour.base)
+    if not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
+        raise ToolError(
+            f"the registry's digest of '{flavour.base}' is no sha256: '{digest}'", hint="launch doctor docker"
+        )
+    contents.write_digest(contents.table_path(), flavour.name, digest)
+    return digest
+
+
+def require_repository(repository: str | None) -> str:
+    """Repository for `--push`. Raises `UsageError` if it is missing or has a tag."""
+    if not repository or ":" in repository.rpartition("/")[2] or "/" not in repository:
+        raise UsageError(
+            f"--push needs a repository without a tag; got '{repository or ''}'",
+            hint="--repository us-central1-docker.pkg.dev/PROJECT/rooflaunch/trainer",
+        )
+    return repository
+
+
+def log_path(tag: str) -> Path:
+    """Path of the log for a build of `tag`, in the user's cache folder."""
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(cache).expanduser() / "rooflaunch" / f"build-{tag.replace(':', '-')}.log"
+
+
+def _opened(path: Path) -> TextIO:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path.open("w", encoding="utf-8")
+    except OSError as error:
+        raise UsageError(
+            f"the build's log '{path}' cannot be written: {error.strerror}",
+            hint="set XDG_CACHE_HOME to a folder you own",
+        ) from error
+
+
+def _require_space(engine: Engine) -> None:
+    free = engine.free_bytes()
+    if free is not None and free < NEEDED_BYTES:
+        raise ToolError(
+            f"{free / 1e9:.1f} GB are free in {engine.root_folder}; a build needs {NEEDED_BYTES / 1e9:.0f} GB",
+            hint="docker image prune, or docker system prune",
+        )
+
+
+def _events(engine: Engine, recipe: Recipe, *, network: str | None, cached: bool) -> Iterator[EngineEvent]:
+    return engine.build(
+        recipe.context(),
+        dockerfile=contents.DOCKERFILE,
+        tag=recipe.tag,
+        build_args=recipe.build_args(version=contents.version()),
+        labels={contents.INPUTS_LABEL: recipe.inputs},
+        network=network,
+        cached=cached,
+        platform=recipe.platform,
+    )
+
+
+def _follow(events: Iterator[EngineEvent], log: TextIO, path: Path) -> str:
+    """Log and show a build; return the image's id. Raises `ToolError` with the output of the failing step."""
+    shown, last, step, image_id = _Shown(sys.stderr), deque[str](maxlen=LAST_LINES), "the start", ""
+    hint = f"the whole log: {path}"
+    try:
+        for event in events:
+            log.write(event.text + ("\n" if event.text and not event.text.endswith("\n") else ""))
+            image_id = event.image_id or image_id
+            for line in filter(str.strip, event.text.splitlines()):
+                if match := STEP.match(line):
+                    step = f"step {match[1]} of {match[2]}: {_shortened(match[3])}"
+                    last.clear()
+                    shown.step(int(match[1]), int(match[2]), match[3])
+                else:
+                    last.append(line.rstrip())
+                    shown.line(line)
+            if event.error:
+                log.write(event.error + "\n")
+                output = "".join(f"\n  {line}" for line in last)
+                message = f"the build failed at {step}\n  {event.error.strip()}{output}"
+                raise BuildFailedError(message, hint=f"{_around(event.error + output)}{hint}")
+    except RooflaunchError as error:
+        shown.clear()
+        raise type(error)(str(error), hint=error.hint if error.hint.endswith(hint) else hint) from error
+    shown.clear()
+    if not image_id:
+        raise ToolError("the build ended without an image", hint=hint)
+    return image_id
+
+
+def _around(error: str) -> str:
+    """Hint if a registry cannot be reached, or if another machine's programs cannot run; else empty."""
+    if "exec format error" in error:
+        return f"{EMULATION}; "
+    if not any(sign in error for sign in UNREACHABLE):
+        return ""
+    return "launch build --base IMAGE takes a base image that the engine has, or of a registry that it reaches; "
+
+
+def _shortened(command: str) -> str:
+    words = " ".join(command.split())
+    return words if len(words) <= STEP_WIDTH else words[: STEP_WIDTH - 1] + "…"
+
+
+def _built(recipe: Recipe, image: Image, *, seconds: float, cached: bool) -> Built:
+    return Built(
+        flavour=recipe.flavour.name,
+        tag=recipe.tag,
+        image_id=image.id,
+        digest=image.digest,
+        base=recipe.base,
+        base_digest=recipe.base_digest,
+        size_bytes=image.size_bytes,
+        commit=image.labels.get("org.opencontainers.image.revision", ""),
+        seconds=seconds,
+        cached=cached,
+        architecture=image.architecture,
+    )
+
+
+class _Shown:
+    """Progress on stderr: a line for each step; on a terminal also the newest output, in one line with a bar."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._is_terminal = stream.isatty()
+        self._bar = ""
+
+    def step(self, number: int, total: int, command: str) -> None:
+        done = BAR_WIDTH * (number - 1) // total
+        self._bar = f"[{'#' * done}{'.' * (BAR_WIDTH - done)}] "
+        words = next((words for start, words in WORDS if re.match(start, command)), None)
+        if words is None and SILENT.match(command):
+            return
+        text = f"step {number} of {total}: {words or _shortened(command)}"
+        self.clear()
+        width = shutil.get_terminal_size().columns - 1
+        print(text[:width] if self._is_terminal else text, file=self._stream, flush=True)
+
+    def line(self, text: str) -> None:
+        if self._is_terminal and text.strip():
+            columns = shutil.get_terminal_size().columns
+            start = "    " + (self._bar if columns >= BAR_FROM else "")
+            width = columns - 1 - len(start)
+            self._stream.write(f"\r{start}{text.strip()[:width]:<{width}}")
+            self._stream.flush()
+
+    def clear(self) -> None:
+        if self._is_terminal:
+            self._stream.write("\r\033[K")
+            self._stream.flush()

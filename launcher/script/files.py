@@ -1,0 +1,348 @@
+"""Files of the user's folder that are sent with a script: packed into one archive here, unpacked on any machine.
+
+The archive has the files that git tracks below the current folder, so that the script runs by the same relative paths
+as here. Ignored files are never sent.
+
+scripts/<sha256>.tar.gz   regular files only, by their path below the user's folder
+"""
+
+import fnmatch
+import gzip
+import hashlib
+import io
+import json
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from launcher.machine.script import Workplace
+from launcher.protocol.records import MAX_COUNT, MAX_PARCEL_BYTES, NO_VARIABLES, Request, variables_object
+from launcher.sizes import shown
+from workload.contract.checksum import crc32c_of
+from workload.contract.errors import BundleError, ToolError, UsageError
+from workload.contract.script import DATA, DATA_EXAMPLE, main_file
+from workload.contract.text import si
+from workload.storage.address import is_bucket, open_store, parse_address
+from workload.storage.names import why_unsafe
+from workload.storage.store import Store, StoredObject
+
+SHOWN_FILES = 3
+MOST_UNPACKED_BYTES = 1_000_000_000
+
+
+def parcel_object(sha256: str) -> str:
+    """Name of an archive in a store."""
+    return f"scripts/{sha256}.tar.gz"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parcel:
+    """Archive and its contents. `commit`: of the folder here, with `-dirty` if tracked files differ from it.
+
+    `data`: address of the script's data, for the machine. `variables`: environment variables that the script gets from
+    here. `requirements`: packages to install into the image. `notes`: remarks on the script for the plan.
+    """
+
+    content: bytes = field(repr=False)
+    files: tuple[str, ...]
+    commit: str = ""
+    data: str = ""
+    variables: Mapping[str, str] = field(default_factory=dict, repr=False)
+    requirements: bytes = b""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def sha256(self) -> str:
+        """SHA-256 of the archive in hex; equal files give equal archives."""
+        return hashlib.sha256(self.content).hexdigest()
+
+    def facts(self) -> dict[str, Any]:
+        """Description of the archive for a request."""
+        return {
+            "sha256": self.sha256,
+            "files": len(self.files),
+            "bytes": len(self.content),
+            "commit": self.commit,
+            "data": self.data,
+            "env": list(self.variables),
+            "requirements": hashlib.sha256(self.requirements).hexdigest() if self.requirements else "",
+        }
+
+    def why_not(self, folder: Path, below: str) -> str:
+        """Reason why a path below `folder` is not sent; empty if it is, or if a file in it is."""
+        if below == "." or any(name == below or name.startswith(f"{below}/") for name in self.files):
+            return ""
+        ignored = _git(folder, "check-ignore", "--", below)
+        return "git ignores it" if ignored else "git does not track it, and no --include names it"
+
+    def send(self, store: Store, launch: str, *, launcher: str) -> None:
+        """Write the archive, unless the store has it, then the variables of this launch, whose request is there.
+
+        `launcher`: name of this process. If it is killed, the next launcher erases the variables.
+        """
+        name = parcel_object(self.sha256)
+        if not any(listed.name == name for listed in store.objects(name)):
+            store.write(name, self.content, if_absent=True)
+        if self.variables:
+            content = {"launcher": launcher, "values": dict(self.variables)}
+            store.write(variables_object(launch), json.dumps(content).encode(), is_private=True)
+
+
+def place_of_data(text: str | None, words: Sequence[str], *, is_fresh: bool) -> str:
+    """Check `--data` for another machine and return it; empty without data.
+
+    Raises `UsageError` for data that no such machine has.
+    """
+    if text is None:
+        if any(DATA in word for word in words):
+            raise UsageError(
+                f"{DATA} in the script's arguments stands for its data, and there is no --data",
+                hint=f"--data {DATA_EXAMPLE}",
+            )
+        return ""
+    if is_bucket(text):
+        parse_address(text)
+        if not any(DATA in word for word in words):
+            raise UsageError(
+                f"nothing in the script's arguments says {DATA}, and where '{text}' is copied to is not known before",
+                hint=f"{DATA} in place of its path, in the arguments behind --",
+            )
+        return text
+    if is_fresh:
+        raise UsageError(f"a machine that is made for the launch has no folder '{text}'", hint=f"--data {DATA_EXAMPLE}")
+    if not text.startswith("/") or not text.isprintable():
+        raise UsageError(f"--data is {DATA_EXAMPLE} or a whole path there; got '{text}'", hint="--data /data/photos")
+    return text
+
+
+def relative_words(words: Sequence[str], folder: Path, *, example: str) -> tuple[str, ...]:
+    """Words of the script, with its path relative to `folder`. Raises `UsageError` if it is missing or elsewhere."""
+    path = main_file(words, folder, example=example, python="the machine's own Python")
+    if path is None:
+        module = words[1].replace(".", "/")
+        if not any((folder / f"{module}{end}").is_file() for end in (".py", "/__main__.py")):
+            raise UsageError(f"no module '{words[1]}' below {folder}", hint=f"cd to the folder it is in; {example}")
+        return tuple(words)
+    try:
+        below = path.resolve().relative_to(folder.resolve())
+    except ValueError:
+        raise UsageError(
+            f"'{words[0]}' lies outside of this folder, {folder}, and only what lies in it travels",
+            hint=f"cd {path.resolve().parent}, then the same with -- {path.name}",
+        ) from None
+    return (below.as_posix(), *words[1:])
+
+
+def pack(words: Sequence[str], folder: Path, *, include: Sequence[str] = ()) -> Parcel:
+    """Pack the folder's files for the script of `words`. Raises `UsageError` for files that cannot be sent."""
+    listed = _listed(folder, include)
+    names = [name for name in listed if (folder / name).is_file()]
+    for name in names:
+        if reason := why_unsafe(name):
+            raise UsageError(f"the file {name!r} cannot travel: {reason}", hint="give it another name")
+        if not (folder / name).resolve().is_relative_to(folder.resolve()):
+            raise UsageError(
+                f"'{name}' is a link to what lies outside of {folder}, and only what lies in it travels",
+                hint="a copy in its place",
+            )
+    require_script(words, names, include)
+    if len(names) > MAX_COUNT:
+        raise UsageError(
+            f"the folder is too large to travel: {len(names)} files, at most {MAX_COUNT}",
+            hint="--include '*.py' takes less; data has --data",
+        )
+    sizes = {name: (folder / name).stat().st_size for name in names}
+    if sum(sizes.values()) > MOST_UNPACKED_BYTES:
+        raise _too_large(sizes, f"{si(sum(sizes.values()), 'B')}, at most {si(MOST_UNPACKED_BYTES, 'B')}")
+    content = _archive(folder, names)
+    if len(content) > MAX_PARCEL_BYTES:
+        raise _too_large(sizes, f"{si(len(content), 'B')} compressed, at most {si(MAX_PARCEL_BYTES, 'B')}")
+    return Parcel(content=content, files=tuple(names), commit=_commit(folder))
+
+
+def _listed(folder: Path, include: Sequence[str]) -> list[str]:
+    """Sorted names below the folder of files that git tracks.
+
+    With `include`: names that match and that git does not ignore. Raises `UsageError` without git and `include`.
+    """
+    listed = names_in_git(folder)
+    if listed is None and not include:
+        raise UsageError(
+            f"{folder} is in no git repository: which of its files travel is not known", hint="--include '*.py'"
+        )
+    if listed is not None:
+        names = [*listed, *(names_in_git(folder, others=True) or () if include else ())]
+    else:
+        names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+        names = [name for name in names if not any(part.startswith(".") for part in name.split("/"))]
+    chosen = [name for name in names if not include or any(fnmatch.fnmatchcase(name, glob) for glob in include)]
+    return sorted(set(chosen))
+
+
+def names_in_git(folder: Path, *, others: bool = False) -> list[str] | None:
+    """Files below the folder that git tracks, or, with `others`, neither tracks nor ignores; None without git."""
+    which = ("--others", "--exclude-standard") if others else ("--cached",)
+    listed = _git(folder, "ls-files", "-z", *which)
+    return None if listed is None else [name for name in listed.split("\0") if name]
+
+
+def require_script(words: Sequence[str], names: Sequence[str], include: Sequence[str]) -> None:
+    """Raise `UsageError` if the script is not among the files that are sent."""
+    module = words[1].replace(".", "/") if words[0] == "-m" else ""
+    wanted = (f"{module}.py", f"{module}/__main__.py") if module else (words[0],)
+    if any(name in names for name in wanted):
+        return
+    if include:
+        raise UsageError(f"no --include names the script, '{wanted[0]}'", hint=f"--include '{wanted[0]}' beside it")
+    raise UsageError(
+        f"git does not track '{wanted[0]}', and only what it tracks travels",
+        hint=f"git add {wanted[0]}, or --include '*.py'",
+    )
+
+
+def _too_large(sizes: dict[str, int], found: str) -> UsageError:
+    largest = sorted(sizes, key=lambda name: sizes[name], reverse=True)[:SHOWN_FILES]
+    text = ", ".join(f"{shown(name)} ({si(sizes[name], 'B')})" for name in largest)
+    return UsageError(
+        f"the folder is too large to travel: {found}; the largest files are {text}",
+        hint="--include '*.py' takes less; data has --data",
+    )
+
+
+def _archive(folder: Path, names: Sequence[str]) -> bytes:
+    """Archive that is byte for byte equal for equal files: without times, owners and the disk's order."""
+    packed = io.BytesIO()
+    with (
+        gzip.GzipFile(fileobj=packed, mode="wb", mtime=0, filename="") as compressed,
+        tarfile.open(fileobj=compressed, mode="w") as archive,
+    ):
+        for name in names:
+            content = (folder / name).read_bytes()
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            entry.mode = 0o755 if (folder / name).stat().st_mode & 0o100 else 0o644
+            archive.addfile(entry, io.BytesIO(content))
+    return packed.getvalue()
+
+
+def _commit(folder: Path) -> str:
+    head = (_git(folder, "rev-parse", "HEAD") or "").strip()
+    changed = _git(folder, "status", "--porcelain", "--untracked-files=no", "--", ".")
+    return f"{head}-dirty" if head and changed else head
+
+
+def _git(folder: Path, *words: str) -> str | None:
+    """Output of git; None if the folder is in no repository of the user's, or if there is no git."""
+    try:
+        done = subprocess.run(
+            ["git", "--no-optional-locks", "-C", str(folder), *words],
+            capture_output=True,
+            check=False,
+            encoding=sys.getfilesystemencoding(),
+            errors="surrogateescape",
+        )
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ToolError(f"git does not run: {error.strerror}", hint="--include '*.py'") from error
+    return done.stdout if done.returncode == 0 else None
+
+
+# On the machine that runs the script.
+
+
+def unpack(request: Request, store: Store, home: Path) -> Workplace:
+    """Unpack the script's files into the launch's folder `home` and return the script's workplace.
+
+    A second start keeps the files as the first left them.
+    Raises `BundleError` if the archive is missing or damaged.
+    """
+    folder, wanted = home / "script", str(request.script["sha256"])
+    if not folder.exists():
+        content = store.read(parcel_object(wanted), most_bytes=MAX_PARCEL_BYTES)
+        if content is None or hashlib.sha256(content).hexdigest() != wanted:
+            what = "missing" if content is None else "damaged"
+            address = store.locate(parcel_object(wanted))
+            raise BundleError(f"the script's archive is {what}: {address}", hint="launch again")
+        new = folder.with_name("script.new")
+        shutil.rmtree(new, ignore_errors=True)
+        _extract(content, new)
+        new.rename(folder)
+    return Workplace(
+        folder=folder,
+        commit=str(request.script.get("commit", "")),
+        variables=_variables(request, store) if request.script.get("env") else {},
+    )
+
+
+def _variables(request: Request, store: Store) -> dict[str, str]:
+    """Values of the environment variables that the request names."""
+    try:
+        values = json.loads(store.read(variables_object(request.name)) or NO_VARIABLES)["values"]
+        return {name: str(values[name]) for name in request.script["env"]}
+    except (ValueError, KeyError, TypeError) as error:
+        raise BundleError("the variables of the script are not in the store", hint="launch again") from error
+
+
+def fetch_data(address: str, folder: Path, *, is_over: Callable[[], bool]) -> None:
+    """Copy the data at an address into a folder, except files that a first start has copied. Ends if `is_over`."""
+    store, number = open_store(address, jobs=3), 0
+    for listed in store.objects(""):
+        if is_over():
+            return
+        if listed.name.endswith("/"):  # placeholder object for a folder in a bucket
+            continue
+        number += 1
+        if reason := listed.problem or why_unsafe(listed.name):
+            raise BundleError(f"{listed.name!r} of {address} cannot be copied: {reason}", hint="give it another name")
+        path = folder / listed.name
+        if path.exists() and path.stat().st_size == listed.bytes:
+            continue
+        try:
+            _copy(store, listed, path)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise ToolError(
+                f"{listed.name!r} of {address} cannot be written here: {reason}", hint="less data"
+            ) from error
+    if not number:
+        raise UsageError(f"no data at {address}", hint=f"--data {DATA_EXAMPLE}, of objects that are there")
+
+
+def _copy(store: Store, listed: StoredObject, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.part")
+    with part.open("w+b") as target:
+        store.download(listed, target)
+        target.seek(0)
+        if listed.crc32c and crc32c_of(target) != listed.crc32c:
+            raise BundleError(f"{listed.name!r} came damaged from {store}", hint="launch again")
+    part.rename(path)
+
+
+def _extract(content: bytes, folder: Path) -> None:
+    """Unpack regular files one by one. Links, devices and unsafe paths are refused: nothing leaves the folder."""
+    folder.mkdir(parents=True)
+    left = MOST_UNPACKED_BYTES
+    try:
+        with tarfile.open(fileobj=io.BytesIO(content), mode="r:gz") as archive:
+            for entry in archive:
+                left -= entry.size
+                reason = why_unsafe(entry.name) or ("" if entry.isreg() else "no regular file")
+                if reason or left < 0:
+                    reason = reason or f"more than {MOST_UNPACKED_BYTES} bytes"
+                    raise BundleError(f"{entry.name!r} in the script's archive: {reason}", hint="launch again")
+                path = folder / entry.name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                source = archive.extractfile(entry)
+                assert source is not None
+                with path.open("xb") as target:
+                    shutil.copyfileobj(source, target)
+                path.chmod(entry.mode & 0o755)
+    except (tarfile.TarError, EOFError, OSError) as error:
+        raise BundleError(f"the script's archive cannot be unpacked: {error}", hint="launch again") from error

@@ -1,0 +1,131 @@
+"""Fetches bundles of a rented place into the folder of results as they are sealed, and counts them."""
+
+from collections.abc import Collection
+from concurrent.futures import Future
+from pathlib import Path
+
+from launcher.protocol.records import RUNS
+from launcher.sweep.launch_state import Rental
+from launcher.sweep.progress import Board
+from launcher.sweep.work import FINAL, PlaceWork, one_line, rate_text
+from launcher.sweep.workers import Workers
+from workload.contract import bundle
+from workload.contract.bundle import Bundle
+from workload.contract.errors import BundleError, RooflaunchError
+from workload.contract.record import Status
+from workload.storage import fetch
+from workload.storage.inventory import SealedRun, sealed_runs
+from workload.storage.source import FetchSource
+from workload.storage.store import Store
+
+# How often to try fetching a bundle that its machine has announced.
+FETCH_TRIES = 3
+
+
+class Homecoming:
+    """Fetcher of bundles from the store into the folder of results; `workers` are its threads."""
+
+    def __init__(self, work: PlaceWork, store: Store, output: Path, board: Board, workers: Workers) -> None:
+        self._work, self._store, self._output, self._board, self._workers = work, store, output, board, workers
+        self._tries: dict[str, int] = {}
+
+    def bring(self, launch: Rental) -> None:
+        """Start fetching the bundles that the launch's machine has announced, each once."""
+        for run_id in launch.named_runs:
+            if run_id not in launch.brought:
+                launch.brought.add(run_id)
+                launch.bringing.append(self._workers.submit(self._bring_one, launch, run_id))
+
+    def is_home(self, launch: Rental) -> bool:
+        """Whether every announced bundle of the launch is in the folder of results, or given up."""
+        if not all(future.done() for future in launch.bringing):
+            return False
+        while launch.bringing:
+            launch.bringing.pop().result()  # raises unexpected exceptions of the thread
+        return set(launch.named_runs) <= launch.brought
+
+    def bring_sealed(self, keys: Collection[str] | None = None) -> None:
+        """Fetch sealed runs of the place that are in the store and not in the folder of results, after one listing.
+
+        `keys`: fetch only these runs; None: all.
+        """
+        waiting: list[Future[None]] = []
+        damaged: list[SealedRun] = []
+        for sealed in sealed_runs(self._store, compared=lambda run: run.status in FINAL and self._is_away(run)):
+            if not self._work.has(sealed.run_key) or (keys is not None and sealed.run_key not in keys):
+                continue
+            if sealed.damage:
+                damaged.append(sealed)
+                continue
+            if sealed.status in FINAL:
+                self._work.settle(sealed.run_key, Status(sealed.status))
+            if sealed.status in (*FINAL, Status.FAILED) and self._is_away(sealed):
+                waiting.append(self._workers.submit(self._bring_stock, sealed))
+        for future in waiting:
+            future.result()
+        for sealed in damaged:
+            if self._work.status(sealed.run_key) is None:
+                self._say_damaged(sealed.run_id, sealed.damage)
+
+    def _is_away(self, sealed: SealedRun) -> bool:
+        """Whether a run belongs to the place and its bundle is not in the folder of results."""
+        is_here = (self._output / sealed.run_id / bundle.MANIFEST).is_file()
+        return self._work.has(sealed.run_key) and not is_here
+
+    def _say_damaged(self, run_id: str, why: str) -> None:
+        address = self._store.locate(f"{RUNS}{run_id}")
+        self._board.say(self._work.name, f"{address} is damaged, and its run is done again: {why}")
+
+    def _bring_one(self, launch: Rental, run_id: str) -> None:
+        try:
+            sealed = self._fetched(run_id)
+        except RooflaunchError as error:
+            tries = self._tries[run_id] = self._tries.get(run_id, 0) + 1
+            if tries < FETCH_TRIES:
+                launch.brought.discard(run_id)
+            else:
+                self._board.say(self._work.name, f"{run_id} does not come home: {error}")
+        else:
+            self._arrived(sealed)
+
+    def _bring_stock(self, there: SealedRun) -> None:
+        """Fetch a bundle of an earlier start. A run whose bundle is damaged, or that failed, stays missing."""
+        try:
+            sealed = self._fetched(there.run_id)
+        except BundleError as error:
+            self._work.lose(there.run_key)
+            self._say_damaged(there.run_id, str(error))
+        except RooflaunchError as error:
+            self._board.say(self._work.name, f"{there.run_id} does not come home: {error}")
+        else:
+            if sealed.record.status in FINAL:
+                self._work.take(sealed.record, sealed.path)
+
+    def _fetched(self, run_id: str) -> Bundle:
+        """Fetch a bundle unless the folder has it already, and check that it is readable. Raises the reason if not."""
+        if not (self._output / run_id / bundle.MANIFEST).is_file():
+            source = FetchSource(address=self._store.locate("").rstrip("/"), folder=RUNS, run_id=run_id)
+            report = fetch.fetch(self._store, source, self._output, jobs=1)
+            if report.error:
+                raise report.error
+            for outcome in report.outcomes:
+                if outcome.state is fetch.FetchState.REFUSED:
+                    raise BundleError(outcome.reason, hint="the same command runs it again")
+        sealed = bundle.read(self._output / run_id)
+        _ = sealed.record
+        return sealed
+
+    def _arrived(self, sealed: Bundle) -> None:
+        record = sealed.record
+        is_new = self._work.status(record.run_key or "") is None
+        run = self._work.take(record, sealed.path)
+        if run is None or not is_new:
+            return
+        rate = record.timing.images_per_s if record.timing else None
+        is_completed = record.status is Status.COMPLETED
+        what = rate_text(record) if is_completed and rate else record.status.replace("_", " ")
+        why = f": {record.error}" if record.error and record.status is Status.FAILED else ""
+        done = f"{self._work.done}/{len(self._work.runs)}"
+        self._board.say(self._work.name, f"{done}  block {run.block}, {one_line(run, self._work.plan)}: {what}{why}")
+        if is_completed:
+            self._board.update(self._work.name, images_per_s=rate)

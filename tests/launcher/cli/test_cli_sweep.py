@@ -1,0 +1,142 @@
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher.__main__ import main
+from launcher.cli import sweep as app
+from launcher.sweep import matrix
+
+SMALL = '[matrix]\nmodel = ["resnet18"]\nbatch_size = [8, 16]\n[[on]]\nbackend = "local"\nruntime = "process"\n'
+LIMITS = "from 30 s to 120 d"
+OTHER = '[[on]]\nname = "box"\nbackend = "ssh"\nhost = "me@box"\n'
+
+
+def sweep(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["launch", "sweep", *words])
+    return main()
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "night.toml").write_text(SMALL + OTHER)
+    return tmp_path
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_dry_run_prints_the_plan(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert sweep(monkeypatch, "night.toml", "--dry-run") == 0
+    first = "sweep       night: 2 configurations, 3 blocks, 2 places: 12 runs, 0 done\n"
+    assert capsys.readouterr().out.startswith(first)
+    assert sweep(monkeypatch, "night.toml", "--dry-run", "--on", "box", "--format", "json", "-o", "elsewhere") == 0
+    values = json.loads(capsys.readouterr().out)
+    assert ([place["name"] for place in values["places"]], values["output"]) == (["box"], "elsewhere")
+
+
+def test_a_warning_goes_to_stderr(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "night.toml").write_text(SMALL + "[[exclude]]\nbatch_size = 3\n")
+    assert sweep(monkeypatch, "night.toml", "--dry-run") == 0
+    assert capsys.readouterr().err == "warning: night.toml: an [[exclude]] matches nothing: batch_size = 3\n"
+    hostile = (
+        SMALL.replace("[matrix]", '[matrix]\ndataset = ["synthetic"]') + '[[exclude]]\ndataset = "\\u001b[31mred"\n'
+    )
+    (folder / "night.toml").write_text(hostile)
+    assert sweep(monkeypatch, "night.toml", "--dry-run") == 0
+    shown = 'warning: night.toml: an [[exclude]] matches nothing: dataset = "\\x1b[31mred"\n'
+    assert capsys.readouterr().err.replace("\\u001b", "\\x1b") == shown
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        ((), "error: launch sweep takes a matrix\nhint: launch sweep --example first > first.toml\n"),
+        (
+            ("nigth.toml",),
+            "error: there is no matrix 'nigth.toml'\nhint: launch sweep --example first > nigth.toml\n",
+        ),
+        (
+            ("--example", "none"),
+            "error: there is no example 'none'\nhint: one of cifar10, first, imagenette, ncu, template\n",
+        ),
+        (
+            ("night.toml", "--on", "bx", "--dry-run"),
+            "error: no place is named 'bx'\nhint: did you mean box?\n",
+        ),
+        (
+            ("night.toml", "--max-time", "1x"),
+            f"error: --max-time must be a duration such as 60m or 1h30m, {LIMITS}; got '1x'\nhint: --max-time 60m\n",
+        ),
+        (
+            ("night.toml", "--max-cost", "0"),
+            "error: --max-cost must be a positive sum in USD; got '0'\nhint: --max-cost 5\n",
+        ),
+    ],
+    ids=["no file", "another file", "no such example", "no such place", "no time", "no sum"],
+)
+def test_what_is_asked_for_wrongly(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], error: str
+) -> None:
+    assert sweep(monkeypatch, *words) == 2
+    assert capsys.readouterr().err == error
+
+
+def test_a_model_that_does_not_exist_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "night.toml").write_text(SMALL.replace("resnet18", "resnet19"))
+    monkeypatch.setattr("launcher.models.torchvision_version", lambda: None)
+    assert sweep(monkeypatch, "night.toml", "--dry-run") == 2
+    assert "resnet19" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", app.examples())
+@pytest.mark.world
+def test_every_example_plans_without_a_network(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`world` for git, which says what commit this is."""
+    assert sweep(monkeypatch, "--example", name) == 0
+    file = tmp_path / f"{name}.toml"
+    file.write_text(capsys.readouterr().out)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ROOFLAUNCH_PROJECT", "my-project")
+    assert sweep(monkeypatch, file.name, "--dry-run", "--format", "json") == 0
+    captured = capsys.readouterr()
+    values = json.loads(captured.out)
+    assert (values["name"], captured.err) == (name, "")
+    assert RUNS[name] == {place["name"]: place["runs"] for place in values["places"]}
+    for place in values["places"]:
+        assert place["expected_usd"] is not None or place["backend"] == "local", place["name"]
+
+
+RUNS = {
+    "first": {"local-cpu": 12},
+    "imagenette": {"laptop": 27, "cpu": 3, "t4": 27},
+    "ncu": {"t4": 9, "l4": 9, "v100": 9},
+    "cifar10": {"t4": 18, "l4": 18},
+    "template": {"mac-cpu": 27, "mac-mps": 18, "workstation": 54, "cloud": 54},
+}
+
+
+def test_the_command_line_completes_places_and_examples(folder: Path) -> None:
+    class Typed:
+        params = {"file": folder / "night.toml"}  # noqa: RUF012 - as typer's context
+
+    assert app.place_names(Typed()) == ["local", "box"]  # type: ignore[arg-type] # all that is asked of it
+    Typed.params = {"file": folder / "none.toml"}
+    assert app.place_names(Typed()) == []  # type: ignore[arg-type] # as above
+    assert app.examples() == sorted(RUNS)
+
+
+def test_an_example_has_its_name_and_no_warning() -> None:
+    """Every example has its name, and nothing in it is without an effect."""
+    for name in app.examples():
+        file = app.MATRICES / f"{name}.toml"
+        whole = matrix.read(matrix.load(file), file=file, environment=os.environ, config_folder=None)
+        assert (whole.name, whole.warnings) == (name, ())

@@ -1,0 +1,175 @@
+"""The packages of a script: a layer on the image, built once for the same file and the same image."""
+
+import io
+import shlex
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+from fake_docker import FakeDocker
+
+from launcher.__main__ import main
+from launcher.images import layer
+from launcher.kinds import Runtime
+from launcher.machine import local
+from launcher.machine.containers import ContainerLimits
+from launcher.machine.runtime import Choice
+from launcher.machine.script import Workplace
+from launcher.script.command import HereOptions
+from launcher.script.here import require_gpu, require_visible, runtime_of, with_packages
+from workload.contract.errors import ExitCode, ToolError, UsageError
+from workload.contract.spec import Device, RunSpec, resolve
+
+BASE = "sha256:ba5e"
+GOOD = [{"stream": "Step 5/7 : RUN python -m ensurepip > /dev/null\n"}, {"aux": {"ID": "sha256:1a7e"}}]
+
+
+@pytest.fixture
+def held(docker: FakeDocker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeDocker:
+    """An engine with the image for this code, pushed."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    labels = {"rooflaunch.inputs": "c0de", "rooflaunch.flavour": "cpu"}
+    docker.hold(BASE, "rooflaunch:cpu-c0de", labels=labels, RepoDigests=["host/trainer@sha256:di6e57"])
+    docker.build_messages = [*GOOD]
+    return docker
+
+
+def test_a_layer_is_built_once_for_the_same_image_and_file(
+    held: FakeDocker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = held.engine()
+    base = engine.image(BASE)
+    assert base is not None
+    made = layer.layered(engine, base, b"timm==1.0\n")
+    [asked] = held.builds
+    assert made.id == "sha256:1a7e"
+    assert asked["args"] == {"BASE_IMAGE": BASE}
+    assert asked["network"] == "host"
+    assert asked["tag"] in made.tags
+    # Who asks for an image for this code does not get this one.
+    assert asked["labels"]["rooflaunch.inputs"].startswith("c0de+")
+    with tarfile.open(fileobj=io.BytesIO(asked["context"])) as archive:
+        assert archive.getnames() == ["Dockerfile", "requirements.txt"]
+        packages = archive.extractfile("requirements.txt")
+        assert packages is not None
+        assert packages.read() == b"timm==1.0\n"
+    assert capsys.readouterr().err.splitlines()[1:] == ["step 5 of 7: the script's packages"]
+    assert layer.layered(engine, base, b"timm==1.0\n") == made
+    assert len(held.builds) == 1
+    held.build_messages = [{"aux": {"ID": "sha256:07e4"}}]
+    assert layer.layered(engine, base, b"timm==1.1\n").id == "sha256:07e4"
+    held.build_messages = [{"aux": {"ID": "sha256:0b5e"}}]
+    assert layer.layered(engine, made, b"timm==1.0\n").id == "sha256:0b5e"
+
+
+def test_a_layer_goes_to_the_images_repository(held: FakeDocker) -> None:
+    held.push_messages = [{"aux": {"Digest": "sha256:9a5ed"}}]
+    held.images.get = lambda name, get=held.images.get: get(BASE if "@" in name else name)  # type: ignore[method-assign, misc]
+    reference = layer.pushed(held.engine(), "host/trainer@sha256:di6e57", b"timm\n")
+    assert reference == "host/trainer@sha256:9a5ed"
+    [pushed] = held.pushed
+    assert pushed.startswith("host/trainer:script-")
+
+
+def test_an_image_that_the_engine_lacks(held: FakeDocker) -> None:
+    with pytest.raises(ToolError, match="the engine holds no image 'host/other@sha256:00'") as caught:
+        layer.pushed(held.engine(), "host/other@sha256:00", b"timm\n")
+    assert caught.value.hint == "docker pull host/other@sha256:00"
+
+
+def test_a_dry_run_builds_nothing(held: FakeDocker, tmp_path: Path) -> None:
+    (tmp_path / "requirements.txt").write_text("timm\n")
+    engine = held.engine()
+    choice = Choice(runtime=Runtime.DOCKER, why="the image was named", engine=engine, image=engine.image(BASE))
+    options = HereOptions(requirements=str(tmp_path / "requirements.txt"))
+    dry = with_packages(choice, options, is_dry=True)
+    assert (held.builds, dry.image) == ([], choice.image)
+    assert dry.why == f"the image was named, and the packages of {tmp_path}/requirements.txt on it"
+    assert with_packages(choice, options, is_dry=False).image == engine.image("sha256:1a7e")
+    assert with_packages(choice, HereOptions(), is_dry=False) is choice
+
+
+def test_packages_ask_for_a_container() -> None:
+    options = HereOptions(requirements="my reqs.txt")
+    assert runtime_of(options, Runtime.AUTO) is Runtime.DOCKER
+    assert runtime_of(HereOptions(), Runtime.AUTO) is Runtime.AUTO
+    with pytest.raises(UsageError) as caught:
+        runtime_of(options, Runtime.PROCESS)
+    assert str(caught.value) == f"--requirements is for an image, and a process has this Python, {sys.executable}"
+    assert caught.value.hint == f"{shlex.quote(sys.executable)} -m pip install --requirement 'my reqs.txt'"
+
+
+def test_a_script_that_a_container_does_not_see(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "train.py").write_text("")
+    require_visible(("train.py",), tmp_path)
+    require_visible(("-m", "anything"), tmp_path)
+    with pytest.raises(UsageError) as caught:
+        require_visible(("../train.py",), tmp_path / "runs")
+    runs = tmp_path / "runs"
+    assert str(caught.value) == (
+        f"'../train.py' lies outside of this folder, {runs}, and a container sees no more than that"
+    )
+    assert caught.value.hint == f"cd {tmp_path}, then the same with -- train.py; or --runtime process"
+
+
+def test_a_gpu_that_is_not_there() -> None:
+    """The script would take the CPU, and its figures would be those of another machine than was asked for."""
+    on_gpu = RunSpec(script=("train.py",), device=Device.CUDA)
+    require_gpu(on_gpu, capability=lambda: (8, 9))
+    require_gpu(RunSpec(script=("train.py",)), capability=lambda: None)
+    with pytest.raises(ToolError, match="nvidia-smi shows no GPU here; got --cuda") as caught:
+        require_gpu(on_gpu, capability=lambda: None)
+    assert caught.value.hint == "--cpu, or launch doctor gpu"
+
+
+def test_a_file_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"the requirements '.*none\.txt' cannot be read: No such file or directory"):
+        layer.read(str(tmp_path / "none.txt"))
+    (tmp_path / "large.txt").write_bytes(b"#" * (layer.MOST_BYTES + 1))
+    with pytest.raises(UsageError, match="have 1000001 bytes: no list of packages"):
+        layer.read(str(tmp_path / "large.txt"))
+
+
+@pytest.mark.world
+def test_a_machine_with_its_own_python_builds_no_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "requirements.txt").write_text("timm\n")
+    monkeypatch.chdir(tmp_path)
+    words = ["--include", "*.py", "--requirements", "requirements.txt", "--dry-run", "--", "train.py"]
+    monkeypatch.setattr(sys, "argv", ["launch", "ssh", "--host", "me@box", *words])
+    assert main() == ExitCode.USAGE
+    assert capsys.readouterr().err == (
+        "error: --requirements is for an image that is built here, and 'ssh' runs what is there\n"
+        "hint: install them into the Python that --python names, or into the image that --image names\n"
+    )
+
+
+def test_the_container_of_a_script(held: FakeDocker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its user's folder is its own to write to, data is not, and its variables are shown by name alone."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    engine = held.engine()
+    choice = Choice(runtime=Runtime.DOCKER, why="asked for", engine=engine, image=engine.image(BASE))
+    place = Workplace(folder=tmp_path, data="/data", variables={"HF_TOKEN": "hf_1"})
+    resolved = resolve({"device": "cpu"}, {}, None, script=["train.py", "{data}", "--token", "abc"])
+    plan = local.make_plan(resolved, choice, output=tmp_path / "out", limits=ContainerLimits(), workplace=place)
+    container = plan.container
+    assert container is not None
+    assert container.entrypoint == ("python", "-P", "-m", "rooflaunch")
+    assert container.command[:3] == ("script", "--data", "/data")
+    assert container.command[-5:] == ("--", "train.py", "{data}", "--token", "abc")
+    assert container.folder == str(tmp_path)
+    assert (container.writable, container.readable) == ((str(tmp_path / "out"), str(tmp_path)), ("/data",))
+    assert (container.variables, container.environment["CUDA_VISIBLE_DEVICES"]) == ({"HF_TOKEN": "hf_1"}, "")
+    assert container.network == "bridge"
+    shown = plan.text()
+    assert " --env HF_TOKEN --workdir " in shown
+    assert shown.endswith(" -- train.py '{data}' --token '[redacted]'")
+    assert "hf_1" not in shown + repr(plan)
+    with engine.started(container):
+        [created] = held.containers.created
+    assert created.arguments["environment"]["HF_TOKEN"] == "hf_1"
+    assert created.arguments["working_dir"] == str(tmp_path)

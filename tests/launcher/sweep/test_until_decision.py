@@ -1,0 +1,151 @@
+"""When `--until` stops: written answers, and coverage in small; benchmarks/blocks.py is the long version."""
+
+import math
+import random
+from itertools import count
+from statistics import fmean, stdev
+
+import pytest
+
+from launcher.sweep.until import decision_of
+from workload.contract.blocks_interval import alone, looks, student
+
+# Blocks that are less alike than independent ones, without a trend.
+FIGURES = (100.0, 103.0, 98.0, 102.0, 99.0, 101.5, 98.5, 101.0, 99.5, 102.5, 97.5, 100.5, 100.0)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "target", "most", "done", "add", "sentence"),
+    [
+        pytest.param(
+            0,
+            0.01,
+            None,
+            False,
+            8,
+            "a is the widest after 0 blocks: the first look is at 8 blocks; next look after 8 more",
+            id="nothing yet",
+        ),
+        pytest.param(
+            10,
+            0.01,
+            None,
+            False,
+            3,
+            "a is the widest after 10 blocks: +-1.4 %; next look after 3 more, about 12 until all are narrow enough",
+            id="go on",
+        ),
+        pytest.param(
+            10,
+            0.05,
+            None,
+            True,
+            0,
+            "every interval is within +-5 % after 10 blocks (the widest: a, +-1.4 %)",
+            id="narrow",
+        ),
+        pytest.param(
+            9,
+            0.05,
+            None,
+            False,
+            1,
+            "a is the widest after 9 blocks: +-1.5 %; next look after 1 more, about 1 until all are narrow enough",
+            id="narrow, but between two looks",
+        ),
+        pytest.param(
+            9,
+            0.05,
+            9,
+            True,
+            0,
+            "every interval is within +-5 % after 9 blocks (the widest: a, +-1.5 %)",
+            id="narrow at the most that are allowed",
+        ),
+        pytest.param(
+            9,
+            0.01,
+            9,
+            True,
+            0,
+            "not within +-1 % after 9 blocks, the most that were allowed: a, +-1.5 %",
+            id="never narrow",
+        ),
+        pytest.param(
+            2,
+            0.01,
+            3,
+            False,
+            1,
+            "a is the widest after 2 blocks: the first look is at 8 blocks; next look after 1 more",
+            id="fewer are allowed than a look takes",
+        ),
+        pytest.param(
+            3,
+            0.01,
+            3,
+            True,
+            0,
+            "not within +-1 % after 3 blocks, the most that were allowed: a, the first look is at 8 blocks",
+            id="fewer were allowed",
+        ),
+    ],
+)
+def test_decisions(blocks: int, target: float, most: int | None, done: bool, add: int, sentence: str) -> None:
+    calm = [100 + 0.01 * figure for figure in FIGURES]
+    decision = decision_of({"a": alone(FIGURES[:blocks]), "calm": alone(calm[:blocks])}, target=target, most=most)
+
+    assert (decision.is_done, decision.add) == (done, add)
+    assert decision.reason == sentence
+
+
+def test_every_series_has_to_be_narrow() -> None:
+    """One that lacks a block has its own number of blocks."""
+    whole, lacking, few = (alone(FIGURES[:blocks]) for blocks in (10, 9, 7))
+    decision = decision_of({"whole": whole, "lacks one": lacking, "too few": few}, target=0.1)
+
+    assert not decision.is_done
+    assert decision.widest == "too few"
+    assert decision_of({"whole": whole, "lacks one": lacking}, target=0.1).is_done
+
+
+def test_no_interval_was_asked_for() -> None:
+    decision = decision_of({}, target=0.01)
+
+    assert (decision.is_done, decision.is_narrow, decision.add) == (True, False, 0)
+    assert decision.reason == "nothing to be sure of: no interval was asked for"
+
+
+def naive(figures: list[float], *, target: float) -> tuple[float, float]:
+    """What peeking after every block from the second on does: the first narrow interval of 95 %."""
+    for blocks in count(2):
+        logs = [math.log(figure) for figure in figures[:blocks]]
+        reach = student(0.05, blocks - 1) * stdev(logs) / math.sqrt(blocks)
+        if math.expm1(reach) <= target or blocks == len(figures):
+            return fmean(logs) - reach, fmean(logs) + reach
+    raise AssertionError
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spread", [0.002, 0.01, 0.018, 0.03])
+def test_coverage_with_stopping(spread: float) -> None:
+    """93 to 97 %, within 3 binomial standard errors, of intervals to 1 %; naive peeking covers less."""
+    rng = random.Random(7)
+    sweeps = 700
+    held = held_naively = 0
+    for _ in range(sweeps):
+        figures = [math.exp(rng.gauss(0, spread)) for _ in range(120)]
+        for blocks in looks():
+            decision = decision_of({"a": alone(figures[:blocks])}, target=0.01)
+            if decision.is_done or blocks == 109:
+                break
+        stand = decision.precisions["a"]
+        assert stand.low is not None
+        assert stand.high is not None
+        held += stand.low <= 1 <= stand.high
+        low, high = naive(figures, target=0.01)
+        held_naively += low <= 0 <= high
+    error = 3 * math.sqrt(0.05 * 0.95 / sweeps)
+    assert 0.93 - error <= held / sweeps <= 0.97 + error
+    if spread == 0.018:
+        assert held_naively / sweeps < 0.93 - error

@@ -1,0 +1,481 @@
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+import docker.errors
+import pytest
+import requests
+import urllib3
+from fake_docker import FakeDocker
+
+from launcher import docker_engine
+from launcher.docker_engine import Container, ContainerEnd, EngineEvent, Image
+from workload.contract.errors import ExitCode, ToolError, UsageError
+
+FULL = Container(
+    image="sha256:ab",
+    command=("train", "--model", "resnet18"),
+    user="1000:1000",
+    entrypoint=("setpriv", "--reuid=1000", "python"),
+    environment={"OMP_NUM_THREADS": "2"},
+    writable=("/home/me/results",),
+    readable=("/home/me/photos", "/data"),
+    network="bridge",
+    gpus=True,
+    capabilities=("SYS_ADMIN", "SETUID"),
+    shm_bytes=2147483648,
+    memory_bytes=536870912,
+    cpus=1.5,
+    labels={"rooflaunch.run": "0.1"},
+)
+MINIMAL = Container(image="rooflaunch:cpu", command=("models",), user="0:0")
+
+ROOT = Path(__file__).parents[2]
+
+
+def image(**changes: Any) -> Image:
+    plain: dict[str, Any] = {
+        "id": "sha256:ab",
+        "tags": ("rooflaunch:cpu", "rooflaunch:cpu-0123456789ab"),
+        "reference": "",
+        "size_bytes": 1,
+        "created": "",
+        "labels": {},
+    }
+    return Image(**plain | changes)
+
+
+def test_command_line_of_a_full_container() -> None:
+    assert FULL.as_words() == [
+        *("docker", "run", "--rm", "--read-only", "--tmpfs", "/tmp:exec", "--cap-drop", "ALL"),
+        *("--security-opt", "no-new-privileges", "--network", "bridge", "--user", "1000:1000"),
+        *("--cap-add", "SYS_ADMIN", "--cap-add", "SETUID", "--gpus", "all", "--shm-size", "2147483648"),
+        *("--memory", "536870912", "--memory-swap", "536870912", "--cpus", "1.5"),
+        *("--volume", "/home/me/results:/home/me/results"),
+        *("--volume", "/home/me/photos:/home/me/photos:ro", "--volume", "/data:/data:ro"),
+        *("--env", "OMP_NUM_THREADS=2", "--entrypoint", "setpriv"),
+        *("sha256:ab", "--reuid=1000", "python", "train", "--model", "resnet18"),
+    ]
+
+
+def test_command_line_of_a_minimal_container() -> None:
+    assert MINIMAL.as_words() == [
+        *("docker", "run", "--rm", "--read-only", "--tmpfs", "/tmp:exec", "--cap-drop", "ALL"),
+        *("--security-opt", "no-new-privileges", "--network", "none", "--user", "0:0", "rooflaunch:cpu", "models"),
+    ]
+
+
+def words_of(creation: dict[str, Any]) -> dict[str, list[str]]:
+    """The SDK's arguments as the options of `docker run`."""
+    (tmpfs,) = creation["tmpfs"].items()
+    volumes = [f"{m['Source']}:{m['Target']}" + (":ro" if m["ReadOnly"] else "") for m in creation["mounts"]]
+    requests_all = [
+        "all"
+        for request in creation["device_requests"] or ()
+        if (request["Count"], request["Capabilities"]) == (-1, [["gpu"]])
+    ]
+    found = {
+        "--tmpfs": [":".join(tmpfs)],
+        "--cap-drop": creation["cap_drop"],
+        "--cap-add": creation["cap_add"],
+        "--security-opt": creation["security_opt"],
+        "--network": [creation["network_mode"]],
+        "--user": [creation["user"]],
+        "--gpus": requests_all,
+        "--shm-size": [creation["shm_size"]],
+        "--memory": [creation["mem_limit"]],
+        "--memory-swap": [creation["memswap_limit"]],
+        "--cpus": [creation["nano_cpus"] and creation["nano_cpus"] / 1_000_000_000],
+        "--volume": volumes,
+        "--env": [f"{name}={value}" for name, value in creation["environment"].items()],
+        "--entrypoint": creation["entrypoint"][:1] if creation["entrypoint"] else [],
+    }
+    return {name: [str(value) for value in values if value is not None] for name, values in found.items()}
+
+
+@pytest.mark.parametrize("container", [FULL, MINIMAL], ids=["full", "minimal"])
+def test_what_is_shown_is_what_is_started(container: Container) -> None:
+    creation, words = docker_engine._creation(container), container.as_words()
+    options = words_of(creation)
+    shown = {name: [value for word, value in pairwise(words) if word == name] for name in options}
+    assert shown == options
+    assert creation["read_only"] == ("--read-only" in words)
+    rest = [*(creation["entrypoint"] or [])[1:], *creation["command"]]
+    assert words[words.index(creation["image"]) + 1 :] == rest
+    assert creation["labels"] == dict(container.labels)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "lines"),
+    [
+        ([b"one\ntwo\n"], ["one", "two"]),
+        ([b"o", b"ne\nt", b"wo"], ["one", "two"]),
+        (["grün\n".encode()[:3], "grün\n".encode()[3:]], ["grün"]),
+        (["€\n".encode()[i : i + 1] for i in range(4)], ["€"]),
+        ([None, b"", b"a\n", None], ["a"]),
+        ([b"\n\na\n"], ["", "", "a"]),
+        ([b"\xff\n"], ["\N{REPLACEMENT CHARACTER}"]),
+        ([b"cut \xc3"], ["cut \N{REPLACEMENT CHARACTER}"]),
+        ([], []),
+    ],
+)
+def test_lines_out_of_pieces(pieces: list[bytes | None], lines: list[str]) -> None:
+    found: list[str] = []
+    splitter = docker_engine._Lines(found.append)
+    for piece in pieces:
+        splitter.feed(piece)
+    splitter.close()
+    assert found == lines
+
+
+def test_a_line_is_handed_over_as_soon_as_it_is_whole() -> None:
+    found: list[str] = []
+    docker_engine._Lines(found.append).feed(b"one\ntw")
+    assert found == ["one"]
+
+
+@pytest.mark.parametrize(
+    ("message", "event"),
+    [
+        ({"stream": "Step 1/3 : FROM x\n"}, EngineEvent(text="Step 1/3 : FROM x\n")),
+        ({"status": "Pulling", "id": "12-slim"}, EngineEvent(text="12-slim: Pulling")),
+        ({"status": "Digest: sha256:ab"}, EngineEvent(text="Digest: sha256:ab")),
+        ({"aux": {"ID": "sha256:cd"}}, EngineEvent(image_id="sha256:cd")),
+        (
+            {"aux": {"Tag": "1", "Digest": "sha256:ab", "Size": 3}, "progressDetail": {}},
+            EngineEvent(digest="sha256:ab"),
+        ),
+        ({"error": "boom", "errorDetail": {"message": "boom"}}, EngineEvent(error="boom")),
+        ({"id": "12-slim"}, EngineEvent()),
+        ({}, EngineEvent()),
+    ],
+)
+def test_messages_of_a_build_or_a_push(message: dict[str, Any], event: EngineEvent) -> None:
+    assert docker_engine._event(message) == event
+
+
+@pytest.mark.parametrize(
+    ("raised", "message", "hint"),
+    [
+        (docker.errors.DockerException("no such thing"), "it broke: no such thing", "try this"),
+        (docker.errors.APIError("409 Client Error", explanation="name in use"), "it broke: name in use", "try this"),
+        (requests.ConnectionError("Connection refused"), "it broke: Connection refused", "try this"),
+        (urllib3.exceptions.ProtocolError("Connection broken"), "it broke: Connection broken", "try this"),
+        (OSError("first line\nsecond line"), "it broke: first line", "try this"),
+        (requests.ConnectionError(), "it broke: ConnectionError", "try this"),
+        (
+            PermissionError(13, "Permission denied"),
+            "it broke: permission denied",
+            "sudo usermod -aG docker $USER, then log in again",
+        ),
+        (
+            docker.errors.DockerException("Error: ('Connection aborted.', PermissionError(13, 'Permission denied'))"),
+            "it broke: permission denied",
+            "sudo usermod -aG docker $USER, then log in again",
+        ),
+    ],
+)
+def test_failures_of_the_engine_are_ours(raised: Exception, message: str, hint: str) -> None:
+    with pytest.raises(ToolError) as caught, docker_engine.translated("it broke", "try this"):
+        raise raised
+    assert (str(caught.value), caught.value.hint) == (message, hint)
+    assert caught.value.__cause__ is raised
+
+
+def test_other_failures_stay_bugs() -> None:
+    with pytest.raises(ZeroDivisionError), docker_engine.translated("it broke", "try this"):
+        raise ZeroDivisionError
+
+
+def test_failure_without_words_of_its_own() -> None:
+    with pytest.raises(ToolError) as caught, docker_engine.translated():
+        raise docker.errors.DockerException("no")
+    assert caught.value.report() == "error: the Docker engine refused: no\nhint: launch doctor docker"
+    assert caught.value.exit_code is ExitCode.TOOL
+
+
+@pytest.fixture
+def no_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home without Docker; returns where the socket would be."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("DOCKER_HOST", raising=False)
+    monkeypatch.setattr(docker_engine, "DEFAULT_SOCKET", tmp_path / "docker.sock")
+    return tmp_path / "docker.sock"
+
+
+@pytest.mark.parametrize(
+    ("installed", "hint"),
+    [
+        ("/usr/bin/docker", "start Docker (`sudo systemctl start docker`, or Docker Desktop)"),
+        (None, "install Docker: docs/containers.md"),
+    ],
+)
+def test_no_engine_is_said_without_the_sdk(
+    no_engine: Path, monkeypatch: pytest.MonkeyPatch, installed: str | None, hint: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "docker", None)  # type: ignore[arg-type]
+    monkeypatch.setattr(docker_engine.shutil, "which", {"docker": installed}.get)
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(ToolError) as caught:
+        docker_engine.connect()
+    assert str(caught.value) == f"no Docker engine: {no_engine} does not exist"
+    assert caught.value.hint == hint
+
+
+def test_no_sdk(no_engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    no_engine.touch()
+    monkeypatch.setitem(sys.modules, "docker", None)  # type: ignore[arg-type]
+    with pytest.raises(ToolError) as caught:
+        docker_engine.connect()
+    assert caught.value.report() == "error: the package docker is missing\nhint: pip install rooflaunch"
+
+
+@pytest.mark.world
+def test_engine_that_does_not_answer(no_engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{no_engine}")
+    with pytest.raises(ToolError, match=r"^no Docker engine answers: .*No such file or directory") as caught:
+        docker_engine.connect()
+    assert caught.value.hint == "start Docker (`sudo systemctl start docker`, or Docker Desktop)"
+
+
+@pytest.mark.parametrize(
+    ("host", "context", "asked"),
+    [
+        (None, None, "the environment's"),
+        (None, "unix:///home/me/desktop.sock", "unix:///home/me/desktop.sock"),
+        ("tcp://10.0.0.1:2376", "unix:///home/me/desktop.sock", "the environment's"),
+    ],
+)
+def test_the_engine_is_the_one_that_docker_would_use(
+    host: str | None, context: str | None, asked: str, no_engine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import docker.context
+
+    def client(address: str) -> Any:
+        return SimpleNamespace(info=lambda: {"DockerRootDir": address}, version=lambda: {"Version": "28.2.2"})
+
+    no_engine.touch()
+    if host:
+        monkeypatch.setenv("DOCKER_HOST", host)
+    chosen = SimpleNamespace(Host=context) if context else None
+    monkeypatch.setattr(docker.context.ContextAPI, "get_current_context", lambda: chosen)
+    monkeypatch.setattr(docker, "DockerClient", lambda *, base_url, timeout: timeout and client(base_url))
+    monkeypatch.setattr(docker, "from_env", lambda: client("the environment's"))
+    found = docker_engine.connect()
+    assert (found.root_folder, found.version) == (asked, "28.2.2")
+
+
+@pytest.mark.parametrize(
+    ("lay_out", "found"),
+    [
+        (lambda _home, _env: None, False),
+        (lambda home, _env: (home / "docker.sock").touch(), True),
+        (lambda _home, env: env.setenv("DOCKER_HOST", "tcp://10.0.0.1:2376"), True),
+        (lambda home, _env: configure(home, b'{"currentContext": "desktop-linux"}'), True),
+        (lambda home, _env: configure(home, b'{"auths": {}}'), False),
+        (lambda home, _env: configure(home, b"\xff"), False),
+    ],
+    ids=["nothing", "socket", "DOCKER_HOST", "context", "no context", "no text"],
+)
+def test_whether_an_engine_could_be_there(
+    lay_out: Callable[[Path, pytest.MonkeyPatch], None],
+    found: bool,
+    no_engine: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lay_out(no_engine.parent, monkeypatch)
+    assert docker_engine.socket_exists() is found
+
+
+def configure(home: Path, content: bytes) -> None:
+    (home / ".docker").mkdir()
+    (home / ".docker" / "config.json").write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("changes", "name", "digest"),
+    [
+        ({}, "rooflaunch:cpu-0123456789ab", ""),
+        ({"tags": ("a:1", "host/a:1", "host:5005/a/b:cpu-01")}, "a:1", ""),
+        ({"tags": ()}, "sha256:ab", ""),
+        ({"reference": "host:5005/n@sha256:cd"}, "rooflaunch:cpu-0123456789ab", "sha256:cd"),
+        ({"tags": (), "reference": "host:5005/n@sha256:cd"}, "host:5005/n@sha256:cd", "sha256:cd"),
+    ],
+)
+def test_names_of_an_image(changes: dict[str, Any], name: str, digest: str) -> None:
+    assert (image(**changes).name, image(**changes).digest) == (name, digest)
+
+
+@pytest.mark.parametrize(
+    ("runtimes", "hook", "found"),
+    [
+        ({"runc": {}}, None, False),
+        (None, None, False),
+        ({"runc": {}, "nvidia": {}}, None, True),
+        ({"runc": {}}, "/usr/bin/nvidia-container-runtime-hook", True),
+    ],
+)
+def test_engine_with_gpus(
+    runtimes: object,
+    hook: str | None,
+    found: bool,
+    docker: FakeDocker,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shutil, "which", {"nvidia-container-runtime-hook": hook}.__getitem__)
+    assert docker.engine(Runtimes=runtimes).has_gpus is found
+
+
+@pytest.mark.parametrize(
+    ("options", "caller"),
+    [(["name=seccomp,profile=default"], f"{os.getuid()}:{os.getgid()}"), (["name=rootless"], "0:0"), (None, None)],
+)
+def test_files_in_a_mounted_folder_are_the_callers(
+    options: list[str] | None, caller: str | None, docker: FakeDocker
+) -> None:
+    expected = caller or f"{os.getuid()}:{os.getgid()}"
+    assert docker.engine(SecurityOptions=options).caller == expected
+
+
+def test_free_space(docker: FakeDocker, tmp_path: Path) -> None:
+    free = docker.engine(DockerRootDir=str(tmp_path)).free_bytes()
+    assert free is not None
+    assert 0 <= free <= shutil.disk_usage(tmp_path).total
+    assert docker.engine(DockerRootDir=str(tmp_path / "elsewhere")).free_bytes() is None
+
+
+def test_image_by_id_or_tag(docker: FakeDocker) -> None:
+    docker.hold(
+        "sha256:ab", "rooflaunch:cpu", labels={"a": "1"}, RepoDigests=["host/name@sha256:cd"], Size=7, Created="2026"
+    )
+    found = Image(
+        id="sha256:ab",
+        tags=("rooflaunch:cpu",),
+        reference="host/name@sha256:cd",
+        size_bytes=7,
+        created="2026",
+        labels={"a": "1"},
+        architecture="amd64",
+    )
+    assert docker.engine().image("sha256:ab") == docker.engine().image("rooflaunch:cpu") == found
+    assert docker.engine().image("rooflaunch:cuda") is None
+    docker.hold("sha256:ef")
+    assert docker.engine().image("sha256:ef") == replace(
+        found, id="sha256:ef", tags=(), reference="", size_bytes=193_000_000, created="2026-11-21T10:00:00Z", labels={}
+    )
+
+
+def test_images_with_labels_are_newest_first(docker: FakeDocker) -> None:
+    for name, day, labels in (
+        ("old", "2026-11-19", {"a": "1", "b": "2"}),
+        ("new", "2026-11-20", {"a": "1", "b": "2"}),
+        ("other", "2026-11-21", {"a": "1"}),
+        ("bare", "2026-11-22", None),
+    ):
+        docker.hold(name, labels=labels, Created=day)
+    assert [each.id for each in docker.engine().images({"a": "1", "b": "2"})] == ["new", "old"]
+    assert [each.id for each in docker.engine().images({"a": "1"})] == ["other", "new", "old"]
+
+
+def test_registry_that_cannot_be_reached(docker: FakeDocker) -> None:
+    docker.registry["debian:12-slim"] = "sha256:ab"
+    assert docker.engine().registry_digest("debian:12-slim") == "sha256:ab"
+    with pytest.raises(ToolError) as caught:
+        docker.engine().registry_digest("debian:13")
+    assert str(caught.value) == "cannot look up 'debian:13': dial tcp: no route to host"
+    assert caught.value.hint == "log in with `docker login`, or try from a machine with a network"
+
+
+@pytest.mark.parametrize(
+    ("told", "platforms"),
+    [
+        (None, set()),
+        ([], set()),
+        ([{"architecture": "arm64", "os": "linux", "variant": "v8"}], {"linux/arm64"}),
+        (
+            [{"architecture": "amd64", "os": "linux"}, {"architecture": "unknown", "os": "unknown"}, {}],
+            {"linux/amd64"},
+        ),
+    ],
+)
+def test_what_a_registry_has_an_image_for(
+    told: list[dict[str, str]] | None, platforms: set[str], docker: FakeDocker
+) -> None:
+    docker.registry["debian:12-slim"] = "sha256:ab"
+    docker.platforms["debian:12-slim"] = told
+    assert docker.engine().registry_platforms("debian:12-slim") == platforms
+    with pytest.raises(ToolError, match="cannot look up 'debian:13'"):
+        docker.engine().registry_platforms("debian:13")
+
+
+def run(docker: FakeDocker) -> tuple[ContainerEnd, list[str], list[str]]:
+    out: list[str] = []
+    err: list[str] = []
+    with docker.engine().started(FULL) as running:
+        ended = running.follow(on_stdout=out.append, on_stderr=err.append)
+    return ended, out, err
+
+
+def test_container_is_followed_and_removed(docker: FakeDocker) -> None:
+    docker.containers.pieces = [(b"results/a\nres", b"warm"), (None, b"up\n"), (b"ults/b", None), (None, b"end")]
+    docker.containers.exit_code, docker.containers.out_of_memory = 7, True
+    assert run(docker) == (
+        ContainerEnd(exit_code=7, out_of_memory=True),
+        ["results/a", "results/b"],
+        ["warmup", "end"],
+    )
+    (container,) = docker.containers.created
+    tied = {"stdin_open": True, "environment": {**FULL.environment, "ROOFLAUNCH_LIFELINE": "stdin"}}
+    assert container.arguments == docker_engine._creation(FULL) | tied
+    assert container.lifeline.closed
+    assert docker.containers.there == {}
+
+
+def test_container_that_does_not_start_is_removed(docker: FakeDocker) -> None:
+    docker.containers.absent = docker_error = requests.ConnectionError("could not select device driver")
+    with pytest.raises(ToolError) as caught, docker.engine().started(FULL):
+        pytest.fail("it did not start")
+    assert str(caught.value) == "a container of 'sha256:ab' did not start: could not select device driver"
+    assert caught.value.__cause__ is docker_error
+    assert docker.containers.there == {}
+
+
+def test_engine_that_goes_away_keeps_what_came(docker: FakeDocker) -> None:
+    def vanish() -> NoReturn:
+        raise urllib3.exceptions.ProtocolError("Connection broken")
+
+    docker.containers.pieces = [(b"results/a\n", None), vanish]
+    out: list[str] = []
+    with pytest.raises(ToolError) as caught, docker.engine().started(FULL) as running:
+        running.follow(on_stdout=out.append, on_stderr=out.append)
+    assert str(caught.value) == "the Docker engine went away while container fake_0 ran: Connection broken"
+    assert caught.value.hint == "start Docker (`sudo systemctl start docker`, or Docker Desktop)"
+    assert out == ["results/a"]
+    assert docker.containers.there == {}
+
+
+def test_signal_to_a_container_that_has_ended_is_nothing(docker: FakeDocker) -> None:
+    with docker.engine().started(FULL) as running:
+        running.signal("SIGTERM")
+        docker.containers.created[0].wait()
+        running.signal("SIGKILL")
+    assert docker.containers.created[0].signals == ["SIGTERM"]
+
+
+def test_containers_with_a_label(docker: FakeDocker) -> None:
+    with docker.engine().started(FULL), docker.engine().started(MINIMAL):
+        assert docker.engine().containers("rooflaunch.run") == [("fake_0", "running")]
+    assert docker.engine().containers("rooflaunch.run") == []
+
+
+def test_more_cpus_than_the_engine_has() -> None:
+    docker = FakeDocker()
+    with pytest.raises(UsageError) as caught, docker.engine(NCPU=2).started(replace(MINIMAL, cpus=4)):
+        pass
+    assert caught.value.report() == "error: the engine has 2 CPUs; got --cpus 4\nhint: --cpus 2"

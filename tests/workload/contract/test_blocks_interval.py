@@ -1,0 +1,89 @@
+"""When to stop: written answers, and coverage in small; benchmarks/blocks.py is the long version."""
+
+import math
+from itertools import islice
+from statistics import fmean, stdev
+
+import pytest
+from scipy import stats
+
+from workload.contract.blocks_interval import alone, looks, precision, student
+
+# Blocks that are less alike than independent ones, without a trend.
+FIGURES = (100.0, 103.0, 98.0, 102.0, 99.0, 101.5, 98.5, 101.0, 99.5, 102.5, 97.5, 100.5, 100.0)
+
+
+@pytest.mark.parametrize("outside", [0.03, 0.05])
+@pytest.mark.parametrize("degrees", [1, 2, 3, 4, 7, 30, 59, 60, 61, 500])
+def test_quantiles_are_scipys(degrees: int, outside: float) -> None:
+    assert student(outside, degrees) == pytest.approx(stats.t.ppf(1 - outside / 2, degrees), rel=1e-6)
+
+
+def test_one_looks_at_fixed_numbers_of_blocks() -> None:
+    assert list(islice(looks(), 12)) == [8, 10, 13, 17, 22, 28, 35, 44, 55, 69, 87, 109]
+
+
+def test_the_interval_is_students_at_the_level_of_one_look() -> None:
+    stand = precision(alone(FIGURES[:10]), target=0.01)
+
+    logs = [math.log(figure) for figure in FIGURES[:10]]
+    reach = stats.t.ppf(0.985, 9) * stdev(logs) / math.sqrt(10)
+    assert stand.value == pytest.approx(math.exp(fmean(logs)))
+    assert (stand.low, stand.high) == pytest.approx((math.exp(fmean(logs) - reach), math.exp(fmean(logs) + reach)))
+    assert stand.half_width == pytest.approx(math.expm1(reach))
+    assert (stand.is_narrow, stand.blocks, stand.correlation, stand.trend) == (False, 10, 0.0, None)
+    # With the same spread, 22 blocks are enough, and 17 are not.
+    assert stand.expected == 22
+    assert math.expm1(stats.t.ppf(0.985, 21) * stdev(logs) / math.sqrt(22)) <= 0.01
+    assert math.expm1(stats.t.ppf(0.985, 16) * stdev(logs) / math.sqrt(17)) > 0.01
+
+
+def test_blocks_that_are_alike_have_a_wider_interval() -> None:
+    """The same figures, first each third of them together, then by turns."""
+    alike = [100.0 + 2 * (number // 3 % 2) + 0.1 * (number % 3) for number in range(12)]
+    turns = [alike[number] for number in (0, 3, 1, 4, 2, 5, 6, 9, 7, 10, 8, 11)]
+    one, other = (precision(alone(figures), target=0.01) for figures in (alike, turns))
+
+    assert one.value == pytest.approx(other.value)
+    assert (one.correlation, other.correlation) == (pytest.approx(0.8, abs=0.15), 0.0)
+    assert (one.half_width or 0) > 2 * (other.half_width or 1)
+    assert one.width == f"+-{100 * (one.half_width or 0):.2g} %, widened for a correlation of 0.9 between blocks"
+
+
+@pytest.mark.parametrize(
+    ("per_block", "target", "is_narrow", "width"),
+    [
+        (0.0, 0.05, True, ""),
+        (0.005, 0.2, True, ", with a trend of +0.49 % per block"),
+        (0.005, 0.04, False, ", with a trend of +0.49 % per block"),
+        (-0.005, 0.04, False, ", with a trend of -0.51 % per block"),
+    ],
+)
+def test_a_trend_is_said_and_does_not_end_a_sweep(per_block: float, target: float, is_narrow: bool, width: str) -> None:
+    figures = [100 + (figure - 100) / 10 + 100 * per_block * at for at, figure in enumerate(FIGURES[:10])]
+    stand = precision(alone(figures), target=target)
+
+    assert stand.is_narrow is is_narrow
+    assert stand.trend_text == width
+    assert (stand.expected is None) is (target == 0.04)
+
+
+@pytest.mark.parametrize(
+    ("figures", "blocks", "reason"),
+    [
+        ([], 0, "the first look is at 8 blocks"),
+        ([100.0], 1, "the first look is at 8 blocks"),
+        (FIGURES[:7], 7, "the first look is at 8 blocks"),
+        ([*FIGURES[:7], math.nan, 0.0, -1.0], 7, "the first look is at 8 blocks"),
+        ([100.0] * 8, 8, "all read exactly the same in 8 blocks: no interval (copies of one block?)"),
+    ],
+)
+def test_no_interval_has_a_reason(figures: list[float], blocks: int, reason: str) -> None:
+    stand = precision(alone(figures), target=0.01)
+
+    assert (stand.blocks, stand.half_width, stand.is_narrow, stand.expected) == (blocks, None, False, None)
+    assert stand.reason == stand.width == reason
+
+
+def test_nobody_waits_for_ten_thousand_blocks() -> None:
+    assert precision(alone(FIGURES), target=1e-6).expected is None

@@ -1,0 +1,327 @@
+import importlib
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from workload.environment.nvml import GpuSensors
+
+
+class FakeNvml(ModuleType):
+    """A machine's NVML: knows the queries in `answers`, and no other; `unsupported` fail as on a GPU without them."""
+
+    NVML_CLOCK_SM = 1
+    NVML_CLOCK_MEM = 2
+    NVML_TEMPERATURE_GPU = 0
+    NVML_FI_DEV_POWER_INSTANT = 186
+    NVML_SUCCESS = 0
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self, *gpus: dict[str, Any], unsupported: set[str] | None = None, old: set[str] | None = None) -> None:
+        super().__init__("pynvml")
+        self._gpus = gpus
+        self._unsupported = unsupported or set()
+        self._old = old or set()
+        self.initialised = 0
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self._old:
+            raise AttributeError(name)
+        own = {
+            "nvmlInit": self._init,
+            "nvmlSystemGetDriverVersion": lambda: self._checked(name, "580.65.06"),
+            "nvmlDeviceGetCount": lambda: self._checked(name, len(self._gpus)),
+            "nvmlDeviceGetHandleByIndex": lambda index: self._checked(name, range(len(self._gpus))[index]),
+            "nvmlDeviceGetHandleByUUID": lambda uuid: self._find("nvmlDeviceGetUUID", uuid),
+            "nvmlDeviceGetHandleByPciBusId": lambda bus: self._find("bus", bus),
+        }
+        if name in own:
+            return own[name]
+        assert name in ANSWERS, f"not a query of the fake: {name}"
+        return lambda handle, *arguments: self._answer(handle, name, *arguments)
+
+    def _answer(self, handle: int, name: str, *arguments: object) -> Any:
+        answer = self._checked(name, {**ANSWERS, **self._gpus[handle]}[name])
+        return answer[arguments] if isinstance(answer, dict) else answer
+
+    def _checked(self, name: str, answer: Any) -> Any:
+        assert self.initialised, "asked before nvmlInit"
+        if name in self._unsupported:
+            raise self.NVMLError(name)
+        return answer
+
+    def _init(self) -> None:
+        if "nvmlInit" in self._unsupported:
+            raise self.NVMLError("driver not loaded")
+        self.initialised += 1
+
+    def _find(self, key: str, value: str) -> int:
+        found = [index for index, gpu in enumerate(self._gpus) if gpu.get(key) == value]
+        if not found:
+            raise self.NVMLError("not found")
+        return found[0]
+
+
+ANSWERS: dict[str, Any] = {
+    "nvmlDeviceGetName": "Tesla T4",
+    "nvmlDeviceGetUUID": "GPU-aaaa",
+    "nvmlDeviceGetVbiosVersion": "90.04.96.00.01",
+    "nvmlDeviceGetCudaComputeCapability": (7, 5),
+    "nvmlDeviceGetAttributes": SimpleNamespace(multiprocessorCount=40),
+    "nvmlDeviceGetNumGpuCores": 2560,
+    "nvmlDeviceGetMemoryInfo": SimpleNamespace(total=16_106_127_360, used=500_000_000, free=1),
+    "nvmlDeviceGetMemoryBusWidth": 256,
+    "nvmlDeviceGetEccMode": [1, 0],
+    "nvmlDeviceGetMigMode": [0, 1],
+    "nvmlDeviceGetPersistenceMode": 0,
+    "nvmlDeviceGetVirtualizationMode": 1,
+    "nvmlDeviceGetPowerManagementDefaultLimit": 70_000,
+    "nvmlDeviceGetEnforcedPowerLimit": 65_500,
+    "nvmlDeviceGetMaxClockInfo": {(1,): 1590, (2,): 5001},
+    "nvmlDeviceGetApplicationsClock": {(1,): 585, (2,): 5000},
+    "nvmlDeviceGetCurrPcieLinkGeneration": 1,
+    "nvmlDeviceGetMaxPcieLinkGeneration": 3,
+    "nvmlDeviceGetCurrPcieLinkWidth": 8,
+    "nvmlDeviceGetMaxPcieLinkWidth": 16,
+    "nvmlDeviceGetClockInfo": {(1,): 1350, (2,): 5000},
+    "nvmlDeviceGetTemperature": {(0,): 61},
+    "nvmlDeviceGetPowerUsage": 69_250,
+    # A T4 has no such field.
+    "nvmlDeviceGetFieldValues": {((186,),): [SimpleNamespace(nvmlReturn=3, value=SimpleNamespace(uiVal=0))]},
+    "nvmlDeviceGetCurrentClocksEventReasons": 4,
+    "nvmlDeviceGetCurrentClocksThrottleReasons": 8,
+    "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=97, memory=40),
+}
+IDENTITY = {
+    "name": "Tesla T4",
+    "uuid": "GPU-aaaa",
+    "driver_version": "580.65.06",
+    "vbios_version": "90.04.96.00.01",
+    "compute_capability": "7.5",
+    "sm_count": 40,
+    "cuda_cores": 2560,
+    "memory_total_bytes": 16_106_127_360,
+    "memory_bus_width_bits": 256,
+    "ecc_enabled": True,
+    "mig_enabled": False,
+    "persistence_enabled": False,
+    "virtualization_mode": "passthrough",
+    "power_limit_default_w": 70.0,
+    "power_limit_enforced_w": 65.5,
+    "sm_clock_max_mhz": 1590,
+    "memory_clock_max_mhz": 5001,
+    "sm_clock_application_mhz": 585,
+    "memory_clock_application_mhz": 5000,
+    "pcie_generation": 1,
+    "pcie_generation_max": 3,
+    "pcie_width": 8,
+    "pcie_width_max": 16,
+}
+SAMPLE = {
+    "sm_clock_mhz": 1350,
+    "memory_clock_mhz": 5000,
+    "temperature_c": 61,
+    "power_w": 69.25,
+    "clock_event_reasons": 4,
+    "gpu_utilization_percent": 97,
+    "memory_used_bytes": 500_000_000,
+}
+# Query -> the fields that are lost with it.
+LOSSES = {
+    "nvmlDeviceGetName": {"name"},
+    "nvmlDeviceGetUUID": {"uuid"},
+    "nvmlSystemGetDriverVersion": {"driver_version"},
+    "nvmlDeviceGetVbiosVersion": {"vbios_version"},
+    "nvmlDeviceGetCudaComputeCapability": {"compute_capability"},
+    "nvmlDeviceGetAttributes": {"sm_count"},
+    "nvmlDeviceGetNumGpuCores": {"cuda_cores"},
+    "nvmlDeviceGetMemoryInfo": {"memory_total_bytes", "memory_used_bytes"},
+    "nvmlDeviceGetMemoryBusWidth": {"memory_bus_width_bits"},
+    "nvmlDeviceGetEccMode": {"ecc_enabled"},
+    "nvmlDeviceGetMigMode": {"mig_enabled"},
+    "nvmlDeviceGetPersistenceMode": {"persistence_enabled"},
+    "nvmlDeviceGetVirtualizationMode": {"virtualization_mode"},
+    "nvmlDeviceGetPowerManagementDefaultLimit": {"power_limit_default_w"},
+    "nvmlDeviceGetEnforcedPowerLimit": {"power_limit_enforced_w"},
+    "nvmlDeviceGetMaxClockInfo": {"sm_clock_max_mhz", "memory_clock_max_mhz"},
+    "nvmlDeviceGetApplicationsClock": {"sm_clock_application_mhz", "memory_clock_application_mhz"},
+    "nvmlDeviceGetCurrPcieLinkGeneration": {"pcie_generation"},
+    "nvmlDeviceGetMaxPcieLinkGeneration": {"pcie_generation_max"},
+    "nvmlDeviceGetCurrPcieLinkWidth": {"pcie_width"},
+    "nvmlDeviceGetMaxPcieLinkWidth": {"pcie_width_max"},
+    "nvmlDeviceGetClockInfo": {"sm_clock_mhz", "memory_clock_mhz"},
+    "nvmlDeviceGetTemperature": {"temperature_c"},
+    "nvmlDeviceGetPowerUsage": {"power_w"},
+    "nvmlDeviceGetUtilizationRates": {"gpu_utilization_percent"},
+}
+
+
+def initialised(*gpus: dict[str, Any], **options: set[str]) -> FakeNvml:
+    library = FakeNvml(*gpus, **options)
+    library.nvmlInit()
+    return library
+
+
+def opened(*gpus: dict[str, Any], **options: set[str]) -> GpuSensors:
+    return GpuSensors(library=initialised(*(gpus or ({},)), **options), handle=0)
+
+
+def test_identity_and_sample() -> None:
+    gpu = opened()
+    assert gpu.identity() == IDENTITY
+    assert gpu.sample() == SAMPLE
+
+
+@pytest.mark.parametrize(("query", "lost"), LOSSES.items(), ids=LOSSES.keys())
+def test_an_unsupported_query_loses_its_fields_alone(query: str, lost: set[str]) -> None:
+    gpu = opened(unsupported={query})
+    expected = {name: None if name in lost else value for name, value in {**IDENTITY, **SAMPLE}.items()}
+    assert {**gpu.identity(), **gpu.sample()} == expected
+
+
+def test_a_query_newer_than_the_installed_package_loses_its_fields_alone() -> None:
+    gpu = opened(old={"nvmlDeviceGetNumGpuCores", "nvmlDeviceGetMigMode"})
+    assert gpu.identity() == {**IDENTITY, "cuda_cores": None, "mig_enabled": None}
+
+
+@pytest.mark.parametrize(
+    ("unsupported", "expected"),
+    [
+        ({"nvmlDeviceGetCurrentClocksEventReasons"}, 8),
+        ({"nvmlDeviceGetCurrentClocksThrottleReasons"}, 4),
+        ({"nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"}, None),
+    ],
+    ids=["old name", "new name", "neither"],
+)
+def test_clock_event_reasons(unsupported: set[str], expected: int | None) -> None:
+    assert opened(unsupported=unsupported).sample()["clock_event_reasons"] == expected
+
+
+INSTANT = [SimpleNamespace(nvmlReturn=0, value=SimpleNamespace(uiVal=71_500))]
+
+
+@pytest.mark.parametrize(
+    ("answers", "unsupported", "power_w"),
+    [
+        ({"nvmlDeviceGetFieldValues": {((186,),): INSTANT}}, set(), 71.5),
+        ({}, set(), 69.25),
+        ({"nvmlDeviceGetFieldValues": {((186,),): INSTANT}}, {"nvmlDeviceGetFieldValues"}, 69.25),
+        ({}, {"nvmlDeviceGetPowerUsage"}, None),
+    ],
+    ids=["instant", "not of this GPU", "old driver", "neither"],
+)
+def test_power_is_that_of_now_where_the_driver_tells(
+    answers: dict[str, Any], unsupported: set[str], power_w: float | None
+) -> None:
+    assert opened(answers, unsupported=unsupported).sample()["power_w"] == power_w
+
+
+def test_no_reason_is_zero_and_not_unknown() -> None:
+    assert opened({"nvmlDeviceGetCurrentClocksEventReasons": 0}).sample()["clock_event_reasons"] == 0
+
+
+@pytest.mark.parametrize(
+    ("answers", "field", "expected"),
+    [
+        ({"nvmlDeviceGetName": b"Tesla V100"}, "name", "Tesla V100"),
+        ({"nvmlDeviceGetEccMode": (0, 1)}, "ecc_enabled", False),
+        ({"nvmlDeviceGetVirtualizationMode": 0}, "virtualization_mode", "none"),
+        ({"nvmlDeviceGetVirtualizationMode": 2}, "virtualization_mode", "vgpu"),
+        ({"nvmlDeviceGetVirtualizationMode": 99}, "virtualization_mode", None),
+    ],
+)
+def test_answers_of_other_kinds(answers: dict[str, Any], field: str, expected: object) -> None:
+    assert opened(answers).identity()[field] == expected
+
+
+TWO = (
+    {"nvmlDeviceGetUUID": "GPU-aaaa", "bus": "00000000:05:00.0"},
+    {"nvmlDeviceGetUUID": "GPU-bbbb", "bus": "00000001:AF:1C.0"},
+)
+ON_BUS = {"pci_domain_id": 1, "pci_bus_id": 0xAF, "pci_device_id": 0x1C}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "properties", "handle"),
+    [
+        (TWO, {"uuid": "bbbb"}, 1),
+        (TWO, {"uuid": "aaaa", **ON_BUS}, 0),
+        (TWO, {"uuid": "a slice's", **ON_BUS}, 1),
+        (TWO, ON_BUS, 1),
+        (TWO, {**ON_BUS, "pci_device_id": None}, None),
+        (TWO, {"uuid": "cccc"}, None),
+        (TWO, {}, None),
+        (TWO[1:], {}, 0),
+        ((), {}, None),
+    ],
+    ids=[
+        "UUID",
+        "UUID before bus",
+        "MIG: by the bus",
+        "bus",
+        "half a bus address",
+        "another machine's UUID",
+        "two and no sign",
+        "the only one",
+        "none",
+    ],
+)
+def test_open_finds_torchs_device(
+    gpus: tuple[dict[str, Any], ...], properties: dict[str, object], handle: int | None
+) -> None:
+    gpu = GpuSensors.open(0, library=initialised(*gpus), properties=SimpleNamespace(**properties))
+    assert (gpu and gpu.handle) == handle
+
+
+def test_open_asks_torch_for_that_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    uuids = {3: SimpleNamespace(uuid="bbbb")}
+    monkeypatch.setattr("torch.cuda.get_device_properties", uuids.__getitem__)
+    gpu = GpuSensors.open(3, library=initialised(*TWO))
+    assert gpu is not None
+    assert gpu.identity()["uuid"] == "GPU-bbbb"
+
+
+def test_open_loads_and_initialises_the_installed_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = FakeNvml(*TWO)
+    monkeypatch.setitem(sys.modules, "pynvml", library)
+    gpu = GpuSensors.open(0, properties=SimpleNamespace(uuid="aaaa"))
+    assert gpu is not None
+    assert library.initialised == 1
+
+
+def test_open_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(unsupported={"nvmlInit"}))
+    assert GpuSensors.open(0, properties=SimpleNamespace(uuid="aaaa")) is None
+
+
+def test_open_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert GpuSensors.open(0, properties=SimpleNamespace(uuid="aaaa")) is None
+
+
+def test_every_query_exists_in_nvidia_ml_py() -> None:
+    """The fake accepts the names in its table: they must be the real ones."""
+    library = pytest.importorskip("pynvml")
+    names = {*ANSWERS, *LOSSES, "nvmlInit", "nvmlDeviceGetHandleByUUID", "nvmlDeviceGetHandleByPciBusId"}
+    assert [name for name in sorted(names) if not callable(getattr(library, name, None))] == []
+    constants = ("NVML_CLOCK_SM", "NVML_CLOCK_MEM", "NVML_TEMPERATURE_GPU")
+    assert [getattr(library, name) for name in constants] == [getattr(FakeNvml, name) for name in constants]
+    assert issubclass(library.NVMLError, Exception)
+
+
+def test_the_package_is_not_loaded_with_the_module() -> None:
+    source = importlib.import_module("workload.environment.nvml")
+    assert "pynvml" not in vars(source)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_this_gpu() -> None:
+    gpu = GpuSensors.open(0)
+    assert gpu is not None
+    assert gpu.identity()["driver_version"]
+    assert (gpu.sample()["memory_used_bytes"] or 0) > 0

@@ -1,0 +1,212 @@
+"""The cache of ceilings, with measurements that cost nothing."""
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from workload.contract.spec import Device
+from workload.measure import ceiling_cache, ceilings
+from workload.measure.ceiling_rates import Ceilings, MeasuredRate
+
+NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
+
+
+def rate(median: float = 1e9) -> MeasuredRate:
+    return MeasuredRate(median=median, best=median, min=median, p5=median, p95=median, samples=30, size=128)
+
+
+@dataclass
+class Bench:
+    """`cached_or_measure` in one folder, with measurements that cost nothing and are counted."""
+
+    folder: Path
+    now: datetime = NOON
+    measured: list[tuple[str, ...]] = field(default_factory=list)
+    busy: tuple[str, ...] = ()
+    identity: dict[str, Any] = field(
+        default_factory=lambda: {"device": "d", "machine_id": "m", "software": "torch 1", "threads": 2}
+    )
+
+    def measure(self, _: Device, *, precisions: Any, bandwidth: bool = True, **__: Any) -> Ceilings:
+        self.measured.append((*precisions, *(["bandwidth"] if bandwidth else [])))
+        return Ceilings(
+            flop_per_s={precision: rate() for precision in precisions if precision not in self.busy},
+            bytes_per_s={name: rate() for name in ("copy", "triad") if bandwidth and name not in self.busy},
+            unavailable=dict.fromkeys(self.busy, "the machine was busy"),
+            method="by hand",
+            measured_at=self.now.isoformat(),
+            elapsed_s=1.0,
+            **self.identity,
+        )
+
+    def ask(self, *precisions: str, fresh: bool = False, **limits: float) -> tuple[Ceilings, float]:
+        return ceiling_cache.cached_or_measure(
+            self.folder, device=Device.CPU, precisions=precisions, fresh=fresh, now=lambda: self.now, **limits
+        )
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    made = Bench(folder=tmp_path)
+    monkeypatch.setattr(ceilings, "measure", made.measure)
+    monkeypatch.setattr(ceiling_cache, "identity", lambda _: made.identity)
+    return made
+
+
+def test_the_second_run_takes_the_first_one_s_ceilings(bench: Bench) -> None:
+    first, age_s = bench.ask("fp32")
+    assert age_s == 0
+    bench.now += timedelta(minutes=30)
+    assert bench.ask("fp32") == (first, 1800.0)
+    assert bench.measured == [("fp32", "bandwidth")]
+    assert [path.name for path in bench.folder.iterdir()] == [".ceilings.json"]
+
+
+def test_a_block_takes_those_of_its_first_run_however_long_ago_that_was(bench: Bench) -> None:
+    first, _ = bench.ask("fp32", fresh=True)
+    bench.now += timedelta(days=1)
+    assert bench.ask("fp32", max_age_s=math.inf) == (first, 86400.0)
+
+
+@pytest.mark.parametrize(("passed_s", "measured_again"), [(0, False), (3600, False), (3601, True), (-1, True)])
+def test_ceilings_of_another_hour_or_of_the_future_are_measured_again(
+    bench: Bench, passed_s: int, measured_again: bool
+) -> None:
+    bench.ask("fp32")
+    bench.now += timedelta(seconds=passed_s)
+    _, age_s = bench.ask("fp32")
+    assert len(bench.measured) == (2 if measured_again else 1)
+    assert age_s == (0 if measured_again else passed_s)
+
+
+def test_a_missing_precision_is_measured_alone_and_kept(bench: Bench) -> None:
+    bench.ask("fp32")
+    bench.now += timedelta(minutes=10)
+    both, age_s = bench.ask("fp32", "amp")
+    assert bench.measured == [("fp32", "bandwidth"), ("amp",)]
+    assert (set(both.flop_per_s), set(both.bytes_per_s), age_s) == ({"fp32", "amp"}, {"copy", "triad"}, 600.0)
+    assert (both.measured_at, both.elapsed_s) == (NOON.isoformat(), 2.0)
+    assert bench.ask("amp") == (both, 600.0)
+    assert len(bench.measured) == 2
+
+
+@pytest.mark.parametrize(
+    ("field_name", "value"),
+    [("device", "other"), ("machine_id", "another boot"), ("software", "torch 2"), ("threads", 4)],
+)
+def test_ceilings_of_something_else_are_measured_again(bench: Bench, field_name: str, value: object) -> None:
+    bench.ask("fp32")
+    bench.identity = bench.identity | {field_name: value}
+    found, _ = bench.ask("fp32")
+    assert len(bench.measured) == 2
+    assert getattr(found, field_name) == value
+
+
+@pytest.mark.parametrize(
+    ("busy", "again"),
+    [(("fp32",), ("fp32",)), (("copy",), ("bandwidth",)), (("fp32", "triad"), ("fp32", "bandwidth"))],
+)
+def test_what_a_busy_machine_spoiled_is_measured_by_the_next_run(
+    bench: Bench, busy: tuple[str, ...], again: tuple[str, ...]
+) -> None:
+    bench.busy = busy
+    first, _ = bench.ask("fp32")
+    assert set(first.unavailable) == set(busy)
+    bench.busy = ()
+    second, _ = bench.ask("fp32")
+    assert bench.measured[1:] == [again]
+    assert (set(second.flop_per_s), set(second.bytes_per_s)) == ({"fp32"}, {"copy", "triad"})
+    assert second.unavailable == {}
+    third, _ = bench.ask("fp32")
+    assert (third.flop_per_s, third.bytes_per_s) == (second.flop_per_s, second.bytes_per_s)
+    assert len(bench.measured) == 2
+
+
+def test_ceilings_without_a_rate_that_is_asked_for_are_not_used_again(bench: Bench) -> None:
+    """A busy machine kept none: the next run measures all, and nothing is as old as the first one's attempt."""
+    bench.busy = ("fp32", "copy", "triad")
+    bench.ask("fp32")
+    bench.now += timedelta(seconds=260)
+    again, age_s = bench.ask("fp32")
+    assert (again.flop_per_s, age_s, again.measured_at) == ({}, 0.0, bench.now.isoformat())
+    # A bandwidth that is kept is as old as it is.
+    bench.busy = ("fp32",)
+    bench.ask("fp32")
+    bench.now += timedelta(seconds=40)
+    assert bench.ask("fp32")[1] == 300.0
+
+
+def test_fresh_ceilings_are_measured_and_kept_for_the_next_run(bench: Bench) -> None:
+    bench.ask("fp32")
+    bench.now += timedelta(minutes=10)
+    fresh, age_s = bench.ask("fp32", fresh=True)
+    assert (fresh.measured_at, age_s) == (bench.now.isoformat(), 0.0)
+    assert bench.ask("fp32") == (fresh, 0.0)
+    assert len(bench.measured) == 2
+
+
+def edited(**changes: object) -> Callable[[dict[str, Any]], object]:
+    return lambda content: content | {"ceilings": content["ceilings"] | changes}
+
+
+DAMAGE: dict[str, Callable[[dict[str, Any]], object]] = {
+    "a list": lambda _: [],
+    "null": lambda _: None,
+    "no ceilings": lambda _: {"schema": 1},
+    "the schema whose rates do not tell how many CPUs they got": lambda content: content | {"schema": 1},
+    "the schema whose GPUs were measured from idle": lambda content: content | {"schema": 2},
+    "a newer schema": lambda content: content | {"schema": 4},
+    "an unknown field": edited(colour="red"),
+    "rates that are none": edited(flop_per_s={"fp32": 5}),
+    "a rate of text": edited(flop_per_s={"fp32": {**rate().__dict__, "median": "fast"}}),
+    "a rate of zero": edited(flop_per_s={"fp32": {**rate().__dict__, "median": 0}}),
+    "a rate that is no number": edited(bytes_per_s={"copy": {**rate().__dict__, "p5": float("nan")}}),
+    "a rate of a busy machine": edited(flop_per_s={"fp32": {**rate().__dict__, "cpus": 0.5, "cpus_wanted": 2}}),
+    "a rate that spreads": edited(bytes_per_s={"copy": {**rate().__dict__, "p5": 1e9, "p95": 3e9}}),
+    "no time": edited(measured_at="yesterday"),
+    "a time without zone": edited(measured_at="2026-11-21T12:00:00"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_file_is_replaced(bench: Bench, damage: str) -> None:
+    bench.ask("fp32")
+    path = bench.folder / ".ceilings.json"
+    path.write_text(json.dumps(DAMAGE[damage](json.loads(path.read_text()))))
+    bench.ask("fp32")
+    bench.ask("fp32")
+    assert len(bench.measured) == 2
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"\xff\xfe", b'{"schema": 1, "ceilings": {'])
+def test_a_file_that_is_no_json_is_replaced(bench: Bench, text: bytes) -> None:
+    (bench.folder / ".ceilings.json").write_bytes(text)
+    bench.ask("fp32")
+    bench.ask("fp32")
+    assert len(bench.measured) == 1
+
+
+def test_a_folder_that_cannot_be_written_costs_a_measurement_each_time(bench: Bench) -> None:
+    bench.folder /= "absent"
+    bench.ask("fp32")
+    assert bench.ask("fp32")[1] == 0
+    assert len(bench.measured) == 2
+
+
+def test_a_failed_replacement_leaves_the_old_file_and_no_other(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.ask("fp32")
+    before = (bench.folder / ".ceilings.json").read_text()
+
+    def refuse(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", refuse)
+    bench.ask("amp")
+    assert [path.name for path in bench.folder.iterdir()] == [".ceilings.json"]
+    assert (bench.folder / ".ceilings.json").read_text() == before

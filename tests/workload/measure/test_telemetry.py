@@ -1,0 +1,264 @@
+import csv
+import io
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from workload.contract.bundle import TELEMETRY_COLUMNS
+from workload.environment.machine import HostSystem
+from workload.environment.nvml import GpuSensors
+from workload.measure import telemetry as module
+from workload.measure.telemetry import Telemetry, gpu_source, sources_of
+
+LayOut = Callable[..., HostSystem]
+
+# Longer than any test: the thread waits, and the test alone says when a row is due.
+NEVER_S = 3600.0
+
+
+class Clock:
+    def __init__(self, now_s: float = 100.0) -> None:
+        self.now_s = now_s
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def started(path: Path, sources: Mapping[str, Any], clock: Callable[[], float], **options: float) -> Telemetry:
+    return Telemetry(
+        path,
+        device="cpu",
+        origin_s=90.0,
+        clock=clock,
+        interval_s=options.get("interval_s", NEVER_S),
+        sources=sources,
+    )
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(path.read_text())))
+
+
+def test_a_row_on_entry_in_between_and_on_exit(tmp_path: Path) -> None:
+    clock = Clock()
+    path = tmp_path / "telemetry.csv"
+    with started(path, {"load": lambda now_s: {"cpu_percent": now_s / 2}}, clock) as telemetry:
+        assert [row["t_s"] for row in rows(path)] == ["10.000"]
+        clock.now_s = 101.25
+        telemetry.record()
+        # Seen while it runs: a killed run keeps its rows.
+        assert [row["t_s"] for row in rows(path)] == ["10.000", "11.250"]
+        clock.now_s = 102.0
+    assert [(row["t_s"], row["cpu_percent"]) for row in rows(path)] == [
+        ("10.000", "50.000"),
+        ("11.250", "50.625"),
+        ("12.000", "51.000"),
+    ]
+    assert path.read_text().splitlines()[0] == ",".join(TELEMETRY_COLUMNS)
+    assert (telemetry.error, telemetry.sample_errors) == (None, {})
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "cell"),
+    [
+        ("power_w", 69.25, "69.250"),
+        ("power_w", 0.0, "0.000"),
+        ("sm_clock_mhz", 1590, "1590"),
+        ("rss_bytes", 12_345_678_901, "12345678901"),
+        ("clock_event_reasons", 4, "0x4"),
+        ("clock_event_reasons", 0, "0x0"),
+        ("clock_event_reasons", 0x8000000000000000, "0x8000000000000000"),
+        ("clock_event_reasons", None, ""),
+        ("cpu_percent", None, ""),
+    ],
+)
+def test_cells(tmp_path: Path, column: str, value: float | None, cell: str) -> None:
+    path = tmp_path / "telemetry.csv"
+    with started(path, {"one": lambda _now_s: {column: value, "not a column": 1.0}}, Clock()):
+        pass
+    for row in rows(path):
+        assert row[column] == cell
+        assert set(row) == set(TELEMETRY_COLUMNS)
+        assert {name for name, text in row.items() if text} == {"t_s"} | ({column} if cell else set())
+
+
+def test_a_failing_source_loses_its_own_cells(tmp_path: Path) -> None:
+    failures = iter([ValueError("first"), RuntimeError("second")])
+
+    def fail(_now_s: float) -> dict[str, float | None]:
+        raise next(failures)
+
+    path = tmp_path / "telemetry.csv"
+    sources = {"bad": fail, "good": lambda _now_s: {"temperature_c": 61}}
+    with started(path, sources, Clock()) as telemetry:
+        pass
+    assert [row["temperature_c"] for row in rows(path)] == ["61", "61"]
+    assert {name: str(error) for name, error in telemetry.sample_errors.items()} == {"bad": "first"}
+    assert telemetry.error is None
+
+
+def test_a_file_that_cannot_be_made_is_reported(tmp_path: Path) -> None:
+    with started(tmp_path / "absent" / "telemetry.csv", {}, Clock()) as telemetry:
+        telemetry.record()
+    assert isinstance(telemetry.error, FileNotFoundError)
+
+
+class FullDisk:
+    """A raw file on a disk with `free_bytes` left: takes what fits, then refuses."""
+
+    def __init__(self, free_bytes: int) -> None:
+        self.content = b""
+        self.closed = False
+        self._free_bytes = free_bytes
+
+    def write(self, data: memoryview) -> int:
+        assert not self.closed
+        taken = bytes(data[: self._free_bytes - len(self.content)])
+        if not taken:
+            raise OSError(28, "No space left on device")
+        self.content += taken
+        return len(taken)
+
+    def truncate(self, size: int) -> None:
+        self.content = self.content[:size]
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.parametrize("spare_bytes", [0, 5], ids=["at the end of a row", "in the middle of one"])
+def test_a_full_disk_ends_the_telemetry_with_whole_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spare_bytes: int
+) -> None:
+    header = ",".join(TELEMETRY_COLUMNS) + "\n"
+    row = "10.000" + "," * (len(TELEMETRY_COLUMNS) - 1) + "\n"
+    disk = FullDisk(len(header + row) + spare_bytes)
+    monkeypatch.setattr(Path, "open", lambda *_arguments, **_options: disk)
+    with started(tmp_path / "telemetry.csv", {}, Clock()) as telemetry:
+        assert telemetry.error is None
+        telemetry.record()
+        first = telemetry.error
+        telemetry._thread.join(60)
+        assert not telemetry._thread.is_alive()
+        telemetry.record()
+    assert isinstance(first, OSError)
+    assert telemetry.error is first
+    assert disk.content.decode() == header + row
+    assert disk.closed
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")
+def test_a_disk_that_is_really_full() -> None:
+    with started(Path("/dev/full"), {}, Clock()) as telemetry:
+        pass
+    assert telemetry.error is not None
+    assert telemetry.error.errno == 28
+
+
+def test_the_error_of_the_run_passes_through(tmp_path: Path) -> None:
+    path = tmp_path / "telemetry.csv"
+    with pytest.raises(KeyError, match="of the run"), started(path, {}, Clock()):
+        raise KeyError("of the run")
+    assert len(rows(path)) == 2
+
+
+def test_a_query_that_never_returns_does_not_hold_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "STOP_LIMIT_S", 0.01)
+    inside, release = threading.Event(), threading.Event()
+    main = threading.current_thread()
+
+    def hang(_now_s: float) -> dict[str, float | None]:
+        if threading.current_thread() is not main:
+            inside.set()
+            release.wait(60)
+        return {}
+
+    path = tmp_path / "telemetry.csv"
+    telemetry = started(path, {"hangs": hang}, Clock(), interval_s=0.001)
+    with telemetry:
+        assert inside.wait(60)
+    assert len(rows(path)) == 1
+    release.set()
+    telemetry._thread.join(60)
+    telemetry._file.close() if telemetry._file else None
+
+
+@pytest.mark.parametrize(
+    ("now_s", "expected"),
+    [(100.0, 1.0), (100.25, 0.75), (101.5, 0.5), (105.75, 0.25)],
+    ids=["at once", "in the first second", "one row late", "five rows late: no burst"],
+)
+def test_rows_keep_their_rhythm(tmp_path: Path, now_s: float, expected: float) -> None:
+    clock = Clock(now_s)
+    assert started(tmp_path / "t.csv", {}, clock, interval_s=1.0)._to_next_s(100.0) == pytest.approx(expected)
+
+
+@pytest.mark.world
+def test_the_thread_samples_by_itself(tmp_path: Path) -> None:
+    path = tmp_path / "telemetry.csv"
+    sources = {"thread": lambda _now_s: {"temperature_c": threading.get_ident() % 1000}}
+    with Telemetry(path, device="cpu", origin_s=time.perf_counter(), interval_s=0.05, sources=sources) as telemetry:
+        while len(rows(path)) < 3:
+            time.sleep(0.01)
+    times_s = [float(row["t_s"]) for row in rows(path)]
+    assert times_s == sorted(times_s)
+    assert not telemetry._thread.is_alive()
+
+
+def test_host_readings_are_columns(lay_out: LayOut) -> None:
+    sources = sources_of("cpu", lay_out({"/proc/meminfo": "MemAvailable: 4 kB\n"}))
+    cells = {name: value for source in sources.values() for name, value in source(1.0).items()}
+    assert set(cells) == set(TELEMETRY_COLUMNS[8:])
+    assert cells["memory_available_bytes"] == 4096
+
+
+SAMPLE = {
+    "sm_clock_mhz": 1590,
+    "memory_clock_mhz": 5000,
+    "temperature_c": 61,
+    "power_w": 69.25,
+    "clock_event_reasons": 4,
+    "gpu_utilization_percent": 97,
+    "memory_used_bytes": 500,
+}
+
+
+def test_gpu_sample_fills_the_devices_columns() -> None:
+    cells = gpu_source(cast("GpuSensors", SimpleNamespace(sample=lambda: SAMPLE)))(1.0)
+    assert set(TELEMETRY_COLUMNS[1:8]) <= set(cells)
+    assert cells["gpu_memory_used_bytes"] == 500
+
+
+@pytest.mark.parametrize(("device", "opened"), [("cuda:2", [2]), ("cuda", [1]), ("cpu", []), ("mps", [])], ids=str)
+@pytest.mark.parametrize("known", [True, False], ids=["NVML", "no NVML"])
+def test_which_gpu_is_sampled(
+    lay_out: LayOut, monkeypatch: pytest.MonkeyPatch, device: str, opened: list[int], known: bool
+) -> None:
+    asked: list[int] = []
+
+    def open_gpu(index: int) -> object:
+        asked.append(index)
+        return SimpleNamespace(sample=lambda: SAMPLE) if known else None
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(module, "GpuSensors", SimpleNamespace(open=open_gpu))
+    sources = sources_of(device, lay_out())
+    assert asked == opened
+    assert ("nvml" in sources) == (known and opened != [])
+
+
+@pytest.mark.world
+@pytest.mark.night(part="speed")
+def test_a_sample_costs_less_than_two_milliseconds(tmp_path: Path) -> None:
+    with Telemetry(tmp_path / "t.csv", device="cpu", origin_s=0.0, interval_s=NEVER_S) as telemetry:
+        before_s = time.thread_time()
+        for _ in range(50):
+            telemetry.record()
+        assert (time.thread_time() - before_s) / 50 < 0.002
+    assert telemetry.sample_errors == {}

@@ -1,0 +1,170 @@
+"""`--profile torch` for real on this machine's CPU, and what `train` does with a profile."""
+
+import csv
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from workload import cli
+from workload.contract import bundle
+from workload.contract.errors import ExitCode
+
+pytestmark = [pytest.mark.world, pytest.mark.slow]
+
+ROOT = Path(__file__).parents[3]
+TINY = ["--model", "resnet18", "--device", "cpu", "--image-size", "32", "--batch-size", "2", "--warmup", "1"]
+
+
+def start(folder: Path, *words: str) -> "subprocess.Popen[str]":
+    # One thread: two processes whose threads spin for the same cores slow each other down tenfold.
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "workload", *words]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment, cwd=folder)
+
+
+def finish(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
+    with process:
+        output, error = process.communicate(timeout=100)
+    return process.returncode, output, error
+
+
+def record_of(folder: Path) -> dict[str, Any]:
+    return dict(bundle.read(folder).document)
+
+
+def test_train_with_repeats_and_a_trace(tmp_path: Path) -> None:
+    words = [*TINY, "--iterations", "2", "--no-ceilings", "--repeats", "2", "--profile", "torch"]
+    code, output, error = finish(start(tmp_path, "train", *words, "--profile-steps", "3", "-o", "out"))
+    assert code == ExitCode.DONE, error
+    first, second = (tmp_path / line for line in output.splitlines())
+    profile = record_of(first)["profile"]
+    assert (profile["status"], profile["kind"], profile["steps"]) == ("completed", "torch", 3)
+    assert profile["rows"] == "operators"
+    assert profile["warmup_steps"] == 1
+    assert len(profile["step_s"]) == 3
+    assert profile["step_without_profiler_s"] > 0
+    assert profile["time_s_per_step"] <= 1.05 * sum(profile["step_s"]) / 3, (
+        "self times add up to no more than the steps"
+    )
+    names = [each["name"] for each in profile["top"]]
+    assert "aten::convolution_backward" in names, "the backward pass is in the profile"
+    assert profile["device"]
+    with (first / "torch" / "kernels.csv").open() as table:
+        rows = list(csv.DictReader(table))
+    assert sum(int(row["calls"]) for row in rows) == pytest.approx(3 * profile["calls_per_step"])
+    assert sum(float(row["share"]) for row in rows) == pytest.approx(1, abs=1e-3)
+    with gzip.open(first / "torch" / "trace.json.gz") as trace:
+        events = json.load(trace)["traceEvents"]
+    assert {"step 0", "step 1", "step 2"} <= {event.get("name") for event in events}
+    assert "with torch.profiler" in (first / "log.txt").read_text()
+    assert len((first / "steps.csv").read_text().splitlines()) == 1 + 1 + 2, "the profile adds no row"
+    assert record_of(second)["profile"] == {
+        "status": "not profiled",
+        "kind": "torch",
+        "reason": "repeat 1 of 2 holds the profile",
+    }
+
+
+def test_profile_that_cannot_be_had_is_no_failed_run(tmp_path: Path) -> None:
+    words = [*TINY, "--iterations", "1", "--no-ceilings", "--profile", "ncu"]
+    code, output, error = finish(start(tmp_path, "train", *words, "-o", "out"))
+    assert code == ExitCode.DONE
+    folder = tmp_path / output.strip()
+    assert "error: profile unavailable: ncu counts on NVIDIA GPUs; the run was on cpu\nhint: --profile torch" in error
+    record = record_of(folder)
+    assert record["status"] == "completed"
+    assert record["profile"] == {
+        "status": "unavailable",
+        "reason": "ncu counts on NVIDIA GPUs; the run was on cpu",
+        "hint": "--profile torch",
+        "kind": "ncu",
+    }
+    assert cli.main(["profile", str(folder)]) == ExitCode.TOOL, "asked for by itself, it has failed"
+
+
+def test_launcher_profiles_later(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*TINY, "--iterations", "1", "--no-ceilings", "--profile", "torch", "-o", str(tmp_path)]
+    assert cli.main(["train", *words, "--context", '{"profile_later": true}']) == ExitCode.DONE
+    folder = Path(capsys.readouterr().out.strip())
+    assert record_of(folder)["profile"] == {
+        "status": "not profiled",
+        "kind": "torch",
+        "reason": "the profile pass has not run yet",
+    }
+
+
+def test_ctrl_c_during_the_pass_leaves_a_whole_bundle_and_no_process(tmp_path: Path) -> None:
+    words = [*TINY, "--iterations", "1", "--no-ceilings", "--profile", "torch", "--profile-steps", "100000"]
+    with start(tmp_path, "train", *words, "-o", "out") as process:
+        assert process.stdout is not None
+        folder = tmp_path / process.stdout.readline().strip()
+        owner = child_of_the_pass(folder)
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=60)
+    assert process.returncode == ExitCode.INTERRUPTED
+    assert "Traceback" not in error
+    record = record_of(folder)
+    assert (record["status"], record["profile"]["status"]) == ("completed", "interrupted")
+    assert not owned_by(owner)
+
+
+def child_of_the_pass(folder: Path) -> str:
+    """The process id of the orchestrator, once its profiled process runs."""
+    deadline_s = time.monotonic() + 60
+    while time.monotonic() < deadline_s:
+        for command in commands():
+            if "profiled-step" in command and any(folder.name in word for word in command):
+                return command[command.index("--owner") + 1]
+        time.sleep(0.05)
+    pytest.fail("no profiled process within a minute")
+
+
+def owned_by(owner: str) -> list[list[str]]:
+    return [
+        command for command in commands() if "--owner" in command and command[command.index("--owner") + 1] == owner
+    ]
+
+
+def commands() -> list[list[str]]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            found.append(path.read_text().split("\0"))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.parametrize("module", ["workload.profile.profile_bundle", "workload.cli"])
+def test_who_starts_a_profile_holds_no_gpu(module: str) -> None:
+    code = f"import sys, {module}; print('torch' in sys.modules, 'numpy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.split() == ["False", "False"]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected", "unexpected"),
+    [
+        (["--help"], ["profile ", "--profile ncu"], ["profiled-step"]),
+        (["train", "--help"], ["--profile none|ncu|torch", "--profile-throughput"], ["--context"]),
+        (["profile", "--help"], ["results/RUN --profile torch", "--profile-steps N", "BUNDLE"], ["--model"]),
+    ],
+)
+def test_help(words: list[str], expected: list[str], unexpected: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(words)
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    for each in expected:
+        assert each in text
+    for each in unexpected:
+        assert each not in text

@@ -1,0 +1,536 @@
+"""A whole pass with an ncu and a profiled process that are scripts: they behave like the real ones at their border."""
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from workload import cli
+from workload.contract import bundle
+from workload.contract.errors import ExitCode
+from workload.contract.profile_record import ProfileResult
+from workload.contract.record import ComplexityRecord, StepSeconds, Timing
+from workload.contract.spec import Device, Precision, Profile, RunSpec
+from workload.environment.machine import HostSystem
+from workload.profile import command, ncu_pass, preflight, profile_bundle, profiled_script, supervise
+from workload.profile.command import ExpectedTime
+from workload.profile.metrics import base, table
+from workload.profile.preflight import Facts
+from workload.profile.profile_bundle import ProfileRequest
+from workload.steps import script_facts
+
+pytestmark = [pytest.mark.world, pytest.mark.usefixtures("fake_ncu")]
+
+NCU = """#!{python}
+import json, os, signal, subprocess, sys, time
+from pathlib import Path
+
+HOW, KNOWN = os.environ.get("FAKE_NCU", "good"), {known!r}
+words = sys.argv[1:]
+FLAGS = {{"--nvtx", "--disable-extra-suffixes", "-f", "--csv"}}
+VALUED = {{"--profile-from-start", "--target-processes", "--replay-mode", "--clock-control", "--cache-control",
+          "--metrics", "-o", "--import", "--page", "--print-units"}}
+assert os.environ["LC_ALL"] == "C"
+if words == ["--version"]:
+    print("NVIDIA (R) Nsight Compute Command Line Profiler\\nVersion 2024.1.1.0 (build 1) (public-release)"); sys.exit()
+if words == ["--list-chips"]:
+    print("ad102, ad104, gv100"); sys.exit()
+if words == ["--help"]:
+    print("  --disable-extra-suffixes    Disables the collection"); sys.exit()
+if words == ["--query-metrics"]:
+    print("==ERROR== Driver could not be loaded."); sys.exit()
+if words[:2] == ["--query-metrics", "--chip"]:
+    assert words[2] in ("ad102", "gv100")
+    print("".join(f"{{name}}   Counter   inst   # of\\n" for name in KNOWN)); sys.exit()
+options = {{}}
+while words and words[0].startswith("-"):
+    word = words.pop(0)
+    assert word in FLAGS | VALUED, f"unknown option {{word}}"
+    options[word] = words.pop(0) if word in VALUED else True
+
+
+def lines(report):
+    marks = "Id:Domain:Start/Stop_Range:PL_Type:PL_Value:CLR_Type:Color:Msg_Type:Msg"
+    head = ["ID", "Process ID", "Kernel Name", *([] if HOW == "no ranges" else [marks]), "profiler__replayer_passes"]
+    yield head + report["metrics"]
+    units = ["nsecond" if "time_duration" in m else "byte" if "bytes" in m else "%" if "pct" in m else "inst"
+             for m in report["metrics"]]
+    yield [""] * (len(head) - 1) + ["pass"] + units
+    for index, (mark, name, values) in enumerate(report["kernels"]):
+        cells = [values.get(metric, 0) for metric in report["metrics"]]
+        text = f'1  "<default domain>:{{mark}}:none:none:none:none:none:none" ' if mark else ""
+        yield [index, 9, name, *([] if HOW == "no ranges" else [text]), 4, *cells]
+
+
+if "--import" in options:
+    assert options == {{"--import": options["--import"], "--csv": True, "--page": "raw", "--print-units": "base"}}
+    if HOW == "unreadable":
+        print(f"==ERROR== Failed to load report file '{{options['--import']}}'."); sys.exit(1)
+    import csv
+    rows = lines(json.loads(Path(options["--import"]).read_text()))
+    csv.writer(sys.stdout, quoting=csv.QUOTE_ALL, lineterminator="\\n").writerows(rows); sys.exit()
+
+metrics = options["--metrics"].split(",")
+assert all(metric.partition(".")[0] in KNOWN for metric in metrics)
+ADD, FMA = (f"smsp__sass_thread_inst_executed_op_{{op}}_pred_on.sum" for op in ("fadd", "ffma"))
+TIME, DRAM, SM = "gpu__time_duration.sum", "dram__bytes.sum", "sm__throughput.avg.pct_of_peak_sustained_elapsed"
+
+
+def kernels(steps):
+    if options["--replay-mode"] == "app-range":
+        assert "--profile-from-start" not in options and options["--cache-control"] == "none"
+        return [["", "range", {{TIME: 8_000_000, DRAM: 600 * steps}}]]
+    assert options["--profile-from-start"] == "off" and options["--cache-control"] == "all"
+    found = [] if SM in metrics else [["calibration fp32", "sgemm", {{FMA: 1000, TIME: 5}}]]
+    for step in range(steps):
+        found += [
+            [f"step {{step}} data", "copy", {{TIME: 1000, DRAM: 100, SM: 10}}],
+            [f"step {{step}} forward", "conv", {{TIME: 2000, DRAM: 100, FMA: 500, SM: 90}}],
+            [f"step {{step}} backward", "dgrad", {{TIME: 3000, DRAM: 100, FMA: 1000, SM: 90}}],
+            [f"step {{step}} optimizer", "sgd", {{TIME: 1000, DRAM: 700, ADD: 100, SM: 10}}],
+        ]
+    return found
+
+
+def save(found):
+    Path(options["-o"]).write_text(json.dumps({{"metrics": metrics, "kernels": found}}))
+
+
+print("==PROF== Connected to process 9 (/usr/bin/python3.12)", flush=True)
+fails = HOW == "throughput fails" and SM in metrics
+if HOW == "permission":
+    print("==ERROR== ERR_NVGPUCTRPERM - The user does not have permission to access NVIDIA GPU Performance Counters on "
+          "the target device 0. For instructions on enabling permissions and to get more information see "
+          "https://developer.nvidia.com/ERR_NVGPUCTRPERM")
+elif HOW == "dcgm" or fails:
+    print("==ERROR== Profiling failed because a driver resource was unavailable. Ensure that no other tool (like DCGM) "
+          "is concurrently collecting profiling data.")
+elif HOW in ("hang", "deaf"):
+    def stop(*_):
+        if HOW == "hang":
+            print("==PROF== Received signal - ending profile session."); save(kernels(2)[:7]); sys.exit(1)
+    signal.signal(signal.SIGINT, stop)
+    for number in range(7):
+        print(f'==PROF== Profiling "k" - {{number}}: 0%....50%....100% - 4 passes', flush=True)
+    while True:
+        time.sleep(60)
+done = subprocess.run(words)
+if HOW in ("permission", "dcgm", "nothing") or fails or done.returncode:
+    print(f"==ERROR== The application returned an error code ({{done.returncode}})." if done.returncode else "")
+    print("==WARNING== No kernels were profiled."); sys.exit(1)
+found = kernels(int(words[-1]))
+for number, _ in enumerate(found):
+    print(f'==PROF== Profiling "k" - {{number}}: 0%....50%....100% - 4 passes')
+save(found)
+if HOW == "error":
+    print("==ERROR== LaunchFailed"); sys.exit(1)
+print(f"==PROF== Disconnected from process 9\\n==PROF== Report: {{options['-o']}}")
+"""
+APP = """
+import json, os, sys
+from pathlib import Path
+mode, report = sys.argv[1], Path(sys.argv[2])
+if os.environ.get("FAKE_APP") == mode:
+    print("error: resnet18 at batch size 2 in fp32 does not fit into the cuda's memory\\nhint: --batch-size 1")
+    sys.exit(7)
+# AMP's scale has settled after so many steps of warm-up.
+settled = int(sys.argv[3]) >= int(os.environ.get("FAKE_SETTLED", "0"))
+found = {"steps": int(sys.argv[4]), "skipped_steps": 0 if settled else 1, "warmup_steps": 20}
+if mode == "count":
+    found = {"device": os.environ.get("FAKE_GPU", "NVIDIA L4"), "compute_capability": os.environ.get("FAKE_CC", "8.9"),
+             "free_bytes": 10**9, "torch": "2.11", "step_s": 0.01, "start_s": 3.0, "warmup_steps": 20,
+             "kernels_per_step": 4, "calibration_kernels": 1, "calibration_flop": {"fp32": 2000}}
+report.write_text(json.dumps(found))
+"""
+# 2*500 + 2*1000 + 100 additions.
+FLOP_PER_STEP = 3100
+
+
+@pytest.fixture
+def fake_ncu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    names = (
+        *table().common.values(),
+        *table().throughput.values(),
+        *(tensor for row in table().rows.values() for tensor in row.tensor.values()),
+    )
+    known = sorted({base(name) for each in names for name in each} - {"l1tex__t_bytes"})
+    path = tmp_path / "bin" / "ncu"
+    path.parent.mkdir()
+    path.write_text(NCU.format(python=sys.executable, known=known))
+    path.chmod(0o755)
+    app = tmp_path / "app.py"
+    app.write_text(APP)
+    facts = Facts(device=Device.CUDA, driver=True, ncus=(path,), admin_only=False, is_admin=False, in_container=False)
+    monkeypatch.setattr(preflight, "gather", lambda *_: facts)
+    monkeypatch.setattr(
+        command,
+        "profiled_process",
+        lambda spec, mode, report, _, warmup_steps=20: [
+            *(sys.executable, str(app), mode, str(report), str(warmup_steps), str(spec.profile_steps))
+        ],
+    )
+    return path
+
+
+@pytest.fixture
+def run_folder(tmp_path: Path) -> Path:
+    return make_bundle(tmp_path / "run", RunSpec(device=Device.CUDA, profile=Profile.NCU, profile_steps=2))
+
+
+def make_bundle(folder: Path, spec: RunSpec, *, status: str = "completed") -> Path:
+    folder.mkdir()
+    record = {
+        "run_id": folder.name,
+        "status": status,
+        "spec": spec.filled(Device.CUDA, cpus=2).to_json(),
+        "environment": {"device": {"name": "NVIDIA L4"}},
+        "timing": {"step_s": {"median": 0.01}},
+        "complexity": {"train_flop_per_step": 3000},
+        "profile": {"status": "not profiled", "reason": "the profile pass has not run yet"},
+    }
+    bundle.write_document(folder, record)
+    (folder / "steps.csv").write_text("step\n0\n")
+    (folder / "log.txt").write_text("before\n")
+    bundle.seal(folder)
+    return folder
+
+
+def profile(folder: Path, **request: Any) -> dict[str, Any]:
+    """Profile, check that the bundle is whole and its timing untouched, and return what run.json says."""
+    profile_bundle.profile(folder, ProfileRequest(**request))
+    found = bundle.read(folder)
+    assert (folder / "steps.csv").read_text() == "step\n0\n"
+    assert found.record.timing == Timing(step_s=StepSeconds(median=0.01))
+    assert not (folder / profile_bundle.WORK).exists()
+    recorded: dict[str, Any] = found.document["profile"]
+    listed = {file.name for file in found.files}
+    assert set(recorded.get("files", [])) <= listed
+    return recorded
+
+
+@pytest.mark.parametrize(("settled", "warmups"), [("21", [20, 40]), ("80", [20, 40, 80])])
+def test_a_step_that_amp_skipped_is_profiled_again(
+    run_folder: Path, monkeypatch: pytest.MonkeyPatch, settled: str, warmups: list[int]
+) -> None:
+    monkeypatch.setenv("FAKE_SETTLED", settled)
+    found = profile(run_folder)
+    assert (found["status"], found["warmup_steps"], found["skipped_steps"]) == ("completed", warmups[-1], 0)
+    again = "profiled again after twice as many"
+    assert found["notes"] == [f"AMP skipped 1 of 2 steps after {few} warm-up steps: {again}" for few in warmups[:-1]]
+    # Of the last attempt alone.
+    assert (found["kernels_profiled"], found["flop_per_step"]) == (9, FLOP_PER_STEP)
+
+
+@pytest.mark.slow
+def test_one_that_amp_always_skips_is_partial(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_SETTLED", "1000")
+    found = profile(run_folder, profile_throughput=True)
+    reason = "AMP skipped 1 of 2 steps in each of 3 attempts: no optimizer kernels"
+    assert (found["status"], found["reason"]) == ("partial", reason)
+    assert found["hint"] == "--precision bf16: its gradients need no scale"
+    assert found["skipped_steps"] == 1
+    assert (found["throughput"]["status"], found["throughput"]["reason"]) == ("partial", reason)
+
+
+@pytest.fixture
+def script_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A bundle of somebody's own script, which the stand-in for the profiled process runs no more than a model."""
+    app = tmp_path / "app.py"
+    monkeypatch.setattr(
+        profiled_script,
+        "command",
+        lambda _, spec, mode, report, __, warmup_steps=None, ___=None: [
+            *(sys.executable, str(app), mode, str(report), str(warmup_steps or 20), str(spec.profile_steps))
+        ],
+    )
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("import torch\n")
+    argv = ("train.py", "--token", "12345")
+    script = script_facts.collect(argv, tmp_path, tmp_path / "train.py", machine=HostSystem())
+    folder = make_bundle(tmp_path / "run", RunSpec(device=Device.CUDA, profile=Profile.NCU, profile_steps=2))
+    read = bundle.read(folder).record
+    bundle.reseal(folder, replace(read, spec=replace(read.spec, script=script, optimizer="Adadelta")))
+    return folder
+
+
+@pytest.mark.slow
+def test_a_script_is_profiled_as_a_model_is(script_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_SETTLED", "21")
+    collected = profile_bundle.profile(script_folder, ProfileRequest(), ("train.py", "--token", "12345"))
+    assert (collected.status, collected.warmup_steps) == ("completed", 40)
+    assert collected.flop_per_step == FLOP_PER_STEP
+    note = (
+        "1 of 2 steps held validation, a checkpoint or parts in another order, or had the optimizer left out after 20"
+        " warm-up steps: profiled again after twice as many"
+    )
+    assert collected.notes == (note,)
+
+
+@pytest.mark.slow
+def test_a_script_without_a_whole_step_is_partial(script_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_SETTLED", "1000")
+    collected = profile_bundle.profile(script_folder, ProfileRequest(), ("train.py", "--token", "12345"))
+    assert (collected.status, collected.hint) == ("partial", "--profile-steps 1")
+    assert collected.reason == (
+        "1 of 2 steps held validation, a checkpoint or parts in another order, or had the optimizer left out in each"
+        " of 3 attempts"
+    )
+
+
+def test_completed_profile(fake_ncu: Path, run_folder: Path) -> None:
+    found = profile(run_folder)
+    assert (found["status"], found.get("reason"), found.get("hint")) == ("completed", None, None)
+    assert found["flop_per_step"] == FLOP_PER_STEP
+    assert found["kernels_per_step"] == 4
+    assert found["dram_bytes_per_step"] == 1000
+    assert found["intensity_flop_per_byte"] == pytest.approx(3.1)
+    assert found["kernel_time_s_per_step"] == pytest.approx(7e-6)
+    assert found.get("l1_bytes_per_step") is None
+    assert found["missing"] == ["l1tex__t_bytes.sum"], "this ncu does not know it"
+    assert found["checks"] == {
+        "calibration": {"fp32": {"known_flop": 2000, "counted_flop": 2000, "ratio": 1.0, "verified": True}},
+        "flop_verified": True,
+        "backward": {"kernels_per_step": 1, "flop_over_forward": 2.0, "present": True},
+        "model_flop": {
+            "model_flop_per_step": 3000,
+            "counted_over_model": pytest.approx(3100 / 3000),
+            "flagged": False,
+            "likely_cause": None,
+        },
+        "kernels_outside_steps": 0,
+    }
+    assert (found["replay_mode"], found["cache_control"], found["clock_control"]) == ("kernel", "all", "none")
+    assert found["bytes_are"] == "cold cache, per kernel"
+    assert (found["kernels_profiled"], found["expected_kernels"], found["passes"]) == (9, 9, 4)
+    # 3 s to start, 9 kernels at 0.8 s for 3 of 4 passes.
+    assert found["expected_s"] == pytest.approx(3 + 9 * 0.8 * 4 / 3)
+    assert found["ncu"] == {"version": "2024.1.1.0", "path": str(fake_ncu), "metrics_known_of": "ad102"}
+    assert found["files"] == [f"ncu/{name}" for name in ("command.txt", "kernels.csv", "ncu.log", "profile.ncu-rep")]
+
+
+def test_every_command_is_kept_and_said(fake_ncu: Path, run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["profile", str(run_folder)]) == ExitCode.DONE
+    captured = capsys.readouterr()
+    assert captured.out == f"{run_folder}\n"
+    commands = (run_folder / "ncu" / "command.txt").read_text().splitlines()
+    assert [line.partition(" --")[0].split("/")[-1][:5] for line in commands[1:]] == ["ncu", "ncu"]
+    assert commands[1].startswith(f"LC_ALL=C {fake_ncu} --profile-from-start off")
+    assert "--import" in commands[2]
+    for line in commands:
+        assert f"command    {line}\n" in captured.err
+    assert "profile    9 kernels in 2 steps: about 13 s, at most 3 min\n" in captured.err
+    assert "profile    9/9 kernels" in captured.err
+    log = (run_folder / "log.txt").read_text()
+    assert log.startswith("before\n")
+    assert "9 kernels in 2 steps" in log
+    assert "==PROF== Profiling" in (run_folder / "ncu" / "ncu.log").read_text()
+
+
+def test_further_profiles(run_folder: Path) -> None:
+    found = profile(run_folder, profile_step_bytes=True, profile_throughput=True)
+    assert found["status"] == "completed"
+    step = found["step_bytes"]
+    assert (step["status"], step["dram_bytes_per_step"]) == ("completed", 600)
+    assert step["range_time_s_per_step"] == pytest.approx(4e-3)
+    assert (step["replay_mode"], step["cache_control"]) == ("app-range", "none")
+    throughput = found["throughput"]
+    # By hand: 10 % for 1 us, 90 % for 2 us and 3 us, 10 % for 1 us.
+    assert throughput["sm_percent_time_weighted"] == pytest.approx(470 / 7)
+    assert throughput["kernels"] == 8
+    for name in ("step.csv", "step.ncu-rep", "throughput.csv", "throughput.ncu-rep"):
+        assert f"ncu/{name}" in found["files"]
+
+
+def test_further_profile_that_fails_costs_nothing(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_NCU", "throughput fails")
+    found = profile(run_folder, profile_step_bytes=True, profile_throughput=True)
+    assert (found["status"], found["flop_per_step"]) == ("completed", FLOP_PER_STEP)
+    assert found["step_bytes"]["status"] == "completed"
+    assert found["throughput"]["status"] == "unavailable"
+    assert "DCGM" in found["throughput"]["reason"]
+
+
+@pytest.mark.parametrize(
+    ("variables", "status", "reason", "hint"),
+    [
+        ({"FAKE_NCU": "permission"}, "unavailable", "the driver restricts counters to administrators", "NVreg_"),
+        ({"FAKE_NCU": "dcgm"}, "unavailable", "another tool holds the GPU's counters", "dcgmi profile --pause"),
+        ({"FAKE_NCU": "nothing"}, "failed", "ncu profiled no kernel", "ncu/ncu.log"),
+        ({"FAKE_NCU": "unreadable"}, "failed", "kernels.csv is not as ncu writes it: there is no table", "--import"),
+        ({"FAKE_APP": "count"}, "failed", "the profiled process: resnet18 at batch size 2", "--batch-size 1"),
+        ({"FAKE_APP": "calibrated"}, "failed", "the profiled process: resnet18 at batch size 2", "--batch-size 1"),
+        ({"FAKE_GPU": "Tesla T4"}, "unavailable", "the run was on NVIDIA L4, this is Tesla T4", "where the run was"),
+        ({"FAKE_CC": "9.0"}, "unavailable", "ncu 2024.1.1.0", "newer Nsight Compute"),
+        ({"FAKE_CC": "6.1"}, "unavailable", "ncu 2024.1.1.0", "older Nsight Compute"),
+    ],
+    ids=lambda value: "=".join(*value.items()) if isinstance(value, dict) else "",
+)
+def test_what_can_go_wrong_is_said_and_recorded(
+    run_folder: Path,
+    variables: dict[str, str],
+    status: str,
+    reason: str,
+    hint: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert cli.main(["profile", str(run_folder)]) == ExitCode.TOOL
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert f"error: profile {status}: {reason}" in captured.err
+    recorded = bundle.read(run_folder).document["profile"]
+    assert recorded["status"] == status
+    assert recorded["kind"] == "ncu"
+    assert recorded["reason"].startswith(reason)
+    assert hint in recorded["hint"]
+    assert "flop_per_step" not in recorded
+
+
+@pytest.mark.parametrize(
+    ("how", "reason", "steps"),
+    [("error", "ncu says: LaunchFailed; after 9 kernels", 2), ("no ranges", "the table names no ranges", 0)],
+)
+def test_partial_profile_keeps_what_is_certain(
+    run_folder: Path, how: str, reason: str, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_NCU", how)
+    found = profile(run_folder)
+    assert found["status"] == "partial"
+    assert found["reason"].startswith(reason)
+    assert found["steps_profiled"] == steps
+    assert ("flop_per_step" in found) is (steps > 0)
+    assert "ncu/kernels.csv" in found["files"]
+
+
+def limit(seconds: float) -> Callable[..., ExpectedTime]:
+    return lambda *_: ExpectedTime(expected_s=0.1, limit_s=seconds)
+
+
+@pytest.mark.slow
+def test_time_limit_keeps_the_steps_that_were_done(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_NCU", "hang")
+    monkeypatch.setattr(command, "estimate_kernels", limit(1.0))
+    found = profile(run_folder)
+    assert (found["status"], found["reason"]) == ("timed out", "the time limit of 1 s ended it after 7 kernels")
+    assert (found["steps_profiled"], found["kernels_profiled"]) == (1, 7), "the second step was not whole"
+    assert found["flop_per_step"] == FLOP_PER_STEP
+
+
+def test_time_limit_without_anything(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_NCU", "deaf")
+    monkeypatch.setattr(command, "estimate_kernels", limit(0.5))
+    monkeypatch.setattr(supervise, "GRACE_S", 0.3)
+    found = profile(run_folder)
+    assert (found["status"], found["reason"]) == (
+        "timed out",
+        "the time limit of 0 s ended it before a kernel was profiled",
+    )
+    assert "files" not in found
+    assert (run_folder / "ncu" / "ncu.log").is_file(), "what it printed is kept"
+
+
+def test_ctrl_c_keeps_the_steps_that_were_done(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_NCU", "hang")
+    seen, on_line = threading.Event(), ncu_pass._Watch.on_line
+
+    def watch(self: ncu_pass._Watch, line: str) -> None:
+        on_line(self, line)
+        if self._done == 7:
+            seen.set()
+
+    monkeypatch.setattr(ncu_pass._Watch, "on_line", watch)
+    threading.Thread(target=lambda: (seen.wait(60), os.kill(os.getpid(), signal.SIGINT)), daemon=True).start()
+    assert cli.main(["profile", str(run_folder), "--profile-throughput"]) == ExitCode.INTERRUPTED
+    found = bundle.read(run_folder).document["profile"]
+    assert (found["status"], found["reason"]) == ("interrupted", "interrupted after 7 kernels")
+    assert found["flop_per_step"] == FLOP_PER_STEP
+    assert "throughput" not in found, "nothing more is started"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("logged")  # notes are logged as by a program that was started
+def test_failed_pass_leaves_an_earlier_profile(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = profile(run_folder)
+    monkeypatch.setenv("FAKE_NCU", "dcgm")
+    assert profile(run_folder) == first
+    assert "the profile that the bundle held stays" in (run_folder / "log.txt").read_text()
+    monkeypatch.delenv("FAKE_NCU")
+    assert profile(run_folder, profile_steps=3)["steps_profiled"] == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "message", "hint"),
+    [
+        (["--profile", "torch"], "already holds a profile by ncu", "--profile torch"),
+        (["--profile", "none"], "asks for no profile of its own", "--profile ncu, or --profile torch"),
+        (["--profile-steps", "0"], "profile steps must be a positive integer; got '0'", "--profile-steps 4"),
+        (["--profile", "nsys"], "profile must be one of none, ncu, torch; got 'nsys'", "--profile ncu"),
+        (["--profile", "torch", "--profile-throughput"], "--profile-throughput adds to a profile by ncu", "--profile"),
+    ],
+    ids=" ".join,
+)
+def test_what_cannot_be_asked_for(
+    run_folder: Path,
+    words: list[str],
+    message: str,
+    hint: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    before = profile(run_folder)
+    capsys.readouterr()
+    assert cli.main(["profile", str(run_folder), *words]) == ExitCode.USAGE
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 2
+    assert lines[0].startswith("error: ")
+    assert message in lines[0]
+    assert hint in lines[1]
+    assert bundle.read(run_folder).document["profile"] == before
+
+
+def test_only_completed_bundles(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    failed = make_bundle(tmp_path / "failed", RunSpec(profile=Profile.NCU), status="out_of_memory")
+    assert cli.main(["profile", str(failed)]) == ExitCode.USAGE
+    assert "cannot be profiled: the run is 'out_of_memory', not completed" in capsys.readouterr().err
+    assert cli.main(["profile", str(tmp_path)]) == ExitCode.BAD_BUNDLE
+    (failed / "steps.csv").write_text("changed")
+    assert cli.main(["profile", str(failed)]) == ExitCode.BAD_BUNDLE
+
+
+def test_bundle_is_whole_during_the_pass(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever kills the orchestrator meanwhile loses the profile and nothing else."""
+    seen: list[bundle.Bundle] = []
+
+    def look(*_: object) -> ProfileResult:
+        (run_folder / profile_bundle.WORK / "ncu" / "half.csv").write_text("x")
+        seen.append(bundle.read(run_folder))
+        return ProfileResult(status="failed")
+
+    monkeypatch.setattr(ncu_pass, "profile", look)
+    (run_folder / profile_bundle.WORK).mkdir()
+    (run_folder / profile_bundle.WORK / "left by a killed one").touch()
+    profile_bundle.profile(run_folder, ProfileRequest())
+    assert seen[0].document["profile"]["status"] == "not profiled"
+    assert "ncu/half.csv" in {file.name for file in bundle.read(run_folder).files}
+    assert not (run_folder / profile_bundle.WORK).exists()
+
+
+def test_low_counts_name_the_likely_cause(tmp_path: Path) -> None:
+    folder = make_bundle(tmp_path / "amp", RunSpec(precision=Precision.AMP, profile=Profile.NCU))
+    record = replace(bundle.read(folder).record, complexity=ComplexityRecord(train_flop_per_step=10_000))
+    bundle.reseal(folder, record)
+    found = profile(folder)
+    assert found["checks"]["model_flop"]["flagged"]
+    assert found["checks"]["model_flop"]["likely_cause"].startswith("Winograd")
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (99.4, "99 s"), (130, "2 min"), (3600, "60 min")])
+def test_duration(seconds: float, text: str) -> None:
+    assert ncu_pass.duration(seconds) == text

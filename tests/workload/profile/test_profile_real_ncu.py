@@ -1,0 +1,187 @@
+"""What we ask of Nsight Compute against a real one, which answers without a GPU. Nothing of it is kept here."""
+
+import functools
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from benchmarks.gpu_truth import parts
+from workload.contract.interrupt import stoppable
+from workload.contract.spec import Device, Precision
+from workload.profile import command, diagnosis, kernels, metrics, supervise, tool
+from workload.profile.command import Caches, Replay
+from workload.profile.metrics import base, table
+from workload.profile.preflight import Facts
+from workload.profile.tool import Ncu
+
+pytestmark = [pytest.mark.world, pytest.mark.slow]
+
+HOST = Facts(device=Device.CUDA, driver=True, ncus=(), admin_only=False, is_admin=False, in_container=False)
+FETCH = Path(__file__).parents[4] / "shared" / "tools" / "get-ncu"
+FETCH_LIMIT_S = 100
+TABLE_VERSION = "2024.1"
+CHIPS = [(row.capability, chip) for row in table().rows.values() for chip in row.chips]
+
+
+@pytest.fixture(scope="session")
+def ncu(request: pytest.FixtureRequest) -> Ncu:
+    """An installed one, or one that is unpacked beside the system once (12 s, 1 GB) and kept in pytest's cache."""
+    # It answers the same every time.
+    ask = functools.cache(tool.ask)
+    installed = tool.find(os.environ)
+    if installed:
+        return Ncu(path=installed[0], ask=lambda argv: ask(tuple(argv)))
+    if not FETCH.is_file():
+        pytest.skip(f"no ncu is installed, and there is no {FETCH.name} to unpack one with")
+    folder = request.config.cache.mkdir("ncu")
+    try:
+        done = subprocess.run([FETCH, folder], capture_output=True, text=True, timeout=FETCH_LIMIT_S, check=False)
+    except subprocess.TimeoutExpired:
+        pytest.skip(f"{FETCH.name} did not unpack an ncu in {FETCH_LIMIT_S} s")
+    if done.returncode:
+        pytest.skip(f"{FETCH.name} cannot unpack an ncu here: {done.stderr.strip()[-200:]}")
+    return Ncu(path=Path(done.stdout.strip().splitlines()[-1]), ask=lambda argv: ask(tuple(argv)))
+
+
+def require_table_version(ncu: Ncu) -> None:
+    """What the table leaves out, and the sample reports, are those of one version."""
+    if not (ncu.version() or "").startswith(TABLE_VERSION):
+        pytest.skip(f"the table was written from ncu {TABLE_VERSION}, this is {ncu.version()}")
+
+
+def knows(ncu: Ncu, chip: str) -> frozenset[str]:
+    if chip not in ncu.chips():
+        pytest.skip(f"ncu {ncu.version()} does not know {chip}")
+    return ncu.metrics(chip)
+
+
+@pytest.mark.parametrize(("capability", "chip"), CHIPS)
+def test_every_metric_of_the_table_is_known_for_every_chip(ncu: Ncu, capability: str, chip: str) -> None:
+    known = knows(ncu, chip)
+    row = table().rows[capability]
+    for role, names in (*table().common.items(), *table().throughput.items()):
+        expected = role != metrics.HFMA2 or capability in {"8.0", "9.0"}
+        assert any(base(name) in known for name in names) is expected, f"{chip}: {role}"
+    assert {base(name) for names in row.tensor.values() for name in names} <= known
+    for precision in Precision:
+        assert metrics.choose(capability, precision, known).missing == ()
+
+
+@pytest.mark.parametrize(("capability", "chip"), CHIPS)
+def test_what_the_collector_of_evidence_asks_of_l2_is_known(ncu: Ncu, capability: str, chip: str) -> None:
+    unknown = {name for name in parts.L2_NAMES if base(name) not in knows(ncu, chip)}
+    assert unknown == (set() if capability in {"8.0", "9.0"} else {"lts__t_sectors_srcunit_ltcfabric.sum"})
+
+
+@pytest.mark.parametrize(("capability", "chip"), CHIPS)
+def test_no_tensor_type_that_a_chip_counts_is_left_out(ncu: Ncu, capability: str, chip: str) -> None:
+    """Names per operand type of floats that training uses; what the table has not is not there."""
+    require_table_version(ncu)
+    known, row = knows(ncu, chip), table().rows[capability]
+    ours = {base(name) for names in row.tensor.values() for name in names}
+    theirs = {
+        name
+        for name in known
+        if name.startswith("sm__ops_path_tensor_src_")
+        and any(kind in name for kind in ("fp16", "bf16", "tf32"))
+        and "sparsity" not in name
+    }
+    assert ours == theirs
+
+
+@pytest.mark.parametrize("capability", table().rows)
+def test_suffixes_exist(ncu: Ncu, capability: str) -> None:
+    chip = table().rows[capability].chips[0]
+    known = knows(ncu, chip)
+    names = {
+        *metrics.choose(capability, Precision.AMP, known).names,
+        *metrics.choose(capability, Precision.BF16, known).names,
+        *metrics.choose_throughput(capability, known).names,
+    }
+    words = ["--query-metrics", "--query-metrics-mode", "suffix", "--chip", chip]
+    answer = tool.ask([str(ncu.path), *words, "--metrics", ",".join(base(name) for name in names)])
+    listed = {line.split()[0] for line in (answer or "").splitlines() if "__" in line}
+    assert names - listed == set()
+
+
+def test_what_it_says_of_itself(ncu: Ncu) -> None:
+    assert ncu.version()
+    assert len(ncu.chips()) > 5
+    assert ncu.has_option("--replay-mode")
+    assert not ncu.has_option("--frobnicate")
+
+
+@pytest.mark.parametrize("replay", list(Replay))
+def test_it_takes_our_command_line(ncu: Ncu, replay: Replay, tmp_path: Path) -> None:
+    """Without a driver it gets as far as looking for one, which is behind its check of the options."""
+    if Path("/proc/driver/nvidia/version").exists():
+        pytest.skip("there is a driver here: tests/gpu profiles for real")
+    chip = table().rows["8.9"].chips[0]
+    known = knows(ncu, chip)
+    chosen = metrics.choose("8.9", Precision.AMP, known) if replay is Replay.KERNEL else metrics.choose_step(known)
+    words = command.profile(
+        ncu.path,
+        tmp_path / "a 100% report.ncu-rep",
+        chosen,
+        [sys.executable, "-c", "pass"],
+        replay=replay,
+        caches=Caches.ALL if replay is Replay.KERNEL else Caches.NONE,
+        plain_suffixes=ncu.has_option("--disable-extra-suffixes"),
+    )
+    assert end_of(words, tmp_path) == "ncu finds no CUDA driver"
+    words[words.index("--replay-mode") + 1] = "frobnicate"
+    assert "--replay-mode" in end_of(words, tmp_path)
+
+
+def end_of(words: list[str], folder: Path) -> str:
+    with stoppable():
+        end = supervise.run(words, log=folder / "log", limit_s=60, environment=command.LOCALE)
+    return str(diagnosis.explain(end.output, HOST))
+
+
+def samples(ncu: Ncu, name: str) -> Path:
+    require_table_version(ncu)
+    found = [path for root in ncu.path.resolve().parents[2:4] for path in root.glob(f"share/doc/**/{name}.ncu-rep")]
+    if not found:
+        pytest.skip(f"this ncu came without its sample report {name}")
+    return found[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "roles", "expected"),
+    [
+        (
+            "sobelFloat",
+            {"gpu__time_duration.sum": "time_s", "dram__bytes_read.sum": "dram_read_bytes", "absent.sum": "l1_bytes"},
+            {"time_s": 31.872e-6, "dram_read_bytes": 4195712, "l1_bytes": None},
+        )
+    ],
+)
+def test_its_tables_are_read(
+    ncu: Ncu,
+    name: str,
+    roles: dict[str, str],
+    expected: dict[str, float | None],
+    tmp_path: Path,
+) -> None:
+    report = samples(ncu, name)
+    text = tool.ask(command.import_report(ncu.path, report))
+    (tmp_path / "kernels.csv").write_text(text or "")
+    (found,) = kernels.read(tmp_path / "kernels.csv", roles)[0]
+    assert found.values == {role: value if value is None else pytest.approx(value) for role, value in expected.items()}
+    assert found.name == "void Sobel<float>(uchar4 *, uchar4 *, int, int)"
+    assert found.passes == 42
+    assert found.marks is None, "a report without NVTX has no such column"
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[:1000], lambda _: b""], ids=["cut off", "empty"])
+def test_damaged_report_is_said(ncu: Ncu, damage: Callable[[bytes], bytes], tmp_path: Path) -> None:
+    broken = tmp_path / "broken.ncu-rep"
+    broken.write_bytes(damage(samples(ncu, "sobelFloat").read_bytes()))
+    text = tool.ask(command.import_report(ncu.path, broken))
+    with pytest.raises(Exception, match="there is no table; ncu says: ==ERROR== Failed to load report file"):
+        kernels.parse((text or "").splitlines(keepends=True), {})

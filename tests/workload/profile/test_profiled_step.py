@@ -1,0 +1,228 @@
+"""The profiled process without a GPU: its ranges, its watch over the one who started it."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import fields, replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from workload.contract.errors import ExitCode
+from workload.contract.spec import Device, Precision, RunSpec
+from workload.contract.vocabulary import calibration_of, calibration_range, step_of
+from workload.measure.recorder import StepPart
+from workload.profile import ncu_pass, owner, profiled_step
+
+ROOT = Path(__file__).parents[3]
+
+
+class FakeNvtx:
+    """Open ranges by handle; ending one that is not open raises."""
+
+    def __init__(self) -> None:
+        self.open: dict[int, str] = {}
+        self.started: list[str] = []
+
+    def range_start(self, name: str) -> int:
+        assert not self.open, "one at a time, so that a launch has one name"
+        handle = len(self.started) + 7
+        self.started.append(name)
+        self.open[handle] = name
+        return handle
+
+    def range_end(self, handle: int) -> None:
+        del self.open[handle]
+
+
+@pytest.fixture
+def nvtx(monkeypatch: pytest.MonkeyPatch) -> FakeNvtx:
+    fake = FakeNvtx()
+    monkeypatch.setattr(profiled_step, "nvtx", fake)
+    return fake
+
+
+def test_every_part_of_a_step_has_its_range(nvtx: FakeNvtx) -> None:
+    marks = profiled_step._Marks(3, 1)
+    for part in (StepPart.DATA, StepPart.FORWARD, StepPart.BACKWARD):
+        assert list(nvtx.open.values()) == [f"step 3 {part}"], "open while the part runs"
+        marks.passed(part)
+    marks.passed(StepPart.OPTIMIZER)
+    assert nvtx.started == ["step 3 data", "step 3 forward", "step 3 backward", "step 3 optimizer"]
+    assert nvtx.open == {}
+    assert [step_of(name) for name in nvtx.started] == [
+        (3, "data"),
+        (3, "forward"),
+        (3, "backward"),
+        (3, "optimizer"),
+    ]
+
+
+def test_accumulated_passes_have_theirs(nvtx: FakeNvtx) -> None:
+    marks = profiled_step._Marks(0, 2)
+    for part in (*(StepPart.DATA, StepPart.FORWARD, StepPart.BACKWARD) * 2, StepPart.OPTIMIZER):
+        assert list(nvtx.open.values()) == [f"step 0 {part}"]
+        marks.passed(part)
+    assert len(nvtx.started) == 7
+    assert nvtx.open == {}
+
+
+def test_range_closes_with_an_error(nvtx: FakeNvtx) -> None:
+    with pytest.raises(ValueError, match="x"), profiled_step.process_range("calibration fp32"):
+        raise ValueError("x")
+    assert nvtx.open == {}
+
+
+def test_every_precision_is_calibrated_in_what_it_computes_in() -> None:
+    assert set(profiled_step.PRODUCTS) == set(Precision)
+    names = {
+        precision: [profiled_step.TYPE_NAMES[each] for each in products]
+        for precision, products in profiled_step.PRODUCTS.items()
+    }
+    assert names == {
+        Precision.FP32: ["fp32"],
+        Precision.TF32: ["tf32"],
+        Precision.AMP: ["fp16", "fp32"],
+        Precision.BF16: ["bf16", "fp32"],
+    }
+    for name in profiled_step.TYPE_NAMES.values():
+        assert calibration_of(calibration_range(name)) == name
+
+
+class FakeCuda:
+    """The calls in their order; a range must lie between profiler start and stop."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, nvtx: FakeNvtx) -> None:
+        self.calls: list[str] = []
+        cuda = torch.cuda
+        monkeypatch.setattr(cuda, "synchronize", lambda: self.calls.append("synchronize"))
+        monkeypatch.setattr(cuda.profiler, "start", lambda: self.calls.append("start"))
+        monkeypatch.setattr(cuda.profiler, "stop", lambda: self.calls.append("stop"))
+        monkeypatch.setattr(cuda, "mem_get_info", lambda: (5, 9))
+        properties = SimpleNamespace(name="NVIDIA L4", major=8, minor=9)
+        monkeypatch.setattr(cuda, "get_device_properties", lambda: properties)
+        monkeypatch.setattr(nvtx, "range_start", self._recorded(nvtx.range_start))
+        product = {"fp32": lambda: self.calls.append("product")}
+        monkeypatch.setattr(profiled_step, "calibration_products", lambda _: product)
+
+    def _recorded(self, start: Callable[[str], int]) -> Callable[[str], int]:
+        def range_start(name: str) -> int:
+            self.calls.append(name)
+            return start(name)
+
+        return range_start
+
+
+TINY = RunSpec(device=Device.CPU, image_size=32, batch_size=2, profile_steps=2).filled(Device.CPU, cpus=1)
+PARTS = ("data", "forward", "backward", "optimizer")
+
+
+def test_only_calibration_and_steps_are_profiled(nvtx: FakeNvtx, monkeypatch: pytest.MonkeyPatch) -> None:
+    with profiled_step._prepared(TINY, 1) as session:
+        cuda = FakeCuda(monkeypatch, nvtx)
+        assert profiled_step._under_ncu(session, calibrate=True) == {"steps": 2, "skipped_steps": 0}
+    steps = [f"step {number} {part}" for number in range(2) for part in PARTS]
+    assert cuda.calls == ["synchronize", "start", "calibration fp32", "product", *steps, "synchronize", "stop"]
+    assert nvtx.open == {}
+
+
+def test_whole_step_runs_without_calibration(nvtx: FakeNvtx, monkeypatch: pytest.MonkeyPatch) -> None:
+    with profiled_step._prepared(TINY, 1) as session:
+        cuda = FakeCuda(monkeypatch, nvtx)
+        profiled_step._under_ncu(session, calibrate=False)
+    assert "product" not in cuda.calls
+    assert cuda.calls[:3] == ["synchronize", "start", "step 0 data"]
+
+
+class FakeStep:
+    """A training step of which AMP skips those with these numbers, from 0."""
+
+    def __init__(self, *skips: int) -> None:
+        self.taken = self.skipped = 0
+        self._skips = skips
+
+    def __call__(self, _: object, mark: Callable[[StepPart], object]) -> None:
+        for part in StepPart:
+            mark(part)
+        self.skipped += self.taken in self._skips
+        self.taken += 1
+
+
+def session_of(step: FakeStep) -> profiled_step._Session:
+    return profiled_step._Session(TINY, iter(()), step)  # type: ignore[arg-type]
+
+
+def test_steps_that_amp_skips_under_ncu_are_told(nvtx: FakeNvtx, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = session_of(FakeStep(0, 2))
+    session.train(1)
+    FakeCuda(monkeypatch, nvtx)
+    assert profiled_step._under_ncu(session, calibrate=False) == {"steps": 2, "skipped_steps": 1}
+
+
+@pytest.mark.parametrize(
+    ("skips", "trained"),
+    [
+        ((), 1),
+        ((0,), 1 + 20 + 1),
+        ((0, 21, 42), 2 * (1 + 20) + 1),  # the third is kept, whatever it is
+    ],
+)
+def test_what_amp_skipped_is_taken_again(skips: tuple[int, ...], trained: int) -> None:
+    step = FakeStep(*skips)
+    session = session_of(step)
+    session.whole(lambda: session.train(1))
+    assert step.taken == trained
+
+
+def test_count_says_what_the_pass_needs(nvtx: FakeNvtx, monkeypatch: pytest.MonkeyPatch) -> None:
+    with profiled_step._prepared(TINY, 1) as session:
+        FakeCuda(monkeypatch, nvtx)
+        counts = iter([60, 1])
+        monkeypatch.setattr(profiled_step, "kernels_of", lambda work: (work(), next(counts))[1])
+        found = profiled_step._count(session)
+    assert found.pop("step_s") > 0
+    assert found == {
+        "device": "NVIDIA L4",
+        "compute_capability": "8.9",
+        "free_bytes": 5,
+        "torch": torch.__version__,
+        "kernels_per_step": 60,
+        "calibration_kernels": 1,
+        "calibration_flop": {"fp32": 2 * 2048**3},
+    }
+    wanted = {field.name for field in fields(ncu_pass._Counted)} - {"step_s", "start_s", "warmup_steps"}
+    assert set(found) == wanted, "the other side reads exactly this"
+
+
+def test_data_comes_from_the_profiled_process_itself(images: Path) -> None:
+    spec = replace(TINY, dataset=str(images), workers=4)
+    with profiled_step._prepared(spec, 1) as session:
+        assert session.spec.workers == 0
+        assert session.timed_s(2) > 0
+
+
+def test_owner_is_alive_or_not() -> None:
+    assert owner.is_alive(os.getpid())
+    assert owner.is_alive(1)
+
+
+@pytest.mark.slow
+@pytest.mark.world
+def test_process_ends_with_its_owner(tmp_path: Path) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", "pass"])
+    gone.wait()
+    assert not owner.is_alive(gone.pid)
+    words = ["--mode", "trace", "--report", str(tmp_path / "r.json"), "--owner", str(gone.pid)]
+    tiny = ["--device", "cpu", "--image-size", "32", "--batch-size", "2", "--profile-steps", "100000"]
+    done = subprocess.run(
+        [sys.executable, "-m", "workload", "profiled-step", *words, *tiny],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        cwd=ROOT,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == ExitCode.INTERRUPTED
+    assert not (tmp_path / "r.json").exists()

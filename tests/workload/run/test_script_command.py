@@ -1,0 +1,379 @@
+"""The command line of `python -m rooflaunch script`, and what is refused before a script runs."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.workload.script_stage import measured
+from workload import cli
+from workload.contract import bundle
+from workload.contract.errors import ExitCode, UsageError
+from workload.steps import program
+
+EXAMPLE = "python -m rooflaunch script -- train.py --lr 0.1"
+FOLDER = "results"
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("print('trained')\n")
+    (tmp_path / "folder").mkdir()
+
+
+# what stands after `script`, error, hint
+REFUSED = {
+    "nothing": ([], "no script: it stands after --, with its own arguments", EXAMPLE),
+    "nothing after": (["--"], "no script: it stands after --, with its own arguments", EXAMPLE),
+    "before --": (
+        ["--warmup", "1", "train.py", "--lr", "0.1"],
+        "'train.py' must stand after --",
+        "python -m rooflaunch script --warmup 1 -- train.py --lr 0.1",
+    ),
+    "absent": (["--", "trian.py"], "no script 'trian.py'", "a path from here, {here}, or -m PACKAGE; " + EXAMPLE),
+    "a folder": (
+        ["--", "folder"],
+        "'folder' is a folder and no script",
+        "a path from here, {here}, or -m PACKAGE; " + EXAMPLE,
+    ),
+    "our option": (
+        ["--", "--warmup", "3", "train.py"],
+        "'--warmup' looks like an option of ours behind --",
+        "a path from here, {here}, or -m PACKAGE; " + EXAMPLE,
+    ),
+    "an interpreter": (
+        ["--", "python3.11", "train.py"],
+        f"'python3.11' is not needed: the script runs in this Python, {sys.executable}",
+        EXAMPLE,
+    ),
+    "several processes": (
+        ["--", "torchrun", "--nproc-per-node", "2", "train.py"],
+        "'torchrun' starts a process for each GPU, and a step of several processes cannot be measured yet",
+        f"the script alone, on one GPU: {EXAMPLE}",
+    ),
+    "no module named": (
+        ["--", "-m"],
+        "-m needs the name of a module",
+        "python -m rooflaunch script -- -m package.train",
+    ),
+    "no such module": (
+        ["--", "-m", "nonesuch.train"],
+        f"no module 'nonesuch.train' for this Python, {sys.executable}",
+        "python -m pip list",
+    ),
+    "no steps": (
+        ["--iterations", "0", "--", "train.py"],
+        "iterations must be a positive integer; got '0'",
+        "--iterations 100",
+    ),
+    "half a sample": (
+        ["--samples-per-step", "1.5", "--", "train.py"],
+        "samples per step must be a positive integer; got '1.5'",
+        "--samples-per-step 32",
+    ),
+    "then": (
+        ["--then", "sleep", "--", "train.py"],
+        "--then must be one of stop, continue; got 'sleep'",
+        "--then continue",
+    ),
+    "ceilings": (
+        ["--no-ceilings", "--fresh-ceilings", "--", "train.py"],
+        "--fresh-ceilings measures what --no-ceilings leaves out",
+        "leave one of the two out",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_bad_command_line_is_refused(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words, message, hint = REFUSED[name]
+    assert cli.main(["script", *words]) == ExitCode.USAGE
+    assert capsys.readouterr().err == f"error: {message}\nhint: {hint.format(here=Path.cwd())}\n"
+
+
+def test_a_process_of_several_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(UsageError, match="WORLD_SIZE is 4: a step of several processes cannot be measured yet"):
+        program.refuse_distributed()
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    program.refuse_distributed()
+
+
+def test_everything_after_the_dashes_is_the_scripts() -> None:
+    parsed = cli.parse(["script", "--iterations", "4", "--", "train.py", "--warmup", "7", "--", "-o", "x"])
+    assert (parsed.iterations, parsed.warmup, str(parsed.output)) == ("4", None, FOLDER)
+    assert parsed.script_words == ["train.py", "--warmup", "7", "--", "-o", "x"]
+
+
+LOOP = """
+import sys, torch
+from torch.utils.data import DataLoader, TensorDataset
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+def train(steps):
+    for number, (x,) in enumerate(DataLoader(TensorDataset(torch.ones(4 * steps, 4)), 4)):
+        model(x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        yield number
+"""
+TOO_FEW = (
+    "hint: more steps (smaller batches, more epochs); or say what a step is, in the script: `import rooflaunch`, then"
+    " `rooflaunch.step_done()` after each update"
+)
+RUN_ALONE = (
+    "hint: a script that trains in processes of its own (torchrun, torch.multiprocessing) cannot be measured yet: run"
+    " it as one process"
+)
+NO_OPTIMIZER = "and no step of an optimizer of torch.optim"
+MADE_NONE = "and made no step of an optimizer of torch.optim"
+AFTER_LINE_8 = "hint: `import rooflaunch`, and after the update that follows script.py:8: `rooflaunch.step_done()`"
+MARK_STEPS = (
+    "hint: say what a step is, in the script: `import rooflaunch`, then `rooflaunch.step_done()` after each update"
+)
+BY_HAND = """
+import torch
+w = torch.randn(8, 3, requires_grad=True)
+loss = lambda: (torch.ones(4, 8) @ w).square().mean()
+def update(gradients):
+    with torch.no_grad(): w.sub_(gradients[0], alpha=0.1)
+"""
+CATCHES = f"""{LOOP}
+import time
+for _ in range(3):
+    try:
+        list(train(40))
+    except SystemExit:
+        print('caught', flush=True)
+time.sleep(100)
+"""
+BY_FORCE = (
+    "note       script.py did not end within 2 s after it was asked to (it catches SystemExit, or waits for a thread or"
+    " a process): it was ended by force; what was measured is written"
+)
+# script: (what it does, exit code, what it prints, how our messages end, status of its bundle)
+ENDS: dict[str, tuple[str, int, str, str, str | None]] = {
+    "fails at once": (
+        "import torch\nraise KeyError('x')",
+        1,
+        "",
+        "error: {name} failed with KeyError before its training step was known",
+        None,
+    ),
+    "fails later": (
+        f"{LOOP}for n in train(40):\n    if n == 12: raise ValueError('diverged')",
+        1,
+        "",
+        "error: {name} failed with ValueError after 4 measured steps; its bundle keeps them: {folder}",
+        "failed",
+    ),
+    "ends with a code": (
+        f"{LOOP}for n in train(40):\n    if n == 12: sys.exit(3)",
+        3,
+        "",
+        "error: {name} ended with exit code 3 after 4 measured steps; its bundle keeps them: {folder}",
+        "failed",
+    ),
+    "too few steps": (f"{LOOP}print(list(train(2)))", 6, "[0, 1]\n", TOO_FEW, None),
+    "ends in its warm-up": (
+        f"{LOOP}list(train(8))",
+        6,
+        "",
+        "hint: --warmup 0 --iterations 3, or more epochs",
+        "failed",
+    ),
+    "never trains": (
+        "import torch\nprint('well')",
+        6,
+        "well\n",
+        RUN_ALONE,
+        None,
+    ),
+    "updates by hand": (
+        f"{LOOP}model(torch.ones(4)).sum().backward()",
+        2,
+        "",
+        "hint: say what a step is, in the script: `import rooflaunch`, then `rooflaunch.step_done()` after each update",
+        None,
+    ),
+    "updates by hand for long": (
+        f"{BY_HAND}while True:\n    loss().backward(); update([w.grad])",
+        2,
+        "",
+        f"error: 500 backward passes, at last at script.py:8, {NO_OPTIMIZER}\n{AFTER_LINE_8}",
+        None,
+    ),
+    "updates by gradients for long": (
+        f"{BY_HAND}while True:\n    update(torch.autograd.grad(loss(), [w]))",
+        2,
+        "",
+        f"at last at script.py:8, {NO_OPTIMIZER}\n{AFTER_LINE_8}",
+        None,
+    ),
+    "updates by gradients": (
+        f"{BY_HAND}for _ in range(3):\n    update(torch.autograd.grad(loss(), [w]))",
+        2,
+        "",
+        f"error: script.py took gradients 3 times by torch.autograd.grad, {MADE_NONE}\n{MARK_STEPS}",
+        None,
+    ),
+    "catches its end": (CATCHES, 0, "caught\ncaught\ncaught\n", BY_FORCE, "completed"),
+    "cleans up": (
+        f"{LOOP}import atexit\ntry:\n    list(train(40))\nfinally:\n    print('cleaned up')",
+        0,
+        "cleaned up\n",
+        "",
+        "completed",
+    ),
+}
+DAILY = {"fails later", "too few steps", "cleans up"}
+
+
+@pytest.mark.slow
+@pytest.mark.world
+@pytest.mark.skipif(sys.platform == "darwin", reason="copies a process that has loaded torch")
+@pytest.mark.parametrize("name", [name for name in ENDS if name in DAILY])
+def test_a_script_keeps_its_own_end(name: str, tmp_path: Path) -> None:
+    check_end(name, tmp_path)
+
+
+@pytest.mark.world
+@pytest.mark.skipif(sys.platform == "darwin", reason="copies a process that has loaded torch")
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in ENDS if name not in DAILY])
+def test_every_script_keeps_its_own_end(name: str, tmp_path: Path) -> None:
+    check_end(name, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.world
+@pytest.mark.skipif(sys.platform == "darwin", reason="copies a process that has loaded torch")
+def test_a_refusal_is_said_once_and_a_script_that_goes_on_ends_by_itself(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(f"{BY_HAND}for _ in range(700):\n    loss().backward(); update([w.grad])\nprint('done')")
+    ran = measured(tmp_path / "run", script, options=("--then", "continue"))
+    assert (ran.code, ran.out) == (2, "done\n"), ran.err
+    assert ran.err.count("error: 500 backward passes") == 1
+
+
+# Two phases of a script: their optimizers and steps, how the sentence on the measured one begins, and the note.
+HEAD, ALL = ("SGD", "model[1].parameters()"), ("SGD", "model.parameters()")
+ADAM = ("Adam", "model.parameters()")
+PHASES = {
+    "head, then all": (
+        ((HEAD, 12), (ALL, 20)),
+        "1 backward pass and 1 SGD step, 4 samples",
+        "the script's longest phase is measured, 20 steps; beside it: 12 steps of 1 backward pass and 1 SGD step",
+    ),
+    "SGD, then Adam": (
+        ((ALL, 20), (ADAM, 12)),
+        "1 backward pass and 1 SGD step, 4 samples",
+        "the script's longest phase is measured, 20 steps; beside it: 12 steps of 1 backward pass and 1 Adam step",
+    ),
+    "an optimizer an epoch": (((ADAM, 6),) * 5, "1 backward pass and 1 Adam step, 4 samples", None),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.world
+@pytest.mark.skipif(sys.platform == "darwin", reason="copies a process that has loaded torch")
+@pytest.mark.parametrize("name", PHASES)
+def test_the_longest_phase_is_measured(name: str, tmp_path: Path) -> None:
+    phases, step, note = PHASES[name]
+    script = tmp_path / "script.py"
+    lines = ["model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))"]
+    for (kind, parameters), steps in phases:
+        lines += [f"optimizer = torch.optim.{kind}({parameters}, 0.01)", f"list(train({steps}))"]
+    script.write_text("\n".join([LOOP, *lines]))
+    ran = measured(tmp_path / "run", script, options=("--warmup", "1", "--iterations", "50"))
+    assert ran.code == 0, ran.err
+    assert ran.record is not None
+    assert ran.folder is not None
+    assert ran.record["status"] == "completed"
+    assert ran.record["spec"]["script"]["step"].startswith(f"a step = {step}")
+    assert [known for known in ran.record["notes"] if "phase" in known] == ([note] if note else [])
+    assert ran.record["timing"]["step_s"]["n"] == len(bundle.read(ran.folder).steps()) - 1
+    assert {path.name for path in ran.folder.iterdir()} == {file.name for file in bundle.read(ran.folder).files} | {
+        "MANIFEST.json"
+    }
+
+
+# In the form of fastai's: an optimizer that is none of torch.optim.
+OTHER_OPTIMIZER = """
+import torch
+class Optimizer:
+    def __init__(self, parameters): self.param_groups = [{"params": list(parameters)}]
+    def step(self):
+        with torch.no_grad():
+            for p in self.param_groups[0]["params"]: p -= 0.1 * p.grad
+"""
+
+
+SMALLER_LATER = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+batches = [list(range(8))] * 6 + [list(range(4))] * 40
+for (x,) in DataLoader(TensorDataset(torch.ones(8, 4)), batch_sampler=batches):
+    model(x).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.world
+@pytest.mark.skipif(sys.platform == "darwin", reason="copies a process that has loaded torch")
+def test_steps_that_are_smaller_than_the_first_are_measured_all_the_same(tmp_path: Path) -> None:
+    """No step holds the samples that the first ones had: counting ends after some tries."""
+    script = tmp_path / "train.py"
+    script.write_text(SMALLER_LATER)
+    ran = measured(tmp_path / "run", script, options=("--warmup", "2", "--iterations", "5"))
+    assert ran.record is not None, ran.err
+    assert (ran.code, ran.record["timing"]["step_s"]["n"]) == (0, 5)
+
+
+@pytest.mark.slow
+@pytest.mark.world
+@pytest.mark.skipif(sys.platform == "darwin", reason="copies a process that has loaded torch")
+def test_the_steps_of_an_optimizer_that_is_not_of_torch(tmp_path: Path) -> None:
+    (tmp_path / "fastai").mkdir()
+    (tmp_path / "fastai/__init__.py").touch()
+    (tmp_path / "fastai/optimizer.py").write_text(OTHER_OPTIMIZER)
+    script = tmp_path / "script.py"
+    own = "from fastai.optimizer import Optimizer\noptimizer = Optimizer(model.parameters())"
+    script.write_text(f"{LOOP}{own}\noptimizer.zero_grad = model.zero_grad\nlist(train(30))")
+    ran = measured(tmp_path / "run", script, options=("--warmup", "2", "--iterations", "5"))
+    assert ran.code == 0, ran.err
+    assert ran.record is not None
+    assert ran.record["spec"]["script"]["step"].startswith("a step = 1 backward pass and 1 Optimizer step, 4 samples")
+    assert (ran.record["complexity"]["parameters"], ran.record["timing"]["step_s"]["n"]) == (10, 5)
+
+
+@pytest.mark.world
+def test_a_script_that_needs_no_torch(tmp_path: Path) -> None:
+    """In a process of its own: the others here are copies of one that has loaded torch."""
+    (tmp_path / "script.py").write_text("print('well')")
+    words = [sys.executable, "-m", "workload", "script", "--", "script.py"]
+    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    ran = subprocess.run(words, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=100, check=False)
+    assert (ran.returncode, ran.stdout) == (6, "well\n"), ran.stderr
+    assert ran.stderr.endswith("\nhint: the script that trains, not one that starts it\n")
+    assert not (tmp_path / "results").exists()
+
+
+def check_end(name: str, tmp_path: Path) -> None:
+    text, code, printed, last_line, status = ENDS[name]
+    script = tmp_path / "script.py"
+    script.write_text(text)
+    ran = measured(tmp_path / "run", script, options=("--warmup", "2", "--iterations", "5"))
+    assert (ran.code, ran.out) == (code, printed), ran.err
+    assert ran.err.rstrip("\n").endswith(last_line.format(name="script.py", folder=ran.folder))
+    assert (ran.record and ran.record["status"]) == status
+    if "raise" in text:
+        assert "Traceback (most recent call last):\n  File" in ran.err
+        assert "workload/script" not in ran.err, "the traceback is the script's alone"

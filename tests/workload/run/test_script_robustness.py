@@ -1,0 +1,234 @@
+"""Scripts with threads, processes and signals of their own: a clear sentence, a whole bundle and no hang."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.workload.script_stage import measured
+from workload.contract import bundle
+
+LOOP = """
+import multiprocessing, os, signal, sys, threading, time, torch
+from torch.utils.data import DataLoader, TensorDataset
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+data = TensorDataset(torch.ones(160, 4))
+def train(loader=None):
+    for number, (x,) in enumerate(loader or DataLoader(data, 4)):
+        model(x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        yield number
+"""
+ENDED = (
+    "note       script.py did not end within 2 s after it was asked to (it catches SystemExit, or waits for a thread or"
+    " a process): it was ended by force; what was measured is written"
+)
+DONE = "  next          "
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """`text` behind the loop above; `last`: a line of our messages; `note`: a note in the bundle."""
+
+    text: str
+    code: int = 0
+    out: str = ""
+    status: str | None = "completed"
+    last: str = DONE
+    note: str = ""
+    daily: bool = False
+    deterministic: bool = False
+
+
+CASES = {
+    "a thread beside it": Case(
+        text="""
+stop = threading.Event()
+def watch():
+    while not stop.wait(0.01): torch.ones(8, 8) @ torch.ones(8, 8)
+thread = threading.Thread(target=watch); thread.start()
+try: list(train())
+finally: stop.set(); thread.join(); print('joined')
+""",
+        out="joined\n",
+    ),
+    "trains in a thread": Case(
+        text="""
+thread = threading.Thread(target=lambda: list(train())); thread.start(); thread.join(); print('well')
+""",
+        out="well\n",
+        daily=True,
+    ),
+    "trains in two threads": Case(
+        text="""
+lock = threading.Lock()
+def steps():
+    for (x,) in DataLoader(data, 4):
+        with lock:
+            model(x).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        time.sleep(0.01)
+threads = [threading.Thread(target=steps) for _ in range(2)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+""",
+        code=2,
+        status=None,
+        last="hint: train in one thread",
+    ),
+    "deterministic algorithms": Case(
+        text="torch.use_deterministic_algorithms(True)\nlist(train())", deterministic=True
+    ),
+    "its own SIGTERM": Case(
+        text="""
+stopped = []
+signal.signal(signal.SIGTERM, lambda *_: stopped.append(1))
+for number in train():
+    if number == 12: os.kill(os.getpid(), signal.SIGTERM)
+    if stopped: print('saved', flush=True); break
+""",
+        out="saved\n",
+        note="the script ended after 4 of 5 measured steps",
+        daily=True,
+    ),
+    "its own SIGTERM that exits": Case(
+        text="""
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+for number in train():
+    if number == 12: os.kill(os.getpid(), signal.SIGTERM)
+""",
+        code=7,
+        status="failed",
+        last="error: script.py ended with exit code 7 after ",
+    ),
+    "its own SIGINT": Case(
+        text="""
+signal.signal(signal.SIGINT, lambda *_: print('heard', flush=True))
+for number in train():
+    if number == 12: os.kill(os.getpid(), signal.SIGINT)
+""",
+        out="heard\n",
+    ),
+    "catches Ctrl-C": Case(
+        text="""
+try:
+    for number in train():
+        if number == 12: os.kill(os.getpid(), signal.SIGINT)
+except KeyboardInterrupt: print('saved', flush=True)
+""",
+        out="saved\n",
+        note="the script ended after 4 of 5 measured steps",
+    ),
+    "does not catch Ctrl-C": Case(
+        text="""
+for number in train():
+    if number == 12: os.kill(os.getpid(), signal.SIGINT)
+""",
+        code=130,
+        status="interrupted",
+        last="error: interrupted by Ctrl-C",
+    ),
+    "does not catch SIGTERM": Case(
+        text="""
+for number in train():
+    if number == 12: os.kill(os.getpid(), signal.SIGTERM)
+""",
+        code=130,
+        status="interrupted",
+        last="error: interrupted by SIGTERM",
+    ),
+    "workers": Case(text="if __name__ == '__main__': list(train(DataLoader(data, 4, num_workers=2)))"),
+    "workers that are spawned": Case(
+        text="""
+if __name__ == '__main__': list(train(DataLoader(data, 4, num_workers=1, multiprocessing_context='spawn')))
+"""
+    ),
+    "persistent workers and its end": Case(
+        text="""
+if __name__ == '__main__':
+    loader = DataLoader(data, 4, num_workers=1, persistent_workers=True)
+    for _ in range(3): list(train(loader))
+"""
+    ),
+    "a fork that ends as Python does": Case(
+        text="""
+for number in train():
+    if number == 10 and os.fork() == 0: sys.exit(3)
+    if number == 10: print(os.WEXITSTATUS(os.wait()[1]), flush=True)
+""",
+        out="3\n",
+        daily=True,
+    ),
+    "a fork that trains on": Case(
+        text="""
+for number in train():
+    if number == 10 and os.fork() == 0: list(train()); sys.stdout.flush(); os._exit(4)
+    if number == 10: print(os.WEXITSTATUS(os.wait()[1]), flush=True)
+""",
+        out="4\n",
+    ),
+    "a process that fails": Case(
+        text="""
+def fail(): raise ValueError('child')
+for number in train():
+    if number == 10:
+        child = multiprocessing.get_context('fork').Process(target=fail); child.start(); child.join()
+        print(child.exitcode, flush=True)
+""",
+        out="1\n",
+    ),
+    "trains in a process of its own": Case(
+        text="""
+child = multiprocessing.get_context('fork').Process(target=lambda: list(train())); child.start(); child.join()
+""",
+        code=6,
+        status=None,
+        last="hint: a script that trains in processes of its own",
+    ),
+    "catches everything": Case(
+        text="""
+while True:
+    try: list(train())
+    except BaseException: pass
+""",
+        last=ENDED,
+    ),
+    "catches SystemExit and ends": Case(
+        text="try: list(train())\nexcept SystemExit: print('caught', flush=True)",
+        out="caught\n",
+        daily=True,
+    ),
+}
+
+
+@pytest.mark.world
+@pytest.mark.skipif(sys.platform == "darwin", reason="copies a process that has loaded torch")
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if case.daily else pytest.mark.slow) for name, case in CASES.items()]
+)
+def test_a_script_with_ways_of_its_own(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    script = tmp_path / "script.py"
+    script.write_text(LOOP + case.text)
+    ran = measured(tmp_path / "run", script, options=("--warmup", "2", "--iterations", "5"))
+    assert (ran.code, ran.out) == (case.code, case.out), ran.err
+    lines = ran.err.splitlines()
+    assert any(line.startswith(case.last) for line in lines), ran.err
+    assert "bug of ours" not in ran.err
+    if case.status is None:
+        assert ran.record is None
+        return
+    assert ran.folder is not None
+    record = bundle.read(ran.folder).record
+    assert record.status == case.status
+    assert any(note.startswith(case.note) for note in (*(record.notes or ()), ""))
+    assert record.spec.deterministic is case.deterministic
+    steps = [row["phase"] for row in bundle.read(ran.folder).steps()]
+    assert steps.count("warmup") == 2
+    assert (
+        steps.count("measured") == 5 if case.status == "completed" and not case.note else steps.count("measured") >= 3
+    )

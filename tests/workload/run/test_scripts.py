@@ -1,0 +1,223 @@
+"""Scripts in the form of public examples, none of which knows of us: step, FLOP, attribution, and the same results."""
+
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tests.workload.script_stage import SCRIPTS, measured, plain
+from workload.contract import bundle
+
+pytestmark = [
+    pytest.mark.world,
+    pytest.mark.skipif(sys.platform == "darwin", reason="copies a process that has loaded torch"),
+]
+
+
+def convolution(positions: int, inputs: int, outputs: int, kernel: int, *, groups: int = 1) -> int:
+    return 2 * positions * inputs // groups * outputs * kernel * kernel
+
+
+def product(rows: int, inputs: int, outputs: int) -> int:
+    return 2 * rows * inputs * outputs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """`flop`: by hand, from the layers' sizes; `gaps`: what is between the measured steps. `daily`: not in CI alone."""
+
+    step: str
+    flop: int
+    images: int
+    gaps: set[str] = field(default_factory=set)
+    words: tuple[str, ...] = ()
+    precision: str = "fp32"
+    skipped: int = 0
+    daily: bool = False
+    note: str = ""
+
+
+# The first layer needs no gradient of its inputs: it costs its forward pass twice, every other one three times.
+DCGAN_D = (convolution(16 * 64, 3, 8, 4), convolution(16 * 16, 8, 16, 4), convolution(16, 16, 1, 4))
+DCGAN_G = (convolution(16, 16, 16, 4), convolution(16 * 16, 16, 8, 4), convolution(16 * 64, 8, 3, 4))
+# Moves of most of the episodes that are counted, which have three to six.
+EPISODE = 3
+# 19 times two LSTM cells of nine units for six sequences, and a linear layer: states are zero at first.
+CLOSURE = 2 * 19 * product(6, 1, 36) + 2 * 56 * product(6, 9, 36) + 3 * 19 * (product(6, 9, 36) + product(6, 9, 1))
+LBFGS_PRODUCTS = 184
+CASES = {
+    "mnist": Case(
+        step="1 backward pass and 1 Adadelta step, 16 images from DataLoader at mnist.py:",
+        flop=2 * convolution(16 * 26**2, 1, 8, 3)
+        + 3 * (convolution(16 * 24**2, 8, 16, 3) + product(16, 2304, 32) + product(16, 32, 10)),
+        images=16,
+        gaps={"validation"},
+        words=("--save-model",),
+        daily=True,
+    ),
+    "imagenet": Case(
+        step="1 backward pass and 1 SGD step, 16 images from DataLoader at imagenet.py:",
+        flop=2 * convolution(16 * 16**2, 3, 8, 7)
+        + 3 * (convolution(16 * 64, 8, 8, 3) + convolution(16 * 64, 8, 8, 3, groups=2) + product(16, 8, 10)),
+        images=16,
+        gaps={"validation", "checkpoint"},
+    ),
+    "dcgan": Case(
+        step="3 backward passes, 1 Adam step of optimizer 1 and 1 Adam step of optimizer 2, 16 images from DataLoader"
+        " at dcgan.py:",
+        # The discriminator three times, the last with a gradient of its inputs; the generator from noise.
+        flop=(2 + 2 + 3) * DCGAN_D[0] + 9 * sum(DCGAN_D[1:]) + 2 * DCGAN_G[0] + 3 * sum(DCGAN_G[1:]),
+        images=16,
+        gaps={"validation"},
+        daily=True,
+    ),
+    "vae": Case(
+        step="1 backward pass and 1 Adam step, 16 images from DataLoader at vae.py:",
+        flop=2 * product(16, 196, 40) + 3 * (3 * product(16, 40, 5) + product(16, 40, 196)),
+        images=16,
+        gaps={"validation"},
+    ),
+    "word_language_model": Case(
+        step="1 backward pass and 1 SGD step, no batch from a DataLoader: throughput counts steps",
+        flop=3 * (2 * 2 * product(28, 12, 48) + product(28, 12, 50)),
+        images=1,
+        words=("--sgd",),
+    ),
+    "super_resolution": Case(
+        step="1 backward pass and 1 Adam step, 4 images from DataLoader at super_resolution.py:",
+        flop=2 * convolution(4 * 144, 1, 16, 5) + 3 * (convolution(4 * 144, 16, 8, 3) + convolution(4 * 144, 8, 4, 3)),
+        images=4,
+        gaps={"validation"},
+    ),
+    "accumulation": Case(
+        step="4 backward passes and 1 AdamW step, 32 images from DataLoader at accumulation.py:",
+        flop=2 * product(32, 64, 32) + 3 * product(32, 32, 10),
+        images=32,
+        gaps={"irregular"},
+        daily=True,
+    ),
+    "bf16": Case(
+        step="1 backward pass and 1 SGD step, 8 images from DataLoader at bf16.py:",
+        flop=2 * convolution(8 * 256, 3, 16, 3) + 3 * (convolution(8 * 64, 16, 16, 3) + product(8, 1024, 10)),
+        images=8,
+        precision="bf16",
+    ),
+    "scaler": Case(
+        step="1 backward pass and 1 SGD step, 8 images from DataLoader at scaler.py:",
+        flop=2 * product(8, 64, 32) + 3 * product(8, 32, 10),
+        images=8,
+        skipped=2,
+    ),
+    "gpt": Case(
+        step="1 backward pass and 1 AdamW step, 6 samples of 96 tokens from DataLoader at gpt.py:",
+        # Per block: the products of 96 tokens, and causal attention of 6 x 3 heads as if it were not causal.
+        flop=3 * (2 * product(96, 24, 72 + 24 + 2 * 96) + product(96, 24, 40) + 2 * 2 * product(6 * 3 * 16, 8, 16)),
+        images=6,
+        daily=True,
+    ),
+    "iterable": Case(
+        step="1 backward pass and 1 RMSprop step, 5 images from DataLoader at iterable.py:",
+        flop=2 * convolution(5 * 256, 3, 8, 3)
+        + 3 * (convolution(5 * 64, 8, 8, 3) + convolution(5 * 64, 8, 8, 2) + convolution(5 * 256, 16, 2, 1)),
+        images=5,
+        gaps={"validation", "checkpoint"},
+    ),
+    "two_loaders": Case(
+        step="1 backward pass and 1 Adam step, 10 images from DataLoader at two_loaders.py:",
+        # Checkpoints compute the forward pass once more, those that are not reentrant without their last product.
+        flop=(2 + 3 + 4 + 3) * product(4, 36, 20) + (2 + 3 + 4 + 4) * product(6, 36, 20),
+        images=10,
+    ),
+    # From here on kept aside until the others were right, and right at once.
+    "wgan": Case(
+        step="11 backward passes, 5 RMSprop steps of optimizer 1 and 1 RMSprop step of optimizer 2, 40 images from"
+        " DataLoader at wgan.py:",
+        # Five times the critic on real and on made images, then both networks with the critic's weights frozen.
+        flop=5 * (2 * (2 * product(8, 64, 24) + 3 * product(8, 24, 1)) + product(8, 10, 24) + product(8, 24, 64))
+        + 2 * (product(8, 64, 24) + product(8, 24, 1))
+        + 2 * product(8, 10, 24)
+        + 3 * product(8, 24, 64),
+        images=40,
+    ),
+    "seq2seq": Case(
+        step="1 backward pass, 1 Adam step of optimizer 1 and 1 Adam step of optimizer 2, 8 samples of 40 tokens from"
+        " DataLoader at seq2seq.py:",
+        # The encoder's first state is zero and has no gradient.
+        flop=3 * (product(40, 16, 48) + 2 * product(48, 16, 48) + product(48, 16, 30)) + 14 * product(8, 16, 48),
+        images=8,
+    ),
+    "gcn": Case(
+        step="1 backward pass and 1 Adam step, no batch from a DataLoader: throughput counts steps",
+        flop=2 * (product(60, 30, 16) + product(60, 60, 16) + product(60, 60, 7)) + 3 * product(60, 16, 7),
+        images=1,
+    ),
+    "in_backward": Case(
+        step="1 backward pass and 1 Adam step, 4 images from DataLoader at in_backward.py:",
+        flop=2 * product(4, 64, 32) + 3 * product(4, 32, 10),
+        images=4,
+    ),
+    "actor_critic": Case(
+        step="1 backward pass and 1 Adam step, no batch from a DataLoader: throughput counts steps",
+        flop=EPISODE * (2 * product(1, 4, 128) + 3 * (product(1, 128, 2) + product(1, 128, 1))),
+        images=1,
+        note="the FLOP of a step vary",
+    ),
+    "full_batch": Case(
+        step="1 backward pass and 1 SGD step, no batch from a DataLoader: throughput counts steps",
+        # The model twice with its gradients, the teacher once; the evaluations are not in it.
+        flop=2 * (2 * product(40, 16, 24) + 3 * product(40, 24, 3)) + product(40, 16, 24) + product(40, 24, 3),
+        images=1,
+        gaps={"validation"},
+    ),
+    "folds": Case(
+        step="1 backward pass and 1 Adam step, 4 samples from DataLoader at folds.py:",
+        flop=2 * product(4, 16, 24) + 3 * product(4, 24, 3),
+        images=4,
+        gaps={"validation"},
+    ),
+    "lbfgs": Case(
+        step="4 backward passes and 1 LBFGS step, no batch from a DataLoader: throughput counts steps",
+        # Four closures; LBFGS itself takes scalar products with its history, which grows.
+        flop=4 * CLOSURE + LBFGS_PRODUCTS * 2 * 1162,
+        images=1,
+        precision="fp64",
+        note="the FLOP of a step vary",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if case.daily else pytest.mark.slow) for name, case in CASES.items()]
+)
+def test_a_script_is_measured_and_unchanged(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    script = SCRIPTS / f"{name}.py"
+    alone = plain(tmp_path / "alone", script, *case.words)
+    assert alone.code == 0, alone.err
+    options = ("--warmup", "1", "--iterations", "8", "--then", "continue")
+    ran = measured(tmp_path / "measured", script, *case.words, options=options)
+    assert ran.code == 0, ran.err
+    assert ran.out == alone.out, "the script's results are those that it has alone, to the last bit"
+    assert "digest" in ran.out
+    assert ran.record is not None
+    assert ran.folder is not None
+    timing, work, spec = ran.record["timing"], ran.record["complexity"], ran.record["spec"]
+    assert ran.record["status"] == "completed"
+    assert spec["script"]["step"].startswith(f"a step = {case.step}")
+    assert f"script     a step = {case.step}" in ran.err
+    assert work["train_flop_per_step"] == pytest.approx(case.flop, rel=0.001)
+    # A share of time: on a busy machine an operator without a formula may be the one that is interrupted.
+    assert work["unattributed_share"] <= 0.9
+    assert work["uncounted"] is None
+    assert spec["precision"] == case.precision
+    assert spec["batch_size"] * spec["grad_accumulation"] == case.images
+    assert (timing["step_s"]["n"], timing["images"]) == (8, 8 * case.images)
+    assert set(timing["gaps"] or {}) == case.gaps
+    assert timing["skipped_steps"]["measured"] == case.skipped
+    assert any(note.startswith(case.note) for note in (*ran.record["notes"], ""))
+    rows = bundle.read(ran.folder).steps()
+    assert [row["phase"] for row in rows] == ["warmup"] + ["measured"] * 8
+    for row in rows:
+        parts = sum(float(row[part]) for part in ("forward_s", "backward_s", "optimizer_s"))
+        assert parts <= float(row["step_s"]) + 1e-6

@@ -1,0 +1,265 @@
+"""Whole training steps: published figures, bytes by hand, real tensors against fake ones, and rejections."""
+
+import logging
+from collections.abc import Iterable
+from functools import cache
+
+import pytest
+import torch
+from _pytest.mark import ParameterSet
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from workload.contract.errors import ExitCode, UsageError
+from workload.contract.spec import Optimizer, Precision
+from workload.model import models
+from workload.model.flop import FlopCounter, Tally
+from workload.steps import complexity
+from workload.steps.complexity import Complexity
+from workload.steps.training_step import make_optimizer
+
+# 224 x 224, 1000 classes: parameters in M, forward GFLOP, fvcore's GMAC, training GFLOP, each for one image.
+PUBLISHED = {
+    "resnet18": (11.690, 3.6281, 1.8191, 10.6484),
+    "resnet34": (21.798, 7.3275, 3.6713, 21.7465),
+    "resnet50": (25.557, 8.1784, 4.1115, 24.2991),
+    "vgg16": (138.358, 30.9405, 15.4703, 92.6482),
+    "mobilenet_v2": (3.505, 0.6015, 0.3142, 1.7830),
+    "mobilenet_v3_small": (2.543, 0.1130, 0.0596, 0.3282),
+    "mobilenet_v3_large": (5.483, 0.4332, 0.2260, 1.2887),
+    "vit_b_16": (86.568, 35.1277, 16.8674, 105.1518),
+}
+# One of each family that differs in its ops.
+FAMILIES = [
+    "alexnet",
+    "convnext_tiny",
+    "efficientnet_b0",
+    "googlenet",
+    "inception_v3",
+    "maxvit_t",
+    "mnasnet0_5",
+    "regnet_y_400mf",
+    "resnext50_32x4d",
+    "shufflenet_v2_x0_5",
+    "squeezenet1_1",
+    "swin_t",
+    "swin_v2_t",
+    "vgg11_bn",
+    "vit_b_32",
+    "wide_resnet50_2",
+    "densenet121",
+    "efficientnet_v2_s",
+]
+
+
+# The others take seconds each: CI counts them.
+EVERYDAY = {"resnet18", "mobilenet_v3_small", "squeezenet1_1", "shufflenet_v2_x0_5", "vit_b_32"}
+
+
+def few(names: Iterable[str]) -> list[ParameterSet]:
+    return [pytest.param(name, marks=() if name in EVERYDAY else pytest.mark.slow) for name in names]
+
+
+@cache
+def count(
+    model: str = "resnet18",
+    size: int = 64,
+    batch: int = 2,
+    precision: str = "fp32",
+    optimizer: str = "sgd",
+    accumulation: int = 1,
+) -> Complexity:
+    return complexity.count(
+        model,
+        num_classes=1000,
+        image_size=size,
+        batch_size=batch,
+        precision=precision,
+        optimizer=optimizer,
+        grad_accumulation=accumulation,
+    )
+
+
+@pytest.mark.parametrize("model", few(PUBLISHED))
+def test_the_counts_are_the_published_ones(model: str) -> None:
+    parameters, forward, _, training = PUBLISHED[model]
+    counted = count(model, 224)
+    assert counted.parameters / 1e6 == pytest.approx(parameters, rel=1e-3)
+    assert counted.forward_flop_per_image / 1e9 == pytest.approx(forward, rel=1e-3)
+    assert counted.train_flop_per_image / 1e9 == pytest.approx(training, rel=1e-3)
+    assert counted.forward_mac_per_image == counted.forward_flop_per_image // 2
+    assert counted.train_flop_per_step == sum(counted.flop_by_op.values()) == 2 * counted.train_flop_per_image
+    assert counted.uncounted == ()
+    assert counted.fvcore_mac_per_image is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["resnet18", "mobilenet_v3_small", "vit_b_16"])
+def test_fvcore_agrees_with_its_published_counts(model: str, capfd: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("fvcore")
+    counted = complexity.count(model, num_classes=1000, image_size=224, batch_size=2, with_fvcore=True)
+    assert counted.fvcore_mac_per_image is not None
+    assert counted.fvcore_mac_per_image / 1e9 == pytest.approx(PUBLISHED[model][2], rel=1e-3)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_without_fvcore_its_figure_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    assert complexity.fvcore_mac_per_image("resnet18", num_classes=10, image_size=224) is None
+
+
+@pytest.mark.parametrize("model", few(FAMILIES))
+def test_every_family_is_counted_whole(model: str) -> None:
+    counted = count(model, models.NATIVE_IMAGE_SIZES.get(model, 224))
+    assert counted.uncounted == ()
+    # Two gradients for each product, except the first layer's input gradient.
+    assert 2.7 < counted.train_flop_per_image / counted.forward_flop_per_image <= 3
+    assert 0 < counted.bytes_per_step_lower < counted.bytes_per_step_upper
+
+
+def test_training_is_three_forward_passes_less_the_first_input_gradient() -> None:
+    counted = count("resnet18", 224)
+    first_layer_flop = 2 * (112 * 112) * (64 * 3 * 7 * 7)
+    assert counted.train_flop_per_image == 3 * counted.forward_flop_per_image - first_layer_flop
+
+
+@pytest.mark.parametrize("precision", ["tf32", "amp", "bf16"])
+@pytest.mark.parametrize("model", ["resnet18", pytest.param("vit_b_32", marks=pytest.mark.slow)])
+def test_flop_do_not_depend_on_the_precision(model: str, precision: str) -> None:
+    assert count(model, 64, precision=precision).flop_by_op == count(model, 64).flop_by_op
+
+
+def test_flop_are_linear_in_the_images_however_they_are_batched() -> None:
+    assert count(batch=8).train_flop_per_step == 4 * count(batch=2).train_flop_per_step
+    assert count(batch=2, accumulation=4).train_flop_per_step == count(batch=8).train_flop_per_step
+    assert count(batch=2, accumulation=4).train_flop_per_image == count().train_flop_per_image
+
+
+def test_accumulation_repeats_a_pass_and_not_the_optimizer() -> None:
+    upper = [count(accumulation=passes).bytes_per_step_upper for passes in (1, 2, 3, 4)]
+    assert upper[2] - upper[1] == upper[3] - upper[2] > 0
+    # A later pass also reads and writes the gradients that it adds to: three times 4 bytes a parameter.
+    assert upper[1] - upper[0] == pytest.approx(_upper_of_one_pass() + 3 * 4 * count().parameters, rel=1e-3)
+
+
+def _upper_of_one_pass() -> int:
+    """SGD with momentum moves 8 tensors of the parameters' size: m = 0.9 m; m = m + g; p = p - lr m."""
+    return count().bytes_per_step_upper - 8 * 4 * count().parameters
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["amp", "bf16"])
+def test_autocast_halves_activations_and_keeps_parameters(precision: str) -> None:
+    # At a large batch nearly all bytes are activations, at a small image nearly all are parameters.
+    assert (
+        0.5
+        < count(size=224, batch=32, precision=precision).bytes_per_step_upper
+        / (count(size=224, batch=32).bytes_per_step_upper)
+        < 0.65
+    )
+    assert count(precision=precision).bytes_per_step_lower > 0.9 * count().bytes_per_step_lower
+
+
+def test_amp_reads_and_writes_every_gradient_once_more_than_bf16() -> None:
+    extra = count(precision="amp").bytes_per_step_upper - count(precision="bf16").bytes_per_step_upper
+    assert extra == pytest.approx(2 * 4 * count().parameters, rel=1e-3)
+
+
+@pytest.mark.parametrize(("optimizer", "state_tensors"), [("sgd", 1), ("adam", 2), ("adamw", 2)])
+def test_each_optimizer_touches_its_own_state(optimizer: str, state_tensors: int) -> None:
+    lower, sgd = count(optimizer=optimizer).bytes_per_step_lower, count().bytes_per_step_lower
+    assert lower - sgd >= (state_tensors - 1) * 4 * count().parameters
+    assert count(optimizer=optimizer).train_flop_per_step == count().train_flop_per_step
+
+
+def test_a_linear_layer_by_hand() -> None:
+    """4 images of 10 values, 10 classes, no bias; all tensors float32, labels int64."""
+    layer = nn.Sequential(nn.Flatten(), nn.Linear(3 * 2 * 2, 10, bias=False))
+    with FakeTensorMode():
+        step = complexity._FakeStep(layer, Optimizer.SGD, Precision.FP32, device_type="cpu", shape=(4, 3, 2, 2))
+        forward, whole = step._pass()
+        update = step._update()
+    images, weight, logits = 4 * 12 * 4, 12 * 10 * 4, 4 * 10 * 4
+    assert forward == Tally(
+        flop_by_op={"matmul": 2 * 4 * 12 * 10},
+        bytes_lower=images + weight + logits,
+        bytes_upper=images + weight + logits,
+    )
+    assert whole.flop == 2 * forward.flop  # the images need no gradient
+    assert update.flop == 0
+    assert update.bytes_upper == 8 * weight
+
+
+def test_fake_tensors_count_as_real_ones_do() -> None:
+    """One steady step of a real ResNet18 on the CPU: the same FLOP, kind by kind, and the same bytes."""
+    model = models.build("resnet18", num_classes=1000, image_size=64).train()
+    optimizer = make_optimizer(model.parameters(), Optimizer.SGD)
+    images, labels = torch.randn(2, 3, 64, 64), torch.tensor([1, 2])
+
+    def step() -> None:
+        models.loss(model(images), labels).backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    step()
+    with FlopCounter() as counter:
+        step()
+    real, modelled = counter.tally(), count()
+    assert real.flop_by_op == modelled.flop_by_op
+    assert real.bytes_upper == pytest.approx(modelled.bytes_per_step_upper, rel=1e-3)
+    assert real.bytes_lower == pytest.approx(modelled.bytes_per_step_lower, rel=1e-3)
+
+
+@pytest.mark.slow
+def test_dropout_and_stochastic_depth_leave_the_random_state_alone() -> None:
+    state = torch.random.get_rng_state()
+    complexity.count("efficientnet_b0", num_classes=10, image_size=64, batch_size=2)
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+REJECTIONS = {
+    "too small for a pool": (
+        ("alexnet", 32, 2),
+        (
+            "alexnet cannot train on 32x32 images: Given input size: (256x1x1). Calculated output size: (256x0x0). "
+            "Output size is too small"
+        ),
+        "--image-size 224",
+    ),
+    "too small for an auxiliary head": (
+        ("inception_v3", 224, 2),
+        (
+            "inception_v3 cannot train on 224x224 images: Calculated padded input size per channel: (3 x 3). "
+            "Kernel size: (5 x 5). Kernel size can't be greater than actual input size"
+        ),
+        "--image-size 299",
+    ),
+    "batch norm over one value": (
+        ("resnet18", 32, 1),
+        (
+            "resnet18 cannot train on 32x32 images at batch size 1: batch normalisation needs more than one value per "
+            "channel"
+        ),
+        "--batch-size 2",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REJECTIONS)
+def test_unfit_images_are_refused_without_noise(case: str, logged: list[logging.LogRecord]) -> None:
+    (model, size, batch), message, hint = REJECTIONS[case]
+    with pytest.raises(UsageError) as caught:
+        complexity.count(model, num_classes=10, image_size=size, batch_size=batch)
+    assert (str(caught.value), caught.value.hint) == (message, hint)
+    assert caught.value.exit_code is ExitCode.USAGE
+    assert [record for record in logged if record.levelno >= logging.WARNING] == []
+
+
+@pytest.mark.parametrize(("size", "batch"), [(224, 1), (32, 2), (64, 1)])
+def test_batch_one_is_counted_where_the_run_can_do_it(size: int, batch: int) -> None:
+    assert count(size=size, batch=batch).train_flop_per_image == count(size=size, batch=4).train_flop_per_image
+
+
+def test_an_unknown_model_is_refused() -> None:
+    with pytest.raises(UsageError, match="unknown model 'resnet81'"):
+        complexity.count("resnet81", num_classes=10, image_size=224, batch_size=2)

@@ -1,0 +1,164 @@
+import hashlib
+import multiprocessing
+import pickle
+from itertools import islice
+from pathlib import Path
+from urllib.error import URLError
+
+import pytest
+import torch
+
+from workload.contract.errors import ExitCode, ToolError, UsageError
+from workload.contract.spec import Device, RunSpec
+from workload.steps.data import open_source
+
+
+def spec(dataset: object, **more: object) -> RunSpec:
+    options: dict[str, object] = {"batch_size": 4, "image_size": 32, "workers": 0} | more
+    return RunSpec(dataset=str(dataset), **options).filled(Device.CPU, cpus=2)  # type: ignore[arg-type]
+
+
+def test_synthetic_is_one_fixed_batch() -> None:
+    source = open_source(spec("synthetic", batch_size=2))
+    first, second = islice(source.batches(), 2)
+    assert first[0].shape == (2, 3, 32, 32)
+    assert first[1].shape == (2,)
+    assert first[0].data_ptr() == second[0].data_ptr()
+    again = next(open_source(spec("synthetic", batch_size=2)).batches())
+    assert torch.equal(first[0], again[0])
+    other = next(open_source(spec("synthetic", batch_size=2, seed=1)).batches())
+    assert not torch.equal(first[0], other[0])
+    assert source.classes == 1000
+
+
+def test_channels_last_reaches_the_images() -> None:
+    images, _ = next(open_source(spec("synthetic", channels_last=True)).batches())
+    assert images.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("layout", ["", "train"])
+def test_image_folder_gives_full_batches_for_ever(images: Path, layout: str) -> None:
+    if layout:
+        inner = images.parent / "outer" / layout
+        inner.parent.mkdir()
+        images.rename(inner)
+        images = inner.parent
+    source = open_source(spec(images, batch_size=5))
+    assert (source.classes, source.images) == (2, 24)
+    # 24 images make 4 full batches of 5: the 12 batches are three epochs.
+    for batch, labels in islice(source.batches(), 12):
+        assert batch.shape == (5, 3, 32, 32)
+        assert batch.dtype == torch.float32
+        assert set(labels.tolist()) <= {0, 1}
+
+
+def test_without_augmentation_an_image_is_always_the_same(images: Path) -> None:
+    def one_epoch(**more: object) -> torch.Tensor:
+        torch.manual_seed(int(more.pop("torch_seed", 0)))  # type: ignore[call-overload]
+        batch, _ = next(open_source(spec(images, batch_size=24, **more)).batches())
+        return batch.sum(dim=(1, 2, 3)).sort().values
+
+    plain = one_epoch(no_augment=True, torch_seed=1)
+    assert torch.allclose(plain, one_epoch(no_augment=True, torch_seed=2), atol=1e-2)
+    assert not torch.allclose(one_epoch(torch_seed=1), one_epoch(torch_seed=2), atol=1e-2)
+
+
+def test_subset_is_drawn_with_the_seed(images: Path) -> None:
+    source = open_source(spec(images, subset=8))
+    assert source.images == 8
+    with pytest.raises(UsageError) as caught:
+        open_source(spec(images, subset=3))
+    assert str(caught.value) == f"data set '{images}' gives 3 images: fewer than one batch of 4"
+
+
+@pytest.mark.world
+def test_workers_end_with_their_batches(images: Path) -> None:
+    batches = open_source(spec(images, workers=2)).batches()
+    batch, _ = next(batches)
+    assert batch.shape == (4, 3, 32, 32)
+    assert len(multiprocessing.active_children()) == 2
+    batches.close()
+    assert multiprocessing.active_children() == []
+
+
+def test_missing_folder(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"is no folder, and none of synthetic, cifar10 and imagenette"):
+        open_source(spec(tmp_path / "absent"))
+
+
+@pytest.mark.parametrize("classes", [[], ["empty"]])
+def test_folder_without_images(tmp_path: Path, classes: list[str]) -> None:
+    for name in classes:
+        (tmp_path / name).mkdir()
+    with pytest.raises(UsageError, match=f"no images in '{tmp_path}'") as caught:
+        open_source(spec(tmp_path))
+    assert "FOLDER/<class>/<image>.jpg" in caught.value.hint
+
+
+@pytest.mark.world
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("content", [b"", b"no image", "truncated"])
+def test_broken_image_is_named(images: Path, workers: int, content: bytes | str) -> None:
+    broken = images / "cat" / "broken.jpg"
+    broken.write_bytes(content if isinstance(content, bytes) else (images / "cat" / "0.jpg").read_bytes()[:700])
+    batches = open_source(spec(images, batch_size=25, workers=workers)).batches()
+    with pytest.raises(UsageError) as caught:
+        next(batches)
+    assert str(caught.value).startswith(f"image '{broken}' cannot be decoded: ")
+    assert "Traceback" not in str(caught.value)
+    assert multiprocessing.active_children() == []
+    assert caught.value.hint == f"remove it or replace it: {broken}"
+
+
+@pytest.mark.parametrize("name", ["cifar10", "imagenette"])
+def test_absent_data_set_says_how_to_get_it(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UsageError, match=f"data set '{name}' is not in '{tmp_path}'") as caught:
+        open_source(spec(name, data_dir=str(tmp_path)))
+    assert caught.value.hint == f"--dataset {name} --download, or --data-dir FOLDER"
+
+
+@pytest.mark.parametrize("name", ["cifar10", "imagenette"])
+def test_download_without_a_network(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_network(*_: object, **__: object) -> None:
+        raise URLError("no route")
+
+    monkeypatch.setattr("urllib.request.urlopen", no_network)
+    with pytest.raises(ToolError, match=f"data set '{name}' cannot be downloaded: ") as caught:
+        open_source(spec(name, data_dir=str(tmp_path), download=True))
+    assert caught.value.exit_code is ExitCode.TOOL
+
+
+def test_imagenette_is_read_where_torchvision_unpacks_it(images: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "imagenette2-320" / "train"
+    folder.parent.mkdir()
+    images.rename(folder)
+    source = open_source(spec("imagenette", data_dir=str(tmp_path)))
+    assert (source.images, source.path) == (24, folder)
+
+
+@pytest.fixture
+def cifar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """CIFAR-10's own files, with 20 images, whose checksums torchvision is told."""
+    from torchvision.datasets import CIFAR10
+
+    folder = tmp_path / CIFAR10.base_folder
+    folder.mkdir()
+    batch = {"data": torch.randint(255, (20, 3072), dtype=torch.uint8).numpy(), "labels": [n % 10 for n in range(20)]}
+    contents = {"data_batch_1": batch, "test_batch": batch, "batches.meta": {"label_names": list("abcdefghij")}}
+    sums = {}
+    for name, content in contents.items():
+        (folder / name).write_bytes(pickle.dumps(content))
+        sums[name] = hashlib.md5((folder / name).read_bytes()).hexdigest()
+    monkeypatch.setattr(CIFAR10, "train_list", [["data_batch_1", sums["data_batch_1"]]])
+    monkeypatch.setattr(CIFAR10, "test_list", [["test_batch", sums["test_batch"]]])
+    meta = {"filename": "batches.meta", "key": "label_names", "md5": sums["batches.meta"]}
+    monkeypatch.setattr(CIFAR10, "meta", meta)
+    return tmp_path
+
+
+@pytest.mark.parametrize("image_size", [32, 64])
+def test_cifar10(cifar: Path, image_size: int) -> None:
+    source = open_source(spec("cifar10", data_dir=str(cifar), image_size=image_size))
+    assert (source.classes, source.images) == (10, 20)
+    images, _ = next(source.batches())
+    assert images.shape == (4, 3, image_size, image_size)

@@ -1,0 +1,143 @@
+"""A script imports its user's own `workload`, `launcher` and `analysis`; without such, `workload` is ours."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from workload.steps import hidden_packages
+
+ROOT = Path(__file__).parents[3]
+# Without torch a script ends with this code, after it has run.
+NOT_MEASURED = 6
+MINE = {
+    "a module": "{}.py",
+    "a package": "{}/__init__.py",
+    "a folder without __init__.py": "{}/train.py",
+}
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def run(folder: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *words],
+        cwd=folder,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.world
+@pytest.mark.parametrize("start", [("-m", "rooflaunch"), ("-P", "-m", "rooflaunch")])
+@pytest.mark.parametrize("kind", MINE)
+def test_a_script_finds_its_own(kind: str, start: tuple[str, ...], tmp_path: Path) -> None:
+    for name in ("workload", "launcher", "analysis"):
+        write(tmp_path / MINE[kind].format(name), f"WHOSE = 'the user, {name}'\n")
+        write(tmp_path / "plain" / f"{name}.txt", "no module")
+    module = "{0}.train" if kind.startswith("a folder") else "{0}"
+    lines = [f"import {module.format(name)} as {name}\nprint({name}.WHOSE)" for name in hidden_packages.NAMES]
+    write(tmp_path / "t.py", "\n".join(lines))
+    ran = run(tmp_path, *start, "script", "--", "t.py")
+    assert sorted(ran.stdout.split("\n")[:3]) == sorted(f"the user, {name}" for name in hidden_packages.NAMES), (
+        ran.stderr
+    )
+    assert ran.returncode == NOT_MEASURED
+    assert ran.stderr.endswith(
+        "error: t.py ended without importing torch in this process: nothing was measured\n"
+        "hint: the script that trains, not one that starts it\n"
+    )
+
+
+@pytest.mark.world
+def test_a_users_own_in_a_folder_of_the_path(tmp_path: Path) -> None:
+    """`PYTHONPATH` is looked through before the installed packages, of which ours are some."""
+    write(tmp_path / "src" / "workload.py", "WHOSE = 'the user'\n")
+    write(tmp_path / "t.py", "import workload\nprint(workload.WHOSE)\n")
+    ran = run(tmp_path, "-m", "rooflaunch", "script", "--", "t.py", PYTHONPATH=f"src{os.pathsep}{ROOT}")
+    assert (ran.stdout, ran.returncode) == ("the user\n", NOT_MEASURED), ran.stderr
+
+
+@pytest.mark.world
+@pytest.mark.parametrize("program", ["launch", "analyze"])
+def test_our_programs_find_our_packages(program: str, tmp_path: Path) -> None:
+    for name in hidden_packages.NAMES:
+        write(tmp_path / "src" / f"{name}.py", "raise SystemExit('the user')\n")
+    start = (
+        f"import sys; from rooflaunch.programs import {program}; sys.argv[:] = ['{program}', '--version']; {program}()"
+    )
+    ran = run(tmp_path, "-P", "-c", start, PYTHONPATH=f"src{os.pathsep}{ROOT}")
+    assert (ran.stdout[:11], ran.returncode) == ("rooflaunch ", 0), ran.stderr
+
+
+@pytest.mark.world
+def test_a_users_own_package_as_the_script(tmp_path: Path) -> None:
+    write(tmp_path / "workload" / "__init__.py", "print('once')\n")
+    write(tmp_path / "workload" / "train.py", "import workload, sys\nprint(__name__, sys.argv[1:])\n")
+    ran = run(tmp_path, "-m", "rooflaunch", "script", "--", "-m", "workload.train", "--lr", "1")
+    assert ran.stdout == "once\n__main__ ['--lr', '1']\n", ran.stderr
+    assert ran.returncode == NOT_MEASURED
+
+
+@pytest.mark.world
+@pytest.mark.parametrize("door", ["rooflaunch", "workload"])
+def test_ours_where_the_user_has_none(door: str, tmp_path: Path) -> None:
+    write(
+        tmp_path / "t.py",
+        "import rooflaunch, workload\nimport workload.contract.text as text\n"
+        "print(workload.step_done is rooflaunch.step_done, workload.__spec__.name, text.counted(2, 'step'))\n"
+        "with rooflaunch.step(): pass\nworkload.step_done()\n",
+    )
+    ran = run(tmp_path, "-m", door, "script", "--", "t.py")
+    assert (ran.stdout, ran.returncode) == ("True workload 2 steps\n", NOT_MEASURED), ran.stderr
+
+
+@pytest.mark.world
+def test_the_path_is_that_of_the_script_alone(tmp_path: Path) -> None:
+    write(tmp_path / "sub" / "t.py", "import sys\nprint(sys.path)\n")
+    alone = run(tmp_path, "sub/t.py")
+    assert run(tmp_path, "-m", "rooflaunch", "script", "--", "sub/t.py").stdout == alone.stdout
+
+
+def test_ours_for_a_moment_and_the_users_afterwards() -> None:
+    import workload
+
+    with hidden_packages.hidden():
+        assert "workload" not in sys.modules
+        sys.modules["workload"] = theirs = type(sys)("workload")
+        with hidden_packages.shown():
+            assert sys.modules["workload"] is workload
+        assert sys.modules["workload"] is theirs
+    assert sys.modules["workload"] is workload
+    with hidden_packages.hidden():
+        assert sys.modules.pop("workload") is theirs
+    with hidden_packages.shown():
+        assert sys.modules["workload"] is workload
+
+
+@pytest.mark.slow
+@pytest.mark.world
+def test_steps_of_a_script_beside_its_own_workload(tmp_path: Path) -> None:
+    """What we import late, in the middle of the script, is ours all the same."""
+    write(tmp_path / "workload.py", "def batches():\n    return 40\n")
+    write(
+        tmp_path / "t.py",
+        "import rooflaunch, torch, workload\n"
+        "model = torch.nn.Linear(8, 4)\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "for _ in range(workload.batches()):\n    optimizer.zero_grad()\n"
+        "    model(torch.randn(4, 8)).square().mean().backward()\n    optimizer.step()\n    rooflaunch.step_done()\n",
+    )
+    line = ("script", "--warmup", "1", "--iterations", "3", "--no-ceilings", "--profile", "torch", "--", "t.py")
+    ran = run(tmp_path, "-m", "rooflaunch", *line)
+    assert ran.returncode == 0, ran.stderr
+    assert "a step = what the script marks by" in ran.stderr
+    [folder] = (tmp_path / "results").iterdir()
+    assert '"workload.py": ' in (folder / "run.json").read_text(), "the user's file is one of the script's"
+    assert (folder / "torch" / "trace.json.gz").is_file()

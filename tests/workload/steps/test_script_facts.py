@@ -1,0 +1,55 @@
+"""What identifies a script, and what of its arguments nobody else is to read."""
+
+from pathlib import Path
+
+import pytest
+
+from workload.environment.machine import HostSystem
+from workload.steps.script_facts import collect, redacted
+
+# what is typed, what the bundle shows
+ARGUMENTS = {
+    "plain": ("train.py --lr 0.1", "train.py --lr 0.1"),
+    "a token": ("train.py --token abc --lr 0.1", "train.py --token [redacted] --lr 0.1"),
+    "with =": ("train.py --hub-token=abc", "train.py --hub-token=[redacted]"),
+    "a key": ("train.py --wandb_api_key abc", "train.py --wandb_api_key [redacted]"),
+    "a password": ("train.py --password=abc -p 3", "train.py --password=[redacted] -p 3"),
+    "no secrets": (
+        "train.py --tokenizer gpt2 --max-tokens 9 --key-size 3",
+        "train.py --tokenizer gpt2 --max-tokens 9 --key-size 3",
+    ),
+    "a token by its look": ("train.py hf_abcdefghijklmnopqrstuvwx", "train.py [redacted]"),
+    "inside a word": ("train.py --hub=x:ghp_abcdefghijklmnopqrstuvwx", "train.py --hub=x:[redacted]"),
+    "of an address": ("train.py s3://me:secret@host/data", "train.py s3://[redacted]@host/data"),
+    "the user's folder": ("train.py --data /home/me/data", "train.py --data ~/data"),
+}
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_secrets_are_left_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    typed, shown = ARGUMENTS[name]
+    assert " ".join(redacted(typed.split())) == shown
+
+
+def facts_of(folder: Path, status: str | None) -> tuple[str | None, bool | None]:
+    machine = HostSystem(root=folder, environ={}, tool=lambda *_: status)
+    facts = collect(["train.py"], folder, folder / "train.py", machine=machine)
+    return facts.commit, facts.dirty
+
+
+@pytest.mark.slow
+def test_a_script_is_known_by_its_files_and_commit(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import torch\n")
+    machine = HostSystem(root=tmp_path, environ={}, tool=lambda *_: None)
+    first = collect(["train.py", "--lr", "1"], tmp_path, tmp_path / "train.py", machine=machine)
+    assert (list(first.files or {}), first.command) == (["train.py"], "train.py --lr 1")
+    assert "pytest" in (first.packages or {})
+    (tmp_path / "train.py").write_text("import torch \n")
+    second = collect(["train.py", "--lr", "1"], tmp_path, tmp_path / "train.py", machine=machine)
+    assert first.sha256 != second.sha256
+    commit = "a" * 40
+    head = f"# branch.oid {commit}\n# branch.head main\n"
+    assert facts_of(tmp_path, None) == (None, None)
+    assert facts_of(tmp_path, head) == (commit, False)
+    assert facts_of(tmp_path, f"{head}1 .M N... train.py\n") == (commit, True)

@@ -1,0 +1,352 @@
+"""Timed steps are heard later, as they were: nothing but the clock is read within them."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import pytest
+import torch
+
+from workload.contract.spec import Device
+from workload.measure.clock import HostClock
+from workload.measure.recorder import Aside, StepPart, StepPhase
+from workload.measure.timeline import Timeline
+from workload.run.region import Region
+from workload.steps import step_log as tapes
+from workload.steps.hooks import Site
+from workload.steps.program import Program
+from workload.steps.script_end import EndOfScript
+from workload.steps.session import Session, Stage
+from workload.steps.step import Limits
+from workload.steps.step_log import Tape
+
+PARTS = [Aside.OTHER, StepPart.DATA, StepPart.FORWARD, StepPart.BACKWARD, StepPart.OPTIMIZER]
+MANY = 20
+BATCH = (torch.zeros(8, 4), torch.zeros(8))
+
+
+class Taker:
+    """Writes down what it is told: (`begin`, mark), (part, mark), (`end`, images)."""
+
+    def __init__(self) -> None:
+        self.phase = StepPhase.WARMUP
+        self.is_open = self.wants_more = False
+        self.told: list[tuple[Any, Any]] = []
+        self.time = 0
+
+    def instant(self) -> int:
+        self.time += 1
+        return self.time
+
+    @property
+    def recorder(self) -> "Taker":
+        return self
+
+    def enter(self, phase: StepPhase) -> None:
+        self.phase = phase
+
+    def begin(self, mark: Any = None) -> None:
+        self.is_open = True
+        self.told.append(("begin", mark))
+
+    def mark(self, part: StepPart | Aside, mark: Any = None) -> int:
+        self.told.append((part, mark))
+        return len(self.told)
+
+    def relabel(self, parts: int, aside: Aside, *, but: StepPart | None = None) -> None:
+        self.told.append((aside, (parts, but)))
+
+    def end(self, images: int, *, is_step: bool) -> None:
+        self.is_open = False
+        self.told.append(("end" if is_step else "gap", images))
+
+    def leave(self) -> None:
+        self.is_open = False
+
+    def close(self) -> None:
+        self.is_open = False
+
+    @property
+    def steps(self) -> int:
+        return [what for what, _ in self.told].count("end")
+
+
+class Script:
+    """A loop over a loader, and who hears it; `finished`: how often its measurement was complete."""
+
+    def __init__(self, folder: Path, *, iterations: int = 20, warmup: int = 0, goes_on: bool = False) -> None:
+        self.taker, self.finished = Taker(), 0
+        program = Program(words=("t.py",), module=None, path=folder / "t.py", arguments=(), folder=folder)
+        limits = Limits(warmup=warmup, iterations=iterations, samples_per_step=None)
+        self.session = Session(limits, program, self._open, self._finish, goes_on=goes_on, counts=False)
+        self.tape = Tape(self.session)
+        self.optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))])
+
+    def _open(self, *_: Any) -> Taker:
+        return self.taker
+
+    def _finish(self) -> None:
+        self.finished += 1
+
+    def fetch(self, batch: Any = BATCH) -> None:
+        self.tape.fetch_began()
+        self.tape.fetched(self, batch)
+
+    def step(self, optimizer: Any = None, batch: Any = BATCH) -> None:
+        self.fetch(batch)
+        self.tape.backward_began()
+        self.tape.backward_ended()
+        self.tape.stepping(optimizer or self.optimizer)
+        self.tape.stepped(optimizer or self.optimizer)
+
+
+def until_the_end(step: Callable[[], None]) -> int:
+    """How many steps the script took; `MANY` if it was not ended."""
+    for steps in range(MANY):
+        try:
+            step()
+        except EndOfScript:
+            return steps
+    return MANY
+
+
+@pytest.fixture(autouse=True)
+def no_end_by_force(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workload.steps.session.end_by_force_after", lambda *_, **__: None)
+
+
+@pytest.fixture
+def timed(tmp_path: Path) -> Script:
+    """A script whose step has just become known; what was told so far is forgotten."""
+    script = Script(tmp_path)
+    while script.session.stage is not Stage.MEASURED:
+        script.step()
+    script.taker.told.clear()
+    return script
+
+
+def test_steps_are_told_together_as_they_were(timed: Script) -> None:
+    for _ in range(19):
+        timed.step()
+    assert timed.taker.told == []
+    with pytest.raises(EndOfScript):
+        timed.step()
+
+    told = [(what, mark) for what, mark in timed.taker.told if what != "begin"]
+    one_by_one = [(part, 5 * step + place) for step in range(20) for place, part in enumerate(PARTS, 1)]
+    assert [(what, mark) for what, mark in told if what != "end"] == one_by_one
+    assert [mark for what, mark in told if what == "end"] == [8] * 20
+    # Each begins where the one before ended.
+    assert [mark for what, mark in timed.taker.told if what == "begin"] == [5 * step for step in range(1, 20)]
+    assert timed.finished == 1
+
+
+def test_what_is_worked_through_at_the_end_is_no_wall_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    came, late_s = Session.came, [0.0]
+
+    def slow(*given: Any) -> Any:
+        late_s[0] += 1000.0
+        return came(*given)
+
+    monkeypatch.setattr(HostClock, "mark", staticmethod(lambda: perf_counter() + late_s[0]))
+    monkeypatch.setattr("time.perf_counter", HostClock.mark)
+    script = Script(tmp_path)
+    region = Region(tmp_path, Device.CPU, Timeline())
+    monkeypatch.setattr(script.session, "_open", lambda *_: region)
+    while script.session.stage is not Stage.MEASURED:
+        script.step()
+    monkeypatch.setattr(Session, "came", slow)
+    assert until_the_end(script.step) == 19
+
+    assert region.measured is not None
+    assert len(region.measured.totals.step_s) == 20
+    assert sum(region.measured.totals.step_s) <= region.measured.wall_s < 1000.0 < late_s[0]
+    region.close()
+
+
+def test_no_more_is_kept_than_a_number_of_steps(tmp_path: Path) -> None:
+    script = Script(tmp_path, iterations=1000)
+    while script.session.stage is not Stage.MEASURED:
+        script.step()
+    script.taker.told.clear()
+    for _ in range(tapes.MOST_STEPS - 1):
+        script.step()
+    assert script.taker.told == []
+    script.step()
+
+    assert script.taker.steps == tapes.MOST_STEPS
+    # The time that the telling took is nobody's.
+    assert script.taker.told[-1] == (Aside.MEASURING, None)
+
+
+def test_long_steps_are_told_each_second(timed: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    timed.step()
+    assert timed.taker.steps == 0
+    monkeypatch.setattr(tapes, "perf_counter", lambda: perf_counter() + 1.5)
+    timed.step()
+
+    assert timed.taker.steps == 2
+
+
+def test_a_long_validation_is_told_before_its_end(timed: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tapes, "MOST_EVENTS", 10)
+    for _ in range(6):
+        timed.fetch()
+
+    assert [what for what, _ in timed.taker.told] == [*[Aside.OTHER, StepPart.DATA] * 5, Aside.MEASURING]
+
+
+def test_the_warmup_ends_in_time(tmp_path: Path) -> None:
+    script = Script(tmp_path, iterations=4, warmup=3)
+    while script.session.stage is not Stage.WARMUP:
+        script.step()
+    for _ in range(3):
+        assert script.taker.phase is StepPhase.WARMUP
+        script.step()
+
+    assert script.taker.phase is StepPhase.MEASURED
+    # The first measured step begins now.
+    assert script.taker.told[-2:] == [("begin", None), (Aside.MEASURING, None)]
+
+
+def test_a_script_that_is_over_keeps_its_steps_and_is_not_ended_again(timed: Script) -> None:
+    for _ in range(5):
+        timed.step()
+    timed.tape.catch_up(is_over=True)
+
+    assert timed.taker.steps == 5
+    assert timed.session.measured_steps == 5
+    assert timed.finished == 0
+
+
+def test_what_another_thread_does_waits_for_nothing(timed: Script) -> None:
+    timed.step()
+    thread = threading.Thread(target=timed.fetch)
+    thread.start()
+    thread.join()
+    timed.tape.catch_up(is_over=True)
+
+    assert [what for what, _ in timed.taker.told].count(StepPart.DATA) == 1
+
+
+def test_a_step_that_is_none_is_looked_for_in_what_follows(timed: Script) -> None:
+    other = torch.optim.Adam([torch.nn.Parameter(torch.zeros(2))])
+    timed.step()
+    timed.step(other)
+    timed.step()
+    timed.tape.catch_up(is_over=True)
+
+    assert timed.session.stage is Stage.SEARCHING
+    assert timed.session.region is None
+    assert timed.taker.steps == 1
+
+
+def test_an_optimizer_that_replaces_another_of_its_kind_goes_on_with_its_steps(timed: Script) -> None:
+    timed.step()
+    timed.step(torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))]))
+    timed.tape.catch_up(is_over=True)
+
+    assert timed.session.stage is Stage.MEASURED
+    assert timed.taker.steps == 2
+
+
+def evaluate(timed: Script, site: Site) -> None:
+    timed.tape.stretch_began(site)
+    timed.fetch()
+    timed.tape.stretch_ended()
+
+
+CODE = (lambda: None).__code__
+HERE: Site = (CODE, 1, CODE, 1)
+
+
+def test_an_evaluation_is_a_gap_with_all_that_it_fetches(timed: Script) -> None:
+    timed.session.sites[HERE] = True
+    evaluate(timed, HERE)
+    timed.step()
+    timed.tape.catch_up(is_over=True)
+
+    parts = [Aside.OTHER, *[Aside.VALIDATION] * 3, *PARTS, "end", "begin", Aside.MEASURING]
+    assert [what for what, _ in timed.taker.told] == parts
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_what_a_loss_uses_or_an_optimizer_does_is_told_to_nobody(timed: Script, *, is_known: bool) -> None:
+    if is_known:
+        timed.session.sites[HERE] = False
+    else:
+        timed.tape.stepping(timed.optimizer)
+    timed.tape.stretch_began(HERE)
+    timed.tape.stretch_ended()
+    timed.tape.stepped(timed.optimizer)
+    timed.tape.catch_up(is_over=True)
+
+    assert [what for what, _ in timed.taker.told if isinstance(what, Aside)] == [Aside.MEASURING]
+
+
+def test_optimizers_within_the_backward_pass_are_told_at_once(tmp_path: Path) -> None:
+    script = Script(tmp_path, iterations=2)
+
+    def step() -> None:
+        script.fetch()
+        script.tape.backward_began()
+        script.tape.stepped(script.optimizer)
+        script.tape.backward_ended()
+
+    assert until_the_end(step) < MANY
+    assert script.taker.steps == 2
+
+
+def test_a_copy_of_the_process_tells_nothing(timed: Script) -> None:
+    timed.step()
+    timed.tape.silence()
+    timed.step()
+    timed.tape.step_done()
+    timed.tape.catch_up(is_over=True)
+
+    assert timed.taker.told == []
+    assert not timed.session.active
+
+
+def test_a_refused_script_is_not_heard_on(tmp_path: Path) -> None:
+    script = Script(tmp_path, goes_on=True)
+    while script.session.stage is not Stage.MEASURED:
+        script.step()
+    thread = threading.Thread(target=script.tape.stepped, args=(script.optimizer,))
+    thread.start()
+    thread.join()
+    script.taker.told.clear()
+    for _ in range(2 * tapes.MOST_STEPS):
+        script.step()
+
+    assert str(script.session.refusal) == "optimizers step in more than one thread of the script"
+    assert script.taker.told == []
+
+
+def test_slow_steps_beyond_their_least_time_are_still_told_together(
+    timed: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Limits, "filled", lambda *_: (0, 20, 1e-9))
+    timed.tape.catch_up()
+    timed.taker.told.clear()
+    for _ in range(3):
+        timed.step()
+
+    assert timed.taker.steps == 0
+
+
+def test_steps_marked_in_the_script(tmp_path: Path) -> None:
+    script = Script(tmp_path, iterations=3)
+
+    def step() -> None:
+        script.tape.step_began()
+        script.fetch()
+        script.tape.backward_began()
+        script.tape.backward_ended()
+        script.tape.step_done()
+
+    assert until_the_end(step) < MANY
+    assert script.taker.steps == 3
+    assert script.finished == 1

@@ -1,0 +1,96 @@
+"""The step itself, on the CPU: what AMP leaves out."""
+
+from collections.abc import Iterator
+from itertools import repeat
+
+import pytest
+import torch
+from torch import nn
+
+from workload.contract.spec import Device, Optimizer, Precision, RunSpec
+from workload.measure.recorder import StepPart
+from workload.model import models
+from workload.steps.data import Batch
+from workload.steps.training_step import TrainingStep, make_optimizer
+
+SPEC = RunSpec(device=Device.CPU, batch_size=2, precision=Precision.AMP)
+
+
+def batches() -> Iterator[Batch]:
+    return repeat((torch.ones(2, 4), torch.zeros(2, dtype=torch.long)))
+
+
+def step_of(spec: RunSpec) -> TrainingStep:
+    torch.manual_seed(0)
+    return TrainingStep(nn.Sequential(nn.Flatten(), nn.Linear(4, 3)), spec)
+
+
+@pytest.fixture
+def losses_that_overflow(monkeypatch: pytest.MonkeyPatch) -> set[int]:
+    """The numbers of the losses, from 0, whose gradients are not finite."""
+    overflowing, taken = set[int](), iter(range(10**6))
+    plain = models.loss
+
+    def loss(output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return plain(output, labels) * (float("inf") if next(taken) in overflowing else 1.0)
+
+    monkeypatch.setattr(models, "loss", loss)
+    return overflowing
+
+
+@pytest.mark.parametrize(
+    ("accumulation", "overflowing", "skipped"),
+    [(1, set(), 0), (1, {0, 1, 4}, 3), (2, {1}, 1), (2, {0, 1}, 1), (1, {0, 1, 2, 3, 4}, 5)],
+)
+def test_steps_that_amp_skips_are_counted(
+    losses_that_overflow: set[int], accumulation: int, overflowing: set[int], skipped: int
+) -> None:
+    losses_that_overflow |= overflowing
+    step = step_of(RunSpec(device=Device.CPU, batch_size=2, precision=Precision.AMP, grad_accumulation=accumulation))
+    for _ in range(5):
+        step(batches(), lambda _: None)
+    assert step.skipped == skipped
+
+
+@pytest.mark.parametrize("optimizer", list(Optimizer))
+def test_each_optimizer_tells_whether_it_was_called(losses_that_overflow: set[int], optimizer: Optimizer) -> None:
+    losses_that_overflow.add(1)
+    step = step_of(RunSpec(device=Device.CPU, batch_size=2, precision=Precision.AMP, optimizer=optimizer))
+    for _ in range(3):
+        step(batches(), lambda _: None)
+    assert step.skipped == 1
+
+
+@pytest.mark.parametrize("optimizer", list(Optimizer))
+def test_no_optimizer_skips_on_the_device(optimizer: Optimizer) -> None:
+    """A fused one is called in every step, and hides from the host whether it did anything."""
+    made = make_optimizer(nn.Linear(4, 3).parameters(), optimizer)
+    assert not getattr(made, "_step_supports_amp_scaling", False)
+
+
+def test_counting_reads_nothing_from_the_device(
+    losses_that_overflow: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GradScaler's own `.item()`, one a step, is all: asking for the scale would be another."""
+    read: list[torch.Tensor] = []
+    item = torch.Tensor.item
+    monkeypatch.setattr(torch.Tensor, "item", lambda tensor: (read.append(tensor), item(tensor))[1])
+    losses_that_overflow.add(2)
+    step = step_of(SPEC)
+    for _ in range(4):
+        step(batches(), lambda _: None)
+    assert (step.skipped, len(read)) == (1, 4)
+
+
+@pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16])
+def test_without_a_scaler_no_step_is_skipped(losses_that_overflow: set[int], precision: Precision) -> None:
+    losses_that_overflow.add(0)
+    step = step_of(RunSpec(device=Device.CPU, batch_size=2, precision=precision))
+    step(batches(), lambda _: None)
+    assert step.skipped == 0
+
+
+def test_parts_come_in_order() -> None:
+    parts: list[StepPart] = []
+    step_of(SPEC)(batches(), parts.append)
+    assert parts == [StepPart.DATA, StepPart.FORWARD, StepPart.BACKWARD, StepPart.OPTIMIZER]

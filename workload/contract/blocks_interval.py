@@ -1,0 +1,224 @@
+"""Interval of a figure over blocks that stays valid although `--until` stops adding blocks once it is narrow. Pure.
+
+Stopping at the first narrow interval selects samples that happen to vary little: with a look after every block, 95 %
+intervals cover 88 %, and with normal quantiles 68 %. Therefore the rule in `launcher/sweep/until.py` looks only at
+fixed numbers of blocks, and the interval of each look excludes the truth in 3 %: the error is spent at a constant
+nominal level (Lan & DeMets, Biometrika 70, 1983; Pocock, Biometrika 64, 1977; repeated intervals: Jennison & Turnbull,
+JRSS B 51, 1989). The level is chosen for stopping by width, which in a normal sample is independent of the mean
+(Anscombe, JRSS B 15, 1953; Starr, Annals of Mathematical Statistics 37, 1966).
+
+Consecutive blocks are correlated if a machine warms up, is shared or changes with the hour. Intervals that assume
+independent blocks then cover too little: 44 % to 67 % at a correlation of 0.8 from block to block. Few blocks do not
+estimate the correlation, so the first look is at 8. If the correlation may be positive, the interval is widened for the
+largest plausible one. A series with a trend has no fixed mean: the trend is reported, and if it changes the figure by
+more than the target width, the interval does not count as narrow. benchmarks/blocks.py --parts until simulates the
+coverage; docs/blocks.md has the figures. Stopping by an observed difference needs another rule:
+`launcher.duel.decision`.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise, takewhile
+from math import cos, exp, expm1, pi, sin, sqrt
+from statistics import NormalDist, fmean
+
+from workload.contract.design import Contrast, Design, Run
+from workload.contract.text import percent
+
+LEVEL = 0.95
+# Looks: 8, 10, 13, 17, 22, 28, 35, 44, 55, ... blocks. Fewer than 8 do not estimate their correlation at all.
+FIRST_LOOK = 8
+GROWTH = 1.25
+# Error probability of the interval of one look. With 5 % instead, coverage falls to 91 %.
+NOMINAL = 0.03
+# An interval is widened if the estimated correlation is above SUSPECTED - SUSPECTED_EARLIER / blocks: above -0.3 at 8
+# blocks, which may show a true 0.8 as so little, and above 0.2 at very many. It is widened for the estimate plus
+# CAUTION of its standard errors. Without CAUTION, intervals of blocks with a correlation of 0.8 cover 75 %; without the
+# threshold, independent blocks need half as many again.
+SUSPECTED = 0.2
+SUSPECTED_EARLIER = 4.0
+CAUTION = 2.0
+MOST_CORRELATED = 0.95
+# Larger lags change a sum of powers of 0.95 by less than a millionth.
+MOST_LAGS = 400
+# Share of series without a trend that the test for a trend delays at each look.
+TREND = 0.05
+# Largest number of blocks that is predicted.
+MOST_EXPECTED = 10_000
+# Bisections for a quantile, which give 15 digits. From this many degrees of freedom on, an expansion in their inverse
+# is exact to 6 digits.
+HALVINGS = 60
+MANY_DEGREES = 60
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlocksInterval:
+    """Geometric mean of a figure over blocks, with an interval that covers it in 95 % although the rule stops early.
+
+    `half_width`: the larger distance from the figure to an end, as a fraction of the figure. `expected`: approximate
+    total of blocks until the interval is narrow; None if unknown. `correlation`: assumed between blocks; `trend`:
+    change per block as a fraction, None without a trend. `reason`: why there is no interval.
+    """
+
+    blocks: int
+    value: float | None
+    low: float | None
+    high: float | None
+    half_width: float | None
+    target: float
+    is_narrow: bool
+    expected: int | None
+    correlation: float = 0.0
+    trend: float | None = None
+    reason: str | None = None
+
+    @property
+    def width(self) -> str:
+        """Half width as `+-1.2 %` with remarks on correlation and trend, or the reason why there is no interval."""
+        if self.half_width is None:
+            return self.reason or "no interval"
+        widened = f", widened for a correlation of {self.correlation:.1f} between blocks" if self.correlation else ""
+        return f"+-{percent(self.half_width)}{widened}{self.trend_text}"
+
+    @property
+    def trend_text(self) -> str:
+        """Words on the trend: `, with a trend of -0.5 % per block`; empty without one."""
+        return "" if self.trend is None else f", with a trend of {100 * self.trend:+.2g} % per block"
+
+
+def looks() -> Iterator[int]:
+    """Numbers of blocks at which the rule looks, without end."""
+    blocks = FIRST_LOOK
+    while True:
+        yield blocks
+        blocks = int(-(-blocks * GROWTH // 1))
+
+
+def alone(figures: Sequence[float]) -> Contrast:
+    """Contrast of a single configuration, from one figure per block; figures that are not positive are left out."""
+    runs = [Run(figure=figure, configuration="", block=block) for block, figure in enumerate(figures)]
+    return Design(runs).contrast({"": 1.0})
+
+
+def precision(contrast: Contrast, *, target: float) -> BlocksInterval:
+    """Interval of a throughput or a ratio at the level of one look, and whether its half width is within `target`."""
+    n = contrast.blocks
+    value = None if contrast.value is None else exp(contrast.value)
+    if n < FIRST_LOOK or value is None:
+        return _without_interval(n, value, target, f"the first look is at {FIRST_LOOK} blocks")
+    if contrast.error is None:
+        return _without_interval(n, value, target, contrast.reason)
+    correlation = _estimated_correlation(contrast.series)
+    trend = _trend(contrast.series)
+    # A trend may be significant and still too small to matter.
+    has_mean = trend is None or abs(trend) * (n - 1) <= target
+    reach = _reach(contrast, n, correlation)
+    further = (max(blocks, n) for blocks in takewhile(lambda blocks: blocks <= MOST_EXPECTED, looks()))
+    expected = next((blocks for blocks in further if expm1(_reach(contrast, blocks, correlation)) <= target), None)
+    return BlocksInterval(
+        blocks=n,
+        value=value,
+        low=value * exp(-reach),
+        high=value * exp(reach),
+        half_width=expm1(reach),
+        target=target,
+        is_narrow=has_mean and expm1(reach) <= target,
+        expected=expected if has_mean else None,
+        correlation=_supposed(correlation, n),
+        trend=trend,
+    )
+
+
+def _without_interval(blocks: int, value: float | None, target: float, reason: str | None) -> BlocksInterval:
+    return BlocksInterval(
+        blocks=blocks,
+        value=value,
+        low=None,
+        high=None,
+        half_width=None,
+        target=target,
+        is_narrow=False,
+        expected=None,
+        reason=reason,
+    )
+
+
+def _reach(contrast: Contrast, blocks: int, correlation: float) -> float:
+    """Half width of the logarithm's interval with this number of blocks, if they scatter as the present ones."""
+    degrees = max(contrast.degrees * (blocks - 1) // (contrast.blocks - 1), 1)
+    error = (contrast.error or 0.0) * sqrt(contrast.blocks / blocks)
+    return student(NOMINAL, degrees) * error * _widening(_supposed(correlation, blocks), blocks)
+
+
+def _estimated_correlation(series: Sequence[float]) -> float:
+    """Correlation from block to block, corrected for the bias by the estimated mean.
+
+    Marriott & Pope, Biometrika 41 (1954): the plain estimate is too small by (1 + 4 x the correlation) / blocks.
+    """
+    n, mean = len(series), fmean(series)
+    rest = [one - mean for one in series]
+    squares = sum(one * one for one in rest)
+    products = sum(one * other for one, other in pairwise(rest))
+    return (products / squares + 1 / n) / (1 - 4 / n) if squares else 0.0
+
+
+def _supposed(correlation: float, blocks: int) -> float:
+    """Correlation that an interval allows for, from the estimated one."""
+    if correlation <= SUSPECTED - SUSPECTED_EARLIER / blocks:
+        return 0.0
+    error = sqrt((1 - min(abs(correlation), 0.9) ** 2) / blocks)
+    return min(max(correlation + CAUTION * error, 0.0), MOST_CORRELATED)
+
+
+def _widening(correlation: float, blocks: int) -> float:
+    """Standard error of the mean of correlated blocks over the one that assumes independent blocks.
+
+    Model: first-order autoregression, in which the mean varies more, and the blocks vary less about it.
+    """
+    if correlation <= 0:
+        return 1.0
+    more = 1 + 2 * sum((1 - lag / blocks) * correlation**lag for lag in range(1, min(blocks, MOST_LAGS)))
+    return sqrt(more / ((blocks - more) / (blocks - 1)))
+
+
+def _trend(series: Sequence[float]) -> float | None:
+    """Trend as a fraction per block, if the slope of a straight line is significant (t test); else None."""
+    n, mean = len(series), fmean(series)
+    squares = sum((at - (n - 1) / 2) ** 2 for at in range(n))
+    slope = sum((at - (n - 1) / 2) * one for at, one in enumerate(series)) / squares
+    rest = sum((one - mean - slope * (at - (n - 1) / 2)) ** 2 for at, one in enumerate(series))
+    limit = student(TREND, n - 2) * sqrt(rest / (n - 2) / squares)
+    return expm1(slope) if abs(slope) > limit else None
+
+
+@cache
+def student(outside: float, degrees: int) -> float:
+    """Two-sided quantile t of Student's distribution: |t| is exceeded with probability `outside`.
+
+    Abramowitz & Stegun, Handbook of Mathematical Functions, 1964, 26.7.3 and 26.7.4; for many degrees 26.7.5.
+    """
+    if degrees > MANY_DEGREES:
+        z = NormalDist().inv_cdf(1 - outside / 2)
+        first, second = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96
+        third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
+        return z + first / degrees + second / degrees**2 + third / degrees**3
+    low, high = 0.0, pi / 2
+    for _ in range(HALVINGS):
+        angle = (low + high) / 2
+        if _inside(angle, degrees) < 1 - outside:
+            low = angle
+        else:
+            high = angle
+    # `low` is the angle whose tangent is t / sqrt(degrees).
+    return sqrt(degrees) * sin(low) / cos(low)
+
+
+def _inside(angle: float, degrees: int) -> float:
+    """Probability that |t| is below sqrt(degrees) x tan(angle)."""
+    term = cos(angle) if degrees % 2 else 1.0
+    total = 0.0
+    for factor in range(2 + degrees % 2, degrees + 1, 2):
+        total += term
+        term *= cos(angle) ** 2 * (factor - 1) / factor
+    return 2 / pi * (angle + sin(angle) * total) if degrees % 2 else sin(angle) * total

@@ -1,0 +1,93 @@
+"""Stores a run's measured ceilings beside its bundles, for the runs of the next hour.
+
+Only clean rates are stored: a rate from a busy machine would spoil the verdicts of all later runs.
+"""
+
+import json
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from workload.contract.files import replace_text
+from workload.contract.spec import Device
+from workload.measure import ceilings
+from workload.measure.ceiling_rates import Ceilings
+from workload.measure.ceilings import COPY, TRIAD, Report, Sampler, identity, wanted
+
+CACHE_NAME = ".ceilings.json"
+# 2: each rate has the number of CPUs used. 3: a GPU was loaded before. Files of older schemas are ignored.
+CACHE_SCHEMA = 3
+MAX_AGE_S = 3600.0
+
+
+def cached_or_measure(
+    folder: Path,
+    *,
+    device: Device,
+    precisions: Collection[str] | None = None,
+    sample: Sampler | None = None,
+    progress: Report | None = None,
+    fresh: bool = False,
+    max_age_s: float = MAX_AGE_S,
+    now: Callable[[], datetime] = lambda: datetime.now(UTC),
+) -> tuple[Ceilings, float]:
+    """Ceilings and their age in seconds, 0 if all were measured now; stored in `folder` for later runs.
+
+    A file is replaced if it is damaged, too old, from the future, or of another machine, device, torch or thread count;
+    with `fresh` always. Rates that a usable file lacks are measured. A folder that cannot be written is no error.
+    """
+    path = folder / CACHE_NAME
+    kept = None if fresh else _read(path, identity(device))
+    age_s = kept.age_s(now()) if kept else 0.0
+    if kept is None or not 0 <= age_s <= max_age_s:
+        measured = ceilings.measure(device, precisions=precisions, sample=sample, progress=progress, now=now)
+        _write(path, measured)
+        return measured, 0.0
+    missing = [precision for precision in wanted(precisions) if precision not in kept.flop_per_s]
+    bandwidth = not {COPY, TRIAD} <= set(kept.bytes_per_s)
+    if missing or bandwidth:
+        more = ceilings.measure(
+            device, precisions=missing, bandwidth=bandwidth, sample=sample, progress=progress, now=now
+        )
+        is_any_used = len(missing) < len(wanted(precisions)) or not bandwidth
+        kept = _joined(kept, more)
+        _write(path, kept)
+        if not is_any_used:
+            return more, 0.0
+    return kept, age_s
+
+
+def _joined(kept: Ceilings, more: Ceilings) -> Ceilings:
+    """Add the rates of `more` to `kept`, which keeps its time of measurement."""
+    measured_now = {*more.flop_per_s, *more.bytes_per_s}
+    unavailable = {key: why for key, why in kept.unavailable.items() if key not in measured_now}
+    return replace(
+        kept,
+        flop_per_s={**kept.flop_per_s, **more.flop_per_s},
+        bytes_per_s={**kept.bytes_per_s, **more.bytes_per_s},
+        unavailable={**unavailable, **more.unavailable},
+        elapsed_s=kept.elapsed_s + more.elapsed_s,
+    )
+
+
+def _read(path: Path, here: Mapping[str, Any]) -> Ceilings | None:
+    """Ceilings in the file; None unless it is complete, clean and valid for this machine."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        kept = Ceilings.from_json(content["ceilings"])
+        kept.age_s(datetime.now(UTC))
+    except (OSError, KeyError, TypeError, ValueError, AttributeError):
+        return None
+    is_ours = all(getattr(kept, name) == value for name, value in here.items())
+    is_clean = all(rate.doubt is None for rate in (*kept.flop_per_s.values(), *kept.bytes_per_s.values()))
+    return kept if is_ours and is_clean and content.get("schema") == CACHE_SCHEMA else None
+
+
+def _write(path: Path, measured: Ceilings) -> None:
+    """Write atomically, because another run may read the file at any moment."""
+    text = json.dumps({"schema": CACHE_SCHEMA, "ceilings": measured.to_json()}, indent=1)
+    with suppress(OSError):
+        replace_text(path, text, shared=True, durable=False)

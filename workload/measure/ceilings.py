@@ -1,0 +1,572 @@
+"""Measures ceilings: the FLOP/s of a matrix product per precision, and the bytes/s of copy and triad.
+
+Every probe has its own time limit, because a CPU without units for a type is a hundred times slower with it: 2 s for
+each product, 1 s for each of copy and triad, and on a GPU 1.5 s of load before each keep the whole under 20 s on any
+quiet machine. A disturbed probe is repeated once. A rate that stays disturbed is unavailable, because a ceiling that is
+too low makes every run below it look better than it is. If other work has the CPUs, all further rates are given up too:
+the run continues without a ceiling.
+"""
+
+import os
+import platform
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
+from itertools import cycle
+from math import ceil, isqrt
+from typing import Any
+
+import psutil
+import torch
+from torch import Tensor
+
+from workload.contract.spec import Device, Precision
+from workload.contract.text import counted
+from workload.environment import cgroup, cpu, host, instructions
+from workload.environment.device import TF32_CAPABILITY, is_out_of_memory, usable_cpus
+from workload.environment.machine import HostSystem
+from workload.environment.nvml import GpuSensors
+from workload.measure.ceiling_rates import Ceilings, MeasuredRate, Samples
+from workload.measure.clock import Clock, clock_for
+from workload.measure.cpu_time import CpuMeter
+
+PRODUCT_LIMIT_S = 2.0
+BANDWIDTH_LIMIT_S = 1.0
+# From idle a GPU is faster than it can stay: a T4, an L4 or a laptop's GPU meets its power limit within a second or
+# two. A CPU's clock settles within milliseconds, while the size of its product is chosen. A CPU's power limit comes
+# after half a minute, for which no probe can wait.
+LOAD_S = {Device.CUDA: 1.5, Device.MPS: 1.5, Device.CPU: 0.0}
+SAMPLES = 30
+SAMPLE_S = 10e-3
+# A call this long hides the cost of its launch.
+LONG_CALL_S = 5e-3
+# The best of this many times decides whether a product is large enough, because a wait for a CPU looks like work.
+TIMINGS = 3
+SMALLEST_EDGE = 128
+# Growth of a product's work when the edge doubles. If its time grows by less than half of this, the time is mostly
+# waits of a busy machine: such a call may be long, but the product still too small.
+GROWTH = 8
+WORK_GROWTH = 4
+# Calls that must still fit after the next step of growth: a warm-up, a timed one and three samples.
+CALLS_AHEAD = 5
+# Matrices and arrays take at most the free memory divided by this, so that other processes keep theirs.
+MEMORY_SHARE = 4
+# STREAM's rule, https://www.cs.virginia.edu/stream/ref.html#size: four times the last-level cache.
+CACHE_MULTIPLE = 4
+# Least total size of the arrays on a GPU, and if the size of the cache is unknown.
+USUAL_FOOTPRINT_BYTES = 10**9
+# Largest total size: touching a GB of memory for the first time took 2.2 s on a fresh virtual machine.
+LARGEST_FOOTPRINT_BYTES = 2 * 10**9
+SMALLEST_ARRAY_BYTES = 2**20
+ARRAYS = 3
+COPY, TRIAD = "copy", "triad"
+# Number of arrays that one call moves.
+MOVED = {COPY: 2, TRIAD: 3}
+TRIAD_FACTOR = 3.0
+
+DTYPES = {
+    Precision.FP32: torch.float32,
+    Precision.TF32: torch.float32,
+    Precision.AMP: torch.float16,
+    Precision.BF16: torch.bfloat16,
+}
+# Variables that limit the instructions of a CPU's matrix product.
+ISA_VARIABLES = ("ATEN_CPU_CAPABILITY", "DNNL_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")
+
+# Attempts at a clean measurement.
+ATTEMPTS = 2
+# An attempt begins only if it would end within this time after the first, judged by the longest so far. On a busy
+# machine a probe takes many times its limit, while somebody waits for the run.
+MOST_S = 60.0
+
+Call = Callable[[], object]
+Sampler = Callable[[], Mapping[str, object]]
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deadline:
+    """Point of the host's clock, in seconds."""
+
+    end_s: float
+    now_s: Callable[[], float]
+
+    def allows(self, seconds: float) -> bool:
+        """Whether `seconds` more fit before the deadline."""
+        return self.now_s() + seconds <= self.end_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probe:
+    """Settings of a measurement: clocks of device and host, a limit in host seconds, a GPU's sensors, a CPU's threads.
+
+    The device is loaded for `load_s` host seconds first, which do not count against the limit.
+    """
+
+    clock: Clock
+    limit_s: float = PRODUCT_LIMIT_S
+    load_s: float = 0.0
+    now_s: Callable[[], float] = time.perf_counter
+    sensors: Sampler | None = None
+    cpus_wanted: float | None = None
+
+    def deadline(self) -> Deadline:
+        """Deadline of this probe, counted from now."""
+        return Deadline(end_s=self.now_s() + self.limit_s, now_s=self.now_s)
+
+    def warm_up(self, call: Call) -> None:
+        """Make the first call, which selects kernels and touches memory, and is not timed."""
+        call()
+        self.clock.synchronize()
+
+    def call_s(self, call: Call, *, calls: int = 1, meanwhile: Call | None = None) -> float:
+        """Device seconds per call, over `calls` calls in a row; `meanwhile` runs while a GPU executes them."""
+        start = self.clock.mark()
+        for _ in range(calls):
+            call()
+        end = self.clock.mark()
+        if meanwhile:
+            meanwhile()
+        self.clock.synchronize()
+        return self.clock.seconds_between(start, end) / calls
+
+
+@dataclass(kw_only=True)
+class Patience:
+    """Time limit of all probes; `gave_up`: reason why no further probe begins, else None."""
+
+    began_s: float
+    now_s: Callable[[], float] = time.perf_counter
+    longest_s: float = 0.0
+    gave_up: str | None = None
+
+    def attempt(self, measure_rate: Callable[[], MeasuredRate]) -> MeasuredRate:
+        """Measure once and record the duration."""
+        began_s = self.now_s()
+        rate = measure_rate()
+        self.longest_s = max(self.longest_s, self.now_s() - began_s)
+        return rate
+
+    @property
+    def is_over(self) -> bool:
+        """Whether a further attempt would end too late."""
+        return self.now_s() - self.began_s + self.longest_s > MOST_S
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Product:
+    """A matrix product, timed once."""
+
+    edge: int
+    call: Call
+    call_s: float
+
+
+def measure(
+    device: Device,
+    *,
+    precisions: Collection[str] | None = None,
+    bandwidth: bool = True,
+    sample: Sampler | None = None,
+    progress: Report | None = None,
+    limit_share: float = 1.0,
+    now: Callable[[], datetime] = lambda: datetime.now(UTC),
+) -> Ceilings:
+    """Measure the `precisions` (all by default) and, with `bandwidth`, copy and triad.
+
+    `sample` reads a GPU's sensors; `limit_share` shortens each probe's load and time limit. Random state, precision
+    settings and the GPU's allocator are left as they were.
+    """
+    began_s, measured_at = time.perf_counter(), now()
+    probe = Probe(
+        clock=clock_for(device),
+        limit_s=PRODUCT_LIMIT_S * limit_share,
+        load_s=LOAD_S[device] * limit_share,
+        sensors=sample,
+        cpus_wanted=_cpus_wanted(device),
+    )
+    report = progress or (lambda _: None)
+    unavailable: dict[str, str] = {}
+    patience = Patience(began_s=began_s)
+    flop_per_s = _flop_rates(device, wanted(precisions), probe, patience, unavailable, report)
+    probe = replace(probe, limit_s=BANDWIDTH_LIMIT_S * limit_share)
+    if bandwidth and patience.gave_up:
+        unavailable |= dict.fromkeys((COPY, TRIAD), patience.gave_up)
+        bandwidth = False
+    bytes_per_s, footprint = _byte_rates(device, probe, patience, unavailable, report) if bandwidth else ({}, "")
+    if patience.gave_up:
+        report(f"continuing without a ceiling: {patience.gave_up}")
+    return Ceilings(
+        flop_per_s=flop_per_s,
+        bytes_per_s=bytes_per_s,
+        unavailable=unavailable,
+        method=_method(limit_share, probe.load_s, footprint),
+        measured_at=measured_at.isoformat(),
+        elapsed_s=time.perf_counter() - began_s,
+        **identity(device),
+    )
+
+
+def _cpus_wanted(device: Device) -> float | None:
+    """Number of CPUs that a product keeps busy; None if unknown: Apple's products run on units that are no threads."""
+    if device is not Device.CPU or platform.system() == "Darwin":
+        return None
+    return min(torch.get_num_threads(), usable_cpus())
+
+
+def wanted(precisions: Collection[str] | None) -> list[Precision]:
+    return [precision for precision in Precision if precisions is None or precision in precisions]
+
+
+def sensors_of(device: Device) -> Sampler | None:
+    """Function that reads the GPU's clock, power and temperature; None if NVML does not know the device."""
+    gpu = GpuSensors.open(torch.cuda.current_device()) if device is Device.CUDA else None
+    return gpu.sample if gpu else None
+
+
+def _method(limit_share: float, load_s: float, footprint: str) -> str:
+    product_s, bandwidth_s = PRODUCT_LIMIT_S * limit_share, BANDWIDTH_LIMIT_S * limit_share
+    products = (
+        "n x n x n product of random normal matrices, n doubled until a call takes 5 ms or time or memory is spent; "
+        f"up to {SAMPLES} samples of at least 10 ms in {product_s:g} s a precision, again where they were disturbed; "
+        "1 fused multiply-add = 2 FLOP"
+    )
+    if load_s:
+        products += f"; each rate after {load_s:g} s of the same work, in which a burst ends"
+    bytes_ = f"copy moves 2 and triad 3 float32 arrays, as STREAM counts, in {bandwidth_s:g} s each; {footprint}"
+    return f"{products}. {bytes_}" if footprint else products
+
+
+# --- matrix products
+
+
+def _flop_rates(
+    device: Device,
+    precisions: list[Precision],
+    probe: Probe,
+    patience: Patience,
+    unavailable: dict[str, str],
+    report: Report,
+) -> dict[str, MeasuredRate]:
+    rates: dict[str, MeasuredRate] = {}
+    for precision in precisions:
+        reason = patience.gave_up or _why_not(device, precision)
+        if reason is None:
+            report(f"measuring this machine's ceiling: {precision} matrix product")
+            with _released(device), _refusals(precision, unavailable):
+                measure_rate = partial(product_rate, device, precision, probe)
+                if rate := _first_clean(precision, measure_rate, patience, unavailable, report):
+                    rates[precision] = rate
+        else:
+            unavailable[precision] = reason
+    return rates
+
+
+def _first_clean(
+    name: str,
+    measure_rate: Callable[[], MeasuredRate],
+    patience: Patience,
+    unavailable: dict[str, str],
+    report: Report,
+) -> MeasuredRate | None:
+    """First of two measurements without disturbance; None if both were disturbed, with the reason in `unavailable`.
+
+    If other work has the CPUs, or the time is over, no further rate is measured.
+    """
+    for attempt in range(1, ATTEMPTS + 1):
+        rate = patience.attempt(measure_rate)
+        if rate.doubt is None:
+            if rate.slowdown:
+                report(f"{name}: {rate.slowdown}: the sustained rate is the ceiling")
+            return rate
+        if attempt == ATTEMPTS or patience.is_over:
+            break
+        report(f"{name}: {rate.doubt}; measuring again")
+    unavailable[name] = f"{rate.doubt}, in {counted(attempt, 'attempt')}"
+    if rate.is_starved or patience.is_over:
+        patience.gave_up = unavailable[name]
+    else:
+        report(f"{name}: {unavailable[name]}")
+    return None
+
+
+def _why_not(device: Device, precision: Precision) -> str | None:
+    if precision is Precision.TF32:
+        return _why_no_tf32(device)
+    dtype = DTYPES[precision]
+    if device is Device.CPU and dtype is not torch.float32 and instructions.faults(dtype):
+        return f"torch's kernels for {dtype} fault on this CPU; {instructions.ISA_VARIABLE}=AVX512_CORE_FP16 avoids AMX"
+    return None
+
+
+def _why_no_tf32(device: Device) -> str | None:
+    if device is not Device.CUDA:
+        return "TF32 needs an NVIDIA GPU"
+    major, minor = torch.cuda.get_device_capability()
+    return None if (major, minor) >= TF32_CAPABILITY else f"TF32 needs compute capability 8.0, this is {major}.{minor}"
+
+
+def product_rate(device: Device, precision: Precision, probe: Probe) -> MeasuredRate:
+    """Rate of an n x n x n product: 2 n^3 FLOP. Raises the device's error if it cannot compute the smallest one."""
+    dtype = DTYPES[precision]
+    make = _product_maker(device, dtype)
+    largest_edge = isqrt(free_memory_bytes(device) // MEMORY_SHARE // (3 * dtype.itemsize))
+    with matmul_precision(precision):
+        # Loads libraries, outside of the samples and the time limit.
+        probe.warm_up(make(SMALLEST_EDGE))
+        deadline = probe.deadline()
+        product = grow(make, probe, deadline, largest_edge=largest_edge)
+        taken = take_samples(product.call, product.call_s, probe, deadline)
+    return MeasuredRate.of(2 * product.edge**3, taken, size=product.edge)
+
+
+def _product_maker(device: Device, dtype: torch.dtype) -> Callable[[int], Call]:
+    # A separate generator, so that the run's random state does not change.
+    generator = torch.Generator(device.value).manual_seed(0)
+
+    def make(edge: int) -> Call:
+        left, right = (torch.randn(edge, edge, generator=generator, device=device.value).to(dtype) for _ in range(2))
+        out = torch.empty_like(left)
+        return lambda: torch.mm(left, right, out=out)
+
+    return make
+
+
+def grow(make: Callable[[int], Call], probe: Probe, deadline: Deadline, *, largest_edge: int) -> _Product:
+    """Double the edge until a call is long, or until time or memory would not suffice for the next one."""
+    smaller, product = None, _timed(make, SMALLEST_EDGE, probe)
+    while 2 * product.edge <= largest_edge:
+        if _is_enough(product, smaller, deadline):
+            product = _timed_again(product, probe, deadline)
+            if _is_enough(product, smaller, deadline):
+                break
+        try:
+            smaller, product = product, _timed(make, 2 * product.edge, probe)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            break
+    return product
+
+
+def _is_enough(product: _Product, smaller: _Product | None, deadline: Deadline) -> bool:
+    """Whether the call is long because of its work, or the next one would be too long."""
+    is_work = smaller is not None and product.call_s >= WORK_GROWTH * smaller.call_s
+    is_long = product.call_s >= LONG_CALL_S and is_work
+    return is_long or not deadline.allows(CALLS_AHEAD * GROWTH * product.call_s)
+
+
+def _timed(make: Callable[[int], Call], edge: int, probe: Probe) -> _Product:
+    call = make(edge)
+    probe.warm_up(call)
+    return _Product(edge=edge, call=call, call_s=probe.call_s(call))
+
+
+def _timed_again(product: _Product, probe: Probe, deadline: Deadline) -> _Product:
+    """Product with its shortest time of several, as long as the samples still fit. A single time may be chance."""
+    best_s = product.call_s
+    for _ in range(TIMINGS - 1):
+        if deadline.allows(CALLS_AHEAD * best_s):
+            best_s = min(best_s, probe.call_s(product.call))
+    return replace(product, call_s=best_s)
+
+
+def take_samples(call: Call, call_s: float, probe: Probe, deadline: Deadline) -> Samples:
+    """Load the device, then take up to 30 samples of at least 10 ms, at least one.
+
+    `call_s`: expected seconds of a call. Sensors are read under load: at the start, at half time and at the last
+    sample.
+    """
+    calls = ceil(SAMPLE_S / call_s) if call_s < SAMPLE_S else 1
+    readings: dict[str, Mapping[str, object]] = {}
+
+    def sample(moment: str | None = None) -> float:
+        sensors = probe.sensors if moment else None
+        meanwhile = (lambda: readings.update({str(moment): sensors()})) if sensors else None
+        return probe.call_s(call, calls=calls, meanwhile=meanwhile)
+
+    load: list[float] = []
+    began_s = probe.now_s()
+    while probe.now_s() - began_s < probe.load_s:
+        load.append(sample(None if load else "start"))
+    load_s = probe.now_s() - began_s if load else 0.0
+    deadline = replace(deadline, end_s=deadline.end_s + load_s)
+    samples: list[float] = []
+    meter = CpuMeter() if probe.cpus_wanted else None
+    while not samples or (len(samples) < SAMPLES and deadline.allows(calls * samples[-1])):
+        is_last = len(samples) == SAMPLES - 1 or (samples and not deadline.allows(2 * calls * samples[-1]))
+        moments = {0: None if load else "start", SAMPLES // 2: "half"}
+        samples.append(sample("end" if is_last else moments.get(len(samples))))
+    cpus = meter.share().got if meter else None
+    return Samples(
+        call_s=samples,
+        load_call_s=load,
+        load_s=load_s,
+        # At the start, if the time was too short for a reading at half time.
+        conditions=readings.get("half", readings.get("start")),
+        conditions_at_start=readings.get("start"),
+        conditions_at_end=readings.get("end"),
+        cpus=cpus,
+        cpus_wanted=probe.cpus_wanted,
+    )
+
+
+@contextmanager
+def matmul_precision(precision: Precision) -> Iterator[None]:
+    """Turn TF32 on for `tf32` and off for every other precision; restore the setting afterwards.
+
+    The newer `fp32_precision` switches are not used: torch raises if they are mixed with the older ones.
+    """
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if precision is Precision.TF32 else "highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+# --- copy and triad
+
+
+def _byte_rates(
+    device: Device, probe: Probe, patience: Patience, unavailable: dict[str, str], report: Report
+) -> tuple[dict[str, MeasuredRate], str]:
+    """Rates of copy and triad, and a sentence on the size of the arrays."""
+    report("measuring this machine's ceiling: memory bandwidth")
+    cache_bytes, free_bytes = last_level_cache_bytes(device), free_memory_bytes(device)
+    array_bytes = choose_array_bytes(device, cache_bytes=cache_bytes, free_bytes=free_bytes)
+    rates: dict[str, MeasuredRate] = {}
+    with _released(device), _refusals(COPY, unavailable), _refusals(TRIAD, unavailable):
+        arrays = _allocate(device, array_bytes)
+        array_bytes = arrays[0].nbytes
+        for name in (COPY, TRIAD):
+            if patience.gave_up:
+                unavailable[name] = patience.gave_up
+            elif rate := _first_clean(name, partial(_byte_rate, name, arrays, probe), patience, unavailable, report):
+                rates[name] = rate
+    return rates, _footprint(array_bytes, cache_bytes=cache_bytes)
+
+
+def choose_array_bytes(device: Device, *, cache_bytes: int | None, free_bytes: int) -> int:
+    """Bytes of each array, for three arrays of four times the cache, within 2 GB and a quarter of the free memory."""
+    wanted = CACHE_MULTIPLE * (cache_bytes or 0)
+    if device is not Device.CPU or cache_bytes is None:
+        wanted = max(wanted, USUAL_FOOTPRINT_BYTES)
+    footprint = min(wanted, LARGEST_FOOTPRINT_BYTES, free_bytes // MEMORY_SHARE)
+    return max(footprint // ARRAYS, SMALLEST_ARRAY_BYTES)
+
+
+def _allocate(device: Device, array_bytes: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Allocate three arrays and touch their memory; if they do not fit, halve their size."""
+    count = array_bytes // torch.float32.itemsize
+    try:
+        first, second, third = (torch.full((count,), float(n), device=device.value) for n in range(ARRAYS))
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error) or array_bytes // 2 < SMALLEST_ARRAY_BYTES:
+            raise
+    else:
+        return first, second, third
+    return _allocate(device, array_bytes // 2)
+
+
+def _byte_rate(name: str, arrays: tuple[Tensor, Tensor, Tensor], probe: Probe) -> MeasuredRate:
+    """Rate of copy (a = b), which moves two arrays, or triad (a = b + q c), which moves three.
+
+    Lines that a CPU reads before writing do not count. Source: https://www.cs.virginia.edu/stream/ref.html#counting.
+    """
+    a, b, c = arrays
+    # Each copy writes to the least recently used array, so that all three pass through the cache.
+    pairs = cycle(((a, b), (c, a), (b, c)))
+
+    def copy() -> Tensor:
+        target, source = next(pairs)
+        return target.copy_(source)
+
+    calls: dict[str, Call] = {COPY: copy, TRIAD: lambda: torch.add(b, c, alpha=TRIAD_FACTOR, out=a)}
+    call = calls[name]
+    deadline = probe.deadline()
+    probe.warm_up(call)
+    return MeasuredRate.of(
+        MOVED[name] * a.nbytes, take_samples(call, probe.call_s(call), probe, deadline), size=a.nbytes
+    )
+
+
+def _footprint(array_bytes: int, *, cache_bytes: int | None) -> str:
+    arrays = f"{ARRAYS} arrays of {array_bytes / 1e6:.0f} MB"
+    if cache_bytes is None:
+        return f"{arrays}, last-level cache unknown"
+    multiple = ARRAYS * array_bytes / cache_bytes
+    # Rounding to whole elements makes an array a few bytes shorter than requested.
+    is_enough = multiple > CACHE_MULTIPLE - 0.01
+    verdict = f"at least {CACHE_MULTIPLE}x" if is_enough else f"only {multiple:.3g}x, for lack of memory or time,"
+    return f"{arrays}, together {verdict} the last-level cache of {cache_bytes / 1e6:.0f} MB"
+
+
+def last_level_cache_bytes(device: Device, machine: HostSystem | None = None) -> int | None:
+    """Size of a GPU's L2; on a CPU of all instances of the largest cache that this process's CPUs use.
+
+    None if unknown.
+    """
+    if device is Device.CUDA:
+        return int(torch.cuda.get_device_properties().L2_cache_size)
+    machine = machine or HostSystem()
+    known = [cache for cache in cpu.caches(machine) or [] if cache["size_bytes"]]
+    if device is Device.MPS or not known:
+        return None
+    last = max(known, key=lambda cache: int(str(cache["level"])))
+    sharing, cpus = last["shared_by_cpus"], len(cpu.allowed_cpus(machine) or [0])
+    return int(str(last["size_bytes"])) * (ceil(cpus / int(str(sharing))) if sharing else 1)
+
+
+def free_memory_bytes(device: Device, machine: HostSystem | None = None) -> int:
+    """Bytes that the device's allocator could provide; on a CPU limited by the container too."""
+    if device is Device.CUDA:
+        return int(torch.cuda.mem_get_info()[0])
+    machine = machine or HostSystem()
+    available = host.memory_available_bytes(machine) or 0
+    limit = cgroup.limits(machine).memory_bytes
+    return available if limit is None else min(available, max(0, limit - psutil.Process().memory_info().rss))
+
+
+# --- context managers around a probe
+
+
+@contextmanager
+def _refusals(name: str, unavailable: dict[str, str]) -> Iterator[None]:
+    """Record an error of the device as the reason why a rate is missing."""
+    try:
+        yield
+    except (RuntimeError, MemoryError, TypeError) as error:
+        unavailable[name] = str(error).strip().split("\n", 1)[0] or type(error).__name__
+
+
+@contextmanager
+def _released(device: Device) -> Iterator[None]:
+    """Return the probe's memory to the GPU afterwards, so that the run has as much as before."""
+    try:
+        yield
+    finally:
+        if device is Device.CUDA:
+            torch.cuda.empty_cache()
+
+
+def identity(device: Device) -> dict[str, Any]:
+    """Facts that ceilings depend on, by the field of `Ceilings`."""
+    machine = HostSystem()
+    # Containers have their own host names; the kernel's boot id is the same in all of them.
+    ids = [machine.text("/proc/sys/kernel/random/boot_id") or platform.node()]
+    if device is Device.CUDA:
+        properties = torch.cuda.get_device_properties()
+        name, ids = properties.name, [*ids, str(getattr(properties, "uuid", ""))]
+    else:
+        name = cpu.cpu_model(machine) or platform.machine()
+    limits = [f"{variable}={os.environ[variable]}" for variable in ISA_VARIABLES if variable in os.environ]
+    return {
+        "device": name if device is not Device.MPS else f"{name} (MPS)",
+        "machine_id": "/".join(ids),
+        "software": " ".join([f"torch {torch.__version__}", *limits]),
+        "threads": torch.get_num_threads(),
+    }

@@ -1,0 +1,272 @@
+"""Writes steps.csv during the run, from marks; nothing is written inside a step."""
+
+import csv
+import time
+from array import array
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+import torch
+
+from workload.contract.bundle import STEP_COLUMNS, STEPS
+from workload.contract.spec import Device
+from workload.measure.clock import Clock
+
+FLUSH_EVERY_S = 1.0
+# With this many unread steps the host waits for the device, so that the ring of loss values is never overwritten.
+MAX_PENDING = 1024
+
+
+class StepPhase(StrEnum):
+    """Phase of a step; warm-up steps are recorded separately."""
+
+    WARMUP = "warmup"
+    MEASURED = "measured"
+
+
+class StepPart(StrEnum):
+    """Part of a step that the time since the previous mark belongs to."""
+
+    DATA = "data"
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    OPTIMIZER = "optimizer"
+
+
+class Aside(StrEnum):
+    """Time of a user's own script outside the four parts; except `OTHER`, it is not part of a step.
+
+    `MEASURING` is our own work, rows and rules, while the script waits.
+    """
+
+    OTHER = "other"
+    MEASURING = "measuring"
+    VALIDATION = "validation"
+    CHECKPOINT = "checkpoint"
+    OUTSIDE = "outside"
+    IRREGULAR = "irregular"
+
+
+# Tuples, because iterating over an enum's class takes microseconds for each row.
+PARTS = tuple(StepPart)
+GAPS = tuple(aside for aside in Aside if aside not in (Aside.OTHER, Aside.MEASURING))
+
+
+@dataclass(kw_only=True)
+class Gap:
+    """Gaps of one kind between steps: their number and total seconds."""
+
+    number: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(kw_only=True)
+class PhaseTotals:
+    """Totals of one phase: seconds of each step, and the end of its last step in seconds since the run began."""
+
+    step_s: "array[float]" = field(default_factory=lambda: array("d"))
+    data_s: "array[float]" = field(default_factory=lambda: array("d"))
+    images: int = 0
+    ended_at_s: float = 0.0
+    gaps: dict[Aside, Gap] = field(default_factory=dict)
+    measuring_s: float = 0.0
+
+
+@dataclass(kw_only=True)
+class _Pending:
+    """A step whose marks the device may not have passed yet."""
+
+    phase: StepPhase
+    images: int
+    began: Any
+    # Part that the time since the previous mark belongs to, and the mark. One tuple, so that a signal never finds half
+    # an entry.
+    parts: list[tuple[StepPart | Aside, Any]] = field(default_factory=list)
+    loss: Any = None
+    is_step: bool = True
+    # Mark after the copy of the loss to the host, which is queued after the step.
+    done: Any = None
+
+
+class LossReader(Protocol):
+    """Copies a loss to the host without making the host wait for the device."""
+
+    def put(self, loss: torch.Tensor) -> Any:
+        """Take a scalar loss; return a handle for `read`, valid once the step has passed."""
+
+    def read(self, handle: Any) -> float:
+        """Value of the loss behind a handle."""
+
+
+class ItemReader:
+    """Reader for a CPU, where the value is available at once, and for MPS, which has no pinned memory."""
+
+    def put(self, loss: torch.Tensor) -> torch.Tensor:
+        """Keep the tensor."""
+        return loss
+
+    def read(self, handle: torch.Tensor) -> float:
+        """Read the tensor's value."""
+        return float(handle)
+
+
+class PinnedReader:
+    """Reader for CUDA: copies each loss into pinned memory after its step, so that reading never synchronises."""
+
+    def __init__(self) -> None:
+        self._ring = torch.empty(2 * MAX_PENDING, dtype=torch.float32, pin_memory=True)
+        self._next = 0
+
+    def put(self, loss: torch.Tensor) -> int:
+        """Queue the copy; return its slot in the ring."""
+        slot = self._next
+        self._ring[slot].copy_(loss, non_blocking=True)
+        self._next = (slot + 1) % len(self._ring)
+        return slot
+
+    def read(self, handle: int) -> float:
+        """Read the slot, once a mark taken after `put` has passed."""
+        return float(self._ring[handle])
+
+
+def loss_reader_for(device: Device) -> LossReader:
+    """Loss reader that does not stall this device."""
+    return PinnedReader() if device is Device.CUDA else ItemReader()
+
+
+class Recorder:
+    """Collects the marks of each step, and writes its row once the device has passed the step.
+
+    `on_flush` is called after each flush, at most once a second; `started_s`: value of `now` at the run's start.
+    """
+
+    on_flush: Callable[[], None] = staticmethod(lambda: None)
+
+    def __init__(
+        self,
+        folder: Path,
+        clock: Clock,
+        losses: LossReader,
+        *,
+        started_s: float,
+        now: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._file = (folder / STEPS).open("w", newline="", encoding="utf-8")
+        self._writer = csv.writer(self._file, lineterminator="\n")
+        self._writer.writerow(STEP_COLUMNS)
+        self._clock = clock
+        self._losses = losses
+        self._now = now
+        self._started_s = started_s
+        self._pending: deque[_Pending] = deque()
+        self._origin: Any = None
+        self._origin_s = 0.0
+        self._current: _Pending | None = None
+        self._written = 0
+        self._gaps_s = 0.0
+        self._last_flush_s = now()
+        self.totals = {phase: PhaseTotals() for phase in StepPhase}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # The write that failed has reported a full disk. A second error from close would hide the first.
+        with suppress(OSError):
+            self._file.close()
+
+    def begin(self, phase: StepPhase, images: int, mark: Any = None) -> None:
+        """Open a step, now or at `mark`, which was taken earlier."""
+        mark = self._clock.mark() if mark is None else mark
+        if self._origin is None:
+            self._origin, self._origin_s = mark, self._now() - self._started_s
+        self._current = _Pending(phase=phase, images=images, began=mark)
+
+    def mark(self, part: StepPart | Aside, mark: Any = None) -> int:
+        """Assign the time since the previous mark to `part`; return the number of parts of the step.
+
+        The time ends now, or at `mark`, which was taken earlier.
+        """
+        assert self._current is not None
+        parts = self._current.parts
+        parts.append((part, self._clock.mark() if mark is None else mark))
+        return len(parts)
+
+    def relabel(self, parts: int, aside: Aside, *, but: StepPart | None = None) -> None:
+        """Reassign the first `parts` parts of the open step to `aside`, except parts of kind `but`."""
+        assert self._current is not None
+        known = self._current.parts
+        known[:parts] = [(part if part is but else aside, mark) for part, mark in known[:parts]]
+
+    def end(self, loss: torch.Tensor | None = None, *, images: int | None = None, is_step: bool = True) -> None:
+        """Close a step; rows are written at most once a second, between steps.
+
+        `images`: images of the step, if unknown at its beginning. With `is_step` False all of its time was a gap, which
+        has no row.
+        """
+        assert self._current is not None
+        if images is not None:
+            self._current.images = images
+        self._current.is_step = is_step
+        if loss is None:
+            self._current.done = self._current.parts[-1][1]
+        else:
+            self._current.loss = self._losses.put(loss)
+            self._current.done = self._clock.mark()
+        self._pending.append(self._current)
+        self._current = None
+        if self._now() - self._last_flush_s >= FLUSH_EVERY_S:
+            self.flush()
+        elif len(self._pending) >= MAX_PENDING:
+            self.drain()
+
+    def flush(self) -> None:
+        """Write the rows of all steps that the device has passed."""
+        while self._pending and self._clock.passed(self._pending[0].done):
+            self._write(self._pending.popleft())
+        self._file.flush()
+        self._last_flush_s = self._now()
+        self.on_flush()
+
+    def drain(self) -> None:
+        """Wait for the device, then write every row."""
+        self._clock.synchronize()
+        self.flush()
+
+    def _write(self, step: _Pending) -> None:
+        seconds: dict[StepPart | Aside, float] = dict.fromkeys(PARTS, 0.0)
+        earlier = step.began
+        for part, mark in step.parts:
+            seconds[part] = seconds.get(part, 0.0) + self._clock.seconds_between(earlier, mark)
+            earlier = mark
+        totals = self.totals[step.phase]
+        measuring_s = seconds.pop(Aside.MEASURING, 0.0)
+        totals.measuring_s += measuring_s
+        self._gaps_s += measuring_s
+        if not step.is_step:
+            seconds = {Aside.IRREGULAR: sum(seconds.values())}
+        for gap in GAPS:
+            if gap in seconds:
+                total = totals.gaps.setdefault(gap, Gap())
+                total.number, total.seconds = total.number + 1, total.seconds + seconds[gap]
+                # Gaps are left out of time stamps, as of the measured wall time.
+                self._gaps_s += seconds.pop(gap)
+        totals.ended_at_s = ended_at_s = self._origin_s + self._clock.seconds_between(self._origin, earlier)
+        if not step.is_step:
+            return
+        data_s = seconds.pop(StepPart.DATA)
+        # Other work of a script between the parts of a step, such as logging, meters and schedulers.
+        seconds[StepPart.FORWARD] += seconds.pop(Aside.OTHER, 0.0)
+        step_s = sum(seconds.values())
+        cells = [f"{value:.7f}" for value in (ended_at_s - self._gaps_s, step_s, data_s, *seconds.values())]
+        loss = "" if step.loss is None else f"{self._losses.read(step.loss):.6g}"
+        self._writer.writerow([self._written, step.phase, *cells, step.images, loss])
+        self._written += 1
+        totals.step_s.append(step_s)
+        totals.data_s.append(data_s)
+        totals.images += step.images

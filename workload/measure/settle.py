@@ -1,0 +1,77 @@
+"""Lets the device cool down before the warm-up of a task's run, so that no configuration profits from its position.
+
+Every run of a task begins at about the device's temperature before the first run, as far as waiting can achieve that.
+The bundle records the target and the time waited.
+"""
+
+import time
+from collections.abc import Callable
+
+import psutil
+
+from workload.contract.interrupt import check
+from workload.contract.record import Settling
+from workload.contract.spec import Device
+from workload.measure.ceilings import Report, sensors_of
+
+# Sensors give whole degrees, and those of an idle device vary by one or two.
+TOLERANCE_C = 5.0
+# An assumption: a colder device cools more slowly, and a rented machine costs money meanwhile. A missed target is
+# recorded.
+LIMIT_S = 60.0
+LOOK_EVERY_S = 1.0
+# Sensors of the CPU's package, by the kernel's driver: Intel, AMD, AMD with zenpower, ARM.
+CPU_SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal")
+
+Thermometer = Callable[[], float | None]
+
+
+def thermometer_of(device: Device) -> Thermometer:
+    """Function that reads the device's temperature in degrees Celsius: NVML's for a GPU, the kernel's for a CPU."""
+    if device is Device.CPU:
+        return _cpu_temperature_c
+    sample = sensors_of(device)
+    return lambda: _number(sample().get("temperature_c")) if sample else None
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _cpu_temperature_c() -> float | None:
+    """Temperature of the CPU's hottest sensor; None without one, as on virtual machines, and on systems but Linux."""
+    read = getattr(psutil, "sensors_temperatures", dict)
+    readings = [sensor.current for name, sensors in read().items() if name in CPU_SENSORS for sensor in sensors]
+    return max(readings, default=None)
+
+
+def settle(
+    thermometer: Thermometer,
+    target_c: float | None,
+    *,
+    report: Report = lambda _: None,
+    now_s: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Settling:
+    """Wait until the temperature is at most 5 degrees above `target_c`, at most a minute; `report` gets a message."""
+    before_c = after_c = thermometer()
+    if before_c is None or target_c is None:
+        return Settling(target_c=target_c, before_c=before_c, waited_s=0.0, why="the device tells no temperature")
+    began_s, looks = now_s(), 0
+    while after_c is not None and after_c > target_c + TOLERANCE_C and now_s() - began_s < LIMIT_S:
+        check()
+        sleep(LOOK_EVERY_S)
+        after_c, looks = thermometer(), looks + 1
+    waited_s = round(now_s() - began_s, 3) if looks else 0.0
+    is_reached = after_c is not None and after_c <= target_c + TOLERANCE_C
+    why = None
+    if after_c is None:
+        why = "the device told no temperature any more"
+    elif not is_reached:
+        why = f"still {after_c - target_c:.0f} degrees above after {waited_s:.0f} s"
+    if waited_s:
+        outcome = why or f"{before_c:.0f} to {after_c:.0f} °C in {waited_s:.0f} s"
+        report(f"settle     towards {target_c:.0f} °C, as before the first run of the task: {outcome}")
+    return Settling(
+        target_c=target_c, before_c=before_c, after_c=after_c, waited_s=waited_s, is_reached=is_reached, why=why
+    )

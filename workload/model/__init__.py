@@ -1,0 +1,1 @@
+"""Torchvision's models, and the FLOP of PyTorch's operations."""

@@ -1,0 +1,188 @@
+"""Profiles a complete bundle: the profile is collected beside the bundle, then put into it and sealed.
+
+The bundle does not change before that: killing the pass loses only the profile.
+"""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import assert_never
+
+from workload import log
+from workload.contract import bundle
+from workload.contract.bundle import Bundle, Status
+from workload.contract.errors import InterruptedRunError, RooflaunchError, UsageError
+from workload.contract.interrupt import stoppable, undisturbed
+from workload.contract.profile_record import ProfileResult
+from workload.contract.record import Record
+from workload.contract.script import redacted, without_secrets_in
+from workload.contract.spec import Profile, RunSpec
+from workload.profile import command, ncu_pass, profiled_script, torch_pass
+from workload.profile.command import Application
+from workload.profile.status import ProfileError, ProfileStatus
+
+WORK = "profile.tmp"
+# A script prepares its data again, and ncu patches modules as they are loaded.
+SETUP_LIMIT_FACTOR = 5
+FOLDERS = {Profile.NCU: ncu_pass.FOLDER, Profile.TORCH: torch_pass.FOLDER}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileRequest:
+    """Options of a profile that the user typed; None: as in the bundle's own spec."""
+
+    profile: Profile | None = None
+    profile_steps: int | None = None
+    profile_step_bytes: bool | None = None
+    profile_throughput: bool | None = None
+
+
+def profile(
+    folder: Path, request: ProfileRequest, script: Sequence[str] = (), *, data: str | None = None
+) -> ProfileResult:
+    """Profile the configuration of a bundle and seal the result into it; return run.json's `profile`.
+
+    A pass that collects nothing is recorded, unless the bundle holds an earlier profile, which is then kept. Raises
+    `BundleError` or `UsageError` if there is nothing to profile, but never for a failed pass. `script`: the user's own
+    script and its arguments as typed, by default those of the bundle. `data`: replaces `{data}` in them.
+    """
+    found = bundle.read(folder)
+    spec = wanted_spec(found, request)
+    words = profiled_script.words_of(found, script, spec.profile, data=data)
+    application = _application(spec, found, words, data)
+    with bundle.guarded_writes(folder), _work_folder(folder) as work:
+        with log.to_file(work / bundle.LOG):
+            collected = _collect(spec, found, work, application)
+            replaces = _replaces(found, collected)
+        with undisturbed():
+            _close(found, collected if replaces else None, spec.profile, work)
+        return collected
+
+
+def wanted_spec(found: Bundle, request: ProfileRequest) -> RunSpec:
+    """Spec of the bundle with the request's profile. Raises `UsageError` if the two do not fit together."""
+    status = found.record.status
+    if status is not Status.COMPLETED:
+        raise UsageError(
+            f"'{found.path}' cannot be profiled: the run is '{status}', not completed",
+            hint="profile a completed run, or run again with --profile",
+        )
+    given = {name: value for name, value in vars(request).items() if value is not None}
+    # Extra options of an earlier request by ncu have no meaning for torch.
+    if request.profile is Profile.TORCH:
+        given = {"profile_step_bytes": False, "profile_throughput": False} | given
+    # The spec is filled, as recorded. Options newer than the bundle have their defaults.
+    recorded = found.record.spec
+    if recorded.script and (request.profile_step_bytes or request.profile_throughput):
+        raise UsageError(
+            "--profile-step-bytes and --profile-throughput run the whole application again and again, which is not done"
+            " to a script of your own",
+            hint="leave them out",
+        )
+    spec = replace(profiled_script.spec_of(found) if recorded.script else recorded.run_spec(), **given).checked()
+    if spec.profile is Profile.NONE:
+        raise UsageError(f"'{found.path}' asks for no profile of its own", hint="--profile ncu, or --profile torch")
+    _refuse_replacing(found, spec.profile)
+    return spec
+
+
+def _application(spec: RunSpec, found: Bundle, script: Sequence[str], data: str | None) -> Application:
+    owner = os.getpid()
+    if script:
+        return Application(
+            words=lambda mode, report, warmup: profiled_script.command(script, spec, mode, report, owner, warmup, data),
+            shown=redacted,
+            without_secrets=without_secrets_in,
+            setup_s=SETUP_LIMIT_FACTOR * (found.record.timing.setup_s or 0.0),
+            is_script=True,
+        )
+    return Application(
+        words=lambda mode, report, warmup: command.profiled_process(
+            spec, mode, report, owner, *([warmup] if warmup else [])
+        )
+    )
+
+
+def _refuse_replacing(found: Bundle, wanted: Profile) -> None:
+    held = found.record.profile
+    train, script = (
+        f"python -m workload train … --profile {wanted}",
+        f"python -m rooflaunch script --profile {wanted} -- …",
+    )
+    if held.is_collected and held.kind != wanted:
+        raise UsageError(
+            f"'{found.path}' already holds a profile by {held.kind}; run.json has room for one",
+            hint=f"a run of its own: {script if found.record.spec.script else train}",
+        )
+
+
+@contextmanager
+def _work_folder(folder: Path) -> Iterator[Path]:
+    work = folder / WORK
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir()
+    try:
+        yield work
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _collect(spec: RunSpec, found: Bundle, work: Path, application: Application) -> ProfileResult:
+    """Run.json's `profile`, even of a pass that failed; only bugs are raised."""
+    try:
+        with stoppable():
+            return _run(spec, found.record, work, application)
+    except ProfileError as error:
+        failed = error
+    except InterruptedRunError as error:
+        failed = ProfileError(ProfileStatus.INTERRUPTED, str(error), hint="python -m workload profile BUNDLE")
+    except (RooflaunchError, OSError, subprocess.SubprocessError) as error:
+        hint = error.hint if isinstance(error, RooflaunchError) else "log.txt in the bundle"
+        failed = ProfileError(ProfileStatus.FAILED, str(error), hint=hint)
+    log.LOGGER.error("%s", failed.report())
+    return failed.recorded(spec.profile)
+
+
+def _run(spec: RunSpec, record: Record, work: Path, application: Application) -> ProfileResult:
+    folder = work / FOLDERS[spec.profile]
+    folder.mkdir()
+    match spec.profile:
+        case Profile.NCU:
+            return ncu_pass.profile(spec, record, folder, application)
+        case Profile.TORCH:
+            return torch_pass.profile(spec, record, folder, application)
+        case Profile.NONE:
+            raise ValueError("no profile was asked for")
+        case _:
+            assert_never(spec.profile)
+
+
+def _replaces(found: Bundle, collected: ProfileResult) -> bool:
+    """Whether to put the result into the bundle: an earlier profile is worth more than the record of a failure."""
+    if collected.is_collected or not found.record.profile.is_collected:
+        return True
+    log.LOGGER.info("note       the profile that the bundle held stays")
+    return False
+
+
+def _close(found: Bundle, collected: ProfileResult | None, kind: Profile, work: Path) -> None:
+    """Put log, files and record into the bundle and seal it; with `collected` None the bundle keeps its profile."""
+    record = found.record
+    if collected is not None:
+        _move(work / FOLDERS[kind], found.path / FOLDERS[kind])
+        record = replace(record, profile=collected)
+    with (found.path / bundle.LOG).open("ab") as kept:
+        kept.write((work / bundle.LOG).read_bytes())
+    shutil.rmtree(work)
+    bundle.reseal(found.path, record)
+
+
+def _move(source: Path, target: Path) -> None:
+    """Replace a folder; a source without files leaves no folder."""
+    shutil.rmtree(target, ignore_errors=True)
+    if source.is_dir() and any(source.iterdir()):
+        source.replace(target)

@@ -1,0 +1,471 @@
+"""Profiled run of a script: finds the step again, warms up, profiles the requested steps and ends the script.
+
+Only whole and usual steps are kept. Their parts have the most common order, they contain no validation loop, checkpoint
+or step of another kind, and no GradScaler left the optimizer out.
+"""
+
+import functools
+import json
+import time
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch.profiler import ProfilerActivity
+
+from workload.contract.errors import RunFailedError, ToolError
+from workload.contract.files import replace_text
+from workload.contract.spec import Device, Precision, Profile, RunSpec
+from workload.contract.vocabulary import calibration_range, step_range
+from workload.measure.clock import clock_for
+from workload.measure.recorder import Aside, StepPart, StepPhase
+from workload.profile import trace
+from workload.profile.command import Mode, counted_steps
+from workload.steps.hidden_packages import shown
+from workload.steps.program import Program
+from workload.steps.session import Session
+from workload.steps.step import Limits, Step
+from workload.steps.step_work import Work
+
+# Steps timed without a profiler.
+TIMED_STEPS = 5
+# The profile is given up after this many steps that are not whole and usual. The end of an epoch has one.
+MOST_UNUSUAL = 50
+Part = StepPart | Aside
+BETWEEN_STEPS = {Aside.VALIDATION, Aside.CHECKPOINT, Aside.IRREGULAR}
+# Range of each part, as in steps.csv. Work that is no part of a step is launched outside of every range.
+RANGES: Mapping[Part, StepPart] = {**{part: part for part in StepPart}, Aside.OTHER: StepPart.FORWARD}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """Settings of the pass; `began_s`: start of the process."""
+
+    mode: Mode
+    report: Path
+    steps: int
+    warmup: int
+    precision: Precision
+    began_s: float
+
+
+class Tool(Protocol):
+    """Profiler of the steps after the warm-up."""
+
+    wants_more: bool
+
+    def begin(self, usual: tuple[Part, ...]) -> None:
+        """Begin a step; `usual`: the parts that it most likely has."""
+
+    def passed(self, part: Part) -> None:
+        """End a part of the step."""
+
+    def end(self, number: int, *, is_whole: bool) -> None:
+        """End the step; `number`: steps before it, counted from the first of the warm-up."""
+
+    def answer(self) -> dict[str, Any]:
+        """Result of the pass."""
+
+
+class ProfiledScript:
+    """Session whose steps are profiled, and whose result is written to a file afterwards."""
+
+    def __init__(self, request: Request, program: Program) -> None:
+        self.is_done = False
+        self._request, self._name = request, program.name
+        self._tool: Tool | None = None
+        self._refuse_profilers()
+        limits = Limits(warmup=request.warmup, iterations=1, samples_per_step=None)
+        self.session = Session(limits, program, self._open, self._finish, goes_on=False, counts=False)
+        self.session.unended = RunFailedError(
+            f"{program.name} does not end when it is asked to (it catches SystemExit, or waits for a thread or a"
+            " process), and a profile is written once it has",
+            hint="let SystemExit through, as `except Exception:` does",
+        )
+
+    def _refuse_profilers(self) -> None:
+        start = torch.profiler.profile.start
+
+        @functools.wraps(start)
+        def start_alone(profiler: torch.profiler.profile) -> None:
+            if not self.is_done and not isinstance(profiler, _Profiler):
+                raise _two_profilers()
+            start(profiler)
+
+        torch.profiler.profile.start = start_alone  # type: ignore[method-assign, assignment]
+
+    def _open(self, step: Step, _: Work | None, used: Device) -> "ProfiledSteps":
+        del step
+        self._tool = _tool(self._request, used)
+        return ProfiledSteps(self._tool, used, self.session)
+
+    def _finish(self) -> None:
+        self.is_done = True
+
+    def write(self) -> None:
+        """Write the result, after the script has ended."""
+        assert self._tool is not None
+        replace_text(self._request.report, json.dumps(self._tool.answer()), durable=False)
+
+    def nothing(self) -> RunFailedError:
+        """Error for a script that ended without failure, but before it was profiled."""
+        steps = self.session.optimizer_steps
+        return RunFailedError(
+            f"{self._name} ended after {steps} optimizer step{'' if steps == 1 else 's'}, before the profile of"
+            f" {counted_steps(self._request.steps)} was whole",
+            hint="fewer --profile-steps, or a script that trains longer",
+        )
+
+
+def _tool(request: Request, used: Device) -> Tool:
+    match request.mode:
+        case Mode.TRACE:
+            return Trace(request, used)
+        case Mode.COUNT:
+            return Count(request)
+        case Mode.CALIBRATED | Mode.STEPS:
+            return Counters(request)
+
+
+class ProfiledSteps:
+    """Receiver of steps in place of a `Region`; passes those after the warm-up to the profiling tool."""
+
+    def __init__(self, tool: Tool, used: Device, session: Session) -> None:
+        self.phase = StepPhase.WARMUP
+        self.is_open = False
+        # A profiler starts and stops with the steps.
+        self.instant = None
+        self._tool, self._session = tool, session
+        self._clock = clock_for(used)
+        self._number = self._unusual = self._skipped = 0
+        self._is_behind_gap = False
+        self._parts: list[Part] = []
+        self._seen: list[tuple[Part, ...]] = []
+
+    @property
+    def recorder(self) -> "ProfiledSteps":
+        """This object."""
+        return self
+
+    @property
+    def wants_more(self) -> bool:
+        """Whether more steps must be profiled."""
+        return self._tool.wants_more
+
+    def enter(self, phase: StepPhase) -> None:
+        """Begin a phase of steps."""
+        self.phase = phase
+        self._clock.synchronize()
+
+    def begin(self, mark: None = None) -> None:
+        """Begin a step."""
+        del mark
+        self.is_open, self._parts, self._skipped = True, [], self._session.skipped.total()
+        if self.phase is StepPhase.MEASURED:
+            self._tool.begin(self._usual)
+
+    @property
+    def _usual(self) -> tuple[Part, ...]:
+        # Of equally common orders the last one.
+        return next((parts for parts, _ in Counter(reversed(self._seen)).most_common(1)), ())
+
+    def mark(self, part: Part, mark: None = None) -> int:
+        """End a part of the step; return the number of its parts so far."""
+        del mark
+        self._parts.append(part)
+        if self.phase is StepPhase.MEASURED:
+            self._tool.passed(part)
+        return len(self._parts)
+
+    def relabel(self, parts: int, aside: Aside, *, but: StepPart | None = None) -> None:
+        """Reassign the first `parts` parts to `aside`, except parts of kind `but`."""
+        self._parts[:parts] = [part if part is but else aside for part in self._parts[:parts]]
+
+    def end(self, images: int, *, is_step: bool) -> None:
+        """End the step; `is_step` is False if it was no training step."""
+        del images
+        self.is_open = False
+        parts = tuple(self._parts)
+        if is_step and not BETWEEN_STEPS & set(parts):
+            self._seen.append(parts)
+        is_skipped = self._skipped != self._session.skipped.total()
+        # A step after other work is not whole: in the next run of the script it would not directly follow the warm-up.
+        is_whole = is_step and not is_skipped and not self._is_behind_gap and parts == self._usual
+        self._is_behind_gap = not is_step
+        if self.phase is StepPhase.MEASURED:
+            self._unusual += not is_whole
+            self._tool.end(self._number, is_whole=is_whole)
+            if self._unusual > MOST_UNUSUAL and self._tool.wants_more:
+                raise RunFailedError(
+                    f"{self._unusual} steps after the warm-up were no whole ones that are alike: they differ in their"
+                    " order, hold validation or checkpoints, or a GradScaler left the optimizer out",
+                    hint="--profile-steps 1, or mark the step in the script: `with rooflaunch.step():`",
+                )
+        self._number += is_step
+
+    def leave(self) -> None:
+        """End the phase."""
+        self._clock.synchronize()
+
+    def close(self) -> None:
+        """Do nothing: no step will follow."""
+
+
+class _Profiler(torch.profiler.profile):
+    """Marks our own profiler, to tell it from the script's."""
+
+
+def _two_profilers() -> ToolError:
+    return ToolError(
+        "the script uses torch.profiler itself, and two profilers cannot run at once",
+        hint="leave the script's own profiler out for this run",
+    )
+
+
+class Trace:
+    """Trace by torch.profiler from the first profiled step to the script's end. One step before is timed without it.
+
+    Only whole steps are kept. The profiler must not be stopped sooner: an operation of the script that is still running
+    would write into freed memory.
+    """
+
+    def __init__(self, request: Request, used: Device) -> None:
+        self.wants_more = True
+        self._request, self._used = request, used
+        self._clock = clock_for(used)
+        self._profiler: torch.profiler.profile | None = None
+        self._label: torch.profiler.record_function | None = None
+        self._labels = 0
+        self._began_s = 0.0
+        self._plain_s: float | None = None
+        self._first = 0
+        # Seconds of each kept step, by the number of the label around it.
+        self._step_s: dict[int, float] = {}
+
+    def begin(self, usual: tuple[Part, ...]) -> None:
+        """Put a label around the step."""
+        del usual
+        self._clock.synchronize()
+        if self._plain_s is not None:
+            if self._profiler is None:
+                self._start()
+            self._label = torch.profiler.record_function(_label(self._labels))
+            self._label.__enter__()
+        self._began_s = time.perf_counter()
+
+    def _start(self) -> None:
+        if torch._C._autograd._profiler_enabled():  # noqa: SLF001 - a second one would end the first without a word
+            raise _two_profilers()
+        self._profiler = _Profiler(activities=None if self._used is Device.CUDA else (ProfilerActivity.CPU,))
+        self._profiler.start()
+
+    def passed(self, part: Part) -> None:
+        """Leave out of the step everything before `with rooflaunch.step():`."""
+        if part is Aside.OUTSIDE:
+            self._close_label()
+            self.begin(())
+
+    def _close_label(self) -> None:
+        if self._label:
+            self._label.__exit__(None, None, None)
+            self._label = None
+            self._labels += 1
+
+    def end(self, number: int, *, is_whole: bool) -> None:
+        """Keep the step if it is whole."""
+        self._clock.synchronize()
+        step_s = time.perf_counter() - self._began_s
+        self._close_label()
+        if is_whole and self._profiler is None:
+            self._plain_s = step_s
+        elif is_whole:
+            self._first = self._first or number
+            self._step_s[self._labels - 1] = step_s
+        self.wants_more = len(self._step_s) < self._request.steps
+
+    def answer(self) -> dict[str, Any]:
+        """Result in the form of our own trainer's trace; called after the script has ended."""
+        assert self._profiler is not None
+        folder, steps, is_gpu = self._request.report.parent, self._request.steps, self._used is Device.CUDA
+        self._profiler.stop()
+        self._profiler.export_chrome_trace(str(folder / trace.TRACE))
+        labels = {_label(number) for number in self._step_s}
+        rows = trace.kernels_within(trace.read(folder / trace.TRACE), labels) if is_gpu else self._operators(labels)
+        trace.write(folder / trace.TABLE, rows)
+        return {
+            "steps": steps,
+            "rows": "kernels" if is_gpu else "operators",
+            "calls_per_step": sum(row.calls for row in rows) / steps,
+            "step_s": list(self._step_s.values()),
+            "step_without_profiler_s": self._plain_s,
+            "time_s_per_step": sum(row.total_s for row in rows) / steps,
+            "top": trace.top(rows, steps),
+            "device": torch.cuda.get_device_name() if is_gpu else None,
+            "torch": torch.__version__,
+            "warmup_steps": self._first,
+        }
+
+    def _operators(self, labels: Collection[str]) -> list[trace.TraceRow]:
+        assert self._profiler is not None
+        events = self._profiler.events() or []
+        windows = [(row.time_range.start, row.time_range.end) for row in events if row.name in labels]
+        calls, total_us = Counter[str](), Counter[str]()
+        for row in events:
+            start = row.time_range.start
+            if not row.is_user_annotation and any(low <= start <= high for low, high in windows):
+                calls[row.key] += 1
+                total_us[row.key] += row.self_cpu_time_total
+        return trace.ordered(
+            trace.TraceRow(name=name, calls=number, total_s=total_us[name] / trace.US_PER_S)
+            for name, number in calls.items()
+        )
+
+
+def _label(number: int) -> str:
+    return f"step {number}"
+
+
+class Count:
+    """Facts that a run under ncu needs: kernels and seconds of a step, warm-up steps before enough whole ones in a row.
+
+    The order of a script's steps is the same when it runs again.
+    """
+
+    def __init__(self, request: Request) -> None:
+        self.wants_more = True
+        self._request = request
+        self._start_s: float | None = None
+        self._step_s: list[float] = []
+        self._kernels: int | None = None
+        self._profiler: torch.profiler.profile | None = None
+        self._row = 0
+        self._warmup: int | None = None
+        self._is_counted = False
+
+    def begin(self, usual: tuple[Part, ...]) -> None:
+        """Start the clock, or count kernels."""
+        del usual
+        torch.cuda.synchronize()
+        self._began_s = time.perf_counter()
+        if self._start_s is None:
+            self._start_s = self._began_s - self._request.began_s
+        if len(self._step_s) >= TIMED_STEPS and not self._is_counted:
+            self._profiler = _Profiler(activities=[ProfilerActivity.CUDA])
+            self._profiler.start()
+
+    def passed(self, part: Part) -> None:
+        """Do nothing."""
+
+    def end(self, number: int, *, is_whole: bool) -> None:
+        """Keep the step if it is whole."""
+        torch.cuda.synchronize()
+        step_s = time.perf_counter() - self._began_s
+        if self._profiler:
+            self._profiler.stop()
+            if is_whole:
+                self._kernels, self._is_counted = _kernels_of(self._profiler, self._request.report.parent), True
+            self._profiler = None
+        elif is_whole and not self._is_counted:
+            self._step_s.append(step_s)
+        self._row = self._row + 1 if is_whole else 0
+        if self._warmup is None and self._row >= self._request.steps:
+            self._warmup = number + 1 - self._request.steps
+        self.wants_more = self._warmup is None or not self._is_counted
+
+    def answer(self) -> dict[str, Any]:
+        """Result in the form of our own trainer's, with the products of known size that precede the steps."""
+        from workload.profile import profiled_step  # noqa: PLC0415 - imports torchvision, which the script may not need
+
+        products = profiled_step.calibration_products(_spec(self._request))
+        properties = torch.cuda.get_device_properties()
+        return {
+            "device": properties.name,
+            "compute_capability": f"{properties.major}.{properties.minor}",
+            "free_bytes": torch.cuda.mem_get_info()[0],
+            "torch": torch.__version__,
+            "step_s": sum(self._step_s) / len(self._step_s),
+            "start_s": self._start_s,
+            "warmup_steps": self._warmup,
+            "kernels_per_step": self._kernels,
+            "calibration_kernels": profiled_step.kernels_of(lambda: [product() for product in products.values()]),
+            "calibration_flop": dict.fromkeys(products, 2 * profiled_step.PRODUCT_EDGE**3),
+        }
+
+
+class Counters:
+    """Steps under ncu, between start and stop of the profiler, with a range for each part."""
+
+    def __init__(self, request: Request) -> None:
+        self.wants_more = True
+        self._request = request
+        self._is_on = False
+        self._taken = self._broken = self._first = 0
+        self._usual: tuple[Part, ...] = ()
+        self._place = 0
+        self._handle: int | None = None
+
+    def begin(self, usual: tuple[Part, ...]) -> None:
+        """Start the profiler before the first step, and open the range of the step's first part."""
+        if not self._is_on:
+            self._is_on = True
+            torch.cuda.synchronize()
+            torch.cuda.profiler.start()
+            if self._request.mode is Mode.CALIBRATED:
+                self._calibrate()
+        self._usual, self._place = usual, 0
+        self._open()
+
+    def _calibrate(self) -> None:
+        with shown():
+            from workload.profile import profiled_step  # noqa: PLC0415 - imports torchvision, which the script may not need
+
+        for name, product in profiled_step.calibration_products(_spec(self._request)).items():
+            with profiled_step.process_range(calibration_range(name)):
+                product()
+
+    def _open(self) -> None:
+        part = RANGES.get(self._usual[self._place]) if self._place < len(self._usual) else None
+        self._handle = torch.cuda.nvtx.range_start(step_range(self._taken, part)) if part else None
+
+    def _shut(self) -> None:
+        if self._handle is not None:
+            torch.cuda.nvtx.range_end(self._handle)
+        self._handle = None
+
+    def passed(self, part: Part) -> None:
+        """Close the range of the part that has ended and open the next."""
+        del part
+        self._shut()
+        self._place += 1
+        self._open()
+
+    def end(self, number: int, *, is_whole: bool) -> None:
+        """Count the step; stop the profiler after the last one."""
+        self._shut()
+        self._first = self._first or number
+        self._taken += 1
+        self._broken += not is_whole
+        if self._taken >= self._request.steps:
+            torch.cuda.synchronize()
+            torch.cuda.profiler.stop()
+            self.wants_more = False
+
+    def answer(self) -> dict[str, Any]:
+        """Numbers of profiled, broken and preceding steps."""
+        return {"steps": self._taken, "skipped_steps": self._broken, "warmup_steps": self._first}
+
+
+def _kernels_of(profiler: torch.profiler.profile, folder: Path) -> int | None:
+    """Number of kernels in the profile; None if it has none."""
+    path = folder / trace.TRACE
+    profiler.export_chrome_trace(str(path))
+    number = sum(row.calls for row in trace.kernels(trace.read(path)))
+    path.unlink()
+    return number or None
+
+
+def _spec(request: Request) -> RunSpec:
+    return RunSpec(device=Device.CUDA, precision=request.precision, profile=Profile.NCU)

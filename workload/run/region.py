@@ -1,0 +1,82 @@
+"""Measured region of a script: rows of its steps, phases, telemetry, CPU time, and the wall time without gaps."""
+
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from workload.contract import bundle
+from workload.contract.spec import Device
+from workload.measure.clock import Clock, clock_for
+from workload.measure.cpu_time import CpuMeter, CpuShare
+from workload.measure.recorder import PhaseTotals, Recorder, StepPhase, loss_reader_for
+from workload.measure.telemetry import Telemetry
+from workload.measure.timeline import Timeline
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """Measured steps: their columns, the wall time of steps and data waits in seconds, and the CPUs used."""
+
+    totals: PhaseTotals
+    wall_s: float
+    cpus: CpuShare
+
+
+class Region:
+    """Opens telemetry.csv and steps.csv of a bundle. `is_open`: marks now belong to a step."""
+
+    def __init__(self, folder: Path, device: Device, timeline: Timeline) -> None:
+        self.phase = StepPhase.WARMUP
+        self.is_open = self.wants_more = False
+        self.measured: Measured | None = None
+        self._clock: Clock = clock_for(device)
+        self.instant = self._clock.mark
+        self._timeline = timeline
+        self._stack = ExitStack()
+        path = folder / bundle.TELEMETRY
+        self.telemetry = self._stack.enter_context(Telemetry(path, device=device, origin_s=timeline.started_s))
+        losses = loss_reader_for(Device.CPU)  # a script's loss is unknown among its tensors
+        self.recorder = self._stack.enter_context(Recorder(folder, self._clock, losses, started_s=timeline.started_s))
+        self._meter = CpuMeter()
+
+    def enter(self, phase: StepPhase) -> None:
+        """Begin a phase of steps, after the device has finished earlier work."""
+        self.phase = phase
+        self._clock.synchronize()
+        self._meter = CpuMeter()
+        self._timeline.enter(phase)
+
+    def begin(self, mark: Any = None) -> None:
+        """Begin a step, now or at `mark`, which was taken earlier."""
+        self.recorder.begin(self.phase, 0, mark)
+        self.is_open = True
+
+    def end(self, images: int, *, is_step: bool) -> None:
+        """End the step. `images`: samples that it trained on; `is_step`: False if it was no training step."""
+        self.is_open = False
+        self.recorder.end(images=images, is_step=is_step)
+
+    def leave(self) -> None:
+        """End the phase at its last step; later work, including ours, does not count."""
+        totals = self.recorder.totals[self.phase]
+        began_s = self._timeline.began_s[self.phase]
+        self.is_open = False
+        # A device that has failed can be neither waited for nor read; the rows so far are in the file.
+        with suppress(RuntimeError):
+            self._clock.synchronize()
+            wall_s = self._timeline.elapsed_s() - began_s
+            cpus = self._meter.share()
+            self.recorder.drain()
+            if totals.step_s:
+                wall_s = totals.ended_at_s - began_s
+            if self.phase is StepPhase.MEASURED:
+                gaps_s = sum(gap.seconds for gap in totals.gaps.values()) + totals.measuring_s
+                self.measured = Measured(totals=totals, wall_s=max(wall_s - gaps_s, 1e-9), cpus=cpus)
+
+    def close(self) -> None:
+        """Close the files; an open measured phase ends with its last step."""
+        if self.phase is StepPhase.MEASURED and self.measured is None:
+            self.leave()
+        self.is_open = False
+        self._stack.close()

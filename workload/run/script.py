@@ -1,0 +1,499 @@
+"""Bundle of a measured script: opened once its step is known, sealed after its last step or when it fails."""
+
+import json
+import logging
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from workload import log
+from workload.contract import bundle, verdict
+from workload.contract.bundle import Status
+from workload.contract.environment_record import Environment
+from workload.contract.fields import from_facts
+from workload.contract.interrupt import undisturbed
+from workload.contract.invocation import as_typed
+from workload.contract.record import (
+    CeilingsRecord,
+    ComplexityRecord,
+    GapSeconds,
+    JobPlace,
+    Memory,
+    Record,
+    Repeat,
+    SkippedSteps,
+    Spec,
+    Timing,
+)
+from workload.contract.script import slug
+from workload.contract.spec import Context, Device, Precision, Profile
+from workload.contract.text import counted, percent, plain, seconds, si
+from workload.environment import device
+from workload.environment.collect import collect
+from workload.environment.machine import HostSystem
+from workload.measure import timing, usage
+from workload.measure.recorder import StepPhase
+from workload.measure.timeline import Timeline
+from workload.profile.status import before_the_pass
+from workload.run.region import Measured, Region
+from workload.steps import script_facts
+from workload.steps.program import Program
+from workload.steps.session import Session
+from workload.steps.step import Limits, Phase, Step
+from workload.steps.step_log import Tape
+from workload.steps.step_work import Work
+
+LOGGER = logging.getLogger("workload")
+METHOD = (
+    "own formula table over the operations dispatched in one warm-up step; 1 fused multiply-add = 2 FLOP; "
+    "element-wise, normalisation and pooling operations count 0 FLOP. Bytes are modelled: lower = each tensor once, "
+    "upper = each operation from and to memory"
+)
+# A few seconds for each precision and for the bandwidth, repeated at most twice if other work disturbs.
+CEILINGS_LIMIT_S = 180.0
+# Operations without a formula get a note only from this share of the operations' time on.
+UNATTRIBUTED_NOTE_FROM = 0.05
+UNATTRIBUTED_SHOWN = 4
+ROOT = Path(__file__).parents[2]
+# Suffix of the files of the longest phase so far, while a later phase is measured.
+LONGEST = ".longest"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """Settings of a measurement, from the command line."""
+
+    program: Program
+    limits: Limits
+    context: Context
+    output: Path
+    goes_on: bool
+    ceilings: bool = True
+    fresh_ceilings: bool = False
+    profile: Profile = Profile.NONE
+    profile_steps: int = 1
+    announce: Callable[[Path], None]
+    is_launched: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Measurement:
+    """Measurement of a finished phase of the script: the record at its beginning, its times and its notes."""
+
+    phase: Phase
+    record: Record
+    measured: Measured
+    timing: Timing
+    notes: list[str]
+
+    def is_longer_than(self, other: "_Measurement") -> bool:
+        """Whether this phase had more steps in the script, measured or not."""
+        return self.phase.steps > other.phase.steps
+
+
+class ScriptRun:
+    """A script under measurement, and its bundle."""
+
+    def __init__(self, request: Request, timeline: Timeline) -> None:
+        self.folder: Path | None = None
+        self.is_sealed = False
+        self._request, self._timeline = request, timeline
+        self._output, self._cwd = request.output.absolute(), Path.cwd()
+        self._record: Record | None = None
+        self._region: Region | None = None
+        self._phase: Phase | None = None
+        self._longest: _Measurement | None = None
+        self._device = Device.CPU
+        self._stack = ExitStack()
+        self._notes: list[str] = []
+        # Made before the script changes its working folder, or the files in it.
+        self._machine = HostSystem()
+        self.session = Session(request.limits, request.program, self._open, self._complete, goes_on=request.goes_on)
+        self.tape = Tape(self.session)
+
+    @property
+    def measured_steps(self) -> int:
+        """Measured steps of the longest phase so far; rows of the last second may not be written yet."""
+        return max(self.session.measured_steps, *(phase.taken for phase in self.session.phases), 0)
+
+    def _open(self, step: Step, work: Work | None, used: Device) -> Region:
+        """Create the bundle, with everything known before the first timed step."""
+        assert work is not None
+        if self.folder is not None:
+            # A new phase begins, with steps of another kind. Keep the steps of the longest phase so far.
+            self._set_aside()
+            self._stack.close()
+            return self._begin(self.folder, step, work, used)
+        program = self._request.program
+        name = slug(program.name)
+        self._timeline.enter("environment")
+        run_id = bundle.make_run_id(
+            now=self._timeline.started_at,
+            place=self._request.context.place or f"local-{used}",
+            model=name,
+            batch_size=step.batch_size,
+            precision=work.precision,
+        )
+        self.folder = bundle.create(self._output, run_id)
+        self._request.announce(self.folder)
+        return self._begin(self.folder, step, work, used)
+
+    def _begin(self, folder: Path, step: Step, work: Work, used: Device) -> Region:
+        self._stack = ExitStack()
+        self._stack.enter_context(log.to_file(folder / bundle.LOG))
+        self._device = used
+        self._notes = list(_variation(work))
+        self._record = self._first_record(folder, step, work)
+        self._phase = self.session.phases[-1]
+        bundle.write_record(folder, self._record)
+        LOGGER.debug("script     %s", step.text)
+        self._region = Region(folder, used, self._timeline)
+        return self._region
+
+    def _first_record(self, folder: Path, step: Step, work: Work) -> Record:
+        request, context = self._request, self._request.context
+        environment = collect(device=self._device, outside=context.outside, machine=self._machine)
+        where = {
+            "place": context.place or f"local-{self._device}",
+            "backend": context.backend,
+            "runtime": context.runtime,
+            "runtime_reason": context.runtime_reason,
+        }
+        return Record(
+            run_id=folder.name,
+            status=Status.RUNNING,
+            repeat=Repeat(index=context.repeat, of=context.repeats),
+            job=JobPlace.of(context.job),
+            run_key=context.run_key or None,
+            spec=self._spec(step, work),
+            spec_origin=context.spec_origin or None,
+            environment=from_facts(Environment, where | environment),
+            timing=Timing(started_at=self._timeline.started_at.isoformat()),
+            complexity=_complexity(step, work),
+            memory=Memory(),
+            profile=before_the_pass(request.profile, context),
+            notes=self._notes,
+        )
+
+    def _spec(self, step: Step, work: Work) -> Spec:
+        program, (warmup, iterations, least_s) = self._request.program, self._request.limits.filled(self._device)
+        script = script_facts.collect(program.words, program.folder, program.path, machine=self._machine)
+        return Spec(
+            model=program.name,
+            device=self._device,
+            batch_size=step.batch_size,
+            precision=work.precision,
+            warmup=warmup,
+            iterations=iterations,
+            min_seconds=least_s,
+            repeats=self._request.context.repeats,
+            profile=self._request.profile,
+            profile_steps=self._request.profile_steps,
+            compile=_is_compiled(),
+            deterministic=torch.are_deterministic_algorithms_enabled(),
+            grad_accumulation=step.batches,
+            workers=step.workers,
+            optimizer=", ".join(dict.fromkeys(step.optimizers)) or None,
+            ceilings=self._request.ceilings,
+            fresh_ceilings=self._request.fresh_ceilings,
+            samples_per_step=self._request.limits.samples_per_step,
+            script=replace(script, step=step.text, unit=step.unit, **_copied_from(self._request.context)),
+        )
+
+    # --- phases
+
+    def _measurement(self) -> _Measurement | None:
+        """Measured steps of the current phase; None if it has none, or if the session found that it is no phase."""
+        region, phase = self._region, self._phase
+        if self._record is None or region is None or phase not in self.session.phases:
+            return None
+        if region.measured is None or not region.measured.totals.step_s:
+            return None
+        return _Measurement(
+            phase=phase,
+            record=self._record,
+            measured=region.measured,
+            timing=self._timing(region),
+            notes=[
+                *_spread(self.session.samples, str(phase.step.unit)),
+                *_spread(self.session.tokens, "tokens"),
+            ],
+        )
+
+    def _files(self) -> list[tuple[Path, Path]]:
+        """Files with a phase's steps, as pairs: name in the bundle, and name while a later phase is measured."""
+        assert self.folder is not None
+        paths = [self.folder / name for name in (bundle.STEPS, bundle.TELEMETRY)]
+        return [(path, path.with_name(path.name + LONGEST)) for path in paths]
+
+    def _set_aside(self) -> None:
+        """Keep the steps of the finished phase if it is the longest so far."""
+        current, kept = self._measurement(), self._longest
+        if current and (kept is None or current.is_longer_than(kept)):
+            self._longest = current
+            for path, aside in self._files():
+                path.replace(aside)
+
+    def _take_longest(self) -> _Measurement | None:
+        """The longest phase of the script, whose steps the bundle then holds."""
+        current, kept = self._measurement(), self._longest
+        if kept is None:
+            return current
+        is_current = current is not None and current.is_longer_than(kept)
+        for path, aside in self._files():
+            if is_current:
+                aside.unlink()
+            else:
+                aside.replace(path)
+        if is_current:
+            return current
+        self._record, self._notes = kept.record, list(kept.record.notes or ())
+        return kept
+
+    # --- the end
+
+    def _complete(self) -> None:
+        """Called by the session when every step is taken, while the script waits."""
+        self.close(Status.COMPLETED)
+        self.show()
+
+    def show(self) -> None:
+        """Print the results to stderr, unless a launcher prints them; stdout belongs to the script."""
+        if self._request.is_launched:
+            return
+        with log.beside_bars():
+            print(as_typed(self.summary()), file=sys.stderr, flush=True)
+
+    def close(self, status: Status, error: str | None = None) -> None:
+        """Write and seal the bundle, if it was opened; a script that ends early leaves its steps so far."""
+        if self.folder is None or self._record is None or self.is_sealed:
+            return
+        self._timeline.enter("finish")
+        with undisturbed():
+            self.tape.catch_up(is_over=True)
+            region = self._region if self.session.region else None
+            if region and region.measured is None:
+                region.leave()
+            if region:
+                region.close()
+            longest = self._take_longest()
+            if longest:
+                self._notes += [*longest.notes, *_phase_notes(self.session.phases, longest.phase)]
+            with suppress(RuntimeError):
+                self._set(memory=device.memory(self._device))
+            self._set(
+                usage=usage.measure(self._timeline.started_s, self._timeline.started_s + self._timeline.elapsed_s())
+            )
+            timing = longest.timing if longest else self._timing(None)
+            self._set(status=status, error=error, timing=timing)
+            if status is Status.COMPLETED and self._request.ceilings:
+                self._set(ceilings=self._measure_ceilings())
+            self._judge()
+            bundle.write_record(self.folder, self._record)
+            self._stack.close()
+            bundle.seal(self.folder)
+            self.is_sealed = True
+
+    def _set(self, **sections: Any) -> None:
+        assert self._record is not None
+        self._record = replace(self._record, **sections)
+
+    def _timing(self, region: Region | None) -> Timing:
+        assert self._record is not None
+        known = self._record.timing
+        began_s = self._timeline.began_s
+        setup_s = began_s.get(StepPhase.WARMUP, began_s.get(StepPhase.MEASURED, self._timeline.elapsed_s()))
+        known = replace(known, setup_s=setup_s, phases={**began_s, "end": self._timeline.elapsed_s()})
+        measured = region.measured if region else None
+        if measured is None:
+            return known
+        known = timing.summarize(known, measured.totals, wall_s=measured.wall_s, cpus=measured.cpus)
+        gaps = {
+            gap.value: GapSeconds(number=total.number, seconds=total.seconds)
+            for gap, total in measured.totals.gaps.items()
+        }
+        known = replace(known, tokens=sum(self.session.tokens) or None)
+        skipped = self.session.skipped
+        if skipped:
+            counts = {phase.value: skipped[phase] for phase in StepPhase}
+            known = replace(known, skipped_steps=SkippedSteps(**counts))
+        return replace(known, gaps=gaps or None)
+
+    def _measure_ceilings(self) -> CeilingsRecord | None:
+        """Measure ceilings in a separate process, free of the script's settings and memory, while the script waits."""
+        assert self._record is not None
+        LOGGER.info("script     the steps are taken; measuring this machine's ceilings")
+        precision = self._record.spec.precision
+        command = [sys.executable, "-P", "-m", "workload", "script-ceilings", "--device", self._device.value]
+        command += ["--output", str(self._output), *(["--fresh"] if self._request.fresh_ceilings else [])]
+        if precision in set(Precision):
+            command += ["--precision", str(precision)]
+        python_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads()), "PYTHONPATH": python_path}
+        try:
+            done = subprocess.run(
+                command,
+                check=True,
+                stdout=subprocess.PIPE,
+                stdin=subprocess.DEVNULL,
+                timeout=CEILINGS_LIMIT_S,
+                cwd=self._cwd,
+                env=environment,
+            )
+            return from_facts(CeilingsRecord, json.loads(done.stdout))
+        except (OSError, subprocess.SubprocessError, ValueError) as error:
+            self._notes.append(f"this machine's ceilings could not be measured: {error}")
+            return None
+
+    def _judge(self) -> None:
+        assert self._record is not None
+        record = self._record
+        roof = verdict.compute_roof_per_s(record)
+        if roof and record.complexity and record.complexity.train_flop_per_step:
+            theoretical_s = record.complexity.train_flop_per_step / roof
+            self._set(complexity=replace(record.complexity, theoretical_step_s=theoretical_s))
+        self._set(bound=verdict.from_record(self._record))
+        self._notes += _notes(self._record, self._request.limits)
+        for note in self._notes:
+            LOGGER.warning("note       %s", note)
+        self._set(notes=self._notes)
+
+    # --- results as text
+
+    def summary(self) -> str:
+        """Results in a few lines: the step, its speed, its limit."""
+        record = self._record
+        if record is None or record.spec.script is None or record.timing.step_s is None:
+            return ""
+        spec, script, figures = record.spec, record.spec.script, record.timing
+        flop_per_s, share = verdict.flop_per_s(record), verdict.share_of_ceiling(record)
+        rate = figures.images_per_s or 0.0
+        of = f"  ({percent(share)} of the measured {spec.precision} ceiling)" if share else ""
+        step_s = record.timing.step_s
+        rows = {
+            f"{script.unit}/s": f"{plain(rate, 4)}  (one run: no interval)",
+            **({"tokens/s": plain(figures.tokens / (figures.measured_s or 1.0), 4)} if figures.tokens else {}),
+            "step time": f"{seconds(step_s.median or 0.0)}  (median of {counted(int(step_s.n or 0), 'step')})",
+            "FLOP/s": f"{si(flop_per_s, 'FLOP/s')} while stepping{of}" if flop_per_s else "no product was counted",
+            "limited by": _limit_words(record),
+            **({"busy": record.bound.busy} if record.bound and record.bound.busy else {}),
+            "data waits": f"{percent(figures.data_wait_fraction or 0.0)} of the wall time",
+            **_gap_rows(figures),
+            "bundle": str(self.folder),
+            "next": f"analyze report {self._request.output}",
+        }
+        on = f"{spec.device}: {record.environment.device.name or spec.device}"
+        lines = [f"{script.command}, {spec.precision}, on {on}", f"  {script.step}", ""]
+        return "\n".join([*lines, *(f"  {name:<13} {text}" for name, text in rows.items())])
+
+
+def _limit_words(record: Record) -> str:
+    bound = record.bound
+    if bound is None or bound.bound is None:
+        return f"unknown: {bound.why if bound else 'no step was measured'}"
+    return f"{verdict.NAMES.get(bound.bound, bound.bound)}: {bound.why}"
+
+
+def _gap_rows(figures: Timing) -> dict[str, str]:
+    """Text on each kind of gap, with its share of the time of steps and gaps together."""
+    gaps = figures.gaps or {}
+    total_s = (figures.measured_s or 0.0) + sum(gap.seconds or 0.0 for gap in gaps.values())
+    rows = [
+        f"{name} {counted(int(gap.number or 0), 'time')}, {seconds(gap.seconds or 0.0)}"
+        f" ({percent((gap.seconds or 0.0) / total_s)} of the time)"
+        for name, gap in gaps.items()
+    ]
+    return {"between steps": "; ".join(rows)} if rows else {}
+
+
+def _spread(values: Sequence[int], unit: str) -> Iterator[str]:
+    """Note on the range of samples or tokens over the steps, if steps differ."""
+    if len(set(values)) > 1:
+        low, usual, high = min(values), statistics.median_low(values), max(values)
+        yield f"steps differ: {low:,} to {high:,} {unit}, median {usual:,}; throughput is work over time"
+
+
+def _copied_from(context: Context) -> dict[str, Any]:
+    """Commit recorded by a launcher that copied the script's folder; a copy has no git repository."""
+    commit, _, dirty = context.script_commit.partition("-")
+    return {"commit": commit, "dirty": bool(dirty)} if commit else {}
+
+
+def _is_compiled() -> bool:
+    """Whether the script has compiled a part of its code by torch.compile."""
+    dynamo = sys.modules.get("torch._dynamo")
+    return bool(dynamo and dynamo.utils.counters["stats"]["unique_graphs"])
+
+
+def _complexity(step: Step, work: Work) -> ComplexityRecord:
+    tally, shown = work.tally, list(work.unattributed.items())
+    per_sample = step.samples
+    return ComplexityRecord(
+        parameters=step.parameters,
+        forward_mac_per_image=round(work.forward_flop / 2 / per_sample),
+        forward_flop_per_image=round(work.forward_flop / per_sample),
+        train_flop_per_step=tally.flop,
+        train_flop_per_image=round(tally.flop / per_sample),
+        flop_by_op=tally.flop_by_op,
+        bytes_per_step_lower=tally.bytes_lower,
+        bytes_per_step_upper=tally.bytes_upper,
+        uncounted=work.uncounted or None,
+        method=METHOD,
+        unattributed_share=work.unattributed_share,
+        unattributed=dict(shown),
+        flop_by_precision=work.flop_by_precision,
+        copied_to_device_bytes=work.copied_to_device_bytes or None,
+        copied_to_device_s=work.copied_to_device_s or None,
+    )
+
+
+def _variation(work: Work) -> Iterator[str]:
+    if work.flop_range:
+        low, usual, high = (si(flop, "FLOP") for flop in (work.flop_range[0], work.tally.flop, work.flop_range[1]))
+        yield (
+            f"the FLOP of a step vary, from {low} to {high} in the few that were counted; FLOP/s are an estimate from"
+            f" {usual} a step"
+        )
+
+
+def _phase_notes(phases: Sequence[Phase], longest: Phase) -> list[str]:
+    """Note on the script's other phases, with their numbers of steps."""
+    others = [f"{counted(phase.steps, 'step')} of {phase.step.what}" for phase in phases if phase is not longest]
+    if not others:
+        return []
+    return [f"the script's longest phase is measured, {counted(longest.steps, 'step')}; beside it: {'; '.join(others)}"]
+
+
+def _notes(record: Record, limits: Limits) -> list[str]:
+    """Notes for the reader of the figures."""
+    notes, spec, work, taken = [], record.spec, record.complexity, record.timing.step_s
+    iterations = int(spec.iterations or 0)
+    if taken and record.status is Status.COMPLETED and (taken.n or 0) < iterations:
+        notes.append(f"the script ended after {int(taken.n or 0)} of {iterations} measured steps")
+    if spec.script and spec.script.unit != "images":
+        notes.append(f"throughput counts {spec.script.unit}")
+    if work and (work.unattributed_share or 0.0) >= UNATTRIBUTED_NOTE_FROM:
+        names = ", ".join(list(work.unattributed or {})[:UNATTRIBUTED_SHOWN])
+        notes.append(f"unattributed: {percent(work.unattributed_share or 0.0)} of the operations' time, in {names}")
+    if work and work.uncounted:
+        notes.append(f"FLOP are a lower bound: no formula for {', '.join(work.uncounted)}")
+    by_type = (work.flop_by_precision or {}) if work else {}
+    if len([flop for flop in by_type.values() if flop]) > 1:
+        total = sum(flop or 0.0 for flop in by_type.values())
+        shares = ", ".join(f"{name} {percent((flop or 0.0) / total)}" for name, flop in by_type.items())
+        notes.append(f"FLOP by precision: {shares}; held against the {spec.precision} ceiling")
+    if spec.compile:
+        notes.append("FLOP and bytes are those of the step without torch.compile: fused operations move fewer bytes")
+    if limits.samples_per_step is not None:
+        notes.append(f"{limits.samples_per_step} samples a step, as --samples-per-step says")
+    if (skipped := record.timing.skipped_steps) and skipped.measured:
+        notes.append(f"a GradScaler left the optimizer out of {int(skipped.measured)} measured steps")
+    return notes

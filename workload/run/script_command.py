@@ -1,0 +1,330 @@
+"""Command `python -m rooflaunch script`: reads the command line, runs the script in this process, reports its end.
+
+Standard library only: the script imports torch itself, after setting its own variables.
+"""
+
+import os
+import shlex
+import sys
+from argparse import SUPPRESS, Namespace
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import rooflaunch
+from workload import log
+from workload.contract.bundle import Status
+from workload.contract.errors import (
+    ExitCode,
+    InterruptedRunError,
+    OutOfDeviceMemoryError,
+    RooflaunchError,
+    RunFailedError,
+    UsageError,
+)
+from workload.contract.interrupt import asked
+from workload.contract.spec import Context, Profile, options
+from workload.contract.text import counted
+from workload.measure.timeline import Timeline
+from workload.run import script_repeats
+from workload.steps import hooks, program
+from workload.steps.hidden_packages import shown
+
+if TYPE_CHECKING:
+    from workload.run.script import ScriptRun
+
+EXAMPLES = """examples:
+  python -m rooflaunch script -- train.py --lr 0.1
+  python -m rooflaunch script --warmup 5 --iterations 50 -o results -- train.py --epochs 1
+  python -m rooflaunch script --samples-per-step 64 -- -m package.train
+  python -m rooflaunch script --then continue -- train.py
+  python -m rooflaunch script --data ~/photos -- train.py --root {data}
+  python -m rooflaunch script --repeats 3 --profile torch -- train.py
+"""
+TEXT = """Run a PyTorch training script as it is, measure its steps and leave a bundle.
+
+What a step is, is found out from the order of its backward passes and optimizer steps, and said. After the last
+measured step the script is ended in order, as by sys.exit(). Everything after -- is the script's.
+"""
+THEN = ("stop", "continue")
+RUN_SCRIPTS = ("script", "profile", "profiled-script")
+
+
+def add_parser(commands: Any, formatter: Any) -> None:
+    """Add the command and its options."""
+    parser = commands.add_parser(
+        "script",
+        help="run somebody's own training script and measure its steps",
+        description=TEXT,
+        epilog=EXAMPLES,
+        formatter_class=formatter,
+        allow_abbrev=False,
+        prog="python -m rooflaunch script",
+        usage="%(prog)s [OPTIONS] -- train.py ARGS",
+    )
+    parser.add_argument("--warmup", metavar="N", help="warm-up steps, kept apart (10; 3 on a CPU)")
+    parser.add_argument("--iterations", metavar="N", help="measured steps, at least (100; 20 on a CPU)")
+    parser.add_argument(
+        "--min-seconds", metavar="S", help="add measured steps until so many seconds have passed (3; 0 on a CPU)"
+    )
+    parser.add_argument("--samples-per-step", metavar="N", help="what a step trains on, where no DataLoader tells")
+    parser.add_argument("--data", metavar="PATH", help="what {data} in the script's arguments stands for")
+    parser.add_argument("--then", metavar="|".join(THEN), default="stop", help="after the last measured step (stop)")
+    parser.add_argument("--repeats", metavar="N", default="1", help="run the script so often, each a process (1)")
+    parser.add_argument(
+        "--profile",
+        metavar="|".join(Profile),
+        default=Profile.NONE,
+        help="run the script once more: ncu counts FLOP and bytes, torch traces (none)",
+    )
+    parser.add_argument("--profile-steps", metavar="N", default="1", help="steps in the profile (1)")
+    parser.add_argument("--no-ceilings", dest="ceilings", action="store_false", help="do not measure what is possible")
+    parser.add_argument("--fresh-ceilings", action="store_true", help="measure it anew")
+    parser.add_argument("-o", "--output", type=Path, default=Path("results"), help="where bundles go (results)")
+    parser.add_argument("--context", help="written by a launcher; stdout then names the bundle's folder alone")
+    # Set for one run of a series: the run's context, and the file to write its bundle's folder to.
+    parser.add_argument("--series", help=SUPPRESS)
+    parser.add_argument("--bundles", type=Path, help=SUPPRESS)
+    parser.set_defaults(command=run, script_words=())
+
+
+def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Split the words at the first `--` into ours and the script's. Other commands have no words of a script."""
+    words = list(argv)
+    if words[:1] not in ([name] for name in RUN_SCRIPTS) or "--" not in words:
+        return words, []
+    place = words.index("--")
+    return words[:place], words[place + 1 :]
+
+
+def refuse_stray(argv: Sequence[str]) -> None:
+    """Raise `UsageError` for a script that does not follow `--`."""
+    if argv[:1] == ["script"] and "--" not in argv and not {"-h", "--help"} & set(argv):
+        stray = next((place for place, word in enumerate(argv) if place and word.endswith(".py")), None)
+        if stray is not None:
+            line = shlex.join([*argv[1:stray], "--", *argv[stray:]])
+            raise UsageError(f"'{argv[stray]}' must stand after --", hint=f"python -m rooflaunch script {line}")
+
+
+def run(parsed: Namespace, timeline: Timeline) -> int:
+    """Measure the script. Returns 0 once every step is taken, else the script's own exit code."""
+    wanted = _counts(parsed)
+    if parsed.then not in THEN:
+        raise UsageError(f"--then must be one of {', '.join(THEN)}; got '{parsed.then}'", hint="--then continue")
+    if parsed.fresh_ceilings and not parsed.ceilings:
+        raise UsageError("--fresh-ceilings measures what --no-ceilings leaves out", hint="leave one of the two out")
+    script = program.resolve(parsed.script_words, data=parsed.data)
+    program.refuse_distributed()
+    given = parsed.context or parsed.series
+    context = Context() if given is None else Context.from_argument(given)
+    repeats, profile, profile_steps = (_parsed(parsed, name) for name in ("repeats", "profile", "profile_steps"))
+    if repeats > 1 or (profile is not Profile.NONE and not context.profile_later):
+        return script_repeats.run(parsed, script, context, repeats=repeats, profile=profile)
+    is_launched = parsed.context is not None
+    announce = _announcer(parsed.bundles, to_stdout=is_launched)
+    measured: list[ScriptRun] = []
+
+    def listen() -> None:
+        with shown():
+            from workload.run.script import Request, ScriptRun  # noqa: PLC0415 - imports torch, as the script just has
+            from workload.steps.step import Limits  # noqa: PLC0415
+
+        request = Request(
+            program=script,
+            limits=Limits(**wanted),
+            context=context,
+            output=parsed.output,
+            goes_on=parsed.then == "continue",
+            ceilings=parsed.ceilings,
+            fresh_ceilings=parsed.fresh_ceilings,
+            profile=profile,
+            profile_steps=profile_steps,
+            announce=announce,
+            is_launched=is_launched,
+        )
+        measured.append(ScriptRun(request, timeline))
+        rooflaunch.listen(measured[0].tape)
+        hooks.install(measured[0].tape)
+        _hear_exits(measured[0], script.name)
+
+    log.LOGGER.info("script     %s: looking for its training step", script.name)
+    timeline.enter("script")
+    hooks.when_imported("torch", listen)
+    end = program.run_script(script)
+    if not measured:
+        return _without_torch(script, end, is_launched=is_launched)
+    return _close(measured[0], script, end, is_launched=is_launched)
+
+
+def _counts(parsed: Namespace) -> dict[str, Any]:
+    known = {option.name: option for option in options()}
+    per_step = known["batch_size"]
+    rows = {name: known[name] for name in ("warmup", "iterations", "min_seconds")} | {"samples_per_step": per_step}
+    counts = {}
+    for name, option in rows.items():
+        text = getattr(parsed, name)
+        try:
+            counts[name] = None if text is None else option.parse(text)
+        except UsageError as error:
+            flag = "--" + name.replace("_", "-")
+            rule = str(error).partition(" must ")[2]
+            raise UsageError(f"{name.replace('_', ' ')} must {rule}", hint=f"{flag} {option.example}") from error
+    return counts
+
+
+def _parsed(parsed: Namespace, name: str) -> Any:
+    """Parsed value of an option that our own trainer has too."""
+    option = next(option for option in options() if option.name == name)
+    return option.parse(getattr(parsed, name))
+
+
+def _announcer(bundles: Path | None, *, to_stdout: bool) -> Callable[[Path], None]:
+    """Function that reports the bundle's folder, to a file and to stdout as requested."""
+    name = _printer() if to_stdout else None
+    path = bundles and bundles.absolute()
+
+    def announce(folder: Path) -> None:
+        if path:
+            path.write_text(f"{folder}\n", encoding="utf-8")
+        if name:
+            name(folder)
+
+    return announce
+
+
+def _printer() -> Callable[[Path], None]:
+    """Function that prints a folder to the present stdout; the script's own output goes to stderr from here on."""
+    with suppress(OSError, ValueError):
+        ours = os.fdopen(os.dup(1), "w", encoding="utf-8")
+        sys.stdout.flush()
+        os.dup2(2, 1)
+        return lambda folder: print(folder, file=ours, flush=True)
+    return print
+
+
+def _hear_exits(measured: "ScriptRun", name: str) -> None:
+    """Seal the bundle if the script calls `os._exit`; log a note if it replaces itself by another program."""
+    leave = os._exit
+    process = os.getpid()
+
+    def seal_and_leave(code: int) -> Any:
+        if os.getpid() == process:
+            with suppress(Exception):
+                measured.close(Status.FAILED, f"{name} ended by os._exit({code})")
+        leave(code)
+
+    os._exit = seal_and_leave  # type: ignore[assignment]
+    for other in ("execv", "execve"):
+        original = getattr(os, other)
+
+        def become(*given: Any, original: Any = original) -> Any:
+            if os.getpid() == process and measured.session.active:
+                log.LOGGER.warning("note       %s becomes another program, which is not measured", name)
+            return original(*given)
+
+        setattr(os, other, become)
+
+
+def _without_torch(script: program.Program, end: program.End, *, is_launched: bool) -> int:
+    if end.code:
+        log.LOGGER.error("error: %s failed before it imported torch; nothing was measured", script.name)
+        return ExitCode.RUN_FAILED if is_launched else end.code
+    raise RunFailedError(
+        f"{script.name} ended without importing torch in this process: nothing was measured",
+        hint="the script that trains, not one that starts it",
+    )
+
+
+def _close(measured: "ScriptRun", script: program.Program, end: program.End, *, is_launched: bool) -> int:
+    """Seal the bundle and report the script's end; return the exit code."""
+    session = measured.session
+    measured.tape.catch_up(is_over=True)
+    session.active = False
+    if interruption := asked() or (end.error if isinstance(end.error, InterruptedRunError) else None):
+        measured.close(Status.INTERRUPTED, str(interruption))
+        raise interruption
+    if session.refusal:
+        measured.close(Status.FAILED, str(session.refusal))
+        if session.goes_on:
+            # The refusal was logged when it came.
+            return session.refusal.exit_code
+        raise session.refusal
+    if measured.is_sealed:
+        # The measurement is complete, whatever the script did afterwards.
+        return ExitCode.DONE if is_launched else end.code
+    if end.code:
+        return _failed(measured, script, end, is_launched=is_launched)
+    if session.bug:
+        measured.close(Status.FAILED, f"a bug of ours: {session.bug!r}")
+        raise session.bug
+    if measured.measured_steps:
+        measured.close(Status.COMPLETED)
+        measured.show()
+        return ExitCode.DONE
+    raise _nothing(measured, script)
+
+
+def _failed(measured: "ScriptRun", script: program.Program, end: program.End, *, is_launched: bool) -> int:
+    """Seal the bundle of a script that failed, and log an error; the script has shown its traceback itself.
+
+    Returns the exit code.
+    """
+    steps = measured.measured_steps
+    what = _failure(script, end)
+    after = f"after {counted(steps, 'measured step')}" if measured.folder else "before its training step was known"
+    kept = f"; its bundle keeps them: {measured.folder}" if steps else ""
+    is_memory = isinstance(end.error, Exception) and _is_of_memory(end.error)
+    with suppress(RooflaunchError):
+        measured.close(Status.OUT_OF_MEMORY if is_memory else Status.FAILED, f"{what} {after}")
+    log.LOGGER.error("error: %s %s%s", what, after, kept)
+    if not is_launched:
+        return end.code
+    return OutOfDeviceMemoryError.exit_code if is_memory else RunFailedError.exit_code
+
+
+def _failure(script: program.Program, end: program.End) -> str:
+    if isinstance(end.error, SystemExit) or end.error is None:
+        return f"{script.name} ended with exit code {end.code}"
+    return f"{script.name} failed with {type(end.error).__name__}"
+
+
+def _is_of_memory(error: Exception) -> bool:
+    from workload.environment import device  # noqa: PLC0415 - torch is there by now
+
+    return device.is_out_of_memory(error)
+
+
+def _nothing(measured: "ScriptRun", script: program.Program) -> RooflaunchError:
+    """Error for a script that ended without failure, but has no measured step."""
+    session = measured.session
+    if measured.folder:
+        measured.close(Status.FAILED, "the script ended in its warm-up")
+        return RunFailedError(
+            f"{script.name} ended after {counted(session.optimizer_steps, 'optimizer step')}, before its first measured"
+            " step",
+            hint="--warmup 0 --iterations 3, or more epochs",
+        )
+    if session.optimizer_steps:
+        return RunFailedError(
+            f"{script.name} ended after {counted(session.optimizer_steps, 'optimizer step')}: too few to see what"
+            " repeats, count a step and measure one",
+            hint=f"more steps (smaller batches, more epochs); or {program.STEP_HINT}",
+        )
+    if session.backward_passes:
+        passes = f"{session.backward_passes} backward pass{'' if session.backward_passes == 1 else 'es'}"
+        return UsageError(
+            f"{script.name} made {passes} and no step of an optimizer of torch.optim",
+            hint=program.STEP_HINT,
+        )
+    if session.gradients:
+        return UsageError(
+            f"{script.name} took gradients {counted(session.gradients, 'time')} by torch.autograd.grad, and made no"
+            " step of an optimizer of torch.optim",
+            hint=program.STEP_HINT,
+        )
+    return RunFailedError(
+        f"{script.name} ended without a backward pass or an optimizer step in this process",
+        hint="a script that trains in processes of its own (torchrun, torch.multiprocessing) cannot be measured yet:"
+        " run it as one process",
+    )

@@ -1,0 +1,133 @@
+"""Seals the bundle of a run whose trainer ended before it could do so itself. Standard library only."""
+
+import csv
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from workload.contract import bundle
+from workload.contract.bundle import Status
+from workload.contract.environment_record import Environment
+from workload.contract.errors import BundleError, ExitCode, InterruptedRunError, OutOfDeviceMemoryError, RunFailedError
+from workload.contract.fields import from_facts
+from workload.contract.record import JobPlace, Memory, Record, Repeat, Spec, Timing
+from workload.contract.script import name_of, slug
+from workload.contract.spec import Context, Device, RunSpec
+from workload.environment.machine import HostSystem
+from workload.environment.outside import outside_facts
+from workload.profile.status import before_the_pass
+
+NOTE = "the trainer ended before it could describe the run: what is recorded here was seen from outside"
+
+
+def settle(
+    code: int, error: Exception | None, folders: Sequence[Path], *, output: Path, spec: RunSpec, context: Context
+) -> list[Path]:
+    """Seal the bundles of a trainer that ended with a bug or was ended by `error`; return all its bundles' folders.
+
+    `folders`: bundles that it had opened. A run that had opened none gets a bundle here, unless it was interrupted.
+    """
+    if error is None and code != ExitCode.BUG:
+        return list(folders)
+    why = error or RunFailedError("the trainer ended with a traceback", hint="")
+    for folder in folders:
+        # A full disk has been reported by the trainer.
+        with suppress(BundleError, OSError):
+            close(folder, spec, context, status_of(why), str(why))
+    is_next = len(folders) < spec.repeats and all(_is_completed(folder) for folder in folders)
+    if not is_next or isinstance(why, InterruptedRunError):
+        return list(folders)
+    told = replace(context, repeat=len(folders) + 1, repeats=spec.repeats) if spec.repeats > 1 else context
+    return [*folders, leave(output, spec, told, status_of(why), str(why))]
+
+
+def status_of(error: Exception) -> Status:
+    """Status of a run that `error` ended."""
+    match error:
+        case OutOfDeviceMemoryError():
+            return Status.OUT_OF_MEMORY
+        case InterruptedRunError():
+            return Status.INTERRUPTED
+        case _:
+            return Status.FAILED
+
+
+def _is_completed(folder: Path) -> bool:
+    with suppress(BundleError):
+        return bundle.read(folder).record.status is Status.COMPLETED
+    return False
+
+
+def leave(output: Path, spec: RunSpec, context: Context, status: Status, error: str) -> Path:
+    """Write a sealed bundle for a trainer that ended before it opened one; return its folder."""
+    now, spec = datetime.now(UTC), _filled(spec)
+    assert spec.batch_size is not None
+    run_id = bundle.make_run_id(
+        now=now,
+        place=context.place or f"local-{spec.device}",
+        model=slug(name_of(spec.script)) if spec.script else spec.model,
+        batch_size=1 if spec.script else spec.batch_size,
+        precision=spec.precision,
+    )
+    folder = bundle.create(output, run_id)
+    close(folder, spec, context, status, error)
+    return folder
+
+
+def close(folder: Path, spec: RunSpec, context: Context, status: Status, error: str) -> None:
+    """Seal a bundle that a trainer left open, with the steps that it had flushed; a complete bundle is not changed."""
+    if (folder / bundle.MANIFEST).exists():
+        return
+    if not (folder / bundle.RECORD).exists():
+        bundle.write_record(folder, _record(folder.name, _filled(spec), context))
+        for name, columns in ((bundle.STEPS, bundle.STEP_COLUMNS), (bundle.TELEMETRY, bundle.TELEMETRY_COLUMNS)):
+            if not (folder / name).exists():
+                _write_header(folder / name, columns)
+        with (folder / bundle.LOG).open("a", encoding="utf-8") as log:
+            log.write(f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} ERROR {error}\n")
+    bundle.close_broken(folder, status, error)
+
+
+def _filled(spec: RunSpec) -> RunSpec:
+    """Fill in defaults without torch; `auto` becomes the device that the trainer would most likely choose."""
+    device = spec.device
+    if device is Device.AUTO:
+        gpu = Device.CUDA if HostSystem().exists("/dev/nvidiactl") else Device.CPU
+        device = Device.MPS if sys.platform == "darwin" else gpu
+    return spec.filled(device, cpus=1)
+
+
+def _record(run_id: str, spec: RunSpec, context: Context) -> Record:
+    """First record of a run, as `workload.run.train` writes it, with the facts known from outside."""
+    # A launcher that starts containers has collected these facts already.
+    seen: dict[str, dict[str, object]] = {} if "host" in context.outside else outside_facts()
+    sections = {name: {**seen.get(name, {}), **context.outside.get(name, {})} for name in {*seen, *context.outside}}
+    where = {
+        "place": context.place or f"local-{spec.device}",
+        "backend": context.backend,
+        "runtime": context.runtime,
+        "runtime_reason": context.runtime_reason,
+    }
+    facts = {"host": {}, "device": {"type": spec.device.value}, "software": {}, **where, **sections}
+    return Record(
+        run_id=run_id,
+        status=Status.RUNNING,
+        repeat=Repeat(index=context.repeat, of=context.repeats),
+        job=JobPlace.of(context.job),
+        run_key=context.run_key or None,
+        spec=Spec.of(spec),
+        spec_origin=context.spec_origin,
+        environment=from_facts(Environment, facts),
+        timing=Timing(started_at=datetime.now(UTC).isoformat()),
+        memory=Memory(),
+        profile=before_the_pass(spec.profile, context),
+        notes=[NOTE],
+    )
+
+
+def _write_header(path: Path, columns: Sequence[str]) -> None:
+    with path.open("w", newline="", encoding="utf-8") as text:
+        csv.writer(text, lineterminator="\n").writerow(columns)

@@ -1,0 +1,199 @@
+"""Runs the user's script in this process as Python itself would run it. Standard library only, and no torch."""
+
+import importlib.util
+import io
+import os
+import runpy
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import Any
+
+from workload.contract.errors import ExitCode, InterruptedRunError, UsageError
+from workload.contract.script import DATA, main_file
+from workload.steps.hidden_packages import ROOT, hidden
+from workload.steps.script_end import EndOfScript
+
+EXAMPLE = "python -m rooflaunch script -- train.py --lr 0.1"
+STEP_HINT = "say what a step is, in the script: `import rooflaunch`, then `rooflaunch.step_done()` after each update"
+# Frames of these packages are left out of tracebacks.
+OURS = tuple(f"{ROOT / name}{os.sep}" for name in ("rooflaunch", "workload"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """A script or a module with its arguments. `words`: as given; `folder`: location of its own modules."""
+
+    words: tuple[str, ...]
+    module: str | None
+    path: Path | None
+    arguments: tuple[str, ...]
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        """Name of the script, `train.py`, or of the module."""
+        return self.path.name if self.path else self.module or ""
+
+    def run(self) -> None:
+        """Run the program as `__main__`. Its exceptions pass through, including `SystemExit`."""
+        with hidden():
+            self._run()
+
+    def _run(self) -> None:
+        sys.argv = [str(self.words[0]), *self.arguments]
+        if self.module:
+            sys.path.insert(0, str(Path.cwd()))
+            runpy.run_module(self.module, run_name="__main__", alter_sys=True)
+            return
+        assert self.path is not None
+        sys.path.insert(0, str(self.folder))
+        main = ModuleType("__main__")
+        main.__file__ = str(Path(self.words[0]).absolute())
+        main.__dict__["__builtins__"] = __builtins__
+        with io.open_code(str(self.path)) as source:
+            code = compile(source.read(), main.__file__, "exec", dont_inherit=True)
+        # Not removed later: worker processes, pickles and functions that run at exit look for it.
+        sys.modules["__main__"] = main
+        exec(code, main.__dict__)  # noqa: S102 - this is what was asked for
+
+
+@dataclass(kw_only=True)
+class End:
+    """End of the script: its exit code, and the exception that it raised."""
+
+    code: int = 0
+    error: BaseException | None = None
+
+
+def run_script(script: Program) -> End:
+    """Run the script with Python's own streams and Ctrl-C handling.
+
+    If a process that the script has forked returns from here, it exits as it would without us.
+    """
+    process = os.getpid()
+    end = _run(script)
+    if os.getpid() != process:
+        raise SystemExit(end.code)
+    return end
+
+
+def _run(script: Program) -> End:
+    streams = sys.stdout, sys.stderr
+    before = _interrupts_as_usual()
+    try:
+        # Not our streams, which drop output that cannot be written: the script may want to know.
+        sys.stdout, sys.stderr = sys.__stdout__ or sys.stdout, sys.__stderr__ or sys.stderr
+        script.run()
+    except EndOfScript:
+        return End()
+    except SystemExit as ended:
+        return End(code=code_of(ended), error=ended)
+    except InterruptedRunError as error:
+        return End(code=ExitCode.INTERRUPTED, error=error)
+    except KeyboardInterrupt:
+        return End(code=ExitCode.INTERRUPTED, error=_interrupted())
+    except BaseException as error:  # noqa: BLE001 - whatever a script may raise
+        show_traceback(error)
+        return End(code=ExitCode.BUG, error=error)
+    finally:
+        with suppress(OSError, ValueError):
+            sys.stdout.flush()
+        sys.stdout, sys.stderr = streams
+        with suppress(ValueError, TypeError):
+            signal.signal(signal.SIGINT, before)
+    return End()
+
+
+def _interrupts_as_usual() -> Any:
+    """Let Ctrl-C raise KeyboardInterrupt, which many training scripts catch; return the previous handler."""
+    return signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _interrupted() -> InterruptedRunError:
+    return InterruptedRunError("interrupted by Ctrl-C", hint="run again; a bundle that was open keeps its steps")
+
+
+def resolve(words: Sequence[str], *, data: str | None = None) -> Program:
+    """Find the program named by the words after `--`. Raises `UsageError` if there is none.
+
+    `data`: replaces `{data}` in the script's arguments.
+    """
+    path = main_file(words, Path.cwd(), example=EXAMPLE, python=f"this Python, {sys.executable}")
+    given = tuple(words if data is None else (word.replace(DATA, data) for word in words))
+    if path is None:
+        return _module(words, given)
+    path = path.resolve()
+    return Program(words=tuple(words), module=None, path=path, arguments=given[1:], folder=path.parent)
+
+
+def _module(words: Sequence[str], given: Sequence[str]) -> Program:
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        with hidden():
+            spec = importlib.util.find_spec(words[1])
+    except (ImportError, ValueError):
+        spec = None
+    finally:
+        sys.path.pop(0)
+    if spec is None:
+        raise UsageError(f"no module '{words[1]}' for this Python, {sys.executable}", hint="python -m pip list")
+    origin = Path(spec.origin).resolve() if spec.origin and spec.origin.endswith(".py") else None
+    return Program(
+        words=tuple(words),
+        module=words[1],
+        path=None,
+        arguments=tuple(given[2:]),
+        folder=origin.parent if origin else Path.cwd(),
+    )
+
+
+def refuse_distributed() -> None:
+    """Raise `UsageError` if a launcher of several processes has started this one."""
+    size = os.environ.get("WORLD_SIZE", "1")
+    if size != "1":
+        raise UsageError(
+            f"WORLD_SIZE is {size}: a step of several processes cannot be measured yet",
+            hint="unset WORLD_SIZE, and run the script as one process on one GPU",
+        )
+
+
+def several_processes() -> UsageError | None:
+    """Error for a script that has joined a process group of several; None otherwise. torch must be imported."""
+    distributed = sys.modules["torch"].distributed
+    size = distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
+    if size == 1:
+        return None
+    return UsageError(
+        f"the script trains with {size} processes: a step of several cannot be measured yet",
+        hint="run it as one process on one GPU",
+    )
+
+
+def show_traceback(error: BaseException) -> None:
+    """Print a traceback as Python would without us, through the script's own `sys.excepthook` if it has one."""
+    trace = error.__traceback__
+    while trace is not None and _is_ours(trace):
+        trace = trace.tb_next
+    try:
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
+    except Exception:  # noqa: BLE001 - the script's own hook may do anything
+        traceback.print_exception(error)
+
+
+def _is_ours(trace: TracebackType) -> bool:
+    path = trace.tb_frame.f_code.co_filename
+    return path.startswith(OURS) or "runpy" in path or "importlib._bootstrap" in path
+
+
+def code_of(ended: SystemExit) -> int:
+    """Exit code that Python gives for a `SystemExit`; prints its message."""
+    if ended.code is None or isinstance(ended.code, int):
+        return ended.code or 0
+    print(ended.code, file=sys.stderr)
+    return 1

@@ -1,0 +1,600 @@
+"""Measurement of a script: observes its calls, finds its step, counts one, times the others, and ends the script.
+
+All of this happens inside the script's own calls: between two steps the script waits for us, inside a step it loses a
+few microseconds.
+"""
+
+import math
+import sys
+import threading
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Sequence
+from enum import Enum, auto
+from typing import Any
+
+from workload import log
+from workload.contract.errors import ExitCode, RooflaunchError, UsageError
+from workload.contract.interrupt import asked
+from workload.contract.spec import Device
+from workload.measure.recorder import Aside, StepPart, StepPhase
+from workload.steps.batches import Batch, Unit, fetched_at, measure, size_of
+from workload.steps.hooks import Site
+from workload.steps.program import STEP_HINT, Program, several_processes
+from workload.steps.script_end import EndOfScript, end_by_force_after
+from workload.steps.step import Amount, Fetch, Limits, Loader, Now, Optimizers, Phase, Step, describe
+from workload.steps.step_finder import MOST_SEGMENTS, REPEATS, Pattern, Seen, Segment, StepFinder
+from workload.steps.step_receiver import StepTaker
+from workload.steps.step_work import MOST_COUNTED, Work, WorkCounter, chosen, usual
+
+LOGGER = log.LOGGER
+# Nobody accumulates this many: the script updates its parameters by hand, without an optimizer of torch's.
+BACKWARD_WITHOUT_STEP = 500
+
+
+class Stage(Enum):
+    """Purpose of the next step."""
+
+    SEARCHING = auto()
+    FOUND = auto()
+    COUNTING = auto()
+    WARMUP = auto()
+    MEASURED = auto()
+    OVER = auto()
+
+
+# Called when the step is known, and counted if counting is on. Returns the receiver of all later steps.
+Open = Callable[[Step, Work | None, Device], StepTaker]
+
+
+class Session:
+    """Observer of a script, `active` while something is left to measure; see `workload.steps.hooks.Observer`."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        program: Program,
+        open_taker: Open,
+        finish: Callable[[], None],
+        *,
+        goes_on: bool,
+        counts: bool = True,
+    ) -> None:
+        self.active = True
+        self.stage = Stage.SEARCHING
+        self.refusal: RooflaunchError | None = None
+        # Why the script ignored the request to end, if known.
+        self.unended: RooflaunchError | None = None
+        self.bug: Exception | None = None
+        self.step: Step | None = None
+        self.phases: list[Phase] = []
+        self.backward_passes = self.optimizer_steps = self.gradients = 0
+        self.skipped: Counter[StepPhase] = Counter()
+        # Samples and tokens of each step of the phase so far.
+        self.samples: list[int] = []
+        self.tokens: list[int] = []
+        self.region: StepTaker | None = None
+        # Places where gradients are turned off: True for an evaluation, which is no part of a step.
+        self.sites: dict[Site, bool] = {}
+        self._limits, self.goes_on, self._counts = limits, goes_on, counts
+        self._name, self._folder = program.name, program.folder
+        self._open, self._finish = open_taker, finish
+        self._finder = StepFinder()
+        self._optimizers = Optimizers()
+        self._loaders: dict[int, Loader] = {}
+        self.thread: int | None = None
+        self._by_hand = False
+        self._in_optimizer = False
+        self._stepped_in_backward: Any = None
+        self._steps_in_backward = self._in_backward = False
+        # While replaying an event: its original time stamp, and whether more events of its kind are queued.
+        self._then: Any = None
+        self._is_behind = False
+        self._now = Now()
+        self._guard = _Guard(self)
+        self._device = Device.CPU
+        self._is_evaluating = self._was_looked_at = False
+        self._counter: WorkCounter | None = None
+        self._works: list[Work] = []
+        self._recent: list[Amount] = []
+        self._last_fetches: list[Fetch] = []
+        self._taken = 0
+        self._began_s = 0.0
+
+    @property
+    def measured_steps(self) -> int:
+        """Number of measured steps so far."""
+        return self._taken if self.stage is Stage.MEASURED else 0
+
+    def silence(self) -> None:
+        """Stop observing: this process is a forked copy of the measured one."""
+        self.active = False
+
+    # --- events
+
+    def fetch_began(self) -> None:
+        """Assign the time until now to the script's own work."""
+        if self._is_ours():
+            self._mark(Aside.OTHER)
+
+    def fetched(self, loader: Any, batch: Any) -> None:
+        """Assign the time since `fetch_began` to the wait for data."""
+        if self._is_ours():
+            self.came(self.batch_of(loader, batch))
+
+    def batch_of(self, loader: Any, batch: Any) -> Batch | None:
+        """Contents of the batch; None at the end of the data."""
+        if batch is None:
+            return None
+        try:
+            number = id(loader)
+            if number not in self._loaders:
+                workers = int(getattr(loader, "num_workers", 0))
+                self._loaders[number] = Loader(where=fetched_at(self._folder), workers=workers, size=size_of(loader))
+            return measure(batch, number, self._loaders[number].size)
+        except Exception as error:  # noqa: BLE001 - as with the guard, which costs time in each step
+            self.failed(error)
+            return None
+
+    def came(self, batch: Batch | None) -> None:
+        """Assign the time since `fetch_began` to the wait for this batch."""
+        if self._counter:
+            self._look_at_what_came_before()
+        parts = self._mark(StepPart.DATA) - 2
+        if batch is not None and not self._is_evaluating:
+            self._now.batches += 1
+            self._now.fetches.append(Fetch(batch=batch, parts=max(0, parts)))
+
+    def backward_began(self) -> None:
+        """Assign the time until now to the forward pass."""
+        if self._is_ours():
+            self._in_backward = True
+            if self._counter:
+                self._counter.in_backward = True
+            self._mark(StepPart.FORWARD)
+
+    def backward_ended(self) -> None:
+        """Assign the time since `backward_began` to the backward pass."""
+        if not self._is_ours():
+            return
+        self._in_backward = False
+        if self._counter:
+            self._counter.in_backward = False
+        self._mark(StepPart.BACKWARD)
+        if self._counter and self.stage is not Stage.COUNTING:
+            self._look_at_no_more()
+        self.backward_passes += 1
+        if self._in_optimizer:
+            self._now.closures += 1
+        else:
+            self._now.backward += 1
+        if self._stepped_in_backward is not None:
+            optimizer, self._stepped_in_backward = self._stepped_in_backward, None
+            self._optimizer_stepped(optimizer, skipped=False)
+        elif self._now.backward >= BACKWARD_WITHOUT_STEP and not self._by_hand:
+            self._refuse_updates_by_hand(f"{self._now.backward} backward passes")
+
+    def gradient_taken(self) -> None:
+        """Count gradients that `torch.autograd.grad` returned, of a penalty or of the loss."""
+        self.gradients += 1
+        is_all = self.optimizer_steps == self.backward_passes == 0
+        if is_all and self.gradients >= BACKWARD_WITHOUT_STEP and not self._by_hand and self._is_ours():
+            self._refuse_updates_by_hand(f"gradients were taken {self.gradients} times by torch.autograd.grad")
+
+    def _refuse_updates_by_hand(self, what: str) -> None:
+        where = fetched_at(self._folder)
+        self._refuse(
+            UsageError(
+                f"{what}, at last at {where}, and no step of an optimizer of torch.optim",
+                hint=f"`import rooflaunch`, and after the update that follows {where}: `rooflaunch.step_done()`",
+            )
+        )
+
+    def stepping(self, _: Any) -> None:
+        """Count further backward passes as those of a closure, until the step has ended."""
+        if self.thread is None or self.thread == threading.get_ident():
+            self._in_optimizer = True
+
+    def stepped(self, optimizer: Any) -> None:
+        """End a segment of the script's work: an optimizer has stepped."""
+        self._heard_of(optimizer, skipped=False)
+
+    def left_out(self, optimizer: Any) -> None:
+        """End a segment of the script's work: a GradScaler left out the optimizer's step."""
+        self._heard_of(optimizer, skipped=True)
+
+    def _heard_of(self, optimizer: Any, *, skipped: bool) -> None:
+        if not self.active:
+            return
+        if self.stage is Stage.OVER:
+            raise EndOfScript
+        if self.thread is None:
+            self.thread = threading.get_ident()
+        elif self.thread != threading.get_ident():
+            self._refuse(
+                UsageError("optimizers step in more than one thread of the script", hint="train in one thread")
+            )
+        self._in_optimizer = False
+        if self._in_backward:
+            # The script has an optimizer for each parameter, which steps as soon as its gradient is computed.
+            self._stepped_in_backward = self._stepped_in_backward or optimizer
+            self._steps_in_backward = True
+            return
+        self._optimizer_stepped(optimizer, skipped=skipped)
+
+    def stretch_began(self, site: Site) -> None:
+        """Called when gradients are switched off, for an evaluation or for values that the loss uses."""
+        if not self._is_ours():
+            return
+        is_timed = self.stage in (Stage.WARMUP, Stage.MEASURED)
+        if is_timed and self.sites.get(site) is not False:
+            self._mark(Aside.OTHER)
+        self._is_evaluating = self.sites.get(site, False)
+        if is_timed and self._counts and site not in self.sites:
+            # Counting is slow, but needed only once for each place. This step will not be timed.
+            self._counter, self._was_looked_at = self._counter or WorkCounter(self._device).start(), True
+        if self._counter:
+            self._counter.stretches.enter(site)
+            self._counter.ignores = self._is_evaluating
+
+    def stretch_ended(self) -> None:
+        """Called when gradients are switched on again."""
+        if not self._is_ours():
+            return
+        if self._counter:
+            self._counter.stretches.enter(None)
+            self._counter.ignores = False
+        if self._is_evaluating:
+            self._mark(Aside.VALIDATION)
+            self._is_evaluating = False
+
+    def _look_at_what_came_before(self) -> None:
+        """A batch has arrived: earlier work without gradients was an evaluation if no loss used it."""
+        if self._counter is None or self.region is None or not self.region.is_open:
+            return
+        site = self._counter.stretches.now
+        if site is not None:
+            # An evaluation of a loader's batches, which begins with this one.
+            self.sites[site] = self._is_evaluating = True
+        self._was_looked_at = not (self._look_at_no_more() or self._is_evaluating)
+        if not self._was_looked_at:
+            self.region.recorder.relabel(self.region.recorder.mark(Aside.OTHER, self._then), Aside.VALIDATION)
+
+    def _look_at_no_more(self) -> bool:
+        """Stop observing work without gradients; return whether the step had an evaluation at a new place."""
+        if self._counter is None:
+            return False
+        found = self._counter.stretches.are_evaluations()
+        is_new = any(found[site] and site not in self.sites for site in found)
+        # A known evaluation was not counted, and therefore has no FLOP here.
+        self.sites = {site: found[site] for site in found if site not in self.sites} | self.sites
+        if self.stage is not Stage.COUNTING:
+            self._counter.stop()
+            self._counter = None
+        return is_new
+
+    def saving(self) -> None:
+        """Assign the time until now to the script's own work."""
+        if self._is_ours():
+            self._mark(Aside.OTHER)
+
+    def saved(self) -> None:
+        """Assign the time since `saving` to a checkpoint."""
+        if self._is_ours():
+            self._mark(Aside.CHECKPOINT)
+
+    def step_began(self) -> None:
+        """Called when `with rooflaunch.step():` is entered: earlier work is no part of a step, but data waits are."""
+        if not self.active or self.stage is Stage.OVER:
+            return
+        self._say_by_hand()
+        if self.region and self.region.is_open:
+            parts = self.region.recorder.mark(Aside.OUTSIDE, self._then)
+            self.region.recorder.relabel(parts, Aside.OUTSIDE, but=StepPart.DATA)
+
+    def step_done(self) -> None:
+        """End a step that the script marks."""
+        if not self.active:
+            return
+        if self.stage is Stage.OVER:
+            raise EndOfScript
+        self._say_by_hand()
+        self._mark(StepPart.OPTIMIZER)
+        with self._guard:
+            self._step_ended(is_regular=True)
+
+    def _say_by_hand(self) -> None:
+        self.thread = self.thread or threading.get_ident()
+        if not self._by_hand:
+            self._by_hand = True
+            if self.stage is not Stage.SEARCHING:
+                self._start_again()
+            self._now = Now()
+
+    # --- replay of buffered events
+
+    @property
+    def instant(self) -> Callable[[], Any] | None:
+        """Function that reads the clock for an event reported later; None if events must be reported at once."""
+        taker = self.region
+        is_on = self.active and self.stage is not Stage.OVER and not self._steps_in_backward
+        return taker.instant if is_on and taker and taker.is_open and not self._counter else None
+
+    def patience(self) -> tuple[int, float]:
+        """Number of optimizer steps that may be buffered, and the latest end by `time.perf_counter`."""
+        warmup, iterations, least_s = self._limits.filled(self._device)
+        left = (warmup if self.stage is Stage.WARMUP else iterations) - self._taken
+        if left > 0:
+            return left * (len(self.step.pattern.segments) if self.step and self.step.pattern else 1), math.inf
+        # All requested steps are taken, but their least time has not passed.
+        until_s = self._began_s + least_s
+        return (sys.maxsize, until_s) if time.perf_counter() < until_s else (1, math.inf)
+
+    def hear_again(self, events: Sequence[tuple[str, Any, tuple[Any, ...]]], *, is_over: bool) -> None:
+        """Replay `events`: method, mark and arguments of each.
+
+        Only the last event may end the script, and none if the script `is_over`.
+        """
+        last = None if is_over else len(events) - 1
+        try:
+            for place, (name, self._then, details) in enumerate(events):
+                self._is_behind = place != last
+                getattr(self, name)(*details)
+        finally:
+            self._then, self._is_behind = None, False
+        # The script waited during the replay.
+        self._mark(Aside.MEASURING)
+
+    # --- reactions
+
+    def _is_ours(self) -> bool:
+        is_on = self.active and self.stage is not Stage.OVER
+        return is_on and (self.thread is None or self.thread == threading.get_ident())
+
+    def _mark(self, part: StepPart | Aside) -> int:
+        region = self.region
+        if region is None or not region.is_open:
+            return 0
+        return region.recorder.mark(Aside.VALIDATION if self._is_evaluating else part, self._then)
+
+    def _optimizer_stepped(self, optimizer: Any, *, skipped: bool) -> None:
+        self._mark(StepPart.OPTIMIZER)
+        with self._guard:
+            self.optimizer_steps += 1
+            now = self._now
+            now.skipped += skipped
+            number = self._optimizers.number_of(optimizer)
+            segment = Segment(
+                optimizer=number,
+                kind=self._optimizers.known[number].kind,
+                backward=now.backward,
+                closures=now.closures,
+                batches=now.batches,
+            )
+            now.backward = now.closures = now.batches = 0
+            now.segments.append(segment)
+            if self.stage is Stage.SEARCHING and (error := several_processes()):
+                self._refuse(error)
+            if not self._by_hand:
+                self._follow(self._finder.add(segment))
+
+    def _follow(self, seen: Seen) -> None:
+        match seen:
+            case Seen.UNKNOWN | Seen.INSIDE:
+                if self.stage is Stage.SEARCHING:
+                    self._remember()
+            case Seen.FOUND:
+                self._remember()
+                self._found(self._finder.pattern)
+            case Seen.STEP:
+                self.phases[-1].steps += 1
+                self._step_ended(is_regular=True)
+            case Seen.IRREGULAR:
+                self._step_ended(is_regular=False)
+            case Seen.LOST:
+                LOGGER.info("script     the steps are no longer of this kind: looking for what repeats now")
+                self._start_again()
+            case Seen.UNCLEAR if self._is_behind:
+                pass
+            case Seen.UNCLEAR if self._counts and any(phase.taken for phase in self.phases):
+                self.complete()
+            case Seen.UNCLEAR:
+                self._refuse(
+                    UsageError(
+                        f"{MOST_SEGMENTS} optimizer steps repeat in no order, so it is unclear what a step is",
+                        hint=STEP_HINT,
+                    )
+                )
+
+    def _remember(self) -> None:
+        """Keep the data fetched for an optimizer's step until the rule is known."""
+        fetches, self._now = self._now.fetches, Now()
+        self._recent.append(Amount.of(fetches))
+        self._last_fetches = fetches or self._last_fetches
+
+    def _start_again(self) -> None:
+        if self._counter:
+            self._counter.stop()
+        if self.phases and self.stage is Stage.MEASURED:
+            self.phases[-1].taken = self._taken
+        self._counter, self._works, self._recent, self._taken = None, [], [], 0
+        if self.region:
+            self.region.close()
+        self.region, self.stage, self._now = None, Stage.SEARCHING, Now()
+        self._is_evaluating = self._was_looked_at = False
+
+    def _found(self, pattern: Pattern | None) -> None:
+        """Announce the rule, found or marked by the script, and count FLOP in the next step."""
+        loaders = {fetch.batch.loader for fetch in self._last_fetches}
+        known = [self._loaders[number] for number in loaders if number in self._loaders]
+        self.step = describe(pattern, self._recent, known, self._optimizers, self._limits)
+        used = {segment.optimizer for segment in pattern.segments} if pattern else range(len(self._optimizers.known))
+        self._device = self._optimizers.device(used)
+        if self.phases and pattern and self.phases[-1].step.is_part_of(pattern):
+            self.phases.pop()
+        self.phases.append(Phase(step=self.step, steps=REPEATS))
+        LOGGER.info("script     %s", self.step.text)
+        self._begin_counting()
+
+    def _step_ended(self, *, is_regular: bool) -> None:
+        now, self._now = self._now, Now()
+        if not self._is_behind and asked():
+            raise EndOfScript
+        match self.stage:
+            case Stage.SEARCHING:
+                self._now = now
+                self._remember()
+                if len(self._recent) > 1:
+                    self._found(None)
+            case Stage.FOUND:
+                self._begin_counting()
+            case Stage.COUNTING:
+                self._counted(now, is_regular=is_regular)
+            case Stage.WARMUP | Stage.MEASURED:
+                self._timed(now, is_regular=is_regular)
+            case Stage.OVER:
+                pass
+
+    # --- counting
+
+    def _begin_counting(self) -> None:
+        self.stage, self._now = Stage.FOUND, Now()
+        if self._is_behind:
+            return
+        if not self._counts:
+            self._begin_taking(None)
+            return
+        self.stage = Stage.COUNTING
+        self._counter = WorkCounter(self._device).start()
+
+    def _counted(self, now: Now, *, is_regular: bool) -> None:
+        assert self._counter is not None
+        assert self.step is not None
+        has_evaluation = self._look_at_no_more()
+        work = self._counter.stop()
+        self._counter = None
+        is_whole = not has_evaluation and is_regular and not now.skipped and not self._excess(now)
+        full = sum(fetch.batch.count for fetch in now.fetches) in (0, self.step.samples)
+        self._taken += 1
+        if is_whole and (full or self._limits.samples_per_step):
+            self._works.append(work)
+        known = usual(self._works)
+        if known is None and self._taken < 2 * MOST_COUNTED and len(self._works) < MOST_COUNTED:
+            self._begin_counting()
+            return
+        self._begin_taking(known or chosen(self._works or [work]))
+
+    def _begin_taking(self, work: Work | None) -> None:
+        assert self.step is not None
+        self._taken, self._now = 0, Now()
+        self.region = self._open(self.step, work, self._device)
+        self.skipped = Counter()
+        self._enter(Stage.WARMUP if self._limits.filled(self._device)[0] else Stage.MEASURED)
+
+    # --- timing
+
+    def _enter(self, stage: Stage) -> None:
+        assert self.region is not None
+        self.stage, self._taken = stage, 0
+        self.samples, self.tokens = [], []
+        self.region.enter(StepPhase.WARMUP if stage is Stage.WARMUP else StepPhase.MEASURED)
+        self._began_s = time.perf_counter()
+        self.region.begin()
+
+    def _excess(self, now: Now) -> list[Fetch]:
+        """Batches fetched before those that the step trained on, for example by a validation loop."""
+        assert self.step is not None
+        if self.step.pattern is None:
+            return []
+        extra = len(now.fetches) - self.step.pattern.batches
+        if extra <= 0:
+            return []
+        kept = {fetch.batch.loader for fetch in now.fetches[extra:]}
+        is_foreign = any(fetch.batch.loader not in kept for fetch in now.fetches[:extra])
+        # One more batch of the same loader is a prefetched one, at the beginning of the data.
+        return now.fetches[:extra] if extra > 1 or (extra == 1 and is_foreign) else []
+
+    def _timed(self, now: Now, *, is_regular: bool) -> None:
+        assert self.region is not None
+        assert self.step is not None
+        if self._counter:
+            self._look_at_no_more()
+        is_regular, self._was_looked_at = is_regular and not self._was_looked_at, False
+        excess = self._excess(now) if is_regular else []
+        if excess and len(excess) < len(now.fetches):
+            self.region.recorder.relabel(now.fetches[len(excess)].parts + 1, Aside.VALIDATION)
+        kept = now.fetches[len(excess) :]
+        images = sum(fetch.batch.count for fetch in kept)
+        if self._limits.samples_per_step or len(kept) != self.step.batches or self.step.unit is Unit.STEPS:
+            images = self.step.samples
+        if is_regular:
+            self._taken += 1
+            self.skipped[self.region.phase] += now.skipped
+            self.samples.append(images)
+            self.tokens.append(sum(fetch.batch.real_tokens for fetch in kept))
+        self.region.end(images, is_step=is_regular)
+        warmup, iterations, least_s = self._limits.filled(self._device)
+        if self.stage is Stage.WARMUP and self._taken >= warmup:
+            self.region.leave()
+            self._enter(Stage.MEASURED)
+            return
+        if (
+            self.stage is Stage.MEASURED
+            and self._taken >= iterations
+            and not self._is_behind
+            and not self.region.wants_more
+            and time.perf_counter() - self._began_s >= least_s
+        ):
+            self.complete()
+            return
+        self.region.begin(self._then)
+
+    def complete(self) -> None:
+        """Write everything down after the last step, then end the script or let it continue."""
+        # If the script catches the exit and steps again, it is ended again.
+        self.active, self.stage = not self.goes_on, Stage.OVER
+        if self.region:
+            self.region.leave()
+        self._finish()
+        if not self.goes_on:
+            code, last_words = (self.unended.exit_code, self.unended.report()) if self.unended else (ExitCode.DONE, "")
+            end_by_force_after(self._name, code, last_words=last_words)
+            raise EndOfScript
+
+    # --- refusals
+
+    def _refuse(self, error: RooflaunchError) -> None:
+        is_first, self.refusal = self.refusal is None, self.refusal or error
+        self.active, self.stage = not self.goes_on, Stage.OVER
+        if self.goes_on and is_first:
+            LOGGER.error("%s", error.report())
+        if self.goes_on:
+            return
+        end_by_force_after(self._name, error.exit_code, last_words=error.report())
+        raise EndOfScript
+
+    def failed(self, error: Exception) -> None:
+        """Report a bug of ours and stop measuring; the script continues."""
+        self.active, self.stage, self.bug = False, Stage.OVER, error
+        LOGGER.error("script     not measured any further, for a bug of ours: %r", error)
+        LOGGER.debug("%s", "".join(traceback.format_exception(error)))
+
+
+class _Guard:
+    """Keeps our own exceptions out of the script."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> bool:
+        if isinstance(error, RooflaunchError):
+            self._session._refuse(error)  # noqa: SLF001 - a part of it
+            return True
+        if not isinstance(error, Exception):
+            return False
+        self._session.failed(error)
+        return True

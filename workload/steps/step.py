@@ -1,0 +1,227 @@
+"""Definition of the script's training step: its rule, its data, and the number of steps to measure."""
+
+import weakref
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Self
+
+import torch
+
+from workload.contract.spec import GPU_MIN_SECONDS, Device
+from workload.steps.batches import Batch, Unit
+from workload.steps.step_finder import Pattern, Segment
+
+
+class Fetch(NamedTuple):
+    """A batch fetched within the step; `parts`: number of parts that the step had before the fetch."""
+
+    batch: Batch
+    parts: int
+
+
+class Amount(NamedTuple):
+    """Data fetched between two optimizer steps: number of samples, their unit, number of batches and of tokens."""
+
+    samples: int
+    unit: Unit
+    batches: int
+    tokens: int
+
+    @classmethod
+    def of(cls, fetches: Sequence[Fetch]) -> Self:
+        """Sum of all batches, in the unit of most of them."""
+        units = Counter(fetch.batch.unit for fetch in fetches)
+        unit = units.most_common(1)[0][0] if units else Unit.STEPS
+        tokens = sum(fetch.batch.real_tokens for fetch in fetches)
+        return cls(sum(fetch.batch.count for fetch in fetches), unit, len(fetches), tokens)
+
+
+@dataclass(kw_only=True)
+class Now:
+    """Events since the last optimizer step, and since the last end of a step."""
+
+    backward: int = 0
+    closures: int = 0
+    batches: int = 0
+    skipped: int = 0
+    fetches: list[Fetch] = field(default_factory=list)
+    segments: list[Segment] = field(default_factory=list)
+
+
+@dataclass(kw_only=True)
+class Loader:
+    """A DataLoader of the script: the line that asks for batches, the number of workers, the batch `size` if known."""
+
+    where: str
+    workers: int
+    size: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """Definition of a training step: its rule, the data that throughput counts, and the sentence that the user reads.
+
+    `what`: the sentence's part on passes and optimizers. `batch_size`: size of each of the `batches` of a step.
+    """
+
+    pattern: Pattern | None
+    unit: Unit
+    samples: int
+    batches: int
+    batch_size: int
+    what: str
+    text: str
+    optimizers: tuple[str, ...]
+    parameters: int
+    workers: int | None
+
+    def is_part_of(self, pattern: Pattern) -> bool:
+        """Whether this step is only a part of a step of `pattern`, which has its optimizers and others."""
+        ours = {segment.optimizer for segment in self.pattern.segments} if self.pattern else set()
+        return ours < {segment.optimizer for segment in pattern.segments}
+
+
+@dataclass(kw_only=True)
+class Phase:
+    """Part of the script whose steps are alike, with the number of its steps; `taken`: the number of measured ones."""
+
+    step: Step
+    steps: int = 0
+    taken: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Numbers of steps to measure; None means the device's default. `min_seconds`: least time of all measured steps."""
+
+    warmup: int | None
+    iterations: int | None
+    samples_per_step: int | None
+    min_seconds: float | None = None
+
+    def filled(self, device: Device) -> tuple[int, int, float]:
+        """Warm-up steps, measured steps, and the least seconds of the measured steps."""
+        on_cpu = device is Device.CPU
+        warmup = (3 if on_cpu else 10) if self.warmup is None else self.warmup
+        iterations = (20 if on_cpu else 100) if self.iterations is None else self.iterations
+        least_s = (0.0 if on_cpu else GPU_MIN_SECONDS) if self.min_seconds is None else self.min_seconds
+        return warmup, iterations, least_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimizer:
+    """Optimizer as at its first step. `kind`: a number shared by optimizers of one class with the same shapes.
+
+    `elements`: number of elements of each parameter, by the parameter's identity.
+    """
+
+    name: str
+    kind: int
+    devices: frozenset[str]
+    elements: Mapping[int, int]
+
+
+class Optimizers:
+    """Optimizers that have stepped, by number, held by weak references."""
+
+    def __init__(self) -> None:
+        self.known: list[Optimizer] = []
+        self._numbers: dict[int, tuple[weakref.ref[Any], int]] = {}
+        self._kinds: dict[Any, Optimizer] = {}
+
+    def number_of(self, optimizer: Any) -> int:
+        """Number of an optimizer, in the order of their first steps."""
+        reference, number = self._numbers.get(id(optimizer), (None, 0))
+        if reference is None or reference() is not optimizer:
+            number = len(self.known)
+            self._numbers[id(optimizer)] = weakref.ref(optimizer), number
+            self.known.append(self._look_at(optimizer))
+        return number
+
+    def _look_at(self, optimizer: Any) -> Optimizer:
+        parameters = list(_parameters_of(optimizer))
+        shapes = tuple((tensor.shape, tensor.dtype, tensor.requires_grad) for tensor in parameters)
+        key = (type(optimizer), shapes)
+        # Those of a kind are described by the first: a script may make thousands.
+        return self._kinds.setdefault(
+            key,
+            Optimizer(
+                name=type(optimizer).__name__,
+                kind=len(self._kinds),
+                devices=frozenset(tensor.device.type for tensor in parameters),
+                elements={id(tensor): tensor.numel() for tensor in parameters},
+            ),
+        )
+
+    def device(self, numbers: Collection[int]) -> Device:
+        """Device of the parameters; the CPU for a device that we have no clock for."""
+        kinds = {kind for number in numbers for kind in self.known[number].devices}
+        return next((device for device in (Device.CUDA, Device.MPS) if device in kinds), Device.CPU)
+
+    def parameters(self, numbers: Collection[int]) -> int:
+        """Number of elements of all parameters, each counted once."""
+        return sum({key: size for number in numbers for key, size in self.known[number].elements.items()}.values())
+
+
+def _parameters_of(optimizer: Any) -> Iterator[torch.Tensor]:
+    for group in getattr(optimizer, "param_groups", ()):
+        yield from group["params"]
+    # Keras's variables, each of which holds a tensor.
+    for variable in getattr(optimizer, "_trainable_variables", ()):
+        yield variable.value
+
+
+def describe(
+    pattern: Pattern | None,
+    recent: Sequence[Amount],
+    loaders: Sequence[Loader],
+    optimizers: Optimizers,
+    limits: Limits,
+) -> Step:
+    """Define a step by this rule, or without one by the script's marks.
+
+    `recent`: data fetched by the last optimizer steps.
+    """
+    length = len(pattern.segments) if pattern else 1
+    # The most common amount of the last few steps, because one step may hold the short batch at the end of the data.
+    sums = [recent[end - length : end] for end in range(length, len(recent) + 1, length)]
+    amounts = Counter((sum(row.samples for row in rows), sum(row.batches for row in rows)) for rows in sums)
+    (samples, batches), _ = amounts.most_common(1)[0] if amounts else ((0, 0), 0)
+    unit = next((row.unit for row in reversed(recent) if row.batches), Unit.STEPS)
+    if limits.samples_per_step:
+        samples, unit = limits.samples_per_step, Unit.SAMPLES if unit is Unit.STEPS else unit
+    elif not samples:
+        samples, unit = 1, Unit.STEPS
+    used = {segment.optimizer for segment in pattern.segments} if pattern else set(range(len(optimizers.known)))
+    workers = [loader.workers for loader in loaders]
+    names = [optimizer.name for optimizer in optimizers.known]
+    what = pattern.words(names) if pattern else "what the script marks by `step_done()` or `with step():`"
+    sizes = {loader.size for loader in loaders}
+    size = sizes.pop() if len(sizes) == 1 and not limits.samples_per_step else None
+    tokens = [sum(row.tokens for row in rows) for rows in sums]
+    return Step(
+        pattern=pattern,
+        unit=unit,
+        samples=samples,
+        batches=max(1, batches),
+        batch_size=size or max(1, samples // max(1, batches)),
+        what=what,
+        text=f"a step = {what}, {_data_words(samples, unit, tokens, loaders, limits)}",
+        optimizers=tuple(names[number] for number in sorted(used)),
+        parameters=optimizers.parameters(used),
+        workers=max(workers) if workers else None,
+    )
+
+
+def _data_words(samples: int, unit: Unit, tokens: Sequence[int], loaders: Sequence[Loader], limits: Limits) -> str:
+    if unit is Unit.STEPS:
+        return "no batch from a DataLoader: throughput counts steps (--samples-per-step N)"
+    places = sorted({loader.where for loader in loaders})
+    amount = f"{samples:,} {unit}" if samples != 1 else f"1 {unit.value[:-1]}"
+    if limits.samples_per_step or not places:
+        return f"{amount} (--samples-per-step)"
+    if low := min(tokens, default=0):
+        high = max(tokens)
+        amount += f" of {low:,} tokens" if low == high else f" of {low:,} to {high:,} tokens"
+    return f"{amount} from {'DataLoaders' if len(places) > 1 else 'DataLoader'} at {' and '.join(places)}"

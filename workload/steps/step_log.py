@@ -1,0 +1,203 @@
+"""Buffers the events of timed steps with their time stamps, and passes many steps at once to the session later.
+
+After a step of tens of milliseconds the processor's caches hold none of our code and data, and each line of Python
+between its parts takes about ten times as long as in a loop. Between the parts of a step, therefore, only the clock is
+read.
+"""
+
+from collections.abc import Callable
+from threading import get_ident
+from time import perf_counter
+from typing import Any
+
+from torch import Size, Tensor
+
+from workload.measure.recorder import FLUSH_EVERY_S
+from workload.steps.batches import Batch
+from workload.steps.hooks import Site
+from workload.steps.session import Session
+
+# Largest number of optimizer steps in the buffer.
+MOST_STEPS = 64
+# Largest number of events in the buffer: a validation loop has many batches and no step.
+MOST_EVENTS = 4096
+
+
+class Tape:
+    """Observer of a script that buffers the events of timed steps for its session, and passes on all others at once.
+
+    See `workload.steps.hooks.Observer`.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.active = True
+        self._session = session
+        self._events: list[tuple[str, Any, tuple[Any, ...]]] = []
+        self._mark: Callable[[], Any] | None = None
+        self._thread: int | None = None
+        self._steps, self._most, self._due_s = 0, 1, 0.0
+        # The last batch: its loader, the shape of its first tensor, its contents.
+        self._loader: int | None = None
+        self._is_in_stretch = False
+        # Whether a backward pass or an optimizer's step is running: both turn gradients off themselves.
+        self._is_inside = False
+        # Optimizers that have stepped, by identity.
+        self._optimizers: set[int] = set()
+        self._shape: Size | None = None
+        self._batch: Batch | None = None
+
+    def silence(self) -> None:
+        """Stop observing: this process is a forked copy of the measured one."""
+        self.active, self._mark = False, None
+        self._session.silence()
+
+    # Events of every step are handled without helper functions: an additional cold call takes some microseconds.
+
+    def fetch_began(self) -> None:
+        """Record that a batch is requested."""
+        if self._mark is not None and get_ident() == self._thread:
+            self._events.append(("fetch_began", self._mark(), ()))
+        else:
+            self._session.fetch_began()
+
+    def fetched(self, loader: Any, batch: Any) -> None:
+        """Record that a batch has arrived.
+
+        Only its measures are kept, because the batch may be gone when they are passed on.
+        """
+        if self._mark is not None and get_ident() == self._thread:
+            mark = self._mark()
+            first = batch[0] if type(batch) in (list, tuple) and batch else batch
+            # Nearly every batch is like the previous one.
+            if id(loader) != self._loader or type(first) is not Tensor or first.shape != self._shape:
+                self._batch = self._session.batch_of(loader, batch)
+                self._loader, self._shape = id(loader), first.shape if type(first) is Tensor else None
+            self._events.append(("came", mark, (self._batch,)))
+            if len(self._events) >= MOST_EVENTS:
+                self.catch_up()
+        else:
+            self._session.fetched(loader, batch)
+
+    def backward_began(self) -> None:
+        """Record that a backward pass begins."""
+        self._is_inside = True
+        if self._mark is not None:
+            self._events.append(("backward_began", self._mark(), ()))
+        else:
+            self._session.backward_began()
+
+    def backward_ended(self) -> None:
+        """Record that the backward pass has ended."""
+        self._is_inside = False
+        if self._mark is not None:
+            self._events.append(("backward_ended", self._mark(), ()))
+        else:
+            self._session.backward_ended()
+
+    def gradient_taken(self) -> None:
+        """Pass on that a gradient was taken; ignored in a timed step, where it belongs to a penalty."""
+        if self._mark is None:
+            self._session.gradient_taken()
+
+    def stepping(self, optimizer: Any) -> None:
+        """Record that an optimizer is about to step."""
+        self._is_inside = True
+        if self._mark is not None:
+            self._events.append(("stepping", None, (optimizer,)))
+        else:
+            self._session.stepping(optimizer)
+
+    def stepped(self, optimizer: Any) -> None:
+        """Record that an optimizer has stepped."""
+        self._is_inside = False
+        self._hear_of_end("stepped", optimizer)
+        if id(optimizer) not in self._optimizers:
+            # A new optimizer may begin steps of another kind.
+            self._optimizers.add(id(optimizer))
+            self.catch_up()
+
+    def left_out(self, optimizer: Any) -> None:
+        """Record that a GradScaler left out an optimizer's step."""
+        self._hear_of_end("left_out", optimizer)
+
+    def step_done(self) -> None:
+        """Record that the script marks the end of a step."""
+        self._hear_of_end("step_done")
+
+    def step_began(self) -> None:
+        """Record that the script marks the beginning of a step."""
+        self._hear("step_began")
+
+    def stretch_began(self, site: Site) -> None:
+        """Record that gradients are switched off, if the place is an evaluation or not classified yet."""
+        session = self._session
+        if self._is_inside:
+            return
+        if self._mark is None or get_ident() != self._thread:
+            session.stretch_began(site)
+            return
+        is_evaluation = session.sites.get(site)
+        if is_evaluation:
+            self._events.append(("stretch_began", self._mark(), (site,)))
+            self._is_in_stretch = True
+        elif is_evaluation is None:
+            self.catch_up()
+            session.stretch_began(site)
+            self._settle()
+
+    def stretch_ended(self) -> None:
+        """Record that gradients are switched on again."""
+        if self._mark is None or get_ident() != self._thread:
+            self._session.stretch_ended()
+        elif self._is_in_stretch:
+            self._events.append(("stretch_ended", self._mark(), ()))
+            self._is_in_stretch = False
+
+    def saving(self) -> None:
+        """Record that a checkpoint is being written."""
+        self._hear("saving")
+
+    def saved(self) -> None:
+        """Record that the checkpoint was written."""
+        self._hear("saved")
+
+    def _hear(self, name: str) -> None:
+        if self._mark is not None and get_ident() == self._thread:
+            self._events.append((name, self._mark(), ()))
+        else:
+            getattr(self._session, name)()
+
+    def _hear_of_end(self, name: str, *details: Any) -> None:
+        if self._mark is not None and get_ident() == self._thread:
+            self._events.append((name, self._mark(), details))
+            self._steps += 1
+            if self._steps >= self._most or perf_counter() >= self._due_s:
+                self.catch_up()
+            return
+        try:
+            getattr(self._session, name)(*details)
+        finally:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Decide whether to buffer from here on, and for how many steps or seconds."""
+        session = self._session
+        self._mark = session.instant
+        if self._mark is not None:
+            self._thread = session.thread
+            most, until_s = session.patience()
+            self._steps, self._most = 0, min(MOST_STEPS, most)
+            self._due_s = min(perf_counter() + FLUSH_EVERY_S, until_s)
+
+    def catch_up(self, *, is_over: bool = False) -> None:
+        """Pass all buffered events to the session, which may end the script then.
+
+        `is_over`: the script has ended anyway.
+        """
+        if self._mark is None or get_ident() != self._thread:
+            return
+        events, self._events = self._events, []
+        try:
+            self._session.hear_again(events, is_over=is_over)
+        finally:
+            self._settle()

@@ -1,0 +1,270 @@
+"""Counts FLOP, bytes and time of every operation in one step of an unknown script, as each is dispatched.
+
+The step runs under a dispatch mode, which makes it slow and changes nothing else. A counted step is never a timed one.
+"""
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._pytree import tree_leaves
+
+from workload.contract.spec import Device
+from workload.model.flop import FlopCounter, Tally, formula_of
+from workload.model.op_families import is_known
+from workload.steps.hooks import Site
+
+# Precision whose ceiling a product of this type is compared with; fp16 counts as `amp`, with or without a GradScaler.
+PRECISIONS = {torch.float32: "fp32", torch.float16: "amp", torch.bfloat16: "bf16", torch.float64: "fp64"}
+# Number of counted steps: enough if all are alike, and at most.
+ENOUGH_ALIKE, MOST_COUNTED = 4, 5
+MS_PER_S = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """Operations of one step. `time_s`: seconds by operation; `flop_by_precision`: by element type of the factors.
+
+    `unattributed`: operations without a formula, with their share of all operations' time. `flop_range`: least and most
+    FLOP of the counted steps, None if they agree.
+    """
+
+    tally: Tally
+    forward_flop: int
+    flop_by_precision: Mapping[str, int]
+    time_s: Mapping[str, float]
+    unattributed: Mapping[str, float]
+    uncounted: tuple[str, ...]
+    copied_to_device_bytes: int
+    copied_to_device_s: float
+    devices: frozenset[str]
+    flop_range: tuple[int, int] | None = None
+
+    @property
+    def unattributed_share(self) -> float:
+        """Share of the operations' time spent in operations without a formula."""
+        return sum(self.unattributed.values())
+
+    @property
+    def precision(self) -> str:
+        """Precision with the most FLOP; fp32 for a step without a product."""
+        return max(self.flop_by_precision, key=lambda name: self.flop_by_precision[name], default="fp32")
+
+
+class Stretches:
+    """Work without gradients in a step, by place: used by a loss, or an evaluation.
+
+    The memory of each result is followed to see whether an operation with gradients reads it.
+    """
+
+    def __init__(self) -> None:
+        self.now: Site | None = None
+        self._flop: dict[Site, int] = {}
+        self._used: set[Site] = set()
+        # Weak references keep each address unique while they live.
+        self._sites_of: dict[int, tuple[StorageWeakRef, frozenset[Site]]] = {}
+
+    def enter(self, site: Site | None) -> None:
+        """Record the place where gradients are switched off; None when they are on again."""
+        self.now = site
+        self.compute(0)
+
+    def compute(self, flop: int) -> None:
+        """Add an operation's FLOP to the place where gradients were switched off, if they are off."""
+        if self.now is not None:
+            self._flop[self.now] = self._flop.get(self.now, 0) + flop
+
+    def follow(self, inputs: Any, output: Any, *, in_backward: bool) -> None:
+        """Record that results of an operation come from work without gradients, or that the loss uses such work."""
+        if self.now is None and not self._sites_of:
+            return
+        tensors = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
+        sites = frozenset[Site]().union(*(self._known(tensor)[1] for tensor in tensors))
+        if self.now is not None:
+            sites |= {self.now}
+        elif sites and (in_backward or any(tensor.requires_grad for tensor in tensors)):
+            self._used |= sites
+            return
+        for tensor in tree_leaves(output) if sites else ():
+            if isinstance(tensor, Tensor):
+                reference, known = self._known(tensor)
+                self._sites_of[reference.cdata] = reference, known | sites
+
+    def _known(self, tensor: Tensor) -> tuple[StorageWeakRef, frozenset[Site]]:
+        reference = StorageWeakRef(tensor.untyped_storage())
+        return self._sites_of.get(reference.cdata, (reference, frozenset()))
+
+    def are_evaluations(self) -> dict[Site, bool]:
+        """Whether the work without gradients is an evaluation, by place.
+
+        Work without a matrix product, such as an average of weights, is not an evaluation.
+        """
+        return {site: flop > 0 and site not in self._used for site, flop in self._flop.items()}
+
+
+class WorkCounter(FlopCounter):
+    """A `FlopCounter` that times each operation; `start` and `stop` replace a `with` block, which is impossible here.
+
+    `ignores`: run operations without counting them. `stretches`: work without gradients.
+    """
+
+    def __init__(self, device: Device) -> None:
+        super().__init__()
+        self.in_backward = self.ignores = False
+        self.stretches = Stretches()
+        self._timer = _Events() if device is Device.CUDA else _HostTimes()
+        self._forward_flop = 0
+        self._block = ExitStack()
+        self._precisions: Counter[str] = Counter()
+        self._unknown: set[str] = set()
+        self._devices: set[str] = set()
+        self._copied_bytes = 0
+
+    def start(self) -> Self:
+        """Begin to count, in this thread."""
+        self._block = ExitStack()
+        if "torch._dynamo" in sys.modules and torch._dynamo.utils.counters["stats"]["unique_graphs"]:  # noqa: SLF001
+            torch.compiler.set_stance("force_eager")
+            self._block.callback(torch.compiler.set_stance, "default")
+        self._block.enter_context(self)
+        return self
+
+    def stop(self) -> Work:
+        """Stop counting and return the counts."""
+        self._block.close()
+        time_s = self._timer.seconds()
+        total_s = sum(time_s.values()) or 1.0
+        shares = {name: time_s[name] / total_s for name in self._unknown if name in time_s}
+        return Work(
+            tally=self.tally(),
+            forward_flop=self._forward_flop,
+            flop_by_precision=dict(self._precisions),
+            time_s=time_s,
+            unattributed=dict(sorted(shares.items(), key=lambda item: -item[1])),
+            uncounted=tuple(sorted(self.uncounted)),
+            copied_to_device_bytes=self._copied_bytes,
+            copied_to_device_s=time_s.get(COPY_TO_DEVICE, 0.0),
+            devices=frozenset(self._devices),
+        )
+
+    def __torch_dispatch__(
+        self, func: OpOverload, _types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run the operation, and count it if it belongs to the step."""
+        if self.ignores:
+            return func(*args, **(kwargs or {}))
+        return super().__torch_dispatch__(func, _types, args, kwargs)
+
+    def run(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operation and record its time."""
+        name = str(func.overloadpacket)
+        name = name.removeprefix("aten.")
+        began = self._timer.mark()
+        output = func(*args, **kwargs)
+        ended = self._timer.mark()
+        self.stretches.follow((args, kwargs), output, in_backward=self.in_backward)
+        if copied := _bytes_to_device(func, args, output):
+            self._copied_bytes += copied
+            name = COPY_TO_DEVICE
+        self._timer.add(name, began, ended)
+        if formula_of(func.overloadpacket.__name__) is None and not is_known(func):
+            self._unknown.add(name)
+        if isinstance(output, Tensor):
+            self._devices.add(str(output.device))
+        return output
+
+    def counted(self, flop: int, args: tuple[Any, ...]) -> None:
+        """Record the FLOP of a contraction by precision and pass."""
+        self.stretches.compute(flop)
+        if not self.in_backward:
+            self._forward_flop += flop
+        factor = next((arg for arg in args if isinstance(arg, Tensor) and arg.is_floating_point()), None)
+        if factor is not None and flop:
+            self._precisions[_precision_of(factor)] += flop
+
+
+COPY_TO_DEVICE = "copy to the device"
+
+
+def _precision_of(factor: Tensor) -> str:
+    name = PRECISIONS.get(factor.dtype, str(factor.dtype).removeprefix("torch."))
+    return "tf32" if name == "fp32" and factor.is_cuda and torch.get_float32_matmul_precision() != "highest" else name
+
+
+def _bytes_to_device(func: OpOverload, args: tuple[Any, ...], output: Any) -> int:
+    """Bytes of a copy from the host to a GPU; 0 for every other operation."""
+    if not isinstance(output, Tensor) or output.device.type == "cpu":
+        return 0
+    name = func.overloadpacket.__name__
+    source = args[1] if name == "copy_" and len(args) > 1 else args[0] if name == "_to_copy" and args else None
+    is_copy = isinstance(source, Tensor) and source.device.type == "cpu"
+    return source.numel() * source.element_size() if is_copy and isinstance(source, Tensor) else 0
+
+
+class _HostTimes:
+    """Times of operations on a CPU, which runs each one before the call returns."""
+
+    def __init__(self) -> None:
+        self._time_s: Counter[str] = Counter()
+
+    def mark(self) -> Any:
+        return time.perf_counter()
+
+    def add(self, name: str, began: Any, ended: Any) -> None:
+        self._time_s[name] += ended - began
+
+    def seconds(self) -> dict[str, float]:
+        return dict(self._time_s)
+
+
+class _Events:
+    """Times of operations on a GPU: an event before and after each operation, read after all have completed."""
+
+    def __init__(self) -> None:
+        self._spans: list[tuple[str, Any, Any]] = []
+
+    def mark(self) -> Any:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def add(self, name: str, began: Any, ended: Any) -> None:
+        self._spans.append((name, began, ended))
+
+    def seconds(self) -> dict[str, float]:
+        torch.cuda.synchronize()
+        time_s: Counter[str] = Counter()
+        for name, began, ended in self._spans:
+            time_s[name] += began.elapsed_time(ended) / MS_PER_S
+        return dict(time_s)
+
+
+def usual(works: Sequence[Work]) -> Work | None:
+    """Work of a typical step: four counted steps if all are alike, else the choice among five; None if more are needed.
+
+    A script may do more every so many steps, as DCGAN does for its pictures, or work on sequences of any length.
+    """
+    counts = Counter(work.tally.flop for work in works)
+    if len(works) < (MOST_COUNTED if len(counts) > 1 else ENOUGH_ALIKE):
+        return None
+    return chosen(works)
+
+
+def chosen(works: Sequence[Work]) -> Work:
+    """Most common work if more than half of the steps agree, else the median by FLOP; with the range if they differ."""
+    flop, times = Counter(work.tally.flop for work in works).most_common(1)[0]
+    ordered = sorted(works, key=lambda work: work.tally.flop)
+    low, high = ordered[0].tally.flop, ordered[-1].tally.flop
+    if low == high:
+        return works[-1]
+    is_common = 2 * times > len(works)
+    work = next(work for work in works if work.tally.flop == flop) if is_common else ordered[len(works) // 2]
+    return replace(work, flop_range=(low, high))
