@@ -14,7 +14,7 @@ from analysis.loading.problem import Problem
 from analysis.loading.rows import frame
 from analysis.loading.tables import load_folders
 from analysis.ncu import NcuFile
-from analysis.ncu.layout import DEVICE_NAME
+from analysis.ncu.metrics import DEVICE_NAME
 from workload.contract.errors import NothingToDoError
 from workload.contract.spec import Device
 from workload.contract.tables import Column, Role, TableFormat
