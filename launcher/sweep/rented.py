@@ -31,10 +31,10 @@ from launcher.protocol.records import (
 )
 from launcher.protocol.task import Task, TaskRun
 from launcher.sweep.budget import Budget
-from launcher.sweep.collect import Homecoming
+from launcher.sweep.collect import Collector
 from launcher.sweep.control import Control, Wish
-from launcher.sweep.launch_state import Rental
-from launcher.sweep.progress import Board
+from launcher.sweep.progress import Progress
+from launcher.sweep.task_launch import TaskLaunch
 from launcher.sweep.work import PlaceWork, runs_text
 from launcher.sweep.workers import Workers
 from workload.contract.errors import ExitCode, NoCapacityError, RooflaunchError, ToolError, UsageError
@@ -62,19 +62,19 @@ class RentedPlace:
         sweep: str,
         output: Path,
         control: Control,
-        board: Board,
+        progress: Progress,
         budget: Budget,
         sleep: Callable[[float], None] | None = None,
         is_busy_elsewhere: Callable[[], bool] = lambda: False,
         was_killed: bool = False,
     ) -> None:
         self._work, self._backend, self._sweep, self._output = work, backend, sweep, output
-        self._control, self._board, self._budget, self._was_killed = control, board, budget, was_killed
+        self._control, self._progress, self._budget, self._was_killed = control, progress, budget, was_killed
         self._sleep, self._is_busy_elsewhere = sleep or control.wait, is_busy_elsewhere
         self.place = work.plan.place
         # Separate threads, because submissions may take minutes and bundles are large: neither may delay a poll.
-        self._readers, self._submitters, self._bringers = Workers(AT_A_TIME), Workers(AT_A_TIME), Workers(AT_A_TIME)
-        self._launches: list[Rental] = []
+        self._readers, self._submitters, self._fetchers = Workers(AT_A_TIME), Workers(AT_A_TIME), Workers(AT_A_TIME)
+        self._launches: list[TaskLaunch] = []
         self._waiting: list[Task] = []
         self._in_vain: dict[int, int] = {}
         self._prepared: Plan | None = None
@@ -122,17 +122,17 @@ class RentedPlace:
                 if self._control.why_not or not (count := self._work.add_blocks()):
                     break
                 if decision := self._work.decision:
-                    self._board.say(self.place.name, decision.reason)
+                    self._progress.say(self.place.name, decision.reason)
                 self._waiting = list(self._work.open_tasks())
                 assert count
             self._show(self._control.why_not or "done")
         except RooflaunchError as error:
             self._work.fail(self._work.left(self._work.runs), why=str(error), hint=error.hint, code=error.exit_code)
             self._show(str(error))
-            self._board.say(self.place.name, f"{error}; to mend it: {error.hint}")
+            self._progress.say(self.place.name, f"{error}; to mend it: {error.hint}")
             self._leave_none()
         finally:
-            for workers in (self._readers, self._submitters, self._bringers):
+            for workers in (self._readers, self._submitters, self._fetchers):
                 workers.close()
 
     def _work_off(self) -> None:
@@ -148,7 +148,7 @@ class RentedPlace:
         if self._control.wish is Wish.STOP:
             self._stop_all()
 
-    def _under_way(self) -> list[Rental]:
+    def _under_way(self) -> list[TaskLaunch]:
         return [launch for launch in self._launches if not (launch.is_over and launch.is_settled)]
 
     def _pause_s(self) -> float:
@@ -167,18 +167,18 @@ class RentedPlace:
             machines=machines,
             store=store,
             sleep=self._sleep,
-            on_event=lambda event: self._board.say(self.place.name, event.text) if event.kind == "note" else None,
+            on_event=lambda event: self._progress.say(self.place.name, event.text) if event.kind == "note" else None,
         )
         self._noun = machines.noun
         script = self.place.script
-        self._launcher = Launcher(self._here, output=self._output, parcel=script.parcel if script else None)
-        self._homecoming = Homecoming(self._work, store, self._output, self._board, self._bringers)
+        self._launcher = Launcher(self._here, output=self._output, script_files=script.script_files if script else None)
+        self._collector = Collector(self._work, store, self._output, self._progress, self._fetchers)
 
     def _take_stock(self) -> None:
         """Fetch the sealed bundles, and adopt the launches of this sweep that have not ended."""
         self._show("asks what there is")
         cleanup.erase_variables(self._here.store, self._here.machines)
-        self._homecoming.bring_sealed()
+        self._collector.fetch_sealed()
         names = self._unfinished()
         if not names:
             return
@@ -194,7 +194,9 @@ class RentedPlace:
                 # The submitting process died: submit again under the same name.
                 self._submit_again(launch)
             elif not launch.is_over:
-                self._board.say(self.place.name, f"'{launch.name}' still runs, from an earlier start: it is followed")
+                self._progress.say(
+                    self.place.name, f"'{launch.name}' still runs, from an earlier start: it is followed"
+                )
 
     def _unfinished(self) -> list[str]:
         """Names of launches in the store that have no result."""
@@ -203,7 +205,7 @@ class RentedPlace:
         names = sorted({name for name, record in have if record == "request.json"})
         return [name for name in names if (name, "result.json") not in have]
 
-    def _read_request(self, name: str) -> Rental | None:
+    def _read_request(self, name: str) -> TaskLaunch | None:
         """Launch of that name; None unless it belongs to this sweep and has runs of this place."""
         request = launches.read(self._here.store, request_object(name), Request.from_bytes, [])
         if request is None or request.name != name or request.task.get("job") != self._sweep:
@@ -214,7 +216,7 @@ class RentedPlace:
             return None
         if not any(self._work.has(run.run_key) for run in task.runs):
             return None
-        return Rental(task=task, request=request, zones=tuple(request.zones), is_ours=False)
+        return TaskLaunch(task=task, request=request, zones=tuple(request.zones), is_ours=False)
 
     def _adopted_keys(self) -> set[str]:
         return {run.run_key for launch in self._under_way() for run in launch.task.runs}
@@ -239,7 +241,7 @@ class RentedPlace:
         if not self._may_start():
             return
         tasks, self._waiting = self._waiting, []
-        started: list[tuple[Rental, Plan]] = []
+        started: list[tuple[TaskLaunch, Plan]] = []
         for index, task in enumerate(tasks):
             self._budget.expect(self.place.name, len(tasks) - index)
             if (planned := self._planned(task)) is not None:
@@ -255,7 +257,7 @@ class RentedPlace:
                 launch.submitting = self._submitters.submit(self._submit, launch, plan)
         self._last_launch_s = self._here.now_s()
 
-    def _planned(self, task: Task) -> "tuple[Rental, Plan] | None":
+    def _planned(self, task: Task) -> "tuple[TaskLaunch, Plan] | None":
         """Plan a launch for a task and reserve its cost; the first plan prepares the place.
 
         None, with a message, if the task cannot be planned; None if no run is left.
@@ -273,7 +275,7 @@ class RentedPlace:
             )
             self._fail([task], f"{error}{share}", error.hint, error.exit_code)
             return None
-        launch = Rental(task=task, request=plan.request, zones=tuple(plan.request.zones))
+        launch = TaskLaunch(task=task, request=plan.request, zones=tuple(plan.request.zones))
         self._launches.append(launch)
         return launch, plan
 
@@ -289,7 +291,7 @@ class RentedPlace:
         now = datetime.fromtimestamp(self._here.now_s(), UTC)
         draft = self._backend.plan(job, options, self._settings, now=now)
         if self._prepared is None:
-            sent = self.place.script and self.place.script.parcel
+            sent = self.place.script and self.place.script.script_files
             if sent:
                 draft = draft.renamed(replace(draft.request, script=sent.facts()))
             prepared = self._backend.prepare(draft, self._here.machines)
@@ -298,20 +300,20 @@ class RentedPlace:
         own_fields = {name: getattr(draft.request, name) for name in OWN}
         return self._prepared.renamed(replace(self._prepared.request, **own_fields))
 
-    def _submit(self, launch: Rental, plan: Plan) -> None:
+    def _submit(self, launch: TaskLaunch, plan: Plan) -> None:
         """Record a launch and submit it, in a thread of its own. Raises if the machine cannot be created."""
         self._launcher.record(plan)
         submitted = self._launcher.submit(plan)
         launch.machine = submitted.machines[0]
         launch.zones = (launch.machine.zone,)
 
-    def _submit_together(self, started: "list[tuple[Rental, Plan]]", together: Callable[..., Any]) -> None:
+    def _submit_together(self, started: "list[tuple[TaskLaunch, Plan]]", together: Callable[..., Any]) -> None:
         """Record all launches, then submit them together, at a place that takes many at once."""
         for _, plan in started:
             self._launcher.record(plan)
         try:
             for _, plan in started:
-                self._launcher.send_parcel(plan)
+                self._launcher.send_script_files(plan)
             submitted = together([plan for _, plan in started], self._here.note)
         except RooflaunchError as error:
             for launch, _ in started:
@@ -323,16 +325,16 @@ class RentedPlace:
                 launch.machine = machines[launch.name]
                 launch.zones = (launch.machine.zone,)
 
-    def _submit_again(self, launch: Rental) -> None:
+    def _submit_again(self, launch: TaskLaunch) -> None:
         if self._prepared is None:
             self._plan(launch.task)
         assert self._prepared is not None
         plan = self._prepared.renamed(launch.request)
         launch.is_ours = True
         launch.submitting = self._submitters.submit(self._resubmit, launch, plan)
-        self._board.say(self.place.name, f"'{launch.name}' was asked for and never came: it is asked for again")
+        self._progress.say(self.place.name, f"'{launch.name}' was asked for and never came: it is asked for again")
 
-    def _resubmit(self, launch: Rental, plan: Plan) -> None:
+    def _resubmit(self, launch: TaskLaunch, plan: Plan) -> None:
         submitted = self._launcher.submit(plan)
         launch.machine = submitted.machines[0]
         launch.zones = (launch.machine.zone,)
@@ -356,7 +358,7 @@ class RentedPlace:
             self._budget.spent(launch.name, 0.0)
             if isinstance(error, NoCapacityError):
                 if self._refusal is None:
-                    self._board.say(self.place.name, f"{error}; further machines wait until another has ended")
+                    self._progress.say(self.place.name, f"{error}; further machines wait until another has ended")
                 self._refusal, self._freed = error, False
                 self._waiting.append(launch.task)
             else:
@@ -366,7 +368,7 @@ class RentedPlace:
         runs = self._work.left(run for task in tasks for run in task.runs)
         self._work.fail(runs, why=why, hint=hint, code=code)
         if runs:
-            self._board.say(self.place.name, f"{runs_text(runs)} left out: {why}")
+            self._progress.say(self.place.name, f"{runs_text(runs)} left out: {why}")
 
     # Polling.
 
@@ -385,15 +387,15 @@ class RentedPlace:
             self._settle([launch for launch in watched if launch.ended_s is not None and not launch.is_settled])
         except ToolError as error:
             if not self._failing:
-                self._board.say(self.place.name, f"{error}; the machines go on by themselves, trying again")
+                self._progress.say(self.place.name, f"{error}; the machines go on by themselves, trying again")
             self._failing += 1
             self._give_up_past_limits(watched, error)
         else:
             if self._failing:
-                self._board.say(self.place.name, "it answers again")
+                self._progress.say(self.place.name, "it answers again")
             self._failing = 0
 
-    def _read_records(self, watched: Sequence[Rental]) -> None:
+    def _read_records(self, watched: Sequence[TaskLaunch]) -> None:
         """Read the new or changed records of these launches, after one listing of the store."""
         start = _common_start([launch.name for launch in watched])
         versions = {stored.name: stored.version for stored in self._here.store.objects(f"{LAUNCHES}{start}")}
@@ -410,7 +412,7 @@ class RentedPlace:
         for future in reading:
             future.result()
 
-    def _read(self, launch: Rental, new: Mapping[str, str]) -> None:
+    def _read(self, launch: TaskLaunch, new: Mapping[str, str]) -> None:
         """Read these versions of the records; a heartbeat is of no interest once there is a result."""
         problems: list[str] = []
         store = self._here.store
@@ -422,7 +424,7 @@ class RentedPlace:
         launch.problems = tuple(problems)
         launch.versions |= new
 
-    def _judge(self, launch: Rental, listing: Listing[Machine], now_s: float) -> None:
+    def _judge(self, launch: TaskLaunch, listing: Listing[Machine], now_s: float) -> None:
         machine = next((one for one in listing if one.name == launch.name), None)
         is_gone = machine is not None and machine.condition is Condition.GONE
         silent = () if machine is not None else tuple(listing.unreachable)
@@ -442,7 +444,7 @@ class RentedPlace:
         launch.judged = launches.judge(seen, now_s, was_preempted=lambda: preempted)
         if launch.judged.usd is not None:
             launch.usd = launch.judged.usd
-        self._homecoming.bring(launch)
+        self._collector.fetch_announced(launch)
         if is_gone:
             launch.gone_looks += 1
         if launch.result is not None:
@@ -456,7 +458,7 @@ class RentedPlace:
             self._freed = True
             self._budget.spent(launch.name, launch.usd)
 
-    def _lost(self, launch: Rental, now_s: float, *, preempted: bool) -> None:
+    def _lost(self, launch: TaskLaunch, now_s: float, *, preempted: bool) -> None:
         """Handle a machine that is gone without a result: write a result into the store, for other readers."""
         assert launch.judged is not None
         usual = "the cloud took it back" if preempted else f"the {self._noun} is gone and left no result"
@@ -466,7 +468,7 @@ class RentedPlace:
             price = launch.request.price(launch.machine.zone)
             launch.usd = price.usd(max(0.0, now_s - launch.machine.created_s)) if price else None
         zone = launch.zones[0] if len(launch.zones) == 1 else ""
-        self._bringers.submit(
+        self._fetchers.submit(
             cleanup.settle,
             self._here.store,
             launch.name,
@@ -477,7 +479,7 @@ class RentedPlace:
             preempted=preempted,
         )
 
-    def _must_be_ended(self, launch: Rental, now_s: float) -> bool:
+    def _must_be_ended(self, launch: TaskLaunch, now_s: float) -> bool:
         """Whether the machine still exists and should not: silent, past its limit, or long after its result."""
         if launch.machine is None or launch.gone_looks:
             return False
@@ -486,7 +488,7 @@ class RentedPlace:
         is_stale = launch.judged is not None and launch.judged.state is LaunchState.STALE
         return is_stale and not launch.machine.may_start_again(now_s)
 
-    def _end_stale(self, stale: Sequence[Rental]) -> None:
+    def _end_stale(self, stale: Sequence[TaskLaunch]) -> None:
         machines = [launch.machine for launch in stale if launch.machine is not None]
         if not machines:
             return
@@ -497,7 +499,7 @@ class RentedPlace:
         # The next polls find the machines gone, and a result if there is one.
         self._here.machines.stop(machines)
 
-    def _give_up_past_limits(self, watched: Sequence[Rental], error: ToolError) -> None:
+    def _give_up_past_limits(self, watched: Sequence[TaskLaunch], error: ToolError) -> None:
         """Give up launches past their time limit if the place does not answer: their results stay unknown."""
         now_s = self._here.now_s()
         for launch in watched:
@@ -508,20 +510,20 @@ class RentedPlace:
 
     # Missing runs.
 
-    def _settle(self, ended: Sequence[Rental]) -> None:
+    def _settle(self, ended: Sequence[TaskLaunch]) -> None:
         """Handle ended launches whose bundles are fetched: request another machine for their missing runs."""
-        ready = [launch for launch in ended if self._homecoming.is_home(launch)]
+        ready = [launch for launch in ended if self._collector.is_collected(launch)]
         # A machine may have sealed a bundle after its last heartbeat.
         if any(launch.result is None and self._work.left(launch.task.runs) for launch in ready):
             lost = [launch for launch in ready if launch.result is None]
-            self._homecoming.bring_sealed({run.run_key for launch in lost for run in launch.task.runs})
+            self._collector.fetch_sealed({run.run_key for launch in lost for run in launch.task.runs})
         for launch in ready:
             launch.is_settled = True
             left = self._work.left(launch.task.runs)
             if left:
                 self._again(launch, left)
 
-    def _again(self, launch: Rental, left: tuple[TaskRun, ...]) -> None:
+    def _again(self, launch: TaskLaunch, left: tuple[TaskRun, ...]) -> None:
         """Queue the runs that a launch left for another machine.
 
         They fail instead after a usage error, or if `MOST_IN_VAIN` machines in a row completed none of them.
@@ -541,7 +543,7 @@ class RentedPlace:
         self._waiting.append(task)
         if not self._control.why_not:
             done_by = f"another {self._noun} does the {runs_text(left)} left"
-            self._board.say(self.place.name, f"'{launch.name}': {why}; {done_by}")
+            self._progress.say(self.place.name, f"'{launch.name}': {why}; {done_by}")
 
     # The end.
 
@@ -558,15 +560,15 @@ class RentedPlace:
                 there[one.name].is_over = there[one.name].is_settled = True
                 error = f"its {self._noun} was ended with its sweep, by Ctrl-C"
                 cleanup.settle(self._here.store, one.name, one.zone, ExitCode.INTERRUPTED, error, now_s=now_s)
-        self._board.say(self.place.name, f"{counted(sum(one.gone for one in removed), self._noun)} ended")
-        self._homecoming.bring_sealed({run.run_key for launch in self._launches for run in launch.task.runs})
+        self._progress.say(self.place.name, f"{counted(sum(one.gone for one in removed), self._noun)} ended")
+        self._collector.fetch_sealed({run.run_key for launch in self._launches for run in launch.task.runs})
         cleanup.require_gone(removed)
 
     def _leave_none(self) -> None:
         """After an error, tell which machines still run."""
         running = [launch.name for launch in self._under_way() if launch.machine is not None]
         if running:
-            self._board.say(self.place.name, f"still running: {', '.join(running)}; the same command follows them")
+            self._progress.say(self.place.name, f"still running: {', '.join(running)}; the same command follows them")
 
     def _show(self, now: str = "") -> None:
         work, under_way = self._work, self._under_way()
@@ -576,7 +578,7 @@ class RentedPlace:
         if len(running) == 1 and running[0].heartbeat and running[0].heartbeat.last_line:
             words = launches.plain(running[0].heartbeat.last_line)
         words = ", ".join(filter(None, (words, f"{len(starting)} starting" if starting else "")))
-        self._board.update(
+        self._progress.update(
             self.place.name,
             blocks_done=work.blocks_done,
             blocks=work.blocks,
@@ -587,7 +589,7 @@ class RentedPlace:
             now=now or words or (str(self._refusal) if self._refusal else ""),
         )
 
-    def _left_s(self, running: Sequence[Rental]) -> float | None:
+    def _left_s(self, running: Sequence[TaskLaunch]) -> float | None:
         """Estimate the seconds left from the rate of ended runs; None before the first, or if nothing runs."""
         left = len(self._work.runs) - self._work.done - len(self._work.failures)
         if not left or not self._work.new_runs or not running:

@@ -12,7 +12,7 @@ from workload.storage.names import why_unsafe
 
 
 @dataclass(kw_only=True)
-class Rental:
+class TaskLaunch:
     """Launch and its state. `is_ours`: submitted by this process; `gone_looks`: polls that found its machine gone.
 
     `is_over`: nothing runs or costs any more; `is_settled`: the outcome of its runs has been handled.
@@ -32,9 +32,9 @@ class Rental:
     gone_looks: int = 0
     ended_s: float | None = None
     why: str = ""
-    bringing: list[Future[None]] = field(default_factory=list)
+    fetching: list[Future[None]] = field(default_factory=list)
     # Bundles that are fetched, being fetched, or given up.
-    brought: set[str] = field(default_factory=set)
+    fetched: set[str] = field(default_factory=set)
     is_over: bool = False
     is_settled: bool = False
     usd: float | None = None

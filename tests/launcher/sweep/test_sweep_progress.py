@@ -6,8 +6,7 @@ import threading
 import pytest
 
 from launcher.sweep.control import Control, Wish
-from launcher.sweep.live import MOST_ROWS, LiveTable, rows_of
-from launcher.sweep.progress import Board, PlaceState
+from launcher.sweep.progress import MOST_ROWS, LiveTable, PlaceState, Progress, rows_of
 
 T4 = PlaceState(
     name="t4",
@@ -44,25 +43,25 @@ def test_a_table_fits_its_terminal() -> None:
 
 
 def test_without_a_terminal_there_are_lines_alone() -> None:
-    board, stream, now = Board(), io.StringIO(), iter([0.0, 5.0, 65.0, 65.0])
-    live = LiveTable(board, stream, lambda: next(now))
-    board.update("t4", runs=18)
-    board.say("t4", "1/18  block 1, resnet18: 250 images/s")
-    board.say("", "leaving")
+    progress, stream, now = Progress(), io.StringIO(), iter([0.0, 5.0, 65.0, 65.0])
+    live = LiveTable(progress, stream, lambda: next(now))
+    progress.update("t4", runs=18)
+    progress.say("t4", "1/18  block 1, resnet18: 250 images/s")
+    progress.say("", "leaving")
     live.draw()
     live.clear()
     assert stream.getvalue() == ("      +5 s  t4: 1/18  block 1, resnet18: 250 images/s\n     +65 s  leaving\n")
 
 
 def test_without_a_terminal_progress_is_told_where_nothing_was_for_30_s() -> None:
-    board, stream, clock = Board(), io.StringIO(), [0.0]
-    live = LiveTable(board, stream, lambda: clock[0])
-    board.update("t4", runs=18, done=7, left_s=725, now="3 VMs at work")
-    board.update("here", runs=2)
+    progress, stream, clock = Progress(), io.StringIO(), [0.0]
+    live = LiveTable(progress, stream, lambda: clock[0])
+    progress.update("t4", runs=18, done=7, left_s=725, now="3 VMs at work")
+    progress.update("here", runs=2)
     told = []
     for clock[0] in (29.0, 30.0, 59.0, 60.0, 70.0, 99.0, 100.0):
         if clock[0] == 70.0:
-            board.say("here", "1/2")
+            progress.say("here", "1/2")
         live.draw()
         told.append(len(stream.getvalue().splitlines()))
     assert told == [0, 2, 2, 4, 5, 5, 7]
@@ -73,25 +72,25 @@ def test_without_a_terminal_progress_is_told_where_nothing_was_for_30_s() -> Non
 
 
 def test_on_a_terminal_the_table_is_drawn_below_the_lines_and_only_when_it_changed() -> None:
-    board, stream = Board(), Terminal()
-    live = LiveTable(board, stream, lambda: 0.0)
-    board.update("t4", runs=18)
+    progress, stream = Progress(), Terminal()
+    live = LiveTable(progress, stream, lambda: 0.0)
+    progress.update("t4", runs=18)
     live.draw()
     first = stream.getvalue()
     assert first.splitlines()[1].startswith("t4     0/0    0/18")
     live.draw()
     assert stream.getvalue() == first
-    board.say("t4", "hello\033[2J")
+    progress.say("t4", "hello\033[2J")
     live.draw()
     assert stream.getvalue().removeprefix(first).startswith("\033[2A\033[J      +0 s  t4: hello\\x1b[2J\nplace")
 
 
 def test_a_state_is_changed_in_its_place() -> None:
-    board = Board()
+    progress = Progress()
     for name in ("a", "b"):
-        board.update(name, runs=2)
-    board.update("a", done=1)
-    assert [(state.name, state.done, state.runs) for state in board.states] == [("a", 1, 2), ("b", 0, 2)]
+        progress.update(name, runs=2)
+    progress.update("a", done=1)
+    assert [(state.name, state.done, state.runs) for state in progress.states] == [("a", 1, 2), ("b", 0, 2)]
 
 
 class Trainer:
