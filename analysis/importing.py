@@ -428,7 +428,7 @@ def _import_profile(file: File, given: Given, output: Path) -> Path:
             hint="keep the rows of one GPU, by the column Device, or profile with CUDA_VISIBLE_DEVICES=0",
         )
     model, batch_size = required(file.path, given.model, given.batch_size)
-    device_name = found.attributes.get(ncu.layout.DEVICE_NAME)
+    device_name = found.attributes.get(ncu.metrics.DEVICE_NAME)
     facts = Facts(
         model=model,
         batch_size=batch_size,
