@@ -26,8 +26,8 @@ from statistics import median
 import paired
 import pyarrow.csv
 
-from analysis import ncu
 from analysis.importing import Given, import_file
+from analysis.readers import ncu
 
 PAGE_BYTES = resource.getpagesize()
 RANGE = "PL_Type:PL_Value:CLR_Type:Color:Msg_Type:Msg"
