@@ -33,7 +33,7 @@ from analysis.audit import Finding, audit
 from analysis.importing import Given, import_file
 from analysis.readers import ncu
 from analysis.readers.ncu import Failure, Layout, NcuFileError, families
-from analysis.statistics import correlogram, effective_n, outliers, period_scan, steady_state, summarize
+from analysis.statistics import effective_n, outliers, period_scan, steady_state, summarize
 from analysis.statistics.samples import Floats
 
 ByRuleAndFile = dict[tuple[str, str], list[Finding]]
@@ -181,7 +181,7 @@ def test_steps_like_the_one_before_are_worth_few(files: Path) -> None:
     steps = milliseconds(files, CORRELATED)
     state = steady_state(steps)
     assert (state.steady, state.warmup_steps) == (True, 1)
-    assert correlogram(steps[2:]).at(1) == pytest.approx(0.83, abs=0.01)
+    assert effective_n(steps[2:], robust=False).lag1 == pytest.approx(0.83, abs=0.01)
     assert effective_n(steps[2:]).effective == pytest.approx(13.8, abs=0.1)
     assert effective_n(milliseconds(files, STEADY)[2:]).effective == 188
 
