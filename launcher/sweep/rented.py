@@ -16,6 +16,15 @@ from launcher.jobs import cleanup, launches
 from launcher.jobs.commands import with_packages
 from launcher.jobs.follow import LATER_EVERY_S, MAX_BACKOFF_S, interval_s
 from launcher.jobs.launches import LaunchState, Seen
+from launcher.jobs.liveness import (
+    PROVISIONING_S,
+    TO_BE_REMOVED,
+    Liveness,
+    Observed,
+    PlaceSays,
+    StoreSays,
+    liveness,
+)
 from launcher.jobs.run import SELF_DELETION_S, Launcher
 from launcher.jobs.session import Session
 from launcher.protocol.backend import Backend, Condition, Job, Listing, Machine, Plan
@@ -485,8 +494,7 @@ class RentedPlace:
             return False
         if launch.result is not None:
             return now_s - (launch.ended_s or now_s) > SELF_DELETION_S
-        is_stale = launch.judged is not None and launch.judged.state is LaunchState.STALE
-        return is_stale and not launch.machine.may_start_again(now_s)
+        return launch.judged is not None and launch.judged.liveness in TO_BE_REMOVED
 
     def _end_stale(self, stale: Sequence[TaskLaunch]) -> None:
         machines = [launch.machine for launch in stale if launch.machine is not None]
@@ -504,7 +512,10 @@ class RentedPlace:
         now_s = self._here.now_s()
         for launch in watched:
             begun_s = epoch_s(launch.request.launched_at) or now_s
-            if now_s > begun_s + launch.request.limit_s + launches.PROVISIONING_S + launches.AFTER_LIMIT_S:
+            store = StoreSays.HEARTBEAT if launch.heartbeat else StoreSays.NOTHING
+            over_limit_s = now_s - (begun_s + PROVISIONING_S + launch.request.limit_s)
+            seen = Observed(place=PlaceSays.UNREACHABLE, store=store, over_limit_s=over_limit_s)
+            if liveness(seen) is Liveness.GIVEN_UP:
                 launch.is_over = launch.is_settled = True
                 self._fail([launch.task], str(error), f"launch status {launch.name}", error.exit_code)
 
