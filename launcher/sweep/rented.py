@@ -255,9 +255,10 @@ class RentedPlace:
             try:
                 planned.append(self._submitter.plan(rest))
             except RooflaunchError as error:
-                is_poor = isinstance(error, UsageError) and self._budget.share_usd is not None
-                share = f"a machine's share of the sweep's --max-cost is {self._budget.share_usd:.2f} USD"
-                self._fail([rest], f"{error} ({share})" if is_poor else str(error), error.hint, error.exit_code)
+                why = str(error)
+                if isinstance(error, UsageError) and (share_usd := self._budget.share_usd) is not None:
+                    why += f" (a machine's share of the sweep's --max-cost is {share_usd:.2f} USD)"
+                self._fail([rest], why, error.hint, error.exit_code)
         self._budget.expect(self.place.name, 0)
         self._launches += [launch for launch, _ in planned]
         self._submitter.submit(planned)
