@@ -74,7 +74,7 @@ def spilling(evidence: AuditEvidence) -> Iterator[Hit]:
         yield Hit(
             subject=(run_id,),
             figure=(
-                f"{plain(spill.images_per_s, 4)} images/s at batch size {spill.batch_size}, "
+                f"{plain(spill.images_per_s, 4)} {spill.unit}/s at batch size {spill.batch_size}, "
                 f"{plain(spill.smaller_images_per_s, 4)} at {spill.smaller_batch_size}: {spill.ratio:.2f} x"
             ),
             cure=f"--batch-size {spill.smaller_batch_size}; --grad-accumulation for the same step",
@@ -149,7 +149,7 @@ RULES = (
     Rule(
         name="spill cliff",
         severity=Severity.ERROR,
-        threshold=f"at least {percent(SPILL_RATIO)} of the images/s of a smaller batch: a larger batch does not slow "
+        threshold=f"at least {percent(SPILL_RATIO)} of the {{unit}}/s of a smaller batch: a larger batch does not slow "
         "down a busy device, unless its memory is full",
         why="tensors are in the host's memory and cross the bus in every step, so this is not the speed of the device",
         cure="a smaller batch",

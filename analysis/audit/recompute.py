@@ -185,7 +185,7 @@ RULES = (
         severity=Severity.ERROR,
         threshold=f"the time between the first and the last time stamp of the steps, or up to {percent(WALL_WITHIN)} "
         f"and {ENDING_S:g} s more for ending the measurement; for a log, exactly this time",
-        why="images/s is images divided by this time, so it is wrong by the same factor",
+        why="{unit}/s is {unit} divided by this time, so it is wrong by the same factor",
         cure="copy the bundle again from the machine that made it, or run again",
         check=each_case(other_wall_time),
     ),
@@ -201,7 +201,7 @@ RULES = (
         name="clock set back",
         severity=Severity.WARNING,
         threshold="time stamps that increase from row to row",
-        why="wall time and images/s are calculated from time stamps, and are wrong if the clock was set during the run",
+        why="wall time and {unit}/s are calculated from time stamps, and are wrong if the clock was set during the run",
         cure="use a log with a monotonic clock, or only the part after the jump",
         check=each_case(clock_set_back),
     ),

@@ -86,8 +86,8 @@ def mean_of_rates(evidence: AuditEvidence) -> Iterator[Hit]:
         if not claimed or not measured or abs(claimed / measured - 1) <= within:
             continue
         figure = (
-            f"{plain(claimed, 4)} images/s by the log's rates, {plain(measured, 4)} by images over wall time: "
-            f"{claimed / measured:.2f} x"
+            f"{plain(claimed, 4)} {case.unit}/s by the log's rates, {plain(measured, 4)} by {case.unit} over wall time:"
+            f" {claimed / measured:.2f} x"
         )
         gaps = _gaps(case)
         if gaps is None:
@@ -261,7 +261,7 @@ def runs_apart(group: Sequence[Case]) -> str | None:
     if p_value is not None and p_value >= RUNS_ALPHA:
         return None
     apart = percent(max(rates) / min(rates) - 1, decimals=1)
-    return f"{len(rates)} runs from {plain(min(rates), 4)} to {plain(max(rates), 4)} images/s: {apart} apart"
+    return f"{len(rates)} runs from {plain(min(rates), 4)} to {plain(max(rates), 4)} {runs[0].unit}/s: {apart} apart"
 
 
 def broken_off(case: Case) -> str | None:
@@ -320,10 +320,10 @@ RULES = (
     Rule(
         name="mean of rates",
         severity=Severity.ERROR,
-        threshold=f"a rate within {percent(EXPLAINED_WITHIN)} of images over wall time (plus the unit of its time "
+        threshold=f"a rate within {percent(EXPLAINED_WITHIN)} of {{unit}} over wall time (plus the unit of its time "
         "stamps), because wall times are as accurate as that",
-        why="a mean of images/s gives fast steps too much weight, and leaves out the time outside of the timed parts",
-        cure="use images divided by wall time, as `images_per_s` here",
+        why="a mean of {unit}/s gives fast steps too much weight, and leaves out the time outside of the timed parts",
+        cure="use {unit} divided by wall time, as `images_per_s` here",
         check=mean_of_rates,
     ),
     Rule(
@@ -388,9 +388,9 @@ RULES = (
         threshold=f"at most {percent(CHANGE)} of the throughput lost in stalls: single steps, at most"
         f" {percent(MOST_STALLS)} of all, above {STALL_RATIO:g} x the median, or {REPEATED} or more above"
         f" {REPEATED_RATIO:g} x",
-        why="images/s includes stalls and the median step does not, so the two figures disagree",
+        why="{unit}/s includes stalls and the median step does not, so the two figures disagree",
         cure="find out what ran at that time (validation, a checkpoint, other work); compare medians as well as "
-        "images/s",
+        "{unit}/s",
         check=each_case(stalled),
     ),
     Rule(

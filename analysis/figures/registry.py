@@ -267,10 +267,10 @@ def _models(material: Material) -> Iterator[Figure]:
         return
     yield Figure(
         name="model_comparison",
-        title="Models: work per image and throughput",
-        caption=f"{_shared(known, 'env')}Best throughput against training FLOP per image. On a dotted diagonal the "
-        "attained FLOP/s are equal: a model further up and to the right uses the device better. "
-        f"{_intervals(known, 'images_per_s')}",
+        title=f"Models: work per {units.one(material.unit)} and throughput",
+        caption=f"{_shared(known, 'env')}Best throughput against training FLOP per {units.one(material.unit)}. On a "
+        "dotted diagonal the attained FLOP/s are equal: a model further up and to the right uses the device "
+        f"better. {_intervals(known, 'images_per_s')}",
         text=_rate_text(known),
         chart=throughput.models(material, known),
     )
@@ -315,7 +315,7 @@ def _cost(material: Material) -> Iterator[Figure]:
         return
     yield Figure(
         name="cost",
-        title="Cost of a million images",
+        title=f"Cost of a million {material.unit}",
         caption=f"{_shared(table, 'env')}Price per hour of the machine divided by throughput, for the cheapest "
         "configuration of each model and environment; without the time to set up. "
         f"{_intervals(table, 'usd_per_million_images')}",
@@ -501,8 +501,8 @@ def _source_caption(points: pd.DataFrame) -> str:
     meanings = {
         "counters": "Filled points: FLOP and DRAM bytes from the GPU's counters.",
         "under the profiler": "Pale points: the kernels of a profile, by their own time, not by the time of a step.",
-        "modelled": "Hollow points: FLOP by formula and modelled bytes. The dashed line goes from every operation "
-        "using memory (low intensity) to every tensor moved once (high intensity).",
+        "modelled": "Hollow points: FLOP by formula and modelled bytes. The dashed line goes from each operation using "
+        "memory (low intensity) to every tensor moved once (high intensity).",
     }
     texts = [text for source, text in meanings.items() if source in set(points["source"])]
     if "note" in points and points["note"].astype(str).str.contains(TRACED_TIME, regex=False).any():

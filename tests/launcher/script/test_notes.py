@@ -112,9 +112,9 @@ def test_arguments_whose_files_stay_here(tmp_path: Path) -> None:
         subprocess.run(["git", *words], cwd=folder, check=True)
     words = ("train.py", "conf/a.toml", "conf", ".", "--lr=0.1", "nowhere.txt", "/dev/null", "{data}/x", "-v", "")
     words += ("--weights=weights.pt", "--more", "new.toml", "../photos", str(outside / "a.jpg"))
-    parcel = pack(words, folder)
-    said = notes.left_behind(words, folder, reached=[folder], why_not=lambda below: parcel.why_not(folder, below))
-    away = "in the arguments is outside of this folder and is not sent: use --data for data"
+    script_files = pack(words, folder)
+    said = notes.left_behind(words, folder, reached=[folder], why_not=lambda below: script_files.why_not(folder, below))
+    away = "of the arguments is outside of this folder and stays here: --data says where data lies"
     assert list(said) == [
         "'weights.pt' in the arguments is not sent: git ignores it",
         "'new.toml' in the arguments is not sent: git does not track it, and no --include names it",
