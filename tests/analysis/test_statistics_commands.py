@@ -178,7 +178,9 @@ def test_findings_of_one_rule_stand_together(analyze: Any) -> None:
         "warning: wall time not explained",
         "  found      steps and waits add up to 50 % of the wall time: 50 % are outside of the timed parts  [a]",
     ]
-    assert out.splitlines()[2].startswith("  expected   steps and data waits add up to the wall time within 2 %: ")
+    assert out.splitlines()[2].startswith(
+        "  expected   steps and data waits add up to the wall time within 2 %, because "
+    )
     assert out.splitlines()[3].startswith("  why        ")
     assert out.splitlines()[4].startswith("  cure       ")
     assert out.splitlines()[-1].startswith("1 warning, 1 note: 1 run, ")

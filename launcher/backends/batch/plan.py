@@ -56,9 +56,7 @@ COUNTER_WORDS = (
     "--bounding-set=-all,+sys_admin",
 )
 # Volta needs a driver with the proprietary module, below this branch. Batch alone chooses which driver it installs.
-NO_PROMISE_OF_DRIVER = (
-    "Batch chooses the driver itself, but this GPU needs a driver below {}, as launch gcp installs it"
-)
+NO_PROMISE_OF_DRIVER = "Batch chooses the driver itself, but this GPU needs a driver below {}"
 
 
 @dataclass(frozen=True, kw_only=True)

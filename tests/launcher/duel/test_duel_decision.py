@@ -230,13 +230,13 @@ def test_a_linear_drift_leaves_no_difference() -> None:
             segments(noisy(random.Random(1)), quadruples=12),
             "60 s are over",
             "60 s are over after 12 quadruples (95 %: -9.8 % to +4.3 %); runs of the same side differ by "
-            "9.9 %; about 58 quadruples more would decide it it",
+            "9.9 %; about 58 quadruples more would decide it",
             id="noise",
         ),
         pytest.param(
             segments(quiet(random.Random(1)), quadruples=4),
             None,
-            "undecided after 4 quadruples (no interval yet); about 5 quadruples more would decide it it",
+            "undecided after 4 quadruples (no interval yet); about 5 quadruples more would decide it",
             id="early",
         ),
         pytest.param(

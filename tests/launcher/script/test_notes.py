@@ -114,7 +114,7 @@ def test_arguments_whose_files_stay_here(tmp_path: Path) -> None:
     words += ("--weights=weights.pt", "--more", "new.toml", "../photos", str(outside / "a.jpg"))
     script_files = pack(words, folder)
     said = notes.left_behind(words, folder, reached=[folder], why_not=lambda below: script_files.why_not(folder, below))
-    away = "of the arguments is outside of this folder and stays here: --data says where data lies"
+    away = "in the arguments is outside of this folder and is not sent: use --data for data"
     assert list(said) == [
         "'weights.pt' in the arguments is not sent: git ignores it",
         "'new.toml' in the arguments is not sent: git does not track it, and no --include names it",

@@ -110,7 +110,7 @@ def test_every_door_says_that_its_result_is_lost(words: list[str], tmp_path: Pat
 @pytest.mark.world
 def test_closed_streams_are_not_given_to_the_next_file(tmp_path: Path) -> None:
     code = (
-        "from workload.contract import door\n"
+        "from workload.contract import entry\n"
         "def work():\n"
         "    with open('file', 'w') as text: text.write(str(text.fileno()))\n"
         "    print('dropped'); return 3\n"

@@ -374,7 +374,7 @@ def test_further_profile_that_fails_costs_nothing(run_folder: Path, monkeypatch:
             {"FAKE_GPU": "Tesla T4"},
             "unavailable",
             ("the run was on NVIDIA L4, but this GPU is Tesla T4"),
-            "where the run was",
+            "on the machine of the run",
         ),
         ({"FAKE_CC": "9.0"}, "unavailable", "ncu 2024.1.1.0", "newer Nsight Compute"),
         ({"FAKE_CC": "6.1"}, "unavailable", "ncu 2024.1.1.0", "older Nsight Compute"),

@@ -128,7 +128,7 @@ RUN_ALONE = (
     "hint: a script that trains in child processes (torchrun, torch.multiprocessing) cannot be measured "
     "yet: run it as one process"
 )
-NO_OPTIMIZER = "and no step of an optimizer of torch.optim"
+NO_OPTIMIZER = "but no step of an optimizer of torch.optim"
 MADE_NONE = "and made no step of an optimizer of torch.optim"
 AFTER_LINE_8 = "hint: `import rooflaunch`, and after the update that follows script.py:8: `rooflaunch.step_done()`"
 MARK_STEPS = (

@@ -468,7 +468,7 @@ def test_no_record_of_others_is_a_traceback_in_any_command(
         assert launch(world, "down", name, *AT_HOME) == 0
         assert capsys.readouterr().out == f"VM {name} in {ZONE} is gone\n"
         assert launch(world, "logs", name, *AT_HOME) == 3
-        assert capsys.readouterr().err.startswith(f"error: '{name}' left no log; it is unreadable: no readable ")
+        assert capsys.readouterr().err.startswith(f"error: '{name}' left no log; it is unreadable: not a readable ")
 
 
 @pytest.mark.world
