@@ -8,10 +8,9 @@ from typing import Any
 from workload.contract import bundle
 from workload.contract.spec import Device
 from workload.measure.clock import Clock, clock_for
-from workload.measure.cpu_time import CpuMeter, CpuShare
 from workload.measure.recorder import PhaseTotals, Recorder, StepPhase, loss_reader_for
 from workload.measure.telemetry import Telemetry
-from workload.measure.timeline import Timeline
+from workload.measure.timing import CpuMeter, CpuShare, Timeline
 
 
 @dataclass(frozen=True, kw_only=True)

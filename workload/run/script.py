@@ -39,9 +39,9 @@ from workload.contract.text import counted, percent, plain, seconds, si
 from workload.environment import device
 from workload.environment.collect import collect
 from workload.environment.machine import HostSystem
-from workload.measure import timing, usage
+from workload.measure import timing
 from workload.measure.recorder import StepPhase
-from workload.measure.timeline import Timeline
+from workload.measure.timing import Timeline
 from workload.profile.status import before_the_pass
 from workload.run.region import Measured, Region
 from workload.steps import script_facts
@@ -289,11 +289,10 @@ class ScriptRun:
                 self._notes += [*longest.notes, *_phase_notes(self.session.phases, longest.phase)]
             with suppress(RuntimeError):
                 self._set(memory=device.memory(self._device))
-            self._set(
-                usage=usage.measure(self._timeline.started_s, self._timeline.started_s + self._timeline.elapsed_s())
-            )
-            timing = longest.timing if longest else self._timing(None)
-            self._set(status=status, error=error, timing=timing)
+            began_s = self._timeline.started_s
+            self._set(usage=timing.process_usage(began_s, began_s + self._timeline.elapsed_s()))
+            figures = longest.timing if longest else self._timing(None)
+            self._set(status=status, error=error, timing=figures)
             if status is Status.COMPLETED and self._request.ceilings:
                 self._set(ceilings=self._measure_ceilings())
             self._judge()

@@ -38,16 +38,15 @@ from workload.contract.spec import Context, Device, KeptCeilings, Precision, Res
 from workload.contract.text import counted, of_cpus, percent, seconds, si
 from workload.environment import device, resource_errors
 from workload.environment.collect import collect
-from workload.measure import ceiling_cache, ceilings, timing, usage
+from workload.log import Progress
+from workload.measure import ceiling_cache, ceilings, timing
 from workload.measure.clock import Clock, clock_for
-from workload.measure.cpu_time import CpuMeter
 from workload.measure.recorder import Recorder, StepPhase, loss_reader_for
 from workload.measure.settle import settle, thermometer_of
 from workload.measure.telemetry import Telemetry
-from workload.measure.timeline import Timeline
+from workload.measure.timing import CpuMeter, Timeline
 from workload.model import models
 from workload.profile.status import before_the_pass
-from workload.progress import Progress
 from workload.run.unfinished import status_of
 from workload.steps import complexity, data
 from workload.steps.training_step import TrainingStep
@@ -332,7 +331,7 @@ def _close_record(job: TrainingJob, draft: Draft, timeline: Timeline) -> None:
     with suppress(RuntimeError):
         if draft.record.memory == Memory():
             draft.set(memory=device.memory(job.spec.device))
-    draft.set(usage=usage.measure(timeline.started_s, timeline.started_s + timeline.elapsed_s()))
+    draft.set(usage=timing.process_usage(timeline.started_s, timeline.started_s + timeline.elapsed_s()))
     if (roof := verdict.compute_roof_per_s(draft.record)) and draft.record.complexity:
         theoretical_s = job.complexity.train_flop_per_step / roof
         draft.set(complexity=replace(draft.record.complexity, theoretical_step_s=theoretical_s))
