@@ -42,6 +42,18 @@ class Timeline:
         """Record that `phase` begins now."""
         self.began_s[phase] = self.elapsed_s()
 
+    def phases(self) -> dict[str, float]:
+        """Beginning of each phase, and the end, which is now."""
+        return {**self.began_s, "end": self.elapsed_s()}
+
+    def setup_s(self) -> float:
+        """Seconds until the first step, without the time for ceilings and for cooling down."""
+        began_s = self.began_s
+        setup_end_s = began_s.get("warmup", began_s.get("measured", self.elapsed_s()))
+        ceilings_began_s = began_s.get("ceilings", began_s.get("settle"))
+        ceilings_s = 0.0 if ceilings_began_s is None else began_s.get("setup", setup_end_s) - ceilings_began_s
+        return setup_end_s - ceilings_s
+
 
 @dataclass(frozen=True, kw_only=True)
 class CpuShare:
