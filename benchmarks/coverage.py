@@ -1,7 +1,7 @@
 """Do the intervals of `analysis.statistics` cover what they say? Simulated data whose truth is known.
 
     python benchmarks/coverage.py              about 15 minutes on one core
-    python benchmarks/coverage.py --scale 0.1 --parts within slopes
+    python benchmarks/coverage.py --scale 0.1 --parts slopes
 
 Wanted: 95 % intervals cover 93-97 %. Times are exp(run effect + steps within the run); rho is the lag-1 autocorrelation
 of the steps, `noisy` means that the spread within runs hides the one between them. Beside coverage: the share of series
@@ -20,7 +20,6 @@ from analysis.statistics.samples import Floats, Interval
 
 STEPS = 100
 BETWEEN, WITHIN = 0.006, 0.002
-CORRELATIONS = (0.0, 0.5, 0.8, 0.9, 0.95)
 NOISY_BETWEEN, NOISY_WITHIN = 0.001, 0.02
 # Real effects that a normal sample does not show: skewed, heavy tails, 1 run of 10 on a slow host.
 EFFECTS: dict[str, Callable[[np.random.Generator, int], Floats]] = {
@@ -69,10 +68,6 @@ def over_runs(rng: np.random.Generator, scale: float) -> Iterator[str]:
                 groups = medians[: medians.size // n * n].reshape(-1, n)[:4000]
                 name = f"median over {n} runs, {effect}{', noisy' if noisy else ''}"
                 yield row(name, ((statistics.over_runs(group).interval, truth) for group in groups))
-            for n in (6, 10, 20):
-                sets = pool[: pool.shape[0] // n * n].reshape(-1, n, STEPS)[: int(1000 * scale)]
-                name = f"hierarchical bootstrap, {n} runs, {effect}{', noisy' if noisy else ''}"
-                yield row(name, ((statistics.hierarchical_bootstrap(list(runs)).interval, truth) for runs in sets))
 
 
 def ratios(rng: np.random.Generator, scale: float) -> Iterator[str]:
@@ -102,20 +97,6 @@ def modes(rng: np.random.Generator, scale: float) -> Iterator[str]:
         name = f"ratio, {first} against {second} runs, the fewer scatter 4 times as much"
         pairs = zip(small, large, strict=True)
         yield row(name, ((statistics.compare(list(a), list(b)).interval, 1.0) for a, b in pairs))
-
-
-def within(rng: np.random.Generator, scale: float) -> Iterator[str]:
-    for steps, rho in (
-        *((20, rho) for rho in CORRELATIONS),
-        *((100, rho) for rho in CORRELATIONS),
-        (200, 0.9),
-        (400, 0.9),
-        (1000, 0.9),
-        (1000, 0.97),
-    ):
-        series = 1 + 0.01 * waves(rng, series=int(2000 * scale), steps=steps, rho=rho)
-        name = f"median of one run, {steps} steps, rho {rho}"
-        yield row(name, ((statistics.within_run(x).interval, 1.0) for x in series))
 
 
 def slopes(rng: np.random.Generator, scale: float) -> Iterator[str]:
@@ -161,7 +142,8 @@ def alarms(rng: np.random.Generator, scale: float) -> Iterator[str]:
         warm = np.mean([(statistics.steady_state(x).warmup_steps or 0) > 0 for x in series])
         yield f"false alarms, rho {rho}: period {periods:.2%}, not steady {unsteady:.2%}, warm-up seen {warm:.2%}"
     for n in (3, 5, 10):
-        detectable = statistics.smallest_detectable(BETWEEN, runs=(n, n)).difference or 0.0
+        error = BETWEEN * np.sqrt(2 / n)
+        detectable = statistics.Difference(value=0.0, error=error, degrees=2 * n - 2).detectable(0.05)
         base, other = (rng.normal(size=(int(4000 * scale), n)) * BETWEEN for _ in range(2))
         hits = ttest_ind(base, other + detectable, axis=1).pvalue < 0.05
         none = [
@@ -174,7 +156,7 @@ def alarms(rng: np.random.Generator, scale: float) -> Iterator[str]:
         )
 
 
-PARTS = {part.__name__: part for part in (within, slopes, split, shares, alarms, over_runs, ratios, modes)}
+PARTS = {part.__name__: part for part in (slopes, split, shares, alarms, over_runs, ratios, modes)}
 
 
 def main() -> None:

@@ -310,26 +310,28 @@ def quantile(gain: Floats, lag1: Floats, at: float) -> float:
 PAGE = """# False alarms and power of the rules on steadiness
 
 This page is written by `python benchmarks/false_alarms.py --write docs/false-alarms.md --runs {runs}` (seed {seed}); do
-not edit it. It says how often `analyze audit` and `analyze variance` speak of runs in which nothing happened, and how
-often they find what did.
+not edit it. `analyze audit` and `analyze variance` have rules that look for problems. The first table shows how often
+they report a problem in runs without one, the second how often they find a real problem.
 
 ## False alarms
 
-Clean runs: steps that vary by 3 % about one level, and four columns of telemetry that wander by themselves (lag 1 =
-0.8). In per cent of the audits of 1, 3 or 5 such runs; from {runs} runs a row, so one audit of 1 run is {one:.1f} %.
-The last column has its standard error. "Lag 1" is the correlation of a step with the one before. The limits were chosen
-with other seeds and without the noises called "unseen". The last noise is beyond what the rules suppose: waves of lag 1
-= 0.9 that white noise of the same size hides; there a run is taken for a slower one more often.
+The simulated runs have no problem: their steps vary by 3 % about one level, and four columns of telemetry vary
+independently of the steps (lag 1 = 0.8). "Lag 1" is the correlation of a step with the step before. The table shows the
+percentage of audits of 1, 3 or 5 such runs in which a rule reports something. Each row is made of {runs} runs, so one
+audit of 1 run is {one:.1f} %. The last column has its standard error. The limits of the rules were chosen with other
+seeds, and without the noises called "unseen". The last noise is outside of what the rules assume: slow waves (lag 1 =
+0.9) hidden by white noise of the same size. There the rules report a slower run more often.
 
 {alarms}
 
 ## Power
 
-Per cent of {power_runs} runs in which a fault is found, by the number of steps, the spread of the steps and its lag 1
-(standard error at most {power_error:.0f}). Where it is low, the run's note says what could not have been seen: for
-example "a change of less than 19 % over a fifth of the run cannot be seen in 20 steps". Steps that get 3 % slower
-over 20 steps that vary by 1 % are found in about half of the runs, over 50 steps in 99 %: in 20 steps the slope's
-standard error is 0.8 % of a step over the run, and waves of lag 1 = 0.9 look the same.
+The percentage of {power_runs} runs in which a fault is found. Columns give the number of steps, their spread and their
+lag 1 (the standard error is at most {power_error:.0f}). Where the percentage is low, the run's note says what could not
+be detected, for example "a change of less than 19 % over a fifth of the run cannot be seen in 20 steps". If steps that
+vary by 1 % become 3 % slower over 20 steps, this is found in about half of the runs; over 50 steps it is found in 99 %.
+The reason is that in 20 steps the slope has a standard error of 0.8 % of a step over the run, and waves of lag 1 = 0.9
+look the same.
 
 {power}
 """

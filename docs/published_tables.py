@@ -20,11 +20,11 @@ from typing import Any
 import pandas as pd
 
 import analysis
-from analysis import ncu
 from analysis.commands import kernels
 from analysis.importing import Given, import_file
 from analysis.kernels.breakdown import totals
-from analysis.ncu import families
+from analysis.readers import ncu
+from analysis.readers.ncu import families
 from analysis.roofline.points import counted_over_model, model_warning
 from analysis.roofline.roofs import Roof, RoofKind, intensity
 from workload.contract import peaks
@@ -320,15 +320,16 @@ def page(data: Path) -> str:
 def _head() -> Iterator[str]:
     yield "# Three published tables, recomputed"
     yield ""
-    yield "A worked example: what three student reports on this question print, what follows from their own figures,"
-    yield "and what is right. The published figures are in `docs/published_tables.toml`, the arithmetic is that of"
-    yield "`analysis`, the page is written by a script (DATA: the public files, in `iterations/` and `ncu/`):"
+    yield "A worked example with three student reports: the figures that they print, what follows from these figures,"
+    yield "and the right figures. The published figures are in `docs/published_tables.toml`; `analysis` does the"
+    yield "arithmetic. A script writes this page (DATA is a folder with the public files in `iterations/` and `ncu/`):"
     yield ""
     yield "    python docs/published_tables.py DATA > docs/published-tables.md"
     yield "    analyze import DATA/iterations/*.csv -o results; analyze roofline results"
     yield "    analyze kernels DATA/ncu/l4_resnet18_long_nvtx.csv"
     yield ""
-    yield '"Follows" means: can the printed figure come from the other printed figures, each rounded to its last digit.'
+    yield 'The columns "follows" say whether the printed figure can be calculated from the other printed figures,'
+    yield "if each of them was rounded to its last digit."
     yield ""
 
 
@@ -336,10 +337,11 @@ def _page_a(data: Path) -> Iterator[str]:
     rows = table_a(data)
     yield "## A. Efficiency with two meanings of FLOP, and a desktop's peak"
     yield ""
-    yield "Published: images per *timed* second x 3 x **MACs** of the forward pass / peak, where the peak counts a"
-    yield "fused multiply-add as 2, and the laptop's is a desktop card's 48.7 TFLOP/s. Right: images per second of"
-    yield "**wall time** x training FLOP / the device's own peak (the laptop's: 20.0 to 33.9 TFLOP/s by power limit)."
-    yield "Without the log of a run, only the published rate of the timed part is known: an upper limit."
+    yield "The published efficiency is: images per *timed* second x 3 x **MACs** of the forward pass / peak. But this"
+    yield "peak counts a fused multiply-add as 2 operations, and for the laptop it is the peak of a desktop card, 48.7"
+    yield "TFLOP/s. Right is: images per second of **wall time** x training FLOP / the device's own peak (the laptop's:"
+    yield "20.0 to 33.9 TFLOP/s, depending on its power limit). If the log of a run is not public, only the published"
+    yield "rate of the timed part is known, which gives an upper limit."
     yield ""
     yield from _markdown(
         ("GPU", "model", "batch", "published img/s", "wall img/s", "published %", "reproduced %", "right %"),
@@ -362,7 +364,7 @@ def _page_a(data: Path) -> Iterator[str]:
         right = [row for row in rows if row.gpu == gpu]
         low, high = (100 * fmean(getattr(row, name) for row in right) for name in ("right_low", "right_high"))
         text = f"{low:.1f} %" if low == high else f"{low:.1f} to {high:.1f} %, by the power limit"
-        yield f"- {gpu}: published average {printed} %, reproduced {average(rows, gpu):.2f} %; right at most {text}."
+        yield f"- {gpu}: published average {printed} %, reproduced {average(rows, gpu):.2f} %; right is at most {text}."
     yield ""
     yield from _rates(rows)
 
@@ -374,7 +376,7 @@ def _right(row: Efficiency) -> str:
 
 
 def _rates(rows: Sequence[Efficiency]) -> Iterator[str]:
-    yield "The published images/s are means of rates, which count fast iterations too often:"
+    yield "The published images/s are means of rates, in which fast iterations have too much weight:"
     yield ""
     for row in rows:
         if row.mean_of_rates is not None and row.wall_images_per_s is not None:
@@ -390,8 +392,9 @@ def _page_b() -> Iterator[str]:
     rows = table_b()
     yield "## B. A point without its tensor cores, and milliseconds called seconds"
     yield ""
-    yield "Intensity = GFLOP/s / GB/s. FLOP of a step = GFLOP/s x s, against 6 x what the report calls the FLOP of a"
-    yield "step: those are the MACs of the forward pass (ResNet50: 270 / 64 = 4.2 GMAC an image; fvcore counts 4.11)."
+    yield "Intensity = GFLOP/s / GB/s. FLOP of a step = GFLOP/s x s. `x model` divides these by 6 x the figure that the"
+    yield "report calls the FLOP of a step. That figure is really the MACs of the forward pass (ResNet50: 270 / 64 ="
+    yield "4.2 GMAC per image; fvcore counts 4.11)."
     yield ""
     yield from _markdown(
         ("model", "GPU", "published FLOP/byte", "recomputed", "follows", "GFLOP per step", "x model", "finding"),
@@ -416,19 +419,20 @@ def _page_b() -> Iterator[str]:
     l4 = held["L4"]
     others = " and ".join(f"{held[gpu].counted_flop / 1e9:.0f} on the {gpu}" for gpu in ("T4", "V100"))
     yield (
-        f"ResNet50 on the L4: 204.8 GFLOP/s x 0.9508 s = {l4.counted_flop / 1e9:.1f} GFLOP a step, against {others} "
-        f"for the same step, and {flop / 1e9:.0f} by the formulas: {counted_over_model(l4.counted_flop, flop):.3f} x. "
-        "An L4 runs fp32 convolutions on tensor cores (TF32 is PyTorch's default there), which the counters asked for "
-        "do not see: the point is a lower bound, not a slow machine. Two of the L4's intensities do not follow from "
-        "the figures beside them, and its MobileNet counts twice the FLOP of the other GPUs: something else is wrong "
-        "with that column too, and the report does not hold what would tell."
+        f"ResNet50 on the L4: 204.8 GFLOP/s x 0.9508 s = {l4.counted_flop / 1e9:.1f} GFLOP per step. The same step "
+        f"has {others}, and {flop / 1e9:.0f} by formulas: the L4's count is "
+        f"{counted_over_model(l4.counted_flop, flop):.3f} x that. An L4 runs fp32 convolutions on tensor cores, "
+        "because TF32 is PyTorch's default there, and the counters in the report do not include tensor cores. So the "
+        "point is a lower bound, and does not show a slow machine. Two of the L4's intensities do not follow from the "
+        "figures beside them, and its MobileNet has twice the FLOP of the other GPUs. So something else in that column "
+        "is wrong too, but the report has too few figures to find out what."
     )
     yield ""
     yield from _estimates(rows, flop)
 
 
 def _estimates(rows: Sequence[Measured], flop: float) -> Iterator[str]:
-    yield 'The "theoretical training time" in "seconds" is in milliseconds:'
+    yield 'The "theoretical training time" is printed in "seconds", but is in milliseconds:'
     yield ""
     yield from _markdown(
         ("model", "GPU", 'published, "s"', "recomputed, s"),
@@ -439,8 +443,8 @@ def _estimates(rows: Sequence[Measured], flop: float) -> Iterator[str]:
     assert peak
     measured_s = float(figures()["b"]["row"][0]["step_s"])
     yield (
-        f"And with the FLOP of a step instead of the MACs of forward, ResNet50 on a T4 takes at least "
-        f"{flop / peak.flop_per_s:.3f} s; measured were {measured_s:g} s: "
+        f"If the FLOP of a step are used instead of the MACs of the forward pass, ResNet50 on a T4 takes at least "
+        f"{flop / peak.flop_per_s:.3f} s. It was measured to take {measured_s:g} s, which is "
         f"{percent(flop / peak.flop_per_s / measured_s)} of the peak."
     )
     yield ""
@@ -469,10 +473,10 @@ def _page_c(data: Path) -> Iterator[str]:
         ],
     )
     yield ""
-    yield "Row A-1 from its own file:"
+    yield "Row A-1, computed from its published profile:"
     yield ""
     yield from _markdown(
-        ("", "published", "with his mistake", "right", "the mistake"),
+        ("", "published", "computed with the mistake", "right", "the mistake"),
         [
             ("GFLOP/s", said["gflop_per_s"], "", f"{exact.gflop_per_s:.3f}", "none"),
             (
@@ -480,7 +484,7 @@ def _page_c(data: Path) -> Iterator[str]:
                 "6.623475",
                 f"{exact.binary_intensity:.6f}",
                 f"{exact.intensity:.3f}",
-                "1 Mbyte as 2^20 byte",
+                "1 Mbyte taken as 2^20 byte",
             ),
             (
                 "DRAM %",
@@ -500,19 +504,19 @@ def _page_c(data: Path) -> Iterator[str]:
     )
     yield ""
     yield (
-        f"Percentages were joined to times on kernel name, block and grid. {exact.launches} launches share "
-        f"{exact.keys} such keys, so that each met the percentages of all its namesakes: {exact.joined_rows} rows. "
-        "A launch is its process and ID."
+        f"The author joined the table of percentages with the table of times on kernel name, block and grid. The "
+        f"{exact.launches} kernel launches have only {exact.keys} different keys, so each launch was joined with the "
+        f"percentages of all launches with the same key: {exact.joined_rows} rows. The right key is process and ID."
     )
     yield ""
     yield (
-        f"The profiled range is a push/pop NVTX range. It misses the backward pass, which another thread runs:"
-        f" {exact.backward_kernels} kernels of a backward pass among {exact.launches}, and"
-        f" {rows[0].over_forward:.2f} x the FLOP of forward, {rows[0].over_step:.2f} x those of a step."
+        f"The profile covers a push/pop NVTX range. This misses the backward pass, because another thread runs it:"
+        f" {exact.backward_kernels} of the {exact.launches} kernels belong to a backward pass. The counted FLOP are"
+        f" {rows[0].over_forward:.2f} x the FLOP of the forward pass, but {rows[0].over_step:.2f} x those of a step."
     )
     yield ""
     yield from _roof_of_c(exact)
-    yield "`analyze kernels` on the file:"
+    yield "The output of `analyze kernels` for the file:"
     yield ""
     yield from (f"    {line}" for line in _command(_profile(data)).splitlines())
 

@@ -28,9 +28,7 @@ from analysis.statistics import (
     shared_blocks,
 )
 from analysis.statistics import compare as compare_runs
-from analysis.statistics.comparison import WithinBlocks
-from analysis.statistics.paired_blocks import difference_of
-from analysis.statistics.power import ALPHA
+from analysis.statistics.comparison import ALPHA, WithinBlocks, difference_of
 from analysis.statistics.samples import LEAST_FOR_SPREAD, LEAST_REPLICATES, LEVEL, too_few
 from workload.contract.design import Contrast
 from workload.contract.tables import Column, Role, number
@@ -200,7 +198,7 @@ def _line(
 ) -> dict[str, Any]:
     """Row of a pair. `level`: level of interval and verdict after Holm's correction for `of` pairs."""
     interval = comparison.difference.interval(level) if comparison.difference else None
-    seen = comparison.difference.detectable(1 - level).difference if comparison.difference else None
+    seen = comparison.difference.detectable(1 - level) if comparison.difference else None
     runs = [case for side in (pair.left, pair.right) for case in side.runs]
     facts = {name: _shared(runs, name) for name in ("model", "batch_size", "precision", *DETAIL_NAMES)}
     return facts | {
@@ -450,10 +448,7 @@ def _of_contrast(contrast: Contrast, pair: Pair) -> Comparison:
         difference=difference,
         runs_baseline=len(pair.right.runs),
         runs_other=len(pair.left.runs),
-        dropped=0,
         hedges_g=None,
-        cliffs_delta=None,
-        level=LEVEL,
         reasons=(reason,) if reason else (),
         within_blocks=WithinBlocks(
             blocks=contrast.blocks,

@@ -12,7 +12,7 @@ from analysis.compare.pairing import Pair, Side, pair_up, value_text
 from analysis.loading.configurations import CONFIGURATION, measured
 from analysis.loading.tables import Tables
 from analysis.report import words
-from analysis.statistics.power import ALPHA
+from analysis.statistics.comparison import ALPHA
 from workload.contract.errors import RooflaunchError
 
 # Another model or unit is another task.

@@ -12,22 +12,10 @@ from analysis.statistics.samples import Floats, counted, ordered
 # Fewer steps cannot show a correlation: the standard error of one lag is 1 / sqrt(n) > 0.35.
 LEAST_STEPS = 8
 # Fewer steps do not estimate the correlation well enough for an interval. With 20 steps and a lag-1 correlation of 0.8
-# and 0.9, 95 % intervals of a median cover 84 % and 75 %, those of a slope 65 % and 54 %. With 100 steps and lag 1 up
-# to 0.9 both cover 94 % or more; with lag 1 = 0.95 a third of the series get no interval, and the others' intervals
-# cover 86 % (benchmarks/coverage.py).
+# and 0.9, 95 % intervals of a slope cover 65 % and 54 %. With 100 steps and lag 1 up to 0.9 they cover 94 % or more;
+# with lag 1 = 0.95 a third of the series get no interval, the others' intervals cover 86 %
+# (benchmarks/coverage.py).
 LEAST_FOR_INTERVAL = 100
-
-
-@dataclass(frozen=True, kw_only=True)
-class Correlogram:
-    """Autocorrelation at the lags 0, 1, 2, ...; empty with a reason if it cannot be computed."""
-
-    n: int
-    values: Floats
-    reason: str | None = None
-
-    def at(self, lag: int) -> float | None:
-        return float(self.values[lag]) if lag < self.values.size else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,32 +29,20 @@ class EffectiveN:
     reason: str | None = None
 
 
-def correlogram(values: npt.ArrayLike, *, max_lag: int | None = None, robust: bool = False) -> Correlogram:
-    """Autocorrelation of a series up to `max_lag` (default: all), by the usual biased, positive definite estimate.
-
-    `robust`: use normal scores (van der Waerden) instead of the values, so that one slow step cannot hide the rest.
-    """
-    series, reason = ordered(values, least=LEAST_STEPS)
-    if reason:
-        return Correlogram(n=series.size, values=np.empty(0), reason=reason)
-    return Correlogram(n=series.size, values=acf(normal_scores(series) if robust else series)[: _stop(max_lag)])
-
-
-def _stop(max_lag: int | None) -> int | None:
-    return None if max_lag is None else max_lag + 1
-
-
 def effective_n(values: npt.ArrayLike, *, robust: bool = True) -> EffectiveN:
     """Number of independent steps that a series is worth, by the initial monotone sequence estimator.
 
     The estimator sums correlations in pairs while the pairs are positive, made decreasing: Geyer, Practical Markov
-    chain Monte Carlo, Statistical Science 7 (1992), section 3.3. `robust`: as in `correlogram`.
+    chain Monte Carlo, Statistical Science 7 (1992), section 3.3. `robust`: use normal scores (van der Waerden) in
+    place of the values, so that one slow step cannot hide the rest.
     """
-    correlations = correlogram(values, robust=robust)
-    if correlations.reason:
-        return EffectiveN(n=correlations.n, effective=None, reason=correlations.reason)
-    tau = integrated_time(correlations.values)
-    return EffectiveN(n=correlations.n, effective=correlations.n / tau, tau=tau, lag1=correlations.at(1))
+    series, reason = ordered(values, least=LEAST_STEPS)
+    n = series.size
+    if reason:
+        return EffectiveN(n=n, effective=None, reason=reason)
+    correlations = acf(normal_scores(series) if robust else series)
+    tau = integrated_time(correlations)
+    return EffectiveN(n=n, effective=n / tau, tau=tau, lag1=float(correlations[1]))
 
 
 def integrated_time(correlations: Floats) -> float:
@@ -82,7 +58,7 @@ def integrated_time(correlations: Floats) -> float:
 
 
 def acf(series: Floats) -> Floats:
-    """Autocorrelation at all lags, shape (n,), by the fast Fourier transform."""
+    """Autocorrelation at all lags, shape (n,): the usual biased, positive definite estimate, by Fourier transform."""
     centred = series - series.mean()
     # Padded to twice the length, because the transform treats a series as periodic.
     spectrum = np.fft.rfft(centred, 2 * series.size)

@@ -2,19 +2,40 @@
 
 Ratio, interval, test and smallest detectable difference come from one statistic, so that they cannot contradict each
 other: p < 0.05 if and only if the 95 % interval excludes 1, and every observed difference above the smallest detectable
-one is significant.
+one is significant. Runs of blocks that both sides share are compared within the blocks, which cancels differences
+between hosts: `workload.contract.design`. p-values of several comparisons are corrected by Holm's procedure.
 """
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from math import exp, lgamma, sqrt
 
 import numpy as np
-from scipy.special import stdtr, stdtrit
+import numpy.typing as npt
+from scipy.optimize import brentq
+from scipy.special import gammainc, stdtr, stdtrit
 
-from analysis.statistics.power import Detectable, smallest_detectable_shift, undetectable
-from analysis.statistics.samples import LEAST_FOR_SPREAD, LEVEL, Floats, Interval, Method, Runs, counted, finite
+from analysis.statistics.samples import (
+    LEAST_FOR_SPREAD,
+    LEVEL,
+    Floats,
+    Interval,
+    Method,
+    Runs,
+    counted,
+    finite,
+    student_reach,
+)
+from workload.contract.design import Contrast, Design, Run
 
+ALPHA = 0.05
+# The usual convention (Cohen 1988): a difference of this size is missed 1 time in 5.
+POWER = 0.8
+# Grid on the standard normal distribution, with weights. It gives integrals to 5 digits, even with thousands of runs,
+# where the integrand rises within 0.03 standard errors.
+POINTS = np.linspace(-8.5, 8.5, 601)
+WEIGHTS = np.exp(-(POINTS**2) / 2) / np.exp(-(POINTS**2) / 2).sum()
 # From this number of runs per side on, the t statistic hardly depends on the distribution of the runs.
 RUNS_FOR_ANY_DISTRIBUTION = 6
 # Degrees of freedom that each side's variance borrows from the pooled one: 0 is Welch's test, many approach Student's.
@@ -41,14 +62,14 @@ class Difference:
 
     def interval(self, level: float) -> Interval:
         """Confidence interval of the ratio; excludes 1 if and only if `p_value` < 1 - `level`."""
-        reach = float(stdtrit(self.degrees, (1 + level) / 2)) * self.error
+        reach = student_reach(self.error, self.degrees, level)
         with np.errstate(over="ignore"):  # the ratio of vastly different runs overflows to infinity
             low, high = (float(end) for end in np.exp([self.value - reach, self.value + reach]))
         return Interval(low=low, high=high, level=level, method=self.method)
 
-    def detectable(self, alpha: float) -> Detectable:
+    def detectable(self, alpha: float) -> float:
         """Smallest difference that 4 of 5 such comparisons find at `alpha`; larger observed ones have p < alpha."""
-        return smallest_detectable_shift(self.error, degrees=self.degrees, alpha=alpha)
+        return self.error * _shift_found(degrees=self.degrees, alpha=alpha)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,10 +93,9 @@ class WithinBlocks:
 class Comparison:
     """Result of a comparison. `ratio`: other / baseline of the geometric means over runs; above 1 the other is slower.
 
-    `hedges_g` is computed from logarithms of run medians; `cliffs_delta`: chance that a run of the other is slower,
-    less the chance that it is faster. `reasons`: why figures are absent, and the assumptions of the others. Interval
-    and p-value are None if `difference` is. `within_blocks`: None if runs were not paired. `busy`: how many of the
-    runs were on a busy machine, in words.
+    `hedges_g` is computed from logarithms of run medians. `reasons`: why figures are absent, and the assumptions of the
+    others. Interval and p-value are None if `difference` is. `within_blocks`: None if runs were not paired. `busy`: how
+    many of the runs were on a busy machine, in words.
     """
 
     ratio: float | None
@@ -84,10 +104,7 @@ class Comparison:
     difference: Difference | None
     runs_baseline: int
     runs_other: int
-    dropped: int
     hedges_g: float | None
-    cliffs_delta: float | None
-    level: float
     reasons: tuple[str, ...]
     within_blocks: WithinBlocks | None = None
     busy: str | None = None
@@ -98,26 +115,14 @@ class Comparison:
         reasons = (reason, *self.reasons)
         return replace(self, interval=None, p_value=None, difference=None, reasons=reasons, within_blocks=within)
 
-    @property
-    def percent(self) -> float | None:
-        """Extra time of the other side in per cent; negative if it is faster."""
-        return None if self.ratio is None else 100 * (self.ratio - 1)
-
-    @property
-    def detectable(self) -> Detectable:
-        """Smallest difference that 4 of 5 such comparisons, tested at 1 - `level`, find."""
-        alpha = 1 - self.level
-        return self.difference.detectable(alpha) if self.difference else undetectable(self.reasons[0], alpha=alpha)
-
 
 def compare(baseline: Runs, other: Runs, *, level: float = LEVEL) -> Comparison:
     """Compare runs by the median of their positive figures (step times, or one figure per run).
 
-    `level`: confidence level of the interval; the smallest detectable difference is that of a test at 1 - level. For
-    several comparisons, pass 1 - 0.05 / comparisons, or ask `difference` for an interval at the level of its test.
+    `level`: confidence level of the interval. For several comparisons, ask `difference` for an interval at the level of
+    its test.
     """
-    sides, dropped = zip(*(positive(side) for side in (baseline, other)), strict=True)
-    first, second = (np.log([np.median(run) for run in side]) for side in sides)
+    first, second = (np.log([np.median(run) for run in positive(side)]) for side in (baseline, other))
     difference, reason = _difference(first, second)
     return Comparison(
         ratio=float(np.exp(second.mean() - first.mean())) if first.size and second.size else None,
@@ -126,20 +131,15 @@ def compare(baseline: Runs, other: Runs, *, level: float = LEVEL) -> Comparison:
         difference=difference,
         runs_baseline=first.size,
         runs_other=second.size,
-        dropped=sum(dropped),
         hedges_g=hedges_g(first, second),
-        cliffs_delta=cliffs_delta(first, second),
-        level=level,
         reasons=(reason,) if reason else (),
     )
 
 
-def positive(runs: Runs) -> tuple[list[Floats], int]:
-    """Positive finite figures of each run, without runs that have none; and the number of dropped figures."""
-    cleaned = [finite(run) for run in runs]
-    kept = [steps[steps > 0] for steps, _ in cleaned]
-    offered = sum(steps.size + dropped for steps, dropped in cleaned)
-    return [steps for steps in kept if steps.size], offered - sum(steps.size for steps in kept)
+def positive(runs: Runs) -> list[Floats]:
+    """Positive finite figures of each run, without runs that have none."""
+    kept = [figures[figures > 0] for figures, _ in map(finite, runs)]
+    return [figures for figures in kept if figures.size]
 
 
 def _difference(first: Floats, second: Floats) -> tuple[Difference | None, str | None]:
@@ -194,8 +194,176 @@ def hedges_g(first: Floats, second: Floats) -> float | None:
     return float(correction * (second.mean() - first.mean()) / stdev)
 
 
-def cliffs_delta(first: Floats, second: Floats) -> float | None:
-    """Cliff's delta: share of pairs in which the second is larger, less the share in which it is smaller; -1 to 1."""
-    if not first.size or not second.size:
+# --- power
+
+
+@cache
+def _shift_found(*, degrees: float, alpha: float) -> float:
+    """True difference, in standard errors, that a two-sided t test finds with the chance `POWER`.
+
+    Cohen, Statistical Power Analysis, 1988, chapter 2, by the noncentral t distribution.
+    """
+
+    def missing(shift: float) -> float:
+        return power_of(shift, degrees=degrees, alpha=alpha) - POWER
+
+    # Upper bound of the search: a shift that is certainly found, from the normal limits scaled by the tail of t.
+    certain = 10 + 10 * float(stdtrit(degrees, 1 - alpha / 2))
+    return float(brentq(missing, 0.0, certain))
+
+
+def power_of(shift: float, *, degrees: float, alpha: float) -> float:
+    """Chance that a two-sided t test finds a true difference of `shift` standard errors.
+
+    Noncentral t distribution, integrated over the normal part of the statistic: the test finds the difference if the
+    estimated standard error is below |normal + shift| / limit. `scipy.special.nctdtr` is not used, because it gives NaN
+    at the levels of a correction for many comparisons.
+    """
+    limit = float(stdtrit(degrees, 1 - alpha / 2))
+    estimated_variance = ((POINTS + shift) / limit) ** 2
+    return float(WEIGHTS @ gammainc(degrees / 2, degrees / 2 * estimated_variance))
+
+
+# --- within blocks
+
+# Figures of one configuration's runs by block: usually one run per block.
+Blocks = Mapping[Hashable, npt.ArrayLike]
+
+
+def shared_blocks(baseline: Blocks, other: Blocks) -> list[Hashable]:
+    """Blocks with a usable figure of both configurations, in the order of the baseline."""
+    return [block for block in baseline if block in other and _logs(baseline[block]).size and _logs(other[block]).size]
+
+
+def compare_within_blocks(
+    baseline: Blocks, other: Blocks, *, contrast: Contrast | None = None, level: float = LEVEL
+) -> Comparison:
+    """Compare the positive figures of runs within their blocks.
+
+    `contrast`: logarithm of other over baseline, from a larger design that contains these runs; if None, it is computed
+    from these runs alone. The reasons name the runs without a partner. With fewer than 2 shared blocks there is no
+    interval: the caller may compare the runs unpaired instead (`compare`), but must not choose by the better interval.
+    """
+    blocks = shared_blocks(baseline, other)
+    first, second = ([_logs(side[block]) for block in blocks] for side in (baseline, other))
+    found = contrast or _contrast(baseline, other)
+    difference, reason = difference_of(found)
+    runs = [np.concatenate(side) if side else np.empty(0) for side in (first, second)]
+    offered = sum(np.size(figures) for side in (baseline, other) for figures in side.values())
+    left_out = offered - runs[0].size - runs[1].size
+    reasons = [reason, f"{counted(left_out, 'run')} without a partner in the same block left out" if left_out else None]
+    return Comparison(
+        ratio=None if found.value is None else _ratio(found.value),
+        interval=difference.interval(level) if difference else None,
+        p_value=difference.p_value if difference else None,
+        difference=difference,
+        runs_baseline=runs[0].size,
+        runs_other=runs[1].size,
+        hedges_g=hedges_g(*runs),
+        reasons=tuple(text for text in reasons if text),
+        within_blocks=WithinBlocks(
+            blocks=len(blocks),
+            left_out=left_out,
+            narrower=_narrower(difference, *runs, level=level),
+            shared=found.shared,
+            outstanding=found.outstanding,
+        ),
+    )
+
+
+def _ratio(logarithm: float) -> float:
+    with np.errstate(over="ignore"):  # the ratio of vastly different runs overflows to infinity
+        return float(np.exp(logarithm))
+
+
+def _contrast(baseline: Blocks, other: Blocks) -> Contrast:
+    """Logarithm of other over baseline, from these runs alone."""
+    runs = [
+        Run(figure=float(figure), configuration=name, block=block)
+        for name, side in enumerate((baseline, other))
+        for block, figures in side.items()
+        for run in positive([figures])
+        for figure in run
+    ]
+    return Design(runs).contrast({0: -1.0, 1: 1.0})
+
+
+def _logs(figures: npt.ArrayLike) -> Floats:
+    """Logarithms of the positive finite figures."""
+    usable = positive([figures])
+    return np.log(usable[0]) if usable else np.empty(0)
+
+
+def difference_of(contrast: Contrast) -> tuple[Difference | None, str | None]:
+    """Difference from a contrast, and the reason why there is none or the assumption of its interval."""
+    if contrast.value is None or contrast.error is None:
+        return None, contrast.reason
+    difference = Difference(
+        value=contrast.value,
+        error=contrast.error,
+        degrees=contrast.degrees,
+        method=Method.TWO_WAY if contrast.shared else Method.PAIRED_T,
+    )
+    if contrast.blocks >= RUNS_FOR_ANY_DISTRIBUTION:
+        return difference, None
+    return difference, f"{contrast.blocks} blocks: the interval supposes that differences vary as a normal sample does"
+
+
+def _narrower(paired: Difference | None, first: Floats, second: Floats, *, level: float) -> float | None:
+    """Width of the unpaired interval of the same runs over that of the paired one, on logarithms; None if unknown."""
+    unpaired = compare(list(np.exp(first)), list(np.exp(second))).difference
+    if paired is None or unpaired is None:
         return None
-    return float(np.sign(second[:, None] - first[None, :]).mean())
+    intervals = (unpaired.interval(level), paired.interval(level))
+    if not all(0 < ends.low < ends.high < np.inf for ends in intervals):
+        return None  # an end overflows a float, or an interval has no width
+    widths = [float(np.log(ends.high) - np.log(ends.low)) for ends in intervals]
+    return widths[0] / widths[1]
+
+
+# --- several comparisons: a p-value of NaN was not tested, stays NaN, and is not counted
+
+
+def holm(p_values: npt.ArrayLike) -> Floats:
+    """Holm's adjusted p-values (1979): below 0.05, the risk of any false difference among them is at most 5 %."""
+    return _tested(p_values, _holm)
+
+
+def holm_levels(p_values: npt.ArrayLike, *, alpha: float) -> Floats:
+    """Confidence level at which Holm's procedure tests each p-value.
+
+    An interval at this level excludes "no difference" if and only if the adjusted p-value is below `alpha`. The k-th
+    smallest of m p-values is compared with alpha / (m - k + 1). The first that is not below its limit sets the limit of
+    all larger ones.
+    """
+    return _tested(p_values, lambda tested: _holm_levels(tested, alpha))
+
+
+def _holm_levels(tested: Floats, alpha: float) -> Floats:
+    order = np.argsort(tested, kind="stable")
+    limits = alpha / (tested.size - np.arange(tested.size))
+    failed = tested[order] >= limits
+    if failed.any():
+        stopped = int(np.argmax(failed))
+        limits[stopped:] = limits[stopped]
+    levels = np.empty_like(tested)
+    levels[order] = 1 - limits
+    return levels
+
+
+def _holm(tested: Floats) -> Floats:
+    order = np.argsort(tested, kind="stable")
+    steps = (tested.size - np.arange(tested.size)) * tested[order]
+    adjusted = np.empty_like(tested)
+    adjusted[order] = np.minimum(np.maximum.accumulate(steps), 1.0)
+    return adjusted
+
+
+def _tested(p_values: npt.ArrayLike, adjust: Callable[[Floats], Floats]) -> Floats:
+    values = np.atleast_1d(np.array(p_values, dtype=np.float64))
+    known = ~np.isnan(values)
+    if ((values[known] < 0) | (values[known] > 1)).any():
+        raise ValueError("a p-value lies between 0 and 1")
+    if known.any():
+        values[known] = adjust(values[known])
+    return values

@@ -1,9 +1,11 @@
-"""Variance components of step times: within runs and between runs."""
+"""Variance components of step times: within runs and between runs, and a test whether repeats differ at all."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import chdtri, fdtri
+import numpy.typing as npt
+from scipy.special import chdtri, fdtrc, fdtri
 from scipy.stats import hmean
 
 from analysis.statistics.autocorrelation import LEAST_STEPS, acf, integrated_time, unbiased_lag1
@@ -21,6 +23,10 @@ from analysis.statistics.samples import (
     too_few,
 )
 from analysis.statistics.summary import outliers
+
+# Normal score of a one-sided 80 % limit. With the estimate itself, 3 % of audits of slow noise report a difference;
+# with a 95 % limit, few real differences are found.
+UPPER_SCORE = 0.8416
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,3 +228,38 @@ def _icc(parts: _Parts | None, *, level: float, reason: str | None) -> Estimate:
 
 def _no_more_than_noise(value: float) -> str | None:
     return "runs differ no more than the steps within them explain" if value == 0 else None
+
+
+def differ(figures: npt.ArrayLike, steps: Sequence[npt.ArrayLike]) -> float | None:
+    """p-value of "these runs have one speed": one-way analysis of variance of the logarithms of their figures.
+
+    `figures`: images over wall time of each run, which is a mean over all steps, also slow ones. Its variance is that
+    of the steps over the effective number of steps. The model of the steps is a first-order autoregression that all
+    runs share, because 20 steps cannot estimate their own. None if a run has too few steps, or steps that do not vary.
+    Scheffe, The Analysis of Variance, 1959, chapter 3.
+    """
+    logarithms = np.log(np.asarray(figures, dtype=np.float64))
+    series = [kept for kept, _ in map(finite, steps)]
+    series = [one for one in series if one.size >= LEAST_STEPS and np.ptp(one) > 0 and one.mean() > 0]
+    if logarithms.size < LEAST_FOR_SPREAD or len(series) < logarithms.size:
+        return None
+    tau = _shared_time(series)
+    effective = np.array([max(one.size / tau, 1.5) for one in series])
+    # The variance about a run's own mean is too small by the factor (effective - 1) / effective.
+    relative = np.array([one.var() / one.mean() ** 2 for one in series]) * effective
+    within = float(relative.sum() / (effective - 1).sum())
+    ratio = float(logarithms.var(ddof=1) / (within / effective).mean())
+    return float(fdtrc(logarithms.size - 1.0, float((effective - 1).sum()), ratio))
+
+
+def _shared_time(series: Sequence[Floats]) -> float:
+    """Steps per independent step, from the upper limit of the runs' lag-1 correlation.
+
+    20 steps underestimate slow noise, and the unexplained rest would be reported as a difference.
+    """
+    shortest = min(one.size for one in series)
+    correlations = np.mean([acf(one)[:shortest] for one in series], axis=0)
+    lag1 = float(correlations[1])
+    upper = lag1 + UPPER_SCORE * float(np.sqrt((1 - lag1**2) / (shortest * len(series))))
+    rho = unbiased_lag1(upper, n=float(shortest), runs=len(series))
+    return max(integrated_time(np.asarray(correlations, dtype=np.float64)), (1 + rho) / (1 - rho))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import isfinite
 
 import numpy as np
-from scipy.special import fdtrc, stdtrit
+from scipy.special import fdtrc
 
 from analysis.statistics.components import above_noise, plain_stdev
 from analysis.statistics.samples import (
@@ -20,6 +20,7 @@ from analysis.statistics.samples import (
     Interval,
     Method,
     counted,
+    student_reach,
     too_few,
 )
 
@@ -257,10 +258,10 @@ def position_effect(runs: Sequence[PlacedRun], *, level: float = LEVEL) -> Posit
     variance = float(np.sum((logs - places @ effects) ** 2)) / degrees
     if variance == 0:
         return _no_position_effect("the runs read exactly the same", n=n)
-    reach = float(stdtrit(degrees, (1 + level) / 2)) * np.sqrt(variance * np.diag(np.linalg.inv(precision)))
+    errors = np.sqrt(variance * np.diag(np.linalg.inv(precision)))
     first, *others = (
-        Estimate(value=float(np.exp(effect)), interval=_factor(effect - ends, effect + ends, level=level), n=n)
-        for effect, ends in zip(effects, reach, strict=True)
+        Estimate(value=float(np.exp(effect)), interval=_factor(effect, reach, level), n=n)
+        for effect, reach in zip(effects, (student_reach(error, degrees, level) for error in errors), strict=True)
     )
     ratio = float(effects @ precision @ effects) / effects_count / variance
     return PositionEffect(
@@ -270,8 +271,9 @@ def position_effect(runs: Sequence[PlacedRun], *, level: float = LEVEL) -> Posit
     )
 
 
-def _factor(low: float, high: float, *, level: float) -> Interval:
-    return Interval(low=float(np.exp(low)), high=float(np.exp(high)), level=level, method=Method.LEAST_SQUARES)
+def _factor(effect: float, reach: float, level: float) -> Interval:
+    low, high = (float(np.exp(end)) for end in (effect - reach, effect + reach))
+    return Interval(low=low, high=high, level=level, method=Method.LEAST_SQUARES)
 
 
 def _no_position_effect(reason: str, *, n: int) -> PositionEffect:

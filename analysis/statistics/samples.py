@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import stdtrit
 
 from workload.contract.text import percent
 
@@ -20,8 +21,6 @@ LEAST_FOR_SPREAD = 2
 # Fewest runs or blocks for an interval: with two it extends 13 standard errors to either side, and their spread is
 # known to a factor of 30.
 LEAST_REPLICATES = 3
-# An arbitrary fixed number, so that the same bundles give the same report.
-SEED = 0
 # 1 / Phi^-1(3/4): factor from the median absolute deviation of a normal sample to its standard deviation.
 MAD_TO_STDEV = 1.4826022185056018
 # sqrt(pi / 2): factor from the mean absolute deviation of a normal sample to its standard deviation.
@@ -40,8 +39,6 @@ class Method(StrEnum):
         "Welch t over runs, variances partly shared "
         "(88 % in place of 95 % if 3 runs of one side scatter 4 times as much as 10 of the other)"
     )
-    HIERARCHICAL_BOOTSTRAP = "bootstrap of runs and blocks of steps"
-    EFFECTIVE_STEPS = "Student t over effective steps"
     EFFECTIVE_N = "Kendall's S with effective n"
     FISHER_Z = "Fisher z with effective n"
     LEAST_SQUARES = "Student t over runs, least squares"
@@ -89,6 +86,11 @@ class Estimate:
         }
 
 
+def student_reach(error: float, degrees: float, level: float) -> float:
+    """Distance from an estimate to either end of its interval by Student's t; `error`: standard error."""
+    return float(stdtrit(degrees, (1 + level) / 2)) * error
+
+
 def finite(values: npt.ArrayLike) -> tuple[Floats, int]:
     """Finite values as a 1-D array, and the number of others; a single number becomes an array of one.
 
@@ -131,10 +133,3 @@ def robust_stdev(values: Floats) -> float:
     """
     deviations = np.abs(values - np.median(values))
     return float(MAD_TO_STDEV * np.median(deviations)) or float(MEAN_AD_TO_STDEV * deviations.mean())
-
-
-def run_medians(runs: Runs) -> tuple[Floats, int]:
-    """Median of each run's finite steps, shape (runs,), without empty runs; and the number of dropped steps."""
-    cleaned = [finite(run) for run in runs]
-    medians = [float(np.median(steps)) for steps, _ in cleaned if steps.size]
-    return np.array(medians, dtype=np.float64), sum(dropped for _, dropped in cleaned)

@@ -5,10 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import stdtrit
 
 from analysis.statistics.autocorrelation import LEAST_STEPS, cautious_time, normal_scores, too_short
-from analysis.statistics.samples import LEVEL, Floats, Interval, Method, ordered
+from analysis.statistics.samples import LEVEL, Floats, Interval, Method, ordered, student_reach
 
 # 1000 points have 500,000 pairwise slopes, which take 0.05 s. Longer series are first reduced to medians of neighbours.
 MOST_POINTS = 1000
@@ -121,7 +120,7 @@ def _sen(slopes: Floats, *, points: int, tau: float, level: float, width: int) -
     if degrees <= 0:
         return None
     variance = points * (points - 1) * (2 * points + 5) / 18 * tau
-    reach = float(stdtrit(degrees, (1 + level) / 2)) * variance**0.5
+    reach = student_reach(variance**0.5, degrees, level)
     first, last = int((slopes.size - reach) // 2), int(-(-(slopes.size + reach) // 2))
     if first < 0 or last >= slopes.size:
         return None

@@ -16,7 +16,7 @@ from typing import TextIO, cast
 from launcher.agent import agent
 from launcher.agent.agent import Agent
 from launcher.agent.home import Home
-from launcher.agent.host_facts import landlord_of
+from launcher.agent.host_facts import host_facts_of
 from launcher.agent.lease import take
 from launcher.agent.stop import Stop, Why
 from launcher.protocol import records
@@ -32,8 +32,8 @@ def main(words: Sequence[str]) -> int:
     """Do the launch, and return the exit code."""
     home, root = Path(words[0]), Path(words[1]) if len(words) > 1 else agent.ROOT
     try:
-        landlord = landlord_of(home)
-        request = Request.from_bytes(landlord.request())
+        host = host_facts_of(home)
+        request = Request.from_bytes(host.request())
         own = records.request_object(request.name).rpartition("/")[0]
         store = open_store(request.store, probe=f"{own}/", jobs=3, patience=PATIENCE)
         stop = Stop()
@@ -42,7 +42,7 @@ def main(words: Sequence[str]) -> int:
             if lease is None:
                 return ExitCode.DONE
             try:
-                Agent(request, landlord, store, home, root=root, stop=stop, is_lost=lease.is_lost).work()
+                Agent(request, host, store, home, root=root, stop=stop, is_lost=lease.is_lost).work()
             finally:
                 lease.release()
     except RooflaunchError as error:

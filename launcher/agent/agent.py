@@ -16,11 +16,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from launcher.agent.cost import Bill
+from launcher.agent.cost import CostShares
 from launcher.agent.delivery import Delivery
-from launcher.agent.heartbeat import Pulse
+from launcher.agent.heartbeat import HeartbeatWriter
 from launcher.agent.home import Home, WorkEnd, epoch_s, iso
-from launcher.agent.host_facts import Landlord
+from launcher.agent.host_facts import HostFacts
 from launcher.agent.stop import Stop, Why
 from launcher.kinds import Runtime
 from launcher.machine import local
@@ -73,7 +73,7 @@ class Agent:
     def __init__(
         self,
         request: Request,
-        landlord: Landlord,
+        host: HostFacts,
         store: Store,
         home: Path,
         *,
@@ -82,24 +82,24 @@ class Agent:
         stop: Stop | None = None,
         is_lost: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.request, self.landlord, self.store, self.zone = request, landlord, store, landlord.zone
+        self.request, self.host, self.store, self.zone = request, host, store, host.zone
         self.home, self.root, self.now, self.stop = Home(path=home), root, now, stop or Stop()
-        self.pulse = Pulse(
+        self.heartbeats = HeartbeatWriter(
             request.name,
             self.zone,
             home=self.home,
-            landlord=landlord,
+            host=host,
             store=store,
             now=now,
             is_lost=is_lost,
             on_lost=lambda: self.stop.ask(Why.TAKEN_OVER),
         )
         # Costs begin when the machine is requested. If the cloud does not tell that time, count from the boot.
-        self._created_s = landlord.created_s()
+        self._created_s = host.created_s()
         booted_s = epoch_s(self.home.phases().get(LaunchPhase.BOOTED)) or now()
-        self.bill = Bill(min(self._created_s or booted_s, booted_s))
+        self.costs = CostShares(min(self._created_s or booted_s, booted_s))
         self.delivery = Delivery(
-            request, self.zone, home=self.home, store=store, bill=self.bill, stop=self.stop, now=now
+            request, self.zone, home=self.home, store=store, costs=self.costs, stop=self.stop, now=now
         )
         # For the current run: the trainer's last `error: …` and `hint: …`, and the run's number, as `run 2 of 3: `.
         self._trainers_words: dict[str, str] = {}
@@ -113,25 +113,25 @@ class Agent:
         No result is written if another agent has taken over, or if the launch resumes after a preemption.
         """
         with ThreadPoolExecutor(max_workers=1) as uploads:
-            with self.pulse.beating(), self._watched():
+            with self.heartbeats.beating(), self._watched():
                 ended = self._guarded(lambda: self._run_or_salvage(uploads))
             self.stop.close()
             ended = self._explained(ended)
-            if self.pulse.is_lost:
+            if self.heartbeats.is_lost:
                 # The launch's records belong to the other agent now, but the bundles measured here are still uploaded.
                 return self._result(self._guarded(lambda: self._deliver_all(ended)))
             # A preempted launch that is started again is not over: it then does the missing runs.
             is_taken = self.stop.why is Why.PREEMPTED and ended.exit_code != ExitCode.DONE
-            comes_back = is_taken and self.landlord.comes_back()
+            comes_back = is_taken and self.host.comes_back()
             if not comes_back:
                 ended = self._guarded(lambda: self._noted(ended))
-            with self.pulse.beating():
+            with self.heartbeats.beating():
                 ended = self._guarded(lambda: self._deliver_all(ended))
         if self.delivery.is_complete:
-            self.pulse.enter(LaunchPhase.UPLOADED)
-        self.pulse.enter(LaunchPhase.FINISHED)
+            self.heartbeats.enter(LaunchPhase.UPLOADED)
+        self.heartbeats.enter(LaunchPhase.FINISHED)
         result = self._result(ended)
-        if not (comes_back or self.pulse.is_lost):
+        if not (comes_back or self.heartbeats.is_lost):
             if self.request.script.get("env"):
                 self.store.write(records.variables_object(self.request.name), records.NO_VARIABLES)
             # A start that only saves replaces the result that the launcher wrote when it found none.
@@ -162,7 +162,7 @@ class Agent:
             self.delivery.take_up()
             if ended := self.home.ended():
                 return ended
-            if not (self.request.task or self.landlord.comes_back()):
+            if not (self.request.task or self.host.comes_back()):
                 raise RunFailedError(BROKEN_OFF, hint="launch logs RUN; then launch again")
             # Bundles that cannot be uploaded now are tried again at the end.
             self.delivery.deliver_all(BROKEN_OFF)
@@ -207,7 +207,7 @@ class Agent:
                 print(_line(outcomes[-1], len(rest.runs)), flush=True)
         if LaunchPhase.RUN_STARTED in self.home.phases():
             is_profiled = LaunchPhase.PROFILE_STARTED in self.home.phases()
-            self.pulse.enter(LaunchPhase.PROFILE_ENDED if is_profiled else LaunchPhase.RUN_ENDED)
+            self.heartbeats.enter(LaunchPhase.PROFILE_ENDED if is_profiled else LaunchPhase.RUN_ENDED)
         for delivery in deliveries:
             with suppress(RooflaunchError):  # the error was printed, and missing bundles are uploaded again at the end
                 delivery.result()
@@ -259,7 +259,7 @@ class Agent:
         own = folders[self._settled :]
         self._settled = len(folders)
         for folder in own:
-            self.bill.charge(folder, self.now())
+            self.costs.charge(folder, self.now())
         if is_last or self.stop.why:
             return []
         return [uploads.submit(self.delivery.deliver, folder, outcome.why) for folder in own]
@@ -320,9 +320,9 @@ class Agent:
         return plan
 
     def _outside(self) -> dict[str, Mapping[str, Any]]:
-        """Facts of the machine that a container cannot see, including the landlord's."""
+        """Facts of the machine that a container cannot see, including the provider's."""
         facts: dict[str, Mapping[str, Any]] = dict(outside_facts(HostSystem(root=self.root)))
-        if cloud := {**facts.get("cloud", {}), **self.landlord.facts(self.request)}:
+        if cloud := {**facts.get("cloud", {}), **self.host.facts(self.request)}:
             facts["cloud"] = cloud
         return facts
 
@@ -339,10 +339,10 @@ class Agent:
         def started(trainer: Trainer) -> None:
             passes.append(trainer)
             if LaunchPhase.RUN_STARTED not in self.home.phases():
-                self.pulse.enter(LaunchPhase.RUN_STARTED)
+                self.heartbeats.enter(LaunchPhase.RUN_STARTED)
             elif len(passes) > 1 and of == 1:
-                self.pulse.enter(LaunchPhase.RUN_ENDED)
-                self.pulse.enter(LaunchPhase.PROFILE_STARTED)
+                self.heartbeats.enter(LaunchPhase.RUN_ENDED)
+                self.heartbeats.enter(LaunchPhase.PROFILE_STARTED)
             self.stop.started(trainer)
 
         return Watcher(
@@ -354,7 +354,7 @@ class Agent:
 
     def _hear(self, line: str) -> None:
         print(line, file=sys.stderr, flush=True)
-        self.pulse.last_line = f"{self._which}{line}"
+        self.heartbeats.last_line = f"{self._which}{line}"
         kind, colon, text = line.partition(": ")
         if colon and kind in ("error", "hint"):
             self._trainers_words[kind] = text
@@ -372,22 +372,22 @@ class Agent:
             timer.cancel()
 
     def _await_preemption(self) -> None:
-        if self.landlord.await_preemption(self.stop.is_over):
+        if self.host.await_preemption(self.stop.is_over):
             self.stop.ask(Why.PREEMPTED)
 
     def _deadline_s(self) -> float:
-        """Time when the run must end: some time before the machine is deleted according to its landlord.
+        """Time when the run must end: some time before the machine is deleted according to its provider.
 
         The launcher's word does not count. Seconds since 1970.
         """
         if self.home.only_saves():
             return self.now() + SAVING_S
-        deleted_s = self.landlord.deleted_s() or (self._created_s or self.bill.began_s) + self.request.limit_s
+        deleted_s = self.host.deleted_s() or (self._created_s or self.costs.began_s) + self.request.limit_s
         return deleted_s - min(MARGIN_S, self.request.limit_s / 4)
 
     def _explained(self, ended: WorkEnd) -> WorkEnd:
         """End of the work, with the outside reason of a stop (such as a preemption) in place of the trainer's."""
-        if self.stop.why is Why.ASKED and self.landlord.is_preempted():
+        if self.stop.why is Why.ASKED and self.host.is_preempted():
             self.stop.ask(Why.PREEMPTED)
         if self.stop.why is None or ended.exit_code == ExitCode.DONE:
             return ended
@@ -434,8 +434,8 @@ class Agent:
             hint=ended.hint,
             preempted=self.stop.why is Why.PREEMPTED,
             timed_out=ended.timed_out or self.stop.why is Why.TIMED_OUT,
-            usd=self.bill.usd(self.request.price(self.zone), now_s),
-            billed_from=iso(self.bill.began_s),
+            usd=self.costs.usd(self.request.price(self.zone), now_s),
+            billed_from=iso(self.costs.began_s),
         )
 
 

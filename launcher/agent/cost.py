@@ -18,7 +18,7 @@ class Share:
     seconds: float
 
 
-class Bill:
+class CostShares:
     """Divides the machine's time from `began_s` on among the runs as they end. Safe to share between threads."""
 
     def __init__(self, began_s: float) -> None:

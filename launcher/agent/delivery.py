@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from launcher.agent.cost import Bill, cost
+from launcher.agent.cost import CostShares, cost
 from launcher.agent.home import Home, epoch_s, full_disk_told
 from launcher.agent.stop import Stop, Why
 from launcher.machine.task import FINAL
@@ -31,13 +31,13 @@ class Delivery:
         *,
         home: Home,
         store: Store,
-        bill: Bill,
+        costs: CostShares,
         stop: Stop,
         now: Callable[[], float],
     ) -> None:
         self.folders: list[Path] = []
         self._price = request.price(zone)
-        self._home, self._store, self._bill, self._stop, self._now = home, store, bill, stop, now
+        self._home, self._store, self._costs, self._stop, self._now = home, store, costs, stop, now
         self._sending = threading.Lock()
         # Bundles uploaded by this agent, or by an earlier one whose bundles it took up. Kept in memory, because an
         # agent on another machine may share the folder and upload a bundle that is still being written here.
@@ -55,7 +55,7 @@ class Delivery:
         for folder in self.folders:
             with suppress(BundleError):
                 charged = bundle.read(folder).record.cost
-                self._bill.resume(epoch_s(charged.billed_to if charged else None) or 0.0)
+                self._costs.resume(epoch_s(charged.billed_to if charged else None) or 0.0)
 
     def deliver_all(self, error: str) -> RooflaunchError | None:
         """Upload all bundles that are not in the store yet. Returns the last error; None if there was none."""
@@ -105,7 +105,7 @@ class Delivery:
 
     def _close(self, folder: Path, error: str) -> None:
         """Add the agent's facts to a bundle and seal it; only once, so that a second upload sends the same bytes."""
-        share = self._bill.share(folder, self._now())
+        share = self._costs.share(folder, self._now())
         with suppress(BundleError):  # a bundle without a record cannot be closed; reading it below raises the error
             bundle.close_broken(folder, Status.FAILED, error or "the trainer was killed")
         run = bundle.read(folder).record

@@ -1,11 +1,11 @@
-"""Heartbeat of the machine, with its progress: printed, reported to the landlord, and written into the store."""
+"""Heartbeat of the machine, with its progress: printed, reported to the provider, and written into the store."""
 
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from launcher.agent.home import Home, iso
-from launcher.agent.host_facts import Landlord
+from launcher.agent.host_facts import HostFacts
 from launcher.protocol import records
 from launcher.protocol.records import Heartbeat, LaunchPhase
 from workload.contract.errors import RooflaunchError, ToolError
@@ -16,7 +16,7 @@ HEARTBEAT_EVERY_S = 15.0
 HEARTBEAT_PAUSE_S = 1.0
 
 
-class Pulse:
+class HeartbeatWriter:
     """Heartbeat of one launch. Safe to share between threads."""
 
     def __init__(
@@ -25,7 +25,7 @@ class Pulse:
         zone: str,
         *,
         home: Home,
-        landlord: Landlord,
+        host: HostFacts,
         store: Store,
         now: Callable[[], float],
         is_lost: Callable[[], bool],
@@ -35,7 +35,7 @@ class Pulse:
         self.last_line = ""
         self.is_lost = False
         self._ask_whether_lost, self._on_lost = is_lost, on_lost
-        self._name, self._zone, self._home, self._landlord, self._store = name, zone, home, landlord, store
+        self._name, self._zone, self._home, self._host, self._store = name, zone, home, host, store
         self._now = now
         self._wake = threading.Event()
 
@@ -70,7 +70,7 @@ class Pulse:
 
     def _report(self, name: str, value: str) -> None:
         with suppress(ToolError):  # a project may, for example, switch off guest attributes
-            self._landlord.report(name, value)
+            self._host.report(name, value)
 
     @contextmanager
     def beating(self) -> Iterator[None]:

@@ -1,8 +1,8 @@
-"""Provider of the machine ("landlord"): knows what only the provider can tell, and may take the machine away.
+"""Facts about this machine that only its provider can tell: its creation, its end, and whether it is taken away.
 
-A cloud's landlord is in its backend (`launcher/backends/<name>/guest.py`) and travels with the launch as `landlord.py`
-in the launch's folder, never in the image, so that a new backend needs no new image. Without that file the machine has
-no landlord: it belongs to somebody who can log in to it.
+Each provider's answers come from its backend (`launcher/backends/<name>/guest.py`). That file travels with the launch,
+as `landlord.py` in the launch's folder, never in the image, so that a new backend needs no new image. A machine without
+that file belongs to somebody who can log in to it.
 """
 
 import importlib.util
@@ -14,12 +14,16 @@ from typing import Any, Protocol, cast
 from launcher.protocol.records import Request
 from workload.contract.errors import ToolError
 
+# Images of earlier versions look for this name.
 FILE = "landlord.py"
 REQUEST = "request.json"
 
 
-class Landlord(Protocol):
-    """Interface to the provider of this machine. Times are None, and facts absent, if the provider does not answer."""
+class HostFacts(Protocol):
+    """Interface to the provider's facts about this machine.
+
+    Times are None, and facts absent, if the provider does not answer.
+    """
 
     @property
     def zone(self) -> str:
@@ -51,7 +55,7 @@ class Landlord(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class NoLandlord:
+class OwnMachine:
     """Machine of the user's own: costs nothing, is never taken away, and has its request in the launch's folder."""
 
     home: Path
@@ -92,13 +96,13 @@ class NoLandlord:
         return {}
 
 
-def landlord_of(home: Path) -> Landlord:
-    """Landlord of the launch in that folder, loaded from its `landlord.py` if there is one."""
+def host_facts_of(home: Path) -> HostFacts:
+    """Facts for the launch in that folder, by its `landlord.py` if there is one."""
     if not (path := home / FILE).exists():
-        return NoLandlord(home=home)
-    described = importlib.util.spec_from_file_location("landlord", path)
+        return OwnMachine(home=home)
+    described = importlib.util.spec_from_file_location("host", path)
     assert described is not None
     assert described.loader is not None
     module = importlib.util.module_from_spec(described)
     described.loader.exec_module(module)
-    return cast("Landlord", module.this_machine())
+    return cast("HostFacts", module.this_machine())

@@ -21,12 +21,12 @@ from launcher.jobs import cleanup, launches, logs
 from launcher.jobs.launches import Launch
 from launcher.jobs.places import Place, other_places
 from launcher.jobs.progress import LaunchProgress
-from launcher.jobs.run import LaunchOutcome, LeftRunningError, run
+from launcher.jobs.run import LaunchOutcome, LeftRunningError, prepared, run
 from launcher.jobs.session import Session
 from launcher.protocol.backend import Backend, Condition, Job, Listing, Machine, Machines, Plan, Removed
 from launcher.script import notes
 from launcher.script.command import ThereOptions, variables_of
-from launcher.script.files import Parcel, pack, place_of_data, relative_words
+from launcher.script.files import ScriptFiles, pack, place_of_data, relative_words
 from launcher.typer_options import Format
 from workload.contract.errors import (
     ExitCode,
@@ -82,19 +82,21 @@ class Script:
     options: ThereOptions
     is_fresh: bool
 
-    def packed(self, backend: str, folder: Path, environment: Mapping[str, str]) -> tuple[tuple[str, ...], Parcel]:
+    def packed(self, backend: str, folder: Path, environment: Mapping[str, str]) -> tuple[tuple[str, ...], ScriptFiles]:
         """Words of the script, changed to fit the copy of the folder that is sent, and that copy."""
         words = relative_words(self.words, folder, example=shlex.join(("launch", backend, *TRAIN)))
         data = place_of_data(self.options.data, words, is_fresh=self.is_fresh)
         variables = variables_of(self.options.env, environment)
-        parcel = pack(words, folder, include=self.options.include)
+        script_files = pack(words, folder, include=self.options.include)
         requirements = self._requirements(backend)
         place = notes.image(requirements) if self.is_fresh else notes.their_python()
         said = (
-            *notes.left_behind(words, folder, reached=[folder], why_not=lambda below: parcel.why_not(folder, below)),
+            *notes.left_behind(
+                words, folder, reached=[folder], why_not=lambda below: script_files.why_not(folder, below)
+            ),
             *notes.unknown_imports(words, folder, place),
         )
-        return words, replace(parcel, data=data, variables=variables, requirements=requirements, notes=said)
+        return words, replace(script_files, data=data, variables=variables, requirements=requirements, notes=said)
 
     def _requirements(self, backend: str) -> bytes:
         from launcher.images import layer  # noqa: PLC0415 - only with requirements
@@ -176,7 +178,7 @@ def launch(
         )
     if request and not dry_run:
         raise UsageError("--request shows what a dry run would send", hint="--dry-run --request")
-    words, parcel = script.packed(place.backend, Path.cwd(), os.environ) if script else ((), None)
+    words, script_files = script.packed(place.backend, Path.cwd(), os.environ) if script else ((), None)
     resolved = resolve(given, os.environ, Path.cwd(), script=words)
     models.require(resolved.spec.model)
     models.require_data(resolved.spec, is_here=False)
@@ -187,17 +189,24 @@ def launch(
     job = Job(resolved=resolved, token=secrets.token_hex(3))
     now = datetime.fromtimestamp(ports.now(), UTC)
     draft = backend.plan(job, options, settings, now=now, offline=dry_run)
-    if parcel:
-        draft = draft.renamed(replace(draft.request, script=parcel.facts()))
+    if script_files:
+        draft = draft.renamed(replace(draft.request, script=script_files.facts()))
     if dry_run:
-        print(_shown(draft, parcel, request=request, output_format=output_format))
+        print(_shown(draft, script_files, request=request, output_format=output_format))
         return ExitCode.DONE
     sessions: list[Session] = []
     try:
         # Once a machine was requested, `LeftRunningError` or another error replaces this message.
         with stoppable("nothing was submitted; the same command again"):
             outcome = _launch(
-                ports, backend, draft, settings, output=output, detach=detach, sessions=sessions, parcel=parcel
+                ports,
+                backend,
+                draft,
+                settings,
+                output=output,
+                detach=detach,
+                sessions=sessions,
+                script_files=script_files,
             )
     except LeftRunningError as left:
         _ask_whether_to_keep(ports, left, sessions[0])
@@ -205,21 +214,21 @@ def launch(
     return _print_outcome(outcome, draft, place, sessions[0].machines, output_format)
 
 
-def _shown(plan: Plan, parcel: Parcel | None, *, request: bool, output_format: Format) -> str:
+def _shown(plan: Plan, script_files: ScriptFiles | None, *, request: bool, output_format: Format) -> str:
     """Output of a dry run, without the secrets in a script's arguments."""
     spec = plan.request.spec
     if spec.get("script"):
         plan = plan.renamed(replace(plan.request, spec={**spec, "script": without_secrets(spec["script"])}))
     if output_format is Format.JSON:
         shown = plan.to_json()
-        said = {"notes": [*shown.get("notes", ()), *parcel.notes]} if parcel else {}
+        said = {"notes": [*shown.get("notes", ()), *script_files.notes]} if script_files else {}
         return json.dumps({**shown, **said}, indent=1)
-    return _text(plan, parcel, terminal_width(sys.stdout)) + (f"\n\n{plan.sent_text()}" if request else "")
+    return _text(plan, script_files, terminal_width(sys.stdout)) + (f"\n\n{plan.sent_text()}" if request else "")
 
 
-def _text(plan: Plan, parcel: Parcel | None, width: int | None) -> str:
+def _text(plan: Plan, script_files: ScriptFiles | None, width: int | None) -> str:
     """Text of the plan, with the notes on the script."""
-    said = parcel.notes if parcel else ()
+    said = script_files.notes if script_files else ()
     return "\n".join([plan.text(width), *(wrapped(note, width, indent=TEXT_COLUMN, first="note") for note in said)])
 
 
@@ -232,30 +241,19 @@ def _launch(
     output: Path,
     detach: bool,
     sessions: list[Session],
-    parcel: Parcel | None,
+    script_files: ScriptFiles | None,
 ) -> LaunchOutcome:
     """Connect, prepare what the machines need, and run. The session is appended to `sessions`, for use afterwards."""
     machines, store = backend.machines(settings), backend.store(settings)
-    plan = backend.prepare(draft, machines)
-    if parcel and parcel.requirements:
-        plan = with_packages(plan, parcel.requirements)
-    print(_text(plan, parcel, terminal_width(sys.stderr)), file=sys.stderr)
+    plan = prepared(backend, draft, machines, script_files)
+    print(_text(plan, script_files, terminal_width(sys.stderr)), file=sys.stderr)
     progress = LaunchProgress(sys.stderr, machines.now_s)
     session = Session(machines=machines, store=store, sleep=ports.sleep, on_event=progress)
     sessions.append(session)
     try:
-        return run(session, plan, output=output, detach=detach, parcel=parcel)
+        return run(session, plan, output=output, detach=detach, script_files=script_files)
     finally:
         progress.clear()
-
-
-def with_packages(plan: Plan, requirements: bytes) -> Plan:
-    """The plan with an image that also has a script's further packages."""
-    from launcher import docker_engine  # noqa: PLC0415 - only with requirements
-    from launcher.images import layer  # noqa: PLC0415
-
-    image = layer.pushed(docker_engine.connect(), plan.request.image, requirements)
-    return plan.renamed(replace(plan.request, image=image))
 
 
 def _ask_whether_to_keep(ports: Ports, left: LeftRunningError, session: Session) -> None:

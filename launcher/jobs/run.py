@@ -16,9 +16,9 @@ from typing import Any
 from launcher.jobs import cleanup, launches
 from launcher.jobs.follow import Ending, Followed, follow
 from launcher.jobs.session import Event, EventKind, Session
-from launcher.protocol.backend import Condition, Machine, Plan, Submitted, Tried
+from launcher.protocol.backend import Backend, Condition, Machine, Machines, Plan, Submitted, Tried
 from launcher.protocol.records import RUNS, STAMP, Heartbeat, LaunchPhase, Request, Result, epoch_s, request_object, utc
-from launcher.script.files import Parcel
+from launcher.script.files import ScriptFiles
 from workload.contract import bundle
 from workload.contract.bundle import Bundle
 from workload.contract.errors import (
@@ -112,7 +112,7 @@ class LaunchOutcome:
 
 
 def run(
-    session: Session, plan: Plan, *, output: Path, detach: bool = False, parcel: Parcel | None = None
+    session: Session, plan: Plan, *, output: Path, detach: bool = False, script_files: ScriptFiles | None = None
 ) -> LaunchOutcome:
     """Launch, follow and fetch; start again after a preemption, as often as the plan allows.
 
@@ -122,7 +122,7 @@ def run(
     if not detach:
         bundle.make_output(output)
     cleanup.erase_variables(session.store, session.machines)
-    launcher = Launcher(session, output=output, parcel=parcel)
+    launcher = Launcher(session, output=output, script_files=script_files)
     earlier: tuple[Bundle, ...] = ()
     for attempt in range(1, plan.attempts + 1):
         outcome, ending = launcher.once(plan, detach=detach)
@@ -133,6 +133,21 @@ def run(
         plan = again(plan, session.now_s())
         session.note(f"preempted; attempt {attempt + 1} is '{plan.request.name}'")
     return outcome
+
+
+def prepared(backend: Backend, draft: Plan, machines: Machines, script_files: ScriptFiles | None) -> Plan:
+    """Prepare what the machines need, with the script's further packages in the image, and return the final plan."""
+    plan = backend.prepare(draft, machines)
+    return _with_packages(plan, script_files.requirements) if script_files and script_files.requirements else plan
+
+
+def _with_packages(plan: Plan, requirements: bytes) -> Plan:
+    """The plan with an image that also has a script's further packages."""
+    from launcher import docker_engine  # noqa: PLC0415 - only with requirements
+    from launcher.images import layer  # noqa: PLC0415
+
+    image = layer.pushed(docker_engine.connect(), plan.request.image, requirements)
+    return plan.renamed(replace(plan.request, image=image))
 
 
 def again(plan: Plan, now_s: float) -> Plan:
@@ -151,9 +166,9 @@ def again(plan: Plan, now_s: float) -> Plan:
 class Launcher:
     """Steps of a launch, to be taken one by one. Several threads may each take the steps of another launch."""
 
-    def __init__(self, session: Session, *, output: Path, parcel: Parcel | None = None) -> None:
+    def __init__(self, session: Session, *, output: Path, script_files: ScriptFiles | None = None) -> None:
         self._session, self._machines, self._store = session, session.machines, session.store
-        self._output, self._parcel = output, parcel
+        self._output, self._script_files = output, script_files
         self._store_calls: Counter[str] = Counter()
 
     def calls(self) -> dict[str, int]:
@@ -195,15 +210,15 @@ class Launcher:
         launched_s = epoch_s(plan.request.launched_at)
         self._session.on_event(Event(kind=EventKind.PHASE, text=LaunchPhase.REQUESTED, at_s=launched_s))
 
-    def send_parcel(self, plan: Plan) -> None:
+    def send_script_files(self, plan: Plan) -> None:
         """Send the files and variables of a script. The request is in the store: variables are never without one."""
-        if self._parcel:
-            self._parcel.send(self._store, plan.request.name, launcher=cleanup.this_process())
+        if self._script_files:
+            self._script_files.send(self._store, plan.request.name, launcher=cleanup.this_process())
 
     def submit(self, plan: Plan) -> Submitted:
         """Get a running machine. If that fails, write the reason into the store and raise it."""
         try:
-            self.send_parcel(plan)
+            self.send_script_files(plan)
             return self._machines.submit(plan, self._session.note)
         except (KeyboardInterrupt, InterruptedRunError) as stopped:
             name, noun = plan.request.name, self._machines.noun

@@ -46,7 +46,7 @@ MAX_LIMIT_S = 120 * 86400
 # Larger than any count of GPUs, number of attempts and exit code: a larger value means a damaged record.
 MAX_COUNT = 10_000
 # Largest archive of a script: code and small files. Data is passed by --data.
-MAX_PARCEL_BYTES = 50_000_000
+MAX_ARCHIVE_BYTES = 50_000_000
 # Content of a variables object once its launch has ended.
 NO_VARIABLES = b"{}"
 # Objects with the variables of scripts: below a prefix of their own, so that one short listing finds them all.
@@ -351,7 +351,7 @@ def _is_script(value: Any) -> bool:
         isinstance(value, dict)
         and _matches(re.compile(r"[0-9a-f]{64}"))(value.get("sha256"))
         and _is_count(value.get("files"))
-        and _is_count(value.get("bytes"), most=MAX_PARCEL_BYTES)
+        and _is_count(value.get("bytes"), most=MAX_ARCHIVE_BYTES)
         and _matches(re.compile(r"|[0-9a-f]{40,64}(-dirty)?"))(value.get("commit", ""))
         and (value.get("data", "") == "" or _matches(STORE)(value["data"]))
         and _matches(re.compile(r"|[0-9a-f]{64}"))(value.get("requirements", ""))

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.machine.script import Workplace
-from launcher.protocol.records import MAX_COUNT, MAX_PARCEL_BYTES, NO_VARIABLES, Request, variables_object
+from launcher.protocol.records import MAX_ARCHIVE_BYTES, MAX_COUNT, NO_VARIABLES, Request, variables_object
 from launcher.sizes import shown
 from workload.contract.checksum import crc32c_of
 from workload.contract.errors import BundleError, ToolError, UsageError
@@ -35,13 +35,13 @@ SHOWN_FILES = 3
 MOST_UNPACKED_BYTES = 1_000_000_000
 
 
-def parcel_object(sha256: str) -> str:
+def archive_object(sha256: str) -> str:
     """Name of an archive in a store."""
     return f"scripts/{sha256}.tar.gz"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parcel:
+class ScriptFiles:
     """Archive and its contents. `commit`: of the folder here, with `-dirty` if tracked files differ from it.
 
     `data`: address of the script's data, for the machine. `variables`: environment variables that the script gets from
@@ -85,7 +85,7 @@ class Parcel:
 
         `launcher`: name of this process. If it is killed, the next launcher erases the variables.
         """
-        name = parcel_object(self.sha256)
+        name = archive_object(self.sha256)
         if not any(listed.name == name for listed in store.objects(name)):
             store.write(name, self.content, if_absent=True)
         if self.variables:
@@ -138,7 +138,7 @@ def relative_words(words: Sequence[str], folder: Path, *, example: str) -> tuple
     return (below.as_posix(), *words[1:])
 
 
-def pack(words: Sequence[str], folder: Path, *, include: Sequence[str] = ()) -> Parcel:
+def pack(words: Sequence[str], folder: Path, *, include: Sequence[str] = ()) -> ScriptFiles:
     """Pack the folder's files for the script of `words`. Raises `UsageError` for files that cannot be sent."""
     listed = _listed(folder, include)
     names = [name for name in listed if (folder / name).is_file()]
@@ -160,9 +160,9 @@ def pack(words: Sequence[str], folder: Path, *, include: Sequence[str] = ()) -> 
     if sum(sizes.values()) > MOST_UNPACKED_BYTES:
         raise _too_large(sizes, f"{si(sum(sizes.values()), 'B')}, at most {si(MOST_UNPACKED_BYTES, 'B')}")
     content = _archive(folder, names)
-    if len(content) > MAX_PARCEL_BYTES:
-        raise _too_large(sizes, f"{si(len(content), 'B')} compressed, at most {si(MAX_PARCEL_BYTES, 'B')}")
-    return Parcel(content=content, files=tuple(names), commit=_commit(folder))
+    if len(content) > MAX_ARCHIVE_BYTES:
+        raise _too_large(sizes, f"{si(len(content), 'B')} compressed, at most {si(MAX_ARCHIVE_BYTES, 'B')}")
+    return ScriptFiles(content=content, files=tuple(names), commit=_commit(folder))
 
 
 def _listed(folder: Path, include: Sequence[str]) -> list[str]:
@@ -264,10 +264,10 @@ def unpack(request: Request, store: Store, home: Path) -> Workplace:
     """
     folder, wanted = home / "script", str(request.script["sha256"])
     if not folder.exists():
-        content = store.read(parcel_object(wanted), most_bytes=MAX_PARCEL_BYTES)
+        content = store.read(archive_object(wanted), most_bytes=MAX_ARCHIVE_BYTES)
         if content is None or hashlib.sha256(content).hexdigest() != wanted:
             what = "missing" if content is None else "damaged"
-            address = store.locate(parcel_object(wanted))
+            address = store.locate(archive_object(wanted))
             raise BundleError(f"the script's archive is {what}: {address}", hint="launch again")
         new = folder.with_name("script.new")
         shutil.rmtree(new, ignore_errors=True)

@@ -5,8 +5,8 @@ from concurrent.futures import Future
 from pathlib import Path
 
 from launcher.protocol.records import RUNS
-from launcher.sweep.launch_state import Rental
-from launcher.sweep.progress import Board
+from launcher.sweep.progress import Progress
+from launcher.sweep.task_launch import TaskLaunch
 from launcher.sweep.work import FINAL, PlaceWork, one_line, rate_text
 from launcher.sweep.workers import Workers
 from workload.contract import bundle
@@ -22,29 +22,29 @@ from workload.storage.store import Store
 FETCH_TRIES = 3
 
 
-class Homecoming:
+class Collector:
     """Fetcher of bundles from the store into the folder of results; `workers` are its threads."""
 
-    def __init__(self, work: PlaceWork, store: Store, output: Path, board: Board, workers: Workers) -> None:
-        self._work, self._store, self._output, self._board, self._workers = work, store, output, board, workers
+    def __init__(self, work: PlaceWork, store: Store, output: Path, progress: Progress, workers: Workers) -> None:
+        self._work, self._store, self._output, self._progress, self._workers = work, store, output, progress, workers
         self._tries: dict[str, int] = {}
 
-    def bring(self, launch: Rental) -> None:
+    def fetch_announced(self, launch: TaskLaunch) -> None:
         """Start fetching the bundles that the launch's machine has announced, each once."""
         for run_id in launch.named_runs:
-            if run_id not in launch.brought:
-                launch.brought.add(run_id)
-                launch.bringing.append(self._workers.submit(self._bring_one, launch, run_id))
+            if run_id not in launch.fetched:
+                launch.fetched.add(run_id)
+                launch.fetching.append(self._workers.submit(self._fetch_one, launch, run_id))
 
-    def is_home(self, launch: Rental) -> bool:
+    def is_collected(self, launch: TaskLaunch) -> bool:
         """Whether every announced bundle of the launch is in the folder of results, or given up."""
-        if not all(future.done() for future in launch.bringing):
+        if not all(future.done() for future in launch.fetching):
             return False
-        while launch.bringing:
-            launch.bringing.pop().result()  # raises unexpected exceptions of the thread
-        return set(launch.named_runs) <= launch.brought
+        while launch.fetching:
+            launch.fetching.pop().result()  # raises unexpected exceptions of the thread
+        return set(launch.named_runs) <= launch.fetched
 
-    def bring_sealed(self, keys: Collection[str] | None = None) -> None:
+    def fetch_sealed(self, keys: Collection[str] | None = None) -> None:
         """Fetch sealed runs of the place that are in the store and not in the folder of results, after one listing.
 
         `keys`: fetch only these runs; None: all.
@@ -60,7 +60,7 @@ class Homecoming:
             if sealed.status in FINAL:
                 self._work.settle(sealed.run_key, Status(sealed.status))
             if sealed.status in (*FINAL, Status.FAILED) and self._is_away(sealed):
-                waiting.append(self._workers.submit(self._bring_stock, sealed))
+                waiting.append(self._workers.submit(self._fetch_stored, sealed))
         for future in waiting:
             future.result()
         for sealed in damaged:
@@ -74,21 +74,21 @@ class Homecoming:
 
     def _say_damaged(self, run_id: str, why: str) -> None:
         address = self._store.locate(f"{RUNS}{run_id}")
-        self._board.say(self._work.name, f"{address} is damaged, and its run is done again: {why}")
+        self._progress.say(self._work.name, f"{address} is damaged, and its run is done again: {why}")
 
-    def _bring_one(self, launch: Rental, run_id: str) -> None:
+    def _fetch_one(self, launch: TaskLaunch, run_id: str) -> None:
         try:
             sealed = self._fetched(run_id)
         except RooflaunchError as error:
             tries = self._tries[run_id] = self._tries.get(run_id, 0) + 1
             if tries < FETCH_TRIES:
-                launch.brought.discard(run_id)
+                launch.fetched.discard(run_id)
             else:
-                self._board.say(self._work.name, f"{run_id} does not come home: {error}")
+                self._progress.say(self._work.name, f"{run_id} does not come home: {error}")
         else:
             self._arrived(sealed)
 
-    def _bring_stock(self, there: SealedRun) -> None:
+    def _fetch_stored(self, there: SealedRun) -> None:
         """Fetch a bundle of an earlier start. A run whose bundle is damaged, or that failed, stays missing."""
         try:
             sealed = self._fetched(there.run_id)
@@ -96,7 +96,7 @@ class Homecoming:
             self._work.lose(there.run_key)
             self._say_damaged(there.run_id, str(error))
         except RooflaunchError as error:
-            self._board.say(self._work.name, f"{there.run_id} does not come home: {error}")
+            self._progress.say(self._work.name, f"{there.run_id} does not come home: {error}")
         else:
             if sealed.record.status in FINAL:
                 self._work.take(sealed.record, sealed.path)
@@ -126,6 +126,6 @@ class Homecoming:
         what = rate_text(record) if is_completed and rate else record.status.replace("_", " ")
         why = f": {record.error}" if record.error and record.status is Status.FAILED else ""
         done = f"{self._work.done}/{len(self._work.runs)}"
-        self._board.say(self._work.name, f"{done}  block {run.block}, {one_line(run, self._work.plan)}: {what}{why}")
+        self._progress.say(self._work.name, f"{done}  block {run.block}, {one_line(run, self._work.plan)}: {what}{why}")
         if is_completed:
-            self._board.update(self._work.name, images_per_s=rate)
+            self._progress.update(self._work.name, images_per_s=rate)

@@ -19,11 +19,10 @@ from launcher.protocol.backend import Backend
 from launcher.sweep import lock
 from launcher.sweep.budget import Budget
 from launcher.sweep.control import Control, Wish
-from launcher.sweep.live import LiveTable
 from launcher.sweep.local import LocalPlaces
 from launcher.sweep.outcome import PlaceOutcome, SweepOutcome, outcome_of
 from launcher.sweep.places import LOCAL, PlacePlan, Sweep
-from launcher.sweep.progress import Board
+from launcher.sweep.progress import LiveTable, Progress
 from launcher.sweep.rented import RentedPlace
 from launcher.sweep.until import Until
 from launcher.sweep.work import FINAL, Ended, Grow, PlaceWork
@@ -96,7 +95,7 @@ class _Driver:
         grow: Grow | None,
     ) -> None:
         self._sweep, self._output, self._ports, self._control = sweep, output, ports, control
-        self._board = Board()
+        self._progress = Progress()
         keys = {run.run_key for place in sweep.places for run in place.runs}
         known = known_runs(output, keys, with_figures=until is not None)
         self._works = [_work(place, known, until, grow) for place in sweep.places]
@@ -109,10 +108,10 @@ class _Driver:
         """Start the places, wait for them, and return the outcome."""
         began_s = self._ports.now()
         for work in self._works:
-            self._board.update(work.name, blocks=work.blocks, runs=len(work.runs), done=work.done)
+            self._progress.update(work.name, blocks=work.blocks, runs=len(work.runs), done=work.done)
         parts = self._parts(budget, was_killed=was_killed)
         threads = [threading.Thread(target=self._guarded, args=(part,), daemon=True) for part in parts]
-        live = LiveTable(self._board, sys.stderr, self._ports.now)
+        live = LiveTable(self._progress, sys.stderr, self._ports.now)
         with handled_by(self._hear):
             for thread in threads:
                 thread.start()
@@ -143,7 +142,7 @@ class _Driver:
                 sweep=self._sweep.name,
                 output=self._output,
                 control=self._control,
-                board=self._board,
+                progress=self._progress,
                 budget=budget,
                 sleep=self._ports.sleep,
                 is_busy_elsewhere=self._others_are_busy(work),
@@ -153,7 +152,7 @@ class _Driver:
             budget.expect(work.name, len(work.open_tasks()))
         parts = [rented.run for rented in self._rented]
         if here:
-            parts.append(LocalPlaces(here, output=self._output, control=self._control, board=self._board).run)
+            parts.append(LocalPlaces(here, output=self._output, control=self._control, progress=self._progress).run)
         return parts
 
     def _others_are_busy(self, work: PlaceWork) -> Callable[[], bool]:
@@ -204,7 +203,7 @@ class _Driver:
             self._is_impatient = True
             return
         if self._control.wish is Wish.FINISH or number != signal.SIGINT or not self._ports.is_terminal():
-            self._board.say("", f"leaving: {self._left_alone()}")
+            self._progress.say("", f"leaving: {self._left_alone()}")
             self._control.ask(Wish.LEAVE)
             return
         self._is_asking = True

@@ -13,7 +13,7 @@ from launcher.machine.watcher import Watcher
 from launcher.protocol.task import Task, TaskRun
 from launcher.script import here
 from launcher.sweep.control import Control
-from launcher.sweep.progress import Board
+from launcher.sweep.progress import Progress
 from launcher.sweep.work import LOG_HINT, PlaceWork, one_line, rate_text, too_large_text
 from workload.contract.errors import ExitCode
 from workload.contract.spec import Context, Resolved, RunSpec
@@ -23,8 +23,8 @@ from workload.environment.outside import outside_facts
 class LocalPlaces:
     """All places of this machine together: two at a time would disturb each other's measurements."""
 
-    def __init__(self, works: Sequence[PlaceWork], *, output: Path, control: Control, board: Board) -> None:
-        self._works, self._control, self._board = works, control, board
+    def __init__(self, works: Sequence[PlaceWork], *, output: Path, control: Control, progress: Progress) -> None:
+        self._works, self._control, self._progress = works, control, progress
         self._seats = {work.name: _Seat(work, output) for work in works}
         self._seconds: dict[str, list[float]] = {work.name: [] for work in works}
 
@@ -36,7 +36,7 @@ class LocalPlaces:
             grown = [(work, work.add_blocks()) for work in self._works]
             for work, count in grown:
                 if count and work.decision:
-                    self._board.say(work.name, work.decision.reason)
+                    self._progress.say(work.name, work.decision.reason)
             if not any(count for _, count in grown):
                 break
         for work in self._works:
@@ -77,7 +77,7 @@ class LocalPlaces:
             if colon and kind in ("error", "hint"):
                 self._seats[work.name].words[kind] = text
 
-        self._board.update(work.name, now=f"block {run.block}: {one_line(run, work.plan)}")
+        self._progress.update(work.name, now=f"block {run.block}: {one_line(run, work.plan)}")
         return Watcher(
             on_message=hear,
             on_bundle=lambda _: None,
@@ -99,7 +99,7 @@ class LocalPlaces:
             smaller = work.too_large.get(run.run_key)
             why = too_large_text(smaller) if smaller else outcome.why
             if outcome.end is not End.NOT_STARTED:
-                self._board.say(work.name, f"block {run.block}, {name}: {outcome.end}: {why}")
+                self._progress.say(work.name, f"block {run.block}, {name}: {outcome.end}: {why}")
             return
         record = outcome.bundle.record if outcome.bundle else None
         rate = record.timing.images_per_s if record else None
@@ -111,12 +111,12 @@ class LocalPlaces:
         what = rate_text(record) if record and outcome.end is End.COMPLETED and rate else f"{outcome.end}"
         why = f": {words.get('error') or outcome.why}" if outcome.end is End.FAILED else ""
         self._show(work, "", rate=rate)
-        self._board.say(work.name, f"{work.done}/{len(work.runs)}  block {run.block}, {name}: {what}{why}")
+        self._progress.say(work.name, f"{work.done}/{len(work.runs)}  block {run.block}, {name}: {what}{why}")
 
     def _show(self, work: PlaceWork, now: str, rate: float | None = None) -> None:
         taken = self._seconds[work.name]
         left = len(work.runs) - work.done - len(work.failures)
-        self._board.update(
+        self._progress.update(
             work.name,
             blocks_done=work.blocks_done,
             blocks=work.blocks,

@@ -5,20 +5,25 @@ still run, fetches the sealed bundles and requests what is missing. Each poll as
 records, because a machine ends itself only after it has written its result.
 """
 
-import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import fields, replace
-from datetime import UTC, datetime
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from launcher.jobs import cleanup, launches
-from launcher.jobs.commands import with_packages
 from launcher.jobs.follow import LATER_EVERY_S, MAX_BACKOFF_S, interval_s
 from launcher.jobs.launches import LaunchState, Seen
-from launcher.jobs.run import SELF_DELETION_S, Launcher
+from launcher.jobs.liveness import (
+    PROVISIONING_S,
+    TO_BE_REMOVED,
+    Liveness,
+    Observed,
+    PlaceSays,
+    StoreSays,
+    liveness,
+)
+from launcher.jobs.run import SELF_DELETION_S
 from launcher.jobs.session import Session
-from launcher.protocol.backend import Backend, Condition, Job, Listing, Machine, Plan
+from launcher.protocol.backend import Backend, Condition, Listing, Machine
 from launcher.protocol.records import (
     LAUNCHES,
     Heartbeat,
@@ -31,14 +36,14 @@ from launcher.protocol.records import (
 )
 from launcher.protocol.task import Task, TaskRun
 from launcher.sweep.budget import Budget
-from launcher.sweep.collect import Homecoming
+from launcher.sweep.collect import Collector
 from launcher.sweep.control import Control, Wish
-from launcher.sweep.launch_state import Rental
-from launcher.sweep.progress import Board
+from launcher.sweep.progress import Progress
+from launcher.sweep.submitter import PlannedLaunch, Submitter
+from launcher.sweep.task_launch import TaskLaunch
 from launcher.sweep.work import PlaceWork, runs_text
 from launcher.sweep.workers import Workers
 from workload.contract.errors import ExitCode, NoCapacityError, RooflaunchError, ToolError, UsageError
-from workload.contract.spec import Resolved
 from workload.contract.text import counted
 
 # Give up a task after this many launches in a row that completed none of its runs.
@@ -47,8 +52,6 @@ MOST_IN_VAIN = 3
 AT_A_TIME = 16
 # Polls without a vanished machine after which it is given up: its last records may arrive after the first such poll.
 LOOKS_AFTER_GONE = 2
-# Fields of a request that differ between tasks: a task's draft overrides them in the prepared plan.
-OWN = ("name", "launched_at", "spec", "spec_origin", "task", "limit_s")
 
 
 class RentedPlace:
@@ -62,22 +65,21 @@ class RentedPlace:
         sweep: str,
         output: Path,
         control: Control,
-        board: Board,
+        progress: Progress,
         budget: Budget,
         sleep: Callable[[float], None] | None = None,
         is_busy_elsewhere: Callable[[], bool] = lambda: False,
         was_killed: bool = False,
     ) -> None:
         self._work, self._backend, self._sweep, self._output = work, backend, sweep, output
-        self._control, self._board, self._budget, self._was_killed = control, board, budget, was_killed
+        self._control, self._progress, self._budget, self._was_killed = control, progress, budget, was_killed
         self._sleep, self._is_busy_elsewhere = sleep or control.wait, is_busy_elsewhere
         self.place = work.plan.place
         # Separate threads, because submissions may take minutes and bundles are large: neither may delay a poll.
-        self._readers, self._submitters, self._bringers = Workers(AT_A_TIME), Workers(AT_A_TIME), Workers(AT_A_TIME)
-        self._launches: list[Rental] = []
+        self._readers, self._submitters, self._fetchers = Workers(AT_A_TIME), Workers(AT_A_TIME), Workers(AT_A_TIME)
+        self._launches: list[TaskLaunch] = []
         self._waiting: list[Task] = []
         self._in_vain: dict[int, int] = {}
-        self._prepared: Plan | None = None
         self._session: Session | None = None
         self._failing = 0
         self._last_launch_s = 0.0
@@ -93,7 +95,7 @@ class RentedPlace:
         return sum(known) if known else None
 
     @property
-    def _here(self) -> Session:
+    def _connected(self) -> Session:
         """Session with the place's machines and store; usable once the place is connected."""
         assert self._session is not None
         return self._session
@@ -106,7 +108,7 @@ class RentedPlace:
     @property
     def calls(self) -> dict[str, int]:
         """Number of requests to the place, by kind."""
-        return dict(self._here.machines.calls) if self._session else {}
+        return dict(self._connected.machines.calls) if self._session else {}
 
     def run(self) -> None:
         """Run until every run has an answer or cannot get one, or the user leaves.
@@ -122,17 +124,17 @@ class RentedPlace:
                 if self._control.why_not or not (count := self._work.add_blocks()):
                     break
                 if decision := self._work.decision:
-                    self._board.say(self.place.name, decision.reason)
+                    self._progress.say(self.place.name, decision.reason)
                 self._waiting = list(self._work.open_tasks())
                 assert count
             self._show(self._control.why_not or "done")
         except RooflaunchError as error:
             self._work.fail(self._work.left(self._work.runs), why=str(error), hint=error.hint, code=error.exit_code)
             self._show(str(error))
-            self._board.say(self.place.name, f"{error}; to mend it: {error.hint}")
+            self._progress.say(self.place.name, f"{error}; to mend it: {error.hint}")
             self._leave_none()
         finally:
-            for workers in (self._readers, self._submitters, self._bringers):
+            for workers in (self._readers, self._submitters, self._fetchers):
                 workers.close()
 
     def _work_off(self) -> None:
@@ -148,11 +150,11 @@ class RentedPlace:
         if self._control.wish is Wish.STOP:
             self._stop_all()
 
-    def _under_way(self) -> list[Rental]:
+    def _under_way(self) -> list[TaskLaunch]:
         return [launch for launch in self._launches if not (launch.is_over and launch.is_settled)]
 
     def _pause_s(self) -> float:
-        usual_s = interval_s(self._here.now_s() - self._last_launch_s)
+        usual_s = interval_s(self._connected.now_s() - self._last_launch_s)
         return (
             min(MAX_BACKOFF_S, max(usual_s, LATER_EVERY_S) * 2 ** min(self._failing, 2)) if self._failing else usual_s
         )
@@ -161,24 +163,24 @@ class RentedPlace:
 
     def _connect(self) -> None:
         settings = self._backend.settings(self.place.where, self.place.options)
-        self._settings = settings
         machines, store = self._backend.machines(settings), self._backend.store(settings)
         self._session = Session(
             machines=machines,
             store=store,
             sleep=self._sleep,
-            on_event=lambda event: self._board.say(self.place.name, event.text) if event.kind == "note" else None,
+            on_event=lambda event: self._progress.say(self.place.name, event.text) if event.kind == "note" else None,
         )
         self._noun = machines.noun
-        script = self.place.script
-        self._launcher = Launcher(self._here, output=self._output, parcel=script.parcel if script else None)
-        self._homecoming = Homecoming(self._work, store, self._output, self._board, self._bringers)
+        self._submitter = Submitter(
+            self._work, self._backend, settings, self._session, self._budget, self._submitters, output=self._output
+        )
+        self._collector = Collector(self._work, store, self._output, self._progress, self._fetchers)
 
     def _take_stock(self) -> None:
         """Fetch the sealed bundles, and adopt the launches of this sweep that have not ended."""
         self._show("asks what there is")
-        cleanup.erase_variables(self._here.store, self._here.machines)
-        self._homecoming.bring_sealed()
+        cleanup.erase_variables(self._connected.store, self._connected.machines)
+        self._collector.fetch_sealed()
         names = self._unfinished()
         if not names:
             return
@@ -192,20 +194,25 @@ class RentedPlace:
             state = launch.judged.state if launch.judged else None
             if state is LaunchState.REQUESTED and launch.machine is None and self._was_killed:
                 # The submitting process died: submit again under the same name.
-                self._submit_again(launch)
+                self._submitter.submit_again(launch)
+                self._progress.say(
+                    self.place.name, f"'{launch.name}' was asked for and never came: it is asked for again"
+                )
             elif not launch.is_over:
-                self._board.say(self.place.name, f"'{launch.name}' still runs, from an earlier start: it is followed")
+                self._progress.say(
+                    self.place.name, f"'{launch.name}' still runs, from an earlier start: it is followed"
+                )
 
     def _unfinished(self) -> list[str]:
         """Names of launches in the store that have no result."""
-        parts = [stored.name.removeprefix(LAUNCHES).split("/") for stored in self._here.store.objects(LAUNCHES)]
+        parts = [stored.name.removeprefix(LAUNCHES).split("/") for stored in self._connected.store.objects(LAUNCHES)]
         have = {(part[0], part[1]) for part in parts if len(part) == 2}  # noqa: PLR2004 - a launch, and its record
         names = sorted({name for name, record in have if record == "request.json"})
         return [name for name in names if (name, "result.json") not in have]
 
-    def _read_request(self, name: str) -> Rental | None:
+    def _read_request(self, name: str) -> TaskLaunch | None:
         """Launch of that name; None unless it belongs to this sweep and has runs of this place."""
-        request = launches.read(self._here.store, request_object(name), Request.from_bytes, [])
+        request = launches.read(self._connected.store, request_object(name), Request.from_bytes, [])
         if request is None or request.name != name or request.task.get("job") != self._sweep:
             return None
         try:
@@ -214,7 +221,7 @@ class RentedPlace:
             return None
         if not any(self._work.has(run.run_key) for run in task.runs):
             return None
-        return Rental(task=task, request=request, zones=tuple(request.zones), is_ours=False)
+        return TaskLaunch(task=task, request=request, zones=tuple(request.zones), is_ours=False)
 
     def _adopted_keys(self) -> set[str]:
         return {run.run_key for launch in self._under_way() for run in launch.task.runs}
@@ -239,103 +246,23 @@ class RentedPlace:
         if not self._may_start():
             return
         tasks, self._waiting = self._waiting, []
-        started: list[tuple[Rental, Plan]] = []
+        planned: list[PlannedLaunch] = []
         for index, task in enumerate(tasks):
             self._budget.expect(self.place.name, len(tasks) - index)
-            if (planned := self._planned(task)) is not None:
-                started.append(planned)
+            rest = replace(task, runs=self._work.left(task.runs))
+            if not rest.runs:
+                continue
+            try:
+                planned.append(self._submitter.plan(rest))
+            except RooflaunchError as error:
+                why = str(error)
+                if isinstance(error, UsageError) and (share_usd := self._budget.share_usd) is not None:
+                    why += f" (a machine's share of the sweep's --max-cost is {share_usd:.2f} USD)"
+                self._fail([rest], why, error.hint, error.exit_code)
         self._budget.expect(self.place.name, 0)
-        together = getattr(self._here.machines, "submit_together", None)
-        if together is not None and len(started) > 1:
-            future = self._submitters.submit(self._submit_together, started, together)
-            for launch, _ in started:
-                launch.submitting = future
-        else:
-            for launch, plan in started:
-                launch.submitting = self._submitters.submit(self._submit, launch, plan)
-        self._last_launch_s = self._here.now_s()
-
-    def _planned(self, task: Task) -> "tuple[Rental, Plan] | None":
-        """Plan a launch for a task and reserve its cost; the first plan prepares the place.
-
-        None, with a message, if the task cannot be planned; None if no run is left.
-        """
-        task = replace(task, runs=self._work.left(task.runs))
-        if not task.runs:
-            return None
-        try:
-            plan = self._plan(task)
-            self._budget.reserve(plan)
-        except RooflaunchError as error:
-            is_poor = isinstance(error, UsageError) and self._budget.share_usd is not None
-            share = (
-                f" (a machine's share of the sweep's --max-cost is {self._budget.share_usd:.2f} USD)" if is_poor else ""
-            )
-            self._fail([task], f"{error}{share}", error.hint, error.exit_code)
-            return None
-        launch = Rental(task=task, request=plan.request, zones=tuple(plan.request.zones))
-        self._launches.append(launch)
-        return launch, plan
-
-    def _plan(self, task: Task) -> Plan:
-        options = self.place.options
-        share = self._budget.share_usd
-        names = {item.name for item in fields(options)}
-        if share is not None and "max_cost_usd" in names:
-            own = options.max_cost_usd
-            options = replace(options, max_cost_usd=share if own is None else min(own, share))
-        resolved = Resolved(spec=replace(task.runs[0].spec, repeats=1), origin=self._work.plan.origin)
-        job = Job(resolved=resolved, token=secrets.token_hex(3), task=task)
-        now = datetime.fromtimestamp(self._here.now_s(), UTC)
-        draft = self._backend.plan(job, options, self._settings, now=now)
-        if self._prepared is None:
-            sent = self.place.script and self.place.script.parcel
-            if sent:
-                draft = draft.renamed(replace(draft.request, script=sent.facts()))
-            prepared = self._backend.prepare(draft, self._here.machines)
-            self._prepared = with_packages(prepared, sent.requirements) if sent and sent.requirements else prepared
-            return self._prepared
-        own_fields = {name: getattr(draft.request, name) for name in OWN}
-        return self._prepared.renamed(replace(self._prepared.request, **own_fields))
-
-    def _submit(self, launch: Rental, plan: Plan) -> None:
-        """Record a launch and submit it, in a thread of its own. Raises if the machine cannot be created."""
-        self._launcher.record(plan)
-        submitted = self._launcher.submit(plan)
-        launch.machine = submitted.machines[0]
-        launch.zones = (launch.machine.zone,)
-
-    def _submit_together(self, started: "list[tuple[Rental, Plan]]", together: Callable[..., Any]) -> None:
-        """Record all launches, then submit them together, at a place that takes many at once."""
-        for _, plan in started:
-            self._launcher.record(plan)
-        try:
-            for _, plan in started:
-                self._launcher.send_parcel(plan)
-            submitted = together([plan for _, plan in started], self._here.note)
-        except RooflaunchError as error:
-            for launch, _ in started:
-                self._launcher.settle(launch.name, "", error.exit_code, str(error))
-            raise
-        machines = {machine.name: machine for machine in submitted.machines}
-        for launch, _ in started:
-            if launch.name in machines:
-                launch.machine = machines[launch.name]
-                launch.zones = (launch.machine.zone,)
-
-    def _submit_again(self, launch: Rental) -> None:
-        if self._prepared is None:
-            self._plan(launch.task)
-        assert self._prepared is not None
-        plan = self._prepared.renamed(launch.request)
-        launch.is_ours = True
-        launch.submitting = self._submitters.submit(self._resubmit, launch, plan)
-        self._board.say(self.place.name, f"'{launch.name}' was asked for and never came: it is asked for again")
-
-    def _resubmit(self, launch: Rental, plan: Plan) -> None:
-        submitted = self._launcher.submit(plan)
-        launch.machine = submitted.machines[0]
-        launch.zones = (launch.machine.zone,)
+        self._launches += [launch for launch, _ in planned]
+        self._submitter.submit(planned)
+        self._last_launch_s = self._connected.now_s()
 
     def _collect_submitted(self) -> None:
         """Handle the ended submissions.
@@ -356,7 +283,7 @@ class RentedPlace:
             self._budget.spent(launch.name, 0.0)
             if isinstance(error, NoCapacityError):
                 if self._refusal is None:
-                    self._board.say(self.place.name, f"{error}; further machines wait until another has ended")
+                    self._progress.say(self.place.name, f"{error}; further machines wait until another has ended")
                 self._refusal, self._freed = error, False
                 self._waiting.append(launch.task)
             else:
@@ -366,7 +293,7 @@ class RentedPlace:
         runs = self._work.left(run for task in tasks for run in task.runs)
         self._work.fail(runs, why=why, hint=hint, code=code)
         if runs:
-            self._board.say(self.place.name, f"{runs_text(runs)} left out: {why}")
+            self._progress.say(self.place.name, f"{runs_text(runs)} left out: {why}")
 
     # Polling.
 
@@ -376,27 +303,27 @@ class RentedPlace:
         if not watched:
             return
         try:
-            listing = self._here.machines.look({launch.name: launch.zones for launch in watched})
+            listing = self._connected.machines.look({launch.name: launch.zones for launch in watched})
             self._read_records(watched)
-            now_s = self._here.now_s()
+            now_s = self._connected.now_s()
             for launch in watched:
                 self._judge(launch, listing, now_s)
             self._end_stale([launch for launch in watched if self._must_be_ended(launch, now_s)])
             self._settle([launch for launch in watched if launch.ended_s is not None and not launch.is_settled])
         except ToolError as error:
             if not self._failing:
-                self._board.say(self.place.name, f"{error}; the machines go on by themselves, trying again")
+                self._progress.say(self.place.name, f"{error}; the machines go on by themselves, trying again")
             self._failing += 1
             self._give_up_past_limits(watched, error)
         else:
             if self._failing:
-                self._board.say(self.place.name, "it answers again")
+                self._progress.say(self.place.name, "it answers again")
             self._failing = 0
 
-    def _read_records(self, watched: Sequence[Rental]) -> None:
+    def _read_records(self, watched: Sequence[TaskLaunch]) -> None:
         """Read the new or changed records of these launches, after one listing of the store."""
         start = _common_start([launch.name for launch in watched])
-        versions = {stored.name: stored.version for stored in self._here.store.objects(f"{LAUNCHES}{start}")}
+        versions = {stored.name: stored.version for stored in self._connected.store.objects(f"{LAUNCHES}{start}")}
         reading = []
         for launch in watched:
             result, status = result_object(launch.name), status_object(launch.name)
@@ -410,10 +337,10 @@ class RentedPlace:
         for future in reading:
             future.result()
 
-    def _read(self, launch: Rental, new: Mapping[str, str]) -> None:
+    def _read(self, launch: TaskLaunch, new: Mapping[str, str]) -> None:
         """Read these versions of the records; a heartbeat is of no interest once there is a result."""
         problems: list[str] = []
-        store = self._here.store
+        store = self._connected.store
         if result_object(launch.name) in new:
             launch.result = launches.read(store, result_object(launch.name), Result.from_bytes, problems)
         if launch.result is None:
@@ -422,7 +349,7 @@ class RentedPlace:
         launch.problems = tuple(problems)
         launch.versions |= new
 
-    def _judge(self, launch: Rental, listing: Listing[Machine], now_s: float) -> None:
+    def _judge(self, launch: TaskLaunch, listing: Listing[Machine], now_s: float) -> None:
         machine = next((one for one in listing if one.name == launch.name), None)
         is_gone = machine is not None and machine.condition is Condition.GONE
         silent = () if machine is not None else tuple(listing.unreachable)
@@ -442,7 +369,7 @@ class RentedPlace:
         launch.judged = launches.judge(seen, now_s, was_preempted=lambda: preempted)
         if launch.judged.usd is not None:
             launch.usd = launch.judged.usd
-        self._homecoming.bring(launch)
+        self._collector.fetch_announced(launch)
         if is_gone:
             launch.gone_looks += 1
         if launch.result is not None:
@@ -456,7 +383,7 @@ class RentedPlace:
             self._freed = True
             self._budget.spent(launch.name, launch.usd)
 
-    def _lost(self, launch: Rental, now_s: float, *, preempted: bool) -> None:
+    def _lost(self, launch: TaskLaunch, now_s: float, *, preempted: bool) -> None:
         """Handle a machine that is gone without a result: write a result into the store, for other readers."""
         assert launch.judged is not None
         usual = "the cloud took it back" if preempted else f"the {self._noun} is gone and left no result"
@@ -466,9 +393,9 @@ class RentedPlace:
             price = launch.request.price(launch.machine.zone)
             launch.usd = price.usd(max(0.0, now_s - launch.machine.created_s)) if price else None
         zone = launch.zones[0] if len(launch.zones) == 1 else ""
-        self._bringers.submit(
+        self._fetchers.submit(
             cleanup.settle,
-            self._here.store,
+            self._connected.store,
             launch.name,
             zone,
             ExitCode.RUN_FAILED,
@@ -477,51 +404,53 @@ class RentedPlace:
             preempted=preempted,
         )
 
-    def _must_be_ended(self, launch: Rental, now_s: float) -> bool:
+    def _must_be_ended(self, launch: TaskLaunch, now_s: float) -> bool:
         """Whether the machine still exists and should not: silent, past its limit, or long after its result."""
         if launch.machine is None or launch.gone_looks:
             return False
         if launch.result is not None:
             return now_s - (launch.ended_s or now_s) > SELF_DELETION_S
-        is_stale = launch.judged is not None and launch.judged.state is LaunchState.STALE
-        return is_stale and not launch.machine.may_start_again(now_s)
+        return launch.judged is not None and launch.judged.liveness in TO_BE_REMOVED
 
-    def _end_stale(self, stale: Sequence[Rental]) -> None:
+    def _end_stale(self, stale: Sequence[TaskLaunch]) -> None:
         machines = [launch.machine for launch in stale if launch.machine is not None]
         if not machines:
             return
         for launch in stale:
             if launch.result is None:
                 launch.why = launch.judged.why if launch.judged else ""
-                self._here.note(f"'{launch.name}': {launch.why}; it is removed")
+                self._connected.note(f"'{launch.name}': {launch.why}; it is removed")
         # The next polls find the machines gone, and a result if there is one.
-        self._here.machines.stop(machines)
+        self._connected.machines.stop(machines)
 
-    def _give_up_past_limits(self, watched: Sequence[Rental], error: ToolError) -> None:
+    def _give_up_past_limits(self, watched: Sequence[TaskLaunch], error: ToolError) -> None:
         """Give up launches past their time limit if the place does not answer: their results stay unknown."""
-        now_s = self._here.now_s()
+        now_s = self._connected.now_s()
         for launch in watched:
             begun_s = epoch_s(launch.request.launched_at) or now_s
-            if now_s > begun_s + launch.request.limit_s + launches.PROVISIONING_S + launches.AFTER_LIMIT_S:
+            store = StoreSays.HEARTBEAT if launch.heartbeat else StoreSays.NOTHING
+            over_limit_s = now_s - (begun_s + PROVISIONING_S + launch.request.limit_s)
+            seen = Observed(place=PlaceSays.UNREACHABLE, store=store, over_limit_s=over_limit_s)
+            if liveness(seen) is Liveness.GIVEN_UP:
                 launch.is_over = launch.is_settled = True
                 self._fail([launch.task], str(error), f"launch status {launch.name}", error.exit_code)
 
     # Missing runs.
 
-    def _settle(self, ended: Sequence[Rental]) -> None:
+    def _settle(self, ended: Sequence[TaskLaunch]) -> None:
         """Handle ended launches whose bundles are fetched: request another machine for their missing runs."""
-        ready = [launch for launch in ended if self._homecoming.is_home(launch)]
+        ready = [launch for launch in ended if self._collector.is_collected(launch)]
         # A machine may have sealed a bundle after its last heartbeat.
         if any(launch.result is None and self._work.left(launch.task.runs) for launch in ready):
             lost = [launch for launch in ready if launch.result is None]
-            self._homecoming.bring_sealed({run.run_key for launch in lost for run in launch.task.runs})
+            self._collector.fetch_sealed({run.run_key for launch in lost for run in launch.task.runs})
         for launch in ready:
             launch.is_settled = True
             left = self._work.left(launch.task.runs)
             if left:
                 self._again(launch, left)
 
-    def _again(self, launch: Rental, left: tuple[TaskRun, ...]) -> None:
+    def _again(self, launch: TaskLaunch, left: tuple[TaskRun, ...]) -> None:
         """Queue the runs that a launch left for another machine.
 
         They fail instead after a usage error, or if `MOST_IN_VAIN` machines in a row completed none of them.
@@ -541,7 +470,7 @@ class RentedPlace:
         self._waiting.append(task)
         if not self._control.why_not:
             done_by = f"another {self._noun} does the {runs_text(left)} left"
-            self._board.say(self.place.name, f"'{launch.name}': {why}; {done_by}")
+            self._progress.say(self.place.name, f"'{launch.name}': {why}; {done_by}")
 
     # The end.
 
@@ -551,22 +480,22 @@ class RentedPlace:
             if launch.submitting is not None and launch.submitting.exception() is not None:
                 launch.is_over = True
         there = {launch.name: launch for launch in self._under_way() if launch.machine and not launch.is_over}
-        removed = self._here.machines.stop([launch.machine for launch in there.values() if launch.machine])
-        now_s = self._here.now_s()
+        removed = self._connected.machines.stop([launch.machine for launch in there.values() if launch.machine])
+        now_s = self._connected.now_s()
         for one in removed:
             if one.gone:
                 there[one.name].is_over = there[one.name].is_settled = True
                 error = f"its {self._noun} was ended with its sweep, by Ctrl-C"
-                cleanup.settle(self._here.store, one.name, one.zone, ExitCode.INTERRUPTED, error, now_s=now_s)
-        self._board.say(self.place.name, f"{counted(sum(one.gone for one in removed), self._noun)} ended")
-        self._homecoming.bring_sealed({run.run_key for launch in self._launches for run in launch.task.runs})
+                cleanup.settle(self._connected.store, one.name, one.zone, ExitCode.INTERRUPTED, error, now_s=now_s)
+        self._progress.say(self.place.name, f"{counted(sum(one.gone for one in removed), self._noun)} ended")
+        self._collector.fetch_sealed({run.run_key for launch in self._launches for run in launch.task.runs})
         cleanup.require_gone(removed)
 
     def _leave_none(self) -> None:
         """After an error, tell which machines still run."""
         running = [launch.name for launch in self._under_way() if launch.machine is not None]
         if running:
-            self._board.say(self.place.name, f"still running: {', '.join(running)}; the same command follows them")
+            self._progress.say(self.place.name, f"still running: {', '.join(running)}; the same command follows them")
 
     def _show(self, now: str = "") -> None:
         work, under_way = self._work, self._under_way()
@@ -576,7 +505,7 @@ class RentedPlace:
         if len(running) == 1 and running[0].heartbeat and running[0].heartbeat.last_line:
             words = launches.plain(running[0].heartbeat.last_line)
         words = ", ".join(filter(None, (words, f"{len(starting)} starting" if starting else "")))
-        self._board.update(
+        self._progress.update(
             self.place.name,
             blocks_done=work.blocks_done,
             blocks=work.blocks,
@@ -587,13 +516,13 @@ class RentedPlace:
             now=now or words or (str(self._refusal) if self._refusal else ""),
         )
 
-    def _left_s(self, running: Sequence[Rental]) -> float | None:
+    def _left_s(self, running: Sequence[TaskLaunch]) -> float | None:
         """Estimate the seconds left from the rate of ended runs; None before the first, or if nothing runs."""
         left = len(self._work.runs) - self._work.done - len(self._work.failures)
         if not left or not self._work.new_runs or not running:
             return None
         first_s = min(epoch_s(launch.request.launched_at) or 0.0 for launch in self._launches)
-        return (self._here.now_s() - first_s) / self._work.new_runs * left
+        return (self._connected.now_s() - first_s) / self._work.new_runs * left
 
 
 def _common_start(names: Sequence[str]) -> str:

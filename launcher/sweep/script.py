@@ -17,7 +17,7 @@ from launcher.kinds import Runtime
 from launcher.machine.script import Workplace
 from launcher.script import files, here
 from launcher.script.command import HereOptions, ThereOptions
-from launcher.script.files import Parcel
+from launcher.script.files import ScriptFiles
 from launcher.sweep.matrix import Matrix, PlaceMatrix
 from workload.contract.errors import UsageError
 from workload.contract.text import counted, si
@@ -29,14 +29,15 @@ NOTES = (".md", ".rst")
 
 @dataclass(frozen=True, kw_only=True)
 class PlacedScript:
-    """Script at a place: `workplace` on this machine, `parcel` on others. `code`: hash of the files that it may run.
+    """Script at a place: `workplace` on this machine, `script_files` on others.
 
-    `options`: the place's `HereOptions` or `ThereOptions`; `text`: a line for the plan.
+    `code`: hash of the files that the script may run. `options`: the place's `HereOptions` or `ThereOptions`; `text`: a
+    line for the plan.
     """
 
     options: Any
     workplace: Workplace | None = None
-    parcel: Parcel | None = None
+    script_files: ScriptFiles | None = None
     code: str
     text: str
 
@@ -87,7 +88,7 @@ def _elsewhere(one: PlaceMatrix, file: Path, folder: Path, environment: Mapping[
     )
     text = "; ".join((f"sends {counted(len(sent.files), 'file')}, {si(len(sent.content), 'B')}", *sent.notes))
     made = PlacedScript(
-        options=options, parcel=sent, code=_digest(folder, sent.files, file, sent.requirements), text=text
+        options=options, script_files=sent, code=_digest(folder, sent.files, file, sent.requirements), text=text
     )
     return replace(one, place=replace(one.place, script=made), configurations=configurations)
 

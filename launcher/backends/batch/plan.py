@@ -43,7 +43,7 @@ SHM = "2g"
 USER = 1000
 COLUMN = 11
 PROGRAM = Path(__file__).with_name("start.py")
-LANDLORD = Path(__file__).parents[1] / "gcp" / "guest.py"
+GUEST = Path(__file__).parents[1] / "gcp" / "guest.py"
 # Docker gives capabilities to root only; setpriv hands one to the user (see launcher.machine.containers.for_profile).
 COUNTER_OPTIONS = "--user 0:0 --cap-drop ALL --cap-add SYS_ADMIN --cap-add SETUID --cap-add SETGID --cap-add SETPCAP"
 COUNTER_WORDS = (
@@ -211,8 +211,8 @@ class BatchPlan:
         }
 
     def _container(self, plans: Sequence["BatchPlan"]) -> dict[str, Any]:
-        program, landlord = self.programs.values()
-        begin = ["python", "-c", program, landlord]
+        program, guest = self.programs.values()
+        begin = ["python", "-c", program, guest]
         options = f"--network host --shm-size {SHM}"
         if any(run.spec.profile is Profile.NCU for plan in plans for run in plan.request.work.runs):
             begin, options = [*COUNTER_WORDS, *begin], f"{options} {COUNTER_OPTIONS}"
@@ -263,7 +263,7 @@ def make_plan(vm: VmPlan, options: Options, region: str) -> BatchPlan:
         options=options,
         region=region,
         notes=tuple(_notes(vm, options)),
-        programs={f"{path.parent.name}/{path.name}": _text(path) for path in (PROGRAM, LANDLORD)},
+        programs={f"{path.parent.name}/{path.name}": _text(path) for path in (PROGRAM, GUEST)},
     )
 
 

@@ -44,7 +44,7 @@ def node_of(cluster: Cluster, options: Options) -> Node:
     return Node(
         root=cluster.root,
         code=_hash(code),
-        landlord=f"landlords/slurm-{_hash(guest.encode())}.py",
+        guest=f"landlords/slurm-{_hash(guest.encode())}.py",
         container=options.container if options.container is not Software.AUTO else _usual_software(options),
         python=python,
         image=options.image or "",
@@ -143,7 +143,7 @@ def _software(site: Site, options: Options, python: str) -> tuple[Software, str]
 
 
 def _send(login_node: LoginNode, node: Node) -> None:
-    """Send our code and the landlord file, unless the cluster has them."""
+    """Send our code and guest.py, unless the cluster has them."""
     facts = login_node.ask("facts", program=ANY_MACHINE, python=USUAL_PYTHON, code=node.code, labels=[])
     if not facts["is_writable"]:
         raise ToolError(
@@ -155,7 +155,7 @@ def _send(login_node: LoginNode, node: Node) -> None:
         login_node.ask(
             "code", program=ANY_MACHINE, payload=code, within_s=TRANSFER_LIMIT_S, code=node.code, size=len(code)
         )
-    login_node.ask("put", path=node.landlord, text=source_of(GUEST))
+    login_node.ask("put", path=node.guest, text=source_of(GUEST))
 
 
 def _checked(plan: SlurmPlan, machines: SlurmMachines) -> SlurmPlan:

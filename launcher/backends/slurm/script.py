@@ -26,13 +26,13 @@ PROBE = (
 class Node:
     """Software on a compute node; `root`: our folder, absolute or below the user's home (`~/…`).
 
-    `code`: name of our code's version in it; `landlord`: file that tells the agent about Slurm; `apptainer`: the
+    `code`: name of our code's version in it; `guest`: file that tells the agent about Slurm; `apptainer`: the
     program, called `singularity` on older clusters.
     """
 
     root: str
     code: str
-    landlord: str
+    guest: str
     container: Software
     python: str
     image: str = ""
@@ -94,7 +94,7 @@ home=$root/jobs/$name
 # What the agent reads; and for `launch status` what it lacks of a script that was submitted by hand.
 mkdir -p "$home" "$root/launches/$name"
 printf '%s\\n' "$request" >"$home/request.json"
-cp "$root/{node.landlord}" "$home/landlord.py"
+cp "$root/{node.guest}" "$home/landlord.py"
 [ -e "$root/launches/$name/request.json" ] || cp "$home/request.json" "$root/launches/$name/request.json"
 [ -e "$root/launches/$name/startup.log" ] || ln "$root/arrays/$array/$index.log" "$root/launches/$name/startup.log"
 [ -e "$home/element" ] || printf '%s %s\\n' "$array" "$index" >"$home/element"

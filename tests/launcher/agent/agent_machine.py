@@ -1,4 +1,4 @@
-"""The machine that an agent runs on, in memory: its bucket, its landlord and its engine."""
+"""The machine that an agent runs on, in memory: its bucket, its host and its engine."""
 
 import base64
 import json
@@ -100,7 +100,7 @@ class StubBucket:
         return dict(json.loads(self.held[f"runs/{run_id}/{bundle.RECORD}"]))
 
 
-class StubLandlord:
+class StubHost:
     """A cloud in memory; `taken` is set when the machine is taken away, and where it is `dumb` nothing is reported."""
 
     zone = ZONE
@@ -150,7 +150,7 @@ class Machine:
 
     def __init__(self, home: Path, docker: FakeDocker) -> None:
         self.home, self.docker = home, docker
-        self.bucket, self.landlord = StubBucket(), StubLandlord()
+        self.bucket, self.host = StubBucket(), StubHost()
         self.now_s = BOOTED_S + 60
         self.is_lost = False
         self.stop = Stop(press_every_s=0.02, seal_s=0.1)
@@ -203,7 +203,7 @@ class Machine:
     def agent(self) -> Agent:
         return Agent(
             self.request,
-            self.landlord,
+            self.host,
             self.bucket,
             self.home,
             root=self.home / "host",

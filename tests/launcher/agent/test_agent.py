@@ -26,8 +26,8 @@ from workload.contract.errors import BundleError, ExitCode
 
 
 def test_a_run_from_request_to_result(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
-    machine.landlord.created = BOOTED_S - 20
-    machine.landlord.own_facts = {"zone": ZONE, "physical_host": "/block/sub/host-7"}
+    machine.host.created = BOOTED_S - 20
+    machine.host.own_facts = {"zone": ZONE, "physical_host": "/block/sub/host-7"}
     beside = {"disk_usd_per_h": 0.02, "address_usd_per_h": 0.01}
     region, price = next(iter(machine.request.prices.items()))
     machine.request = replace(machine.request, prices={region: {**price, **beside}})
@@ -82,7 +82,7 @@ def test_a_run_from_request_to_result(machine: Machine, capsys: pytest.CaptureFi
     told = capsys.readouterr()
     assert "rooflaunch: phase run_started 2026-11-21T10:01:00.000Z\n" in told.out
     assert "warmup     1/3 steps\n" in told.err
-    assert machine.landlord.reported["run_ended"] == "2026-11-21T10:02:40.000Z"
+    assert machine.host.reported["run_ended"] == "2026-11-21T10:02:40.000Z"
     last = machine.bucket.beats[-1]
     assert (last.runs, last.last_line, last.zone) == (["run-1"], "warmup     1/3 steps", ZONE)
 
@@ -245,7 +245,7 @@ def test_a_clock_that_was_set_back_and_half_a_line_leave_a_record_that_can_be_re
 
 def test_nobody_hearing_the_heart_is_no_reason_to_end(machine: Machine) -> None:
     machine.bucket.silent = True
-    machine.landlord.dumb = True
+    machine.host.dumb = True
     machine.trains(*machine.run_of("run-1"))
     assert machine.work().exit_code == 0
 
@@ -254,9 +254,9 @@ def test_nobody_hearing_the_heart_is_no_reason_to_end(machine: Machine) -> None:
 def test_main_reads_its_request_and_does_nothing_twice(
     there: bool, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(program, "landlord_of", lambda _: machine.landlord)
-    machine.landlord.asked = machine.request.to_bytes()
-    machine.landlord.deleted = time.time() + 3600
+    monkeypatch.setattr(program, "host_facts_of", lambda _: machine.host)
+    machine.host.asked = machine.request.to_bytes()
+    machine.host.deleted = time.time() + 3600
     connected: list[Any] = []
     monkeypatch.setattr(
         program, "open_store", lambda *words, **named: connected.append((words, named)) or machine.bucket
@@ -273,8 +273,8 @@ def test_main_reads_its_request_and_does_nothing_twice(
 def test_main_without_a_readable_request(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(program, "landlord_of", lambda _: machine.landlord)
-    machine.landlord.asked = b"{"
+    monkeypatch.setattr(program, "host_facts_of", lambda _: machine.host)
+    machine.host.asked = b"{"
     assert program.main([str(machine.home)]) == BundleError.exit_code
     assert capsys.readouterr().err.startswith("error: no readable request of a launch: ")
 

@@ -25,7 +25,7 @@ def test_a_preemption_ends_the_run_in_order(status: Status, machine: Machine) ->
     run = machine.run_of("run-1", sealed=status is Status.INTERRUPTED, status=status)
     wanted = "SIGTERM" if status is Status.INTERRUPTED else "SIGKILL"
     signals = until(lambda: wanted in machine.docker.containers.created[0].signals)
-    machine.trains(*run[:2], machine.landlord.taken.set, signals, run[2])
+    machine.trains(*run[:2], machine.host.taken.set, signals, run[2])
     machine.docker.containers.exit_code = ExitCode.INTERRUPTED
     result = machine.work()
     assert (result.exit_code, result.preempted, result.timed_out) == (ExitCode.RUN_FAILED, True, False)
@@ -39,10 +39,10 @@ def test_a_preemption_ends_the_run_in_order(status: Status, machine: Machine) ->
 
 @pytest.mark.parametrize("comes_back", [True, False])
 def test_where_the_place_starts_it_again_a_preemption_is_no_end(comes_back: bool, machine: Machine) -> None:
-    machine.landlord.is_back_later = comes_back
+    machine.host.is_back_later = comes_back
     run = machine.run_of("run-1", status=Status.INTERRUPTED)
     signals = until(lambda: "SIGTERM" in machine.docker.containers.created[0].signals)
-    machine.trains(*run[:2], machine.landlord.taken.set, signals, run[2])
+    machine.trains(*run[:2], machine.host.taken.set, signals, run[2])
     machine.docker.containers.exit_code = ExitCode.INTERRUPTED
     machine.agent().work()
     assert machine.bucket.record("run-1")["status"] == "preempted"
@@ -51,13 +51,13 @@ def test_where_the_place_starts_it_again_a_preemption_is_no_end(comes_back: bool
 
 
 def test_started_again_after_a_preemption_it_measures_once_more(machine: Machine) -> None:
-    machine.landlord.is_back_later = True
+    machine.host.is_back_later = True
     run = machine.run_of("run-1", status=Status.INTERRUPTED)
     signals = until(lambda: "SIGTERM" in machine.docker.containers.created[0].signals)
-    machine.trains(*run[:2], machine.landlord.taken.set, signals, run[2])
+    machine.trains(*run[:2], machine.host.taken.set, signals, run[2])
     machine.docker.containers.exit_code = ExitCode.INTERRUPTED
     machine.agent().work()
-    machine.landlord.taken.clear()
+    machine.host.taken.clear()
     machine.stop = Stop()
     machine.docker.containers.exit_code = ExitCode.DONE
     machine.trains(*machine.run_of("run-2"))
@@ -66,13 +66,13 @@ def test_started_again_after_a_preemption_it_measures_once_more(machine: Machine
 
 
 def test_a_run_that_was_done_before_the_preemption_counts(machine: Machine) -> None:
-    machine.trains(*machine.run_of("run-1"), machine.landlord.taken.set, until(lambda: machine.stop.why))
+    machine.trains(*machine.run_of("run-1"), machine.host.taken.set, until(lambda: machine.stop.why))
     result = machine.work()
     assert (result.exit_code, result.error, result.preempted) == (0, "", True)
     assert machine.bucket.record("run-1")["status"] == "completed"
 
 
-# What the landlord says of the machine's creation and end, and seconds from the boot to the end that counts.
+# What the host says of the machine's creation and end, and seconds from the boot to the end that counts.
 ENDS: dict[str, tuple[float | None, float | None, int]] = {
     "its deletion": (BOOTED_S - 30, BOOTED_S + 600, 600),
     "its creation": (BOOTED_S - 30, None, 1170),
@@ -87,7 +87,7 @@ def test_the_run_ends_before_the_machine_is_deleted(
     machine.request = machine.asked(CPU, limit_s=1200)
     # The launcher's clock may have been two hours slow or fast: that changes nothing.
     machine.request = replace(machine.request, launched_at="2026-11-21T08:00:00.000Z")
-    machine.landlord.created, machine.landlord.deleted = created_s, deleted_s
+    machine.host.created, machine.host.deleted = created_s, deleted_s
     machine.now_s = BOOTED_S + after_s - MARGIN_S - 0.2
     assert machine.agent()._deadline_s() == BOOTED_S + after_s - MARGIN_S
     run = machine.run_of("run-1", status=Status.INTERRUPTED)
@@ -107,7 +107,7 @@ def test_a_signal_is_explained_by_a_preemption(taken: bool, machine: Machine) ->
     def ask() -> None:
         machine.stop.ask(Why.ASKED)
         if taken:
-            machine.landlord.taken.set()
+            machine.host.taken.set()
 
     machine.trains(*run[:2], ask, run[2])
     machine.docker.containers.exit_code = ExitCode.INTERRUPTED
@@ -211,12 +211,12 @@ def test_a_complete_bundle_that_comes_late_is_stored_beside_the_broken_one(
     status: Status, machine: Machine, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Two agents share a folder: the second seals and stores the run that the first one is still in."""
-    machine.landlord.is_back_later = True
+    machine.host.is_back_later = True
     first = machine.run_of("run-1", status=status, run_key="key-1")
 
     def take_over() -> None:
         second = Machine(machine.home, machine.docker)
-        second.bucket, second.landlord = machine.bucket, machine.landlord
+        second.bucket, second.host = machine.bucket, machine.host
         agent = second.agent()
         agent.delivery.take_up()
         agent.delivery.deliver_all("broken off")

@@ -22,7 +22,7 @@ def asked(machine: Machine) -> Machine:
     """A machine that is to run a script; what it needs lies in the store."""
     content = archive(entry("train.py", b"print()"))
     digest = hashlib.sha256(content).hexdigest()
-    machine.bucket.held[files.parcel_object(digest)] = content
+    machine.bucket.held[files.archive_object(digest)] = content
     machine.bucket.held[records.variables_object(NAME)] = b'{"values": {"HF_TOKEN": "hf_1"}}'
     script = {"sha256": digest, "files": 1, "bytes": len(content), "commit": "c" * 40, "env": ["HF_TOKEN"]}
     request = machine.asked(CPU)
@@ -53,8 +53,8 @@ def test_the_container_has_files_data_and_variables(asked: Machine) -> None:
 
 def test_a_launch_that_goes_on_elsewhere_keeps_its_variables(asked: Machine) -> None:
     (asked.home / "host/data").mkdir(parents=True)
-    asked.landlord.is_back_later = True
-    asked.landlord.taken.set()
+    asked.host.is_back_later = True
+    asked.host.taken.set()
     asked.agent().work()
     assert asked.bucket.held[records.variables_object(NAME)] == b'{"values": {"HF_TOKEN": "hf_1"}}'
 
@@ -80,7 +80,7 @@ def test_data_of_a_bucket_lies_in_the_launchs_folder(asked: Machine, monkeypatch
 
 
 def test_an_archive_that_is_missing_is_the_result(asked: Machine) -> None:
-    asked.bucket.held.pop(files.parcel_object(asked.request.script["sha256"]))
+    asked.bucket.held.pop(files.archive_object(asked.request.script["sha256"]))
     result = asked.work()
     assert result.exit_code == ExitCode.BAD_BUNDLE
     assert result.error.startswith("the script's archive is missing: ")

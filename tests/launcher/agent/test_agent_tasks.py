@@ -79,7 +79,7 @@ def test_a_run_whose_bundle_is_damaged_in_the_store_is_measured_again(
 
 def test_a_run_that_does_not_fit_before_the_end_is_not_started(machine: Machine) -> None:
     machine.sweeps(run_of(1), run_of(2), run_of(3))
-    machine.landlord.deleted = machine.now_s + MARGIN_S + 250
+    machine.host.deleted = machine.now_s + MARGIN_S + 250
     machine.trains_in_turn(machine.run_of("run-1", run_key="key-1"), machine.run_of("run-2", run_key="key-2"))
     result = machine.work()
     assert (result.exit_code, result.timed_out, result.runs) == (ExitCode.RUN_FAILED, True, ["run-1", "run-2"])
@@ -93,7 +93,7 @@ def test_a_preemption_ends_the_task_and_only_the_run_under_way_was_preempted(mac
     failed = [ExitCode.RUN_FAILED, *machine.run_of("run-1", status=Status.FAILED, run_key="key-1")]
     run = machine.run_of("run-2", status=Status.INTERRUPTED, run_key="key-2")
     signals = until(lambda: "SIGTERM" in machine.docker.containers.created[1].signals)
-    machine.trains_in_turn(failed, [ExitCode.INTERRUPTED, *run[:2], machine.landlord.taken.set, signals, run[2]])
+    machine.trains_in_turn(failed, [ExitCode.INTERRUPTED, *run[:2], machine.host.taken.set, signals, run[2]])
     result = machine.work()
     assert (result.exit_code, result.preempted, result.error) == (ExitCode.RUN_FAILED, True, PREEMPTED)
     assert [machine.bucket.record(name)["status"] for name in ("run-1", "run-2")] == ["failed", "preempted"]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from launcher.agent import host_facts
-from launcher.agent.host_facts import NoLandlord, landlord_of
+from launcher.agent.host_facts import OwnMachine, host_facts_of
 from tests.launcher.backends.gcp.fake_vm import make_request
 from workload.contract.errors import ToolError
 
@@ -14,8 +14,8 @@ REQUEST = make_request("rooflaunch-tower-20261121-100000-0000aa", "", {})
 
 def test_a_machine_of_ones_own(tmp_path: Path) -> None:
     (tmp_path / host_facts.REQUEST).write_bytes(REQUEST.to_bytes())
-    nobody = landlord_of(tmp_path)
-    assert isinstance(nobody, NoLandlord)
+    nobody = host_facts_of(tmp_path)
+    assert isinstance(nobody, OwnMachine)
     assert (nobody.zone, nobody.request()) == ("", REQUEST.to_bytes())
     assert nobody.is_preempted() is False
     assert nobody.comes_back() is False
@@ -26,11 +26,11 @@ def test_a_machine_of_ones_own(tmp_path: Path) -> None:
 
 def test_a_machine_without_a_request(tmp_path: Path) -> None:
     with pytest.raises(ToolError) as caught:
-        landlord_of(tmp_path).request()
+        host_facts_of(tmp_path).request()
     assert str(caught.value) == f"no request in '{tmp_path}': No such file or directory"
     assert caught.value.hint == "launch again"
 
 
 def test_a_cloud_travels_with_the_launch(tmp_path: Path) -> None:
-    (tmp_path / host_facts.FILE).write_text("def this_machine():\n    return 'the landlord'\n")
-    assert str(landlord_of(tmp_path)) == "the landlord"
+    (tmp_path / host_facts.FILE).write_text("def this_machine():\n    return 'the host'\n")
+    assert str(host_facts_of(tmp_path)) == "the host"

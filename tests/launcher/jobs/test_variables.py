@@ -16,7 +16,7 @@ from launcher.jobs.session import Session
 from launcher.protocol.backend import Condition, Listing, Machine, Machines, Removed
 from launcher.protocol.records import NO_VARIABLES, VARIABLES, Request, Result, request_object, result_object, utc
 from launcher.protocol.records import variables_object as object_of
-from launcher.script.files import Parcel
+from launcher.script.files import ScriptFiles
 from workload.contract.errors import InterruptedRunError, ToolError
 from workload.contract.spec import RunSpec
 from workload.storage.folder import Folder
@@ -76,7 +76,7 @@ def store(tmp_path: Path) -> Folder:
 
 def written(store: Folder, *, launcher: str, age_s: float) -> None:
     store.write(request_object(NAME), replace(REQUEST, launched_at=utc(NOW_S - age_s)).to_bytes())
-    Parcel(content=b"", files=(), variables=SECRET).send(store, NAME, launcher=launcher)
+    ScriptFiles(content=b"", files=(), variables=SECRET).send(store, NAME, launcher=launcher)
 
 
 def killed() -> str:
@@ -140,7 +140,7 @@ def test_request_variables_machine_in_this_order(store: Folder, tmp_path: Path, 
     """A launcher that is killed leaves no variables without a request; one that fails erases them itself."""
     place = Place(store, fails=stopped)
     session = Session(machines=cast("Machines", place), store=store)
-    launcher = Launcher(session, output=tmp_path, parcel=Parcel(content=b"x", files=(), variables=SECRET))
+    launcher = Launcher(session, output=tmp_path, script_files=ScriptFiles(content=b"x", files=(), variables=SECRET))
 
     @dataclass
     class Plan:

@@ -112,8 +112,8 @@ def test_arguments_whose_files_stay_here(tmp_path: Path) -> None:
         subprocess.run(["git", *words], cwd=folder, check=True)
     words = ("train.py", "conf/a.toml", "conf", ".", "--lr=0.1", "nowhere.txt", "/dev/null", "{data}/x", "-v", "")
     words += ("--weights=weights.pt", "--more", "new.toml", "../photos", str(outside / "a.jpg"))
-    parcel = pack(words, folder)
-    said = notes.left_behind(words, folder, reached=[folder], why_not=lambda below: parcel.why_not(folder, below))
+    script_files = pack(words, folder)
+    said = notes.left_behind(words, folder, reached=[folder], why_not=lambda below: script_files.why_not(folder, below))
     away = "of the arguments lies outside of this folder and stays here: --data says where data lies"
     assert list(said) == [
         "'weights.pt' of the arguments stays here: git ignores it",

@@ -11,9 +11,9 @@ import pytest
 
 from launcher.jobs import cleanup
 from launcher.protocol.records import Request, request_object, variables_object
-from launcher.script import files as parcel
+from launcher.script import files as script_files
 from launcher.script.command import variables_of
-from launcher.script.files import pack, parcel_object, place_of_data, relative_words
+from launcher.script.files import archive_object, pack, place_of_data, relative_words
 from tests.launcher.script import tiny
 from workload.contract.errors import UsageError
 from workload.contract.spec import RunSpec
@@ -105,7 +105,7 @@ def test_an_archive_is_sent_once(folder: Path, tmp_path: Path, monkeypatch: pyte
     (tmp_path / "store").mkdir()
     store, packed = Folder(tmp_path / "store"), pack(SCRIPT, folder)
     packed.send(store, NAME, launcher="box 1")
-    assert store.read(parcel_object(packed.sha256), most_bytes=10**6) == packed.content
+    assert store.read(archive_object(packed.sha256), most_bytes=10**6) == packed.content
     monkeypatch.setattr(Folder, "write", lambda *_, **__: pytest.fail("it is there already"))
     packed.send(store, NAME, launcher="box 1")
 
@@ -141,7 +141,7 @@ def test_what_cannot_travel(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(UsageError, match=r"no --include names the script, 'train\.py'"):
         pack(SCRIPT, folder, include=("package/*",))
     tiny.git(folder, "add", "--force", "weights.pt")
-    monkeypatch.setattr(parcel, "MAX_PARCEL_BYTES", 100)
+    monkeypatch.setattr(script_files, "MAX_ARCHIVE_BYTES", 100)
     with pytest.raises(UsageError) as caught:
         pack(SCRIPT, folder)
     assert str(caught.value).startswith("the folder is too large to travel: ")

@@ -57,7 +57,7 @@ def home(tmp_path: Path) -> Path:
 
 def sent(store: Folder, content: bytes, **changes: object) -> Request:
     digest = hashlib.sha256(content).hexdigest()
-    store.write(files.parcel_object(digest), content)
+    store.write(files.archive_object(digest), content)
     script = {"sha256": digest, "files": 1, "bytes": len(content), "commit": "", **changes}
     return replace(REQUEST, script=script)
 
@@ -106,7 +106,7 @@ def test_too_many_bytes(store: Folder, home: Path, monkeypatch: pytest.MonkeyPat
 
 def test_missing_or_damaged(store: Folder, home: Path) -> None:
     request = sent(store, archive(entry("train.py")))
-    name = files.parcel_object(request.script["sha256"])
+    name = files.archive_object(request.script["sha256"])
     store.write(name, archive(entry("train.py", b"other")))
     with pytest.raises(BundleError, match=f"the script's archive is damaged: .*{name}"):
         files.unpack(request, store, home)

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.synthetic_bundles import make
-from launcher.sweep.collect import Homecoming
+from launcher.sweep.collect import Collector
 from launcher.sweep.places import LOCAL, Place
-from launcher.sweep.progress import Board
+from launcher.sweep.progress import Progress
 from launcher.sweep.work import PlaceWork
 from launcher.sweep.workers import Workers
 from tests.launcher.sweep.sweeps import configurations_of, plan_of
@@ -39,10 +39,10 @@ def test_a_damaged_bundle_in_the_store_settles_no_run(
     if name:
         whole = (stored / name).read_bytes()
         (stored / name).write_bytes(content + whole[1:] if said and "arrived" in said else content)
-    work, board, workers = PlaceWork(plan, known={}), Board(), Workers(1)
-    home = Homecoming(work, store, tmp_path / "results", board, workers)
-    home.bring_sealed()
-    lines = board.take_lines()
+    work, progress, workers = PlaceWork(plan, known={}), Progress(), Workers(1)
+    home = Collector(work, store, tmp_path / "results", progress, workers)
+    home.fetch_sealed()
+    lines = progress.take_lines()
     workers.close()
     assert work.status(run.run_key) is (Status.COMPLETED if said is None else None)
     assert len(work.open_tasks()) == (0 if said is None else 1)

@@ -1,4 +1,4 @@
-"""What the places on this machine tell each run of what came before it; the runs themselves: test_sweep_live.py."""
+"""What the places on this machine tell each run of what came before it; the runs themselves: test_sweep_progress.py."""
 
 import json
 from dataclasses import replace
@@ -15,7 +15,7 @@ from launcher.sweep import local
 from launcher.sweep.control import Control
 from launcher.sweep.local import LocalPlaces, _Seat
 from launcher.sweep.places import LOCAL, Configuration, Place
-from launcher.sweep.progress import Board
+from launcher.sweep.progress import Progress
 from launcher.sweep.script import PlacedScript
 from launcher.sweep.work import PlaceWork
 from tests.launcher.sweep.sweeps import configurations_of, plan_of
@@ -59,7 +59,7 @@ def test_every_block_begins_at_the_temperature_before_the_first_run_of_all(
     runs_in_docker.containers.pieces = lines
     plan = plan_of(Place(name="here", backend=LOCAL), configurations_of(batch_size=[1, 2]), 2)
     work = PlaceWork(plan, known={})
-    LocalPlaces([work], output=tmp_path, control=Control(), board=Board()).run()
+    LocalPlaces([work], output=tmp_path, control=Control(), progress=Progress()).run()
     assert [context["job"]["block"] for context in contexts] == [1, 1, 2, 2]
     assert [context.get("settle_to_c") for context in contexts] == [None, 41.0, 41.0, 41.0]
 

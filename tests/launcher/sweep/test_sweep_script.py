@@ -356,7 +356,7 @@ def test_in_a_fake_cloud_the_files_travel_once(clouds: Clouds) -> None:
         assert (outcome.exit_code, outcome.places[0].done) == (0, 4)
         requests = [Request.from_bytes(vm.metadata["rooflaunch-request"].encode()) for vm in cloud.fake.all_vms]
         assert len(requests) == 2
-        sent = plan.sweep.places[0].place.script.parcel
+        sent = plan.sweep.places[0].place.script.script_files
         assert [dict(request.script) for request in requests] == [sent.facts()] * 2
         for request in requests:
             assert sorted(run.spec.script for run in request.work.runs) == [

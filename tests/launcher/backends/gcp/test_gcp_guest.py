@@ -164,9 +164,9 @@ def test_times_and_facts_that_only_compute_engine_tells(here: Guest, vm: Vm, com
 
 def test_the_agent_loads_it_from_the_folder_of_the_launch(tmp_path: Path) -> None:
     shutil.copy(guest.__file__, tmp_path / host_facts.FILE)
-    loaded = host_facts.landlord_of(tmp_path)
+    loaded = host_facts.host_facts_of(tmp_path)
     assert type(loaded).__name__ == "Guest"
-    assert {name for name in dir(host_facts.Landlord) if not name.startswith("_")} <= set(dir(loaded))
+    assert {name for name in dir(host_facts.HostFacts) if not name.startswith("_")} <= set(dir(loaded))
 
 
 def test_the_vm_as_compute_engine_describes_it(here: Guest, vm: Vm, compute: FakeCompute) -> None:

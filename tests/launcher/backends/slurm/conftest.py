@@ -54,9 +54,9 @@ def plan_of(
 
 def doing(plan: SlurmPlan, folder: Path, *lines: str) -> SlurmPlan:
     """The plan with a few lines of a shell in place of the agent."""
-    landlord = folder / ".rooflaunch" / plan.node.landlord
-    landlord.parent.mkdir(parents=True, exist_ok=True)
-    landlord.touch()
+    guest = folder / ".rooflaunch" / plan.node.guest
+    guest.parent.mkdir(parents=True, exist_ok=True)
+    guest.touch()
     program = folder / "agent"
     program.write_text("#!/bin/bash\n" + "\n".join(lines) + "\n")
     program.chmod(0o755)

@@ -25,7 +25,7 @@ CLUSTER = Cluster(login=None, root="/home/me/.rooflaunch")
 NODE = Node(
     root=CLUSTER.root,
     code="0123456789abcdef",
-    landlord="landlords/slurm-x.py",
+    guest="landlords/slurm-x.py",
     container=Software.NONE,
     python="python3",
 )
