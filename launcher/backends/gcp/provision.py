@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from launcher.backends.gcp.compute import Compute
-from launcher.backends.gcp.plan import VmPlan
+from launcher.backends.gcp.planned_vm import VmPlan
 from launcher.backends.gcp.refusals import (
     NOT_IN_ZONE,
     QUOTA_EXCEEDED,
