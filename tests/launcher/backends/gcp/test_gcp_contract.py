@@ -146,7 +146,7 @@ class BelievesItsDeletions(ComputeMachines):
 
     def stop(self, machines: Sequence[Machine | Leftover]) -> Sequence[Removed]:
         for machine in machines:
-            self._ask_end((machine.zone, machine.name))
+            self._request_deletion((machine.zone, machine.name))
         return [Removed(kind="VM", name=machine.name, zone=machine.zone, gone=True) for machine in machines]
 
 
