@@ -1,4 +1,4 @@
-"""First record of a run, the same for our trainer, a user's script and a run that ended early. Standard library only."""
+"""First record of a run: of our trainer, of a user's script, or of a run that ended early. Standard library only."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
