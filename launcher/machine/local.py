@@ -290,7 +290,7 @@ def _run_container(plan: LocalPlan, container: Container, watcher: Watcher | Non
     except ToolError as lost:
         if not folders:
             raise
-        raise ToolError(f"{lost}; what it measured is in '{folders[-1]}'", hint=lost.hint) from lost
+        raise ToolError(f"{lost}; its measurements are in '{folders[-1]}'", hint=lost.hint) from lost
     error = containers.explain(ended, plan.limits)
     if error or ended.exit_code != ExitCode.DONE:
         return _broken_off(plan, ended.exit_code, error, folders)

@@ -201,7 +201,7 @@ def require_script(words: Sequence[str], names: Sequence[str], include: Sequence
     if any(name in names for name in wanted):
         return
     if include:
-        raise UsageError(f"no --include names the script, '{wanted[0]}'", hint=f"--include '{wanted[0]}' beside it")
+        raise UsageError(f"no --include names the script, '{wanted[0]}'", hint=f"add --include '{wanted[0]}'")
     raise UsageError(
         f"git does not track '{wanted[0]}', and only tracked files are sent",
         hint=f"git add {wanted[0]}, or --include '*.py'",

@@ -95,7 +95,9 @@ def test_too_few_runs_name_no_winner(counts: tuple[int, int], why: str) -> None:
 def test_copies_of_one_run_have_no_interval() -> None:
     (row,) = rows(*side("l", (100.0,) * 3, place="here"), *side("r", (150.0,) * 3, place="there"))
 
-    assert row["verdict"] == ("no winner: the runs of one side read exactly the same: no interval (copies of one run?)")
+    assert row["verdict"] == (
+        "no winner: the runs of one side have exactly the same figure: no interval (perhaps they are copies of one run)"
+    )
 
 
 CERTAIN = "there (NVIDIA L4) is 1.49 x as fast as here (NVIDIA L4) (95 %: 1.46 to 1.52)"

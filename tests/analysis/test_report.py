@@ -227,8 +227,8 @@ def test_complexity_per_image_step_and_layer(evidence: ReportEvidence) -> None:
     assert any("O(N·K·C·H·W·R·S / G)" in cell for row in tables[-1].rows for cell in row)
     (sentence,) = [each.text for each in section.blocks if isinstance(each, Paragraph)]
     assert (
-        "mobilenet_v2 at batch 16, fp32, does the least work per byte: 5.00 FLOP; "
-        "resnet18 at batch 16, fp32, the most: 25.0" in sentence
+        "mobilenet_v2 at batch 16, fp32 does the least work per byte: 5.00 FLOP; resnet18 at batch 16, "
+        "fp32, the most: 25.0" in sentence
     )
 
 

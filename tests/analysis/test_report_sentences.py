@@ -133,7 +133,7 @@ CASES = {
     ),
     "runs that do not agree": Case(
         section=answer.section,
-        words=r"; its runs do not agree on what limits it: compute 2, memory 1\.",
+        words=r"; its runs disagree about what limits it: compute 2, memory 1\.",
         true=lambda: [
             one | {"bound": bound, "bound_why": "w"}
             for one, bound in zip(own(), ("compute", "compute", "memory"), strict=True)
@@ -207,21 +207,21 @@ CASES = {
     ),
     "counters": Case(
         section=design.section,
-        words="Bytes are the GPU's counters where a profile was taken, else modelled as an interval",
+        words="Bytes are read from the GPU's counters if there is a profile, otherwise modelled as an interval",
         true=lambda: own(kernels_file="ncu/kernels.csv"),
         false=own,
         instead="Bytes are modelled as an interval",
     ),
     "runs that broke off": Case(
         section=design.section,
-        words="^Runs that did not come to their end$",
+        words="^Runs that did not complete$",
         true=lambda: [*own(), *failed()],
         false=own,
     ),
     # --- complexity
     "least and most work per byte": Case(
         section=complexity.section,
-        words=r"resnet18 at batch 16, fp32, does the least work per byte: .* resnet18 at batch 32, fp32, the most: ",
+        words=r"resnet18 at batch 16, fp32 does the least work per byte: .* resnet18 at batch 32, fp32, the most: ",
         true=lambda: [
             one | {"parameters": 1e7, "bytes_upper_per_step": size, "train_flop_per_step": 1e11}
             for one, size in zip([*own(batch_size=16)[:1], *own(name="b")[:1]], (2e9, 1e9), strict=True)
@@ -332,20 +332,20 @@ NOT_HERE = {
     ", below under Audit",
     "USD per million images",
     "Cheapest configuration of each model and environment",
-    "what is known of it",
+    "details",
     "evidence of that run",
     "of each, analyze compare prints all",
     "training FLOP per parameter",
     "bytes per step, least",
     "Training FLOP by operation",
     (
-        "The command of each configuration, from the spec in its bundle; only what differs from the defaults is named. "
-        "Repeats of one configuration have one line."
+        "The command of each configuration, from the spec in its bundle, with only the options that differ "
+        "from the defaults. Repeats of a configuration have one line."
     ),
-    "Environments; a row for each set of software",
+    "Environments; one row for each set of software",
     ", with other figures",
     "more: analyze audit lists them",
-    "What the runs say of themselves:",
+    "Notes of the runs:",
     "Not in the tables (",
     "The words of this page",
     (

@@ -139,7 +139,7 @@ def test_the_measured_roof_is_the_sustained_one(tmp_path: Path) -> None:
     slowed = {"ceilings__flop_per_s__fp32__burst": 7.6e12, "ceilings__flop_per_s__fp32__sustained": 5.1e12}
     make(tmp_path, 0, **slowed)
     measured, _ = roofs(analysis.load(tmp_path)).to_dict("records")
-    assert (measured["flop_per_s"], measured["note"]) == (5.1e12, "what it sustains; 7.6 TFLOP/s in a burst")
+    assert (measured["flop_per_s"], measured["note"]) == (5.1e12, "sustained rate; 7.6 TFLOP/s in a burst")
     assert only(points_of(analysis.load(tmp_path)))["roof_flop_per_s"] == 5.1e12
     make(tmp_path, 1)
     measured, _ = roofs(analysis.load(tmp_path)).to_dict("records")
@@ -361,8 +361,8 @@ def test_counter_point_by_hand(tmp_path: Path) -> None:
         (
             {"profile__checks": {"flop_verified": False}},
             (
-                f"{COUNTED_NEITHER}; bytes with a cold cache, per kernel; FLOP unverified: the calibration's product"
-                " was counted wrong"
+                f"{COUNTED_NEITHER}; bytes with a cold cache, per kernel; FLOP unverified: the product of "
+                "the calibration was counted wrongly"
             ),
         ),
         ({"profile__flop_per_step": None}, "bytes with a cold cache, per kernel; FLOP not counted"),
@@ -447,7 +447,7 @@ def test_profile_without_times(tmp_path: Path) -> None:
     row = only(table)
     assert (row["source"], row["runs"], row["intensity_flop_per_byte"]) == ("counters", 0, 35.0)
     assert (row["flop_per_s"], row["fraction_of_roof"], row["bound"]) == (None, None, None)
-    assert row["note"] == "bytes with a cold cache, per kernel; no time without a profiler: no rate"
+    assert row["note"] == "bytes with a cold cache, per kernel; no rate, because there is no time without a profiler"
 
 
 def test_runs_of_a_group_that_say_something_else(tmp_path: Path) -> None:

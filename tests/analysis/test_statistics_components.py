@@ -156,7 +156,7 @@ def test_a_share_that_can_be_chance_says_so() -> None:
     found = share_explained(rng.normal(size=50), rng.normal(size=50))
     assert found.interval is not None
     assert found.interval.low == 0.0
-    assert (found.reason or "").endswith(": what is explained can be chance")
+    assert (found.reason or "").endswith(": the explained share may be chance")
 
 
 def test_series_of_two_lengths() -> None:

@@ -20,9 +20,8 @@ from typing import Any
 from analysis.readers import tables
 from analysis.readers.logs import training_logs
 from analysis.readers.logs.training_logs import WholeRun
-from analysis.readers.looks_like import READABLE, looks_like
-from analysis.readers.repeats import again, without_second_half
-from analysis.readers.tables import PANDAS_INDEX, ForeignTable
+from analysis.readers.tables import PANDAS_INDEX, ForeignTable, again, without_second_half
+from analysis.readers.text import READABLE, looks_like
 from workload.contract.errors import UsageError
 from workload.contract.text import counted, plain
 
@@ -272,7 +271,7 @@ def _once(table: ForeignTable, by_field: Mapping[str, tuple[Meaning, int]]) -> t
     if not repeated:
         return table, ()
     lines = [table.rows[index][0] for index in repeated]
-    what = f"{counted(len(lines), 'row')} in the file again, from line {lines[0]} to {lines[-1]}: left out"
+    what = f"{counted(len(lines), 'row')} twice in the file, from line {lines[0]} to {lines[-1]}: left out"
     kept = [row for index, row in enumerate(table.rows) if index not in set(repeated)]
     return replace(table, rows=kept), (what,)
 

@@ -176,7 +176,7 @@ def steps_of(trace: Trace, given: int | None) -> Steps | None:
         return Steps(number=given, windows=None, remarks=(f"no step is marked: {given} as --profile-steps says",))
     if not number:
         return None
-    remark = f"no step is marked: {counted(number, 'step')} by {name}, and the whole trace is theirs"
+    remark = f"no step is marked: {counted(number, 'step')} by {name}, and the whole trace belongs to them"
     told = f"the trace has {counted(number, 'step')} by {name}, but the import was given {given}" if given else None
     return Steps(number=number, windows=None, remarks=(remark,), contradiction=told)
 

@@ -41,7 +41,7 @@ IMPORTED = (
     Column(name="batch_size", heading="batch", digits=0),
     Column(name="variant", heading="precision", role=Role.FACT),
     Column(name="imported_file", heading="file", role=Role.FACT),
-    Column(name="said", heading="what is known of it", role=Role.FACT),
+    Column(name="said", heading="details", role=Role.FACT),
 )
 FAMILIES = (
     Column(name="env", heading="environment", role=Role.FACT),
@@ -90,9 +90,9 @@ ATTRIBUTED = (
     Column(name="note", heading="note", role=Role.FACT),
 )
 OF_TRACES = (
-    "Operators of imported traces, per step: their own time on a CPU, on a GPU that of the kernels which they "
-    "launched; FLOP by formula over the recorded shapes, bytes modelled from each tensor once to each operator from "
-    "and to memory; what is unattributed has neither"
+    "Operators of imported traces, per step: their own time on a CPU, on a GPU that of the kernels which "
+    "they launched; FLOP by formula from the recorded shapes; bytes modelled from each tensor moved once to "
+    "each operator using memory; unattributed work has neither"
 )
 
 

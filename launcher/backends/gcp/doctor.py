@@ -158,7 +158,7 @@ def _price_checks(settings: Settings, cloud: CloudPorts) -> Iterator[Check]:
     if today.prices:
         yield GCP.ok("prices", f"Google's price list, read {today.prices.read}")
     else:
-        yield GCP.note("prices", f"those of a table, as dated there: {today.why}", today.hint)
+        yield GCP.note("prices", f"from the built-in table, with their dates: {today.why}", today.hint)
 
 
 # Quotas.

@@ -65,7 +65,10 @@ def test_a_profile_alone_is_a_point_over_its_own_time(tmp_path: Path, steps: int
     assert point["runs"] == 1
     # 16 FLOP/byte x 900 GB/s are less than 15.7 TFLOP/s.
     assert point["fraction_of_roof"] == pytest.approx(20.8e9 / 16e-3 / (16 * 900e9))
-    assert "kernels under the profiler: one by one, at its clocks, without the gaps between them" in point["note"]
+    assert (
+        "kernels under the profiler: each one alone, at the profiler's clocks, without the gaps between them"
+        in point["note"]
+    )
     whole = "the whole profile, because its number of steps is unknown"
     assert (whole in point["note"]) == (steps is None)
 
@@ -131,7 +134,7 @@ def test_a_table_of_rates_has_a_point_of_its_wall_time(tmp_path: Path) -> None:
     points = {point["model"]: point for point in rows(tmp_path / "out")}
     assert points["resnet18"]["flop_per_s"] == pytest.approx(500 * 10648412160)
     assert points["resnet50"]["flop_per_s"] == pytest.approx(100 * 24299077632)
-    assert "by images over wall time, waits included: the run has no steps" in points["resnet18"]["note"]
+    assert "by images over wall time, including waits, because the run has no steps" in points["resnet18"]["note"]
 
 
 def test_an_unknown_model_has_no_point_and_that_is_said(

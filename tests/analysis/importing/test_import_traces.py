@@ -162,7 +162,7 @@ def test_a_machine_with_a_gpu_and_a_trace_without_kernels(tmp_path: Path) -> Non
     record = imported(tmp_path, document(events, deviceProperties=[V100]))
     assert (record.environment.device.type, record.environment.device.name) == ("cpu", None)
     assert list(record.notes or ()) == [
-        "the machine has a GPU, Tesla V100-SXM2-16GB, and the trace no kernels: it is taken for the trace of a CPU"
+        ("the machine has a GPU, Tesla V100-SXM2-16GB, but the trace has no kernels: it is read as the trace of a CPU")
     ]
 
 
@@ -210,7 +210,7 @@ OTHER_GPU = [
         (
             [operator("aten::mm", 1, 5)],
             (),
-            "'t.json' does not mark its steps: nobody can say how many it holds",
+            "'t.json' does not mark its steps, so their number is unknown",
             "--profile-steps N, or call profiler.step() after each step",
         ),
         (

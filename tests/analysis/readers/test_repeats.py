@@ -8,7 +8,7 @@ from trainer_logs import dllogger_json, pytorch_examples, timm
 
 from analysis.importing import Given, import_file
 from analysis.readers import ncu
-from analysis.readers.repeats import again
+from analysis.readers.tables import again
 from workload.contract import bundle
 from workload.contract.record import Record
 
@@ -41,8 +41,8 @@ def csv(*lines: str) -> str:
     [
         (csv(*rows(0, 40)), []),
         (csv(*rows(0, 40)) * 2, ["the file contains everything twice: its second half is left out"]),
-        (csv(*rows(0, 40), *rows(0, 40)), ["40 rows in the file again, from line 42 to 81: left out"]),
-        (csv(*rows(0, 30), *rows(20, 40)), ["10 rows in the file again, from line 32 to 41: left out"]),
+        (csv(*rows(0, 40), *rows(0, 40)), ["40 rows twice in the file, from line 42 to 81: left out"]),
+        (csv(*rows(0, 30), *rows(20, 40)), ["10 rows twice in the file, from line 32 to 41: left out"]),
     ],
     ids=["once", "the file twice", "its rows twice", "overlapping parts"],
 )

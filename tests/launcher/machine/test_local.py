@@ -449,7 +449,7 @@ def test_container_that_was_killed_for_its_memory(docker: FakeDocker, choice: Ch
 
 
 @pytest.mark.parametrize(
-    ("pieces", "told"), [([], ""), ([(b"{home}/out/run-1\n", None)], "; what it measured is in 'out/run-1'")]
+    ("pieces", "told"), [([], ""), ([(b"{home}/out/run-1\n", None)], "; its measurements are in 'out/run-1'")]
 )
 def test_engine_that_goes_away_is_said_with_what_was_measured(
     pieces: list[tuple[bytes, None]], told: str, docker: FakeDocker, choice: Choice, caller: Path

@@ -289,7 +289,12 @@ def test_gpus_of_all_regions(quotas: Any, state: str, found: str, cure: str, wor
         ),
         (
             Current(why="it is not enabled", hint="gcloud services enable it"),
-            ("prices", "note", "those of a table, as dated there: it is not enabled", "gcloud services enable it"),
+            (
+                "prices",
+                "note",
+                "from the built-in table, with their dates: it is not enabled",
+                "gcloud services enable it",
+            ),
         ),
     ],
     ids=["today's", "a table's"],

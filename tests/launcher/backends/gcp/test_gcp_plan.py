@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 from launcher.backends.gcp import gpus, skus
 from launcher.backends.gcp import plan as planning
 from launcher.backends.gcp.gpus import Driver
-from launcher.backends.gcp.plan import Options, VmPlan, make_plan
+from launcher.backends.gcp.plan import Options, make_plan
+from launcher.backends.gcp.planned_vm import VmPlan
 from launcher.backends.gcp.settings import Settings, resolve_settings
 from launcher.backends.gcp.skus import PriceList
 from launcher.protocol.records import NAME, Price, Request, region_of
@@ -353,7 +354,7 @@ def test_the_request_in_short() -> None:
     plan = planned()
     assert "request" not in plan.text()
     head, _, shown = plan.sent_text().partition("\n")
-    assert head == "request    instances.insert in us-central1-a; --format json has its texts whole"
+    assert head == "request    instances.insert in us-central1-a; --format json shows its texts in full"
     body = json.loads(shown)
     items = {item["key"]: item for item in body["metadata"]["items"]}
     assert items["startup-script"]["value"] == "<launcher/backends/gcp/startup.sh, 2 lines>"
