@@ -79,13 +79,13 @@ CASES = {
     ),
     "the next step is open": Case(
         section=answer.section,
-        words="; no gain by the step from 32 to 64 is certain",
+        words="; no certain gain by the step from 32 to 64",
         true=lambda: batches(100.0, 120.0, 120.1),
         false=lambda: batches(100.0, 120.0, 150.0),
     ),
     "two models": Case(
         section=answer.section,
-        words=r"; likewise vgg16 \(fp32\), 1\.2 x",
+        words=r"; the same for vgg16 \(fp32\), 1\.2 x",
         true=lambda: [
             *two_batches(),
             *(one | {"model": "vgg16", "run_id": f"v{one['run_id']}"} for one in two_batches()),
@@ -149,7 +149,7 @@ CASES = {
     ),
     "no throughput": Case(
         section=answer.section,
-        words=r"No run has a throughput \(1 failed\), so nothing is said about speed\.",
+        words=r"No run has a throughput \(1 failed\), so nothing is known about speed\.",
         true=failed,
         false=lambda: [*failed(), *own()],
     ),
@@ -194,14 +194,14 @@ CASES = {
     ),
     "ours beside foreign runs": Case(
         section=design.section,
-        words="^Of the 3 runs that this program measured: Warm-up steps are recorded",
+        words="^For the 3 runs that this program measured: Warm-up steps are recorded",
         true=lambda: [*own(), *own(SLOW, "b", imported=True, model="vgg16")],
         false=own,
         instead="^Warm-up steps are recorded",
     ),
     "profiles are a second pass": Case(
         section=design.section,
-        words="Profiles are a second pass: time always comes from the unprofiled run",
+        words="Profiles are separate runs: times always come from the run without a profiler",
         true=lambda: own(profile_status="completed"),
         false=own,
     ),
@@ -257,19 +257,19 @@ CASES = {
     # --- limits, audit
     "few steps": Case(
         section=context.limits,
-        words="At most 20 measured steps per run: long trainings meet heat",
+        words="At most 20 measured steps per run: a long training also has heat",
         true=own,
         false=lambda: [run("long", steps=[0.1, 0.101] * 600, path="/nowhere")],
     ),
     "synthetic data": Case(
         section=context.limits,
-        words="Synthetic data wait for no disk",
+        words="Synthetic data need no disk",
         true=own,
         false=lambda: own(dataset="imagenette"),
     ),
     "prices": Case(
         section=context.limits,
-        words="Prices are those recorded with the runs, or list prices",
+        words="Prices were recorded with the runs, or are list prices",
         true=lambda: own(usd_per_h=0.5),
         false=own,
     ),

@@ -82,12 +82,12 @@ def test_runs_that_do_not_differ() -> None:
         (
             [np.exp(ALTERNATING), [1.0] * 20],
             1,
-            "1 run: no variance between runs; 1 run with fewer than 8 steps or none that varies left out",
+            "1 run: no variance between runs; 1 run with fewer than 8 steps or constant step times left out",
         ),
         (
             [np.exp(ALTERNATING), 1.1 * np.exp(ALTERNATING), [1.0, 2.0]],
             2,
-            "1 run with fewer than 8 steps or none that varies left out",
+            "1 run with fewer than 8 steps or constant step times left out",
         ),
     ],
 )

@@ -176,7 +176,7 @@ def unmarked(*more: kineto.Event) -> str:  # type: ignore[valid-type]
             unmarked(annotation("Optimizer.step#SGD.step", 690, 80), annotation("Optimizer.step#SGD.step", 890, 80)),
             None,
             2,
-            "no step is marked: 2 steps by Optimizer.step#SGD.step, and the whole trace is theirs",
+            "no step is marked: 2 steps by Optimizer.step#SGD.step, and the whole trace belongs to them",
         ),
         # Of a GAN: which of them ends a step?
         (
