@@ -7,6 +7,7 @@ from functools import cached_property
 import pandas as pd
 
 from analysis.loading import cases as all_cases
+from analysis.loading import units
 from analysis.loading.cases import Case
 from analysis.loading.configurations import group, measured
 from analysis.loading.tables import Tables
@@ -26,6 +27,11 @@ class AuditEvidence:
     def cases(self) -> Sequence[Case]:
         """Runs with their series, one `Case` per run."""
         return all_cases.cases(self.results)
+
+    @cached_property
+    def unit(self) -> str:
+        """Unit of throughput of all runs."""
+        return units.common(self.results.runs["unit"])
 
     @cached_property
     def groups(self) -> Sequence[Sequence[Case]]:

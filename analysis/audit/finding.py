@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from analysis.audit.evidence import AuditEvidence
+from analysis.loading import units
 from analysis.loading.cases import Case
 
 
@@ -47,7 +48,10 @@ class Hit:
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """A rule. `threshold`: the expected value and its reason; `why`: the harm done; `cure`: the next step."""
+    """A rule. `threshold`: the expected value and its reason; `why`: the harm done; `cure`: the next step.
+
+    `{unit}` in these texts is what throughput counts.
+    """
 
     name: str
     severity: Severity
@@ -58,20 +62,21 @@ class Rule:
 
     def findings(self, evidence: AuditEvidence) -> list[Finding]:
         """Findings of this rule; hits with the same text are merged into one finding on several runs."""
+        threshold, why, cure = (units.worded(text, evidence.unit) for text in (self.threshold, self.why, self.cure))
         alike: dict[tuple[str, str, Severity], list[str]] = {}
         for hit in self.check(evidence):
-            alike.setdefault((hit.figure, hit.cure or self.cure, hit.severity or self.severity), []).extend(hit.subject)
+            alike.setdefault((hit.figure, hit.cure or cure, hit.severity or self.severity), []).extend(hit.subject)
         return [
             Finding(
                 rule=self.name,
                 severity=severity,
                 subject=tuple(subject),
                 figure=figure,
-                threshold=self.threshold,
-                why=self.why,
-                cure=cure,
+                threshold=threshold,
+                why=why,
+                cure=said,
             )
-            for (figure, cure, severity), subject in alike.items()
+            for (figure, said, severity), subject in alike.items()
         ]
 
 

@@ -9,7 +9,7 @@ from analysis.audit.evidence import WITH_KERNELS, AuditEvidence
 from analysis.audit.finding import Hit, Rule, Severity, each_case
 from analysis.loading.cases import Case
 from analysis.loading.rows import rows
-from analysis.ncu.families import is_backward
+from analysis.readers.ncu.families import is_backward
 from analysis.roofline.against_model import contradiction
 from analysis.roofline.lower_bound import PARTLY
 from workload.contract import peaks

@@ -74,7 +74,7 @@ def spilling(evidence: AuditEvidence) -> Iterator[Hit]:
         yield Hit(
             subject=(run_id,),
             figure=(
-                f"{plain(spill.images_per_s, 4)} images/s at batch size {spill.batch_size}, "
+                f"{plain(spill.images_per_s, 4)} {spill.unit}/s at batch size {spill.batch_size}, "
                 f"{plain(spill.smaller_images_per_s, 4)} at {spill.smaller_batch_size}: {spill.ratio:.2f} x"
             ),
             cure=f"--batch-size {spill.smaller_batch_size}; --grad-accumulation for the same step",
@@ -149,8 +149,8 @@ RULES = (
     Rule(
         name="spill cliff",
         severity=Severity.ERROR,
-        threshold=f"at least {percent(SPILL_RATIO)} of the images/s of a smaller batch: a device that is full does not"
-        " get slower with a bigger batch, one whose memory has run out does",
+        threshold=f"at least {percent(SPILL_RATIO)} of the {{unit}}/s of a smaller batch: a device that is full does"
+        " not get slower with a bigger batch, one whose memory has run out does",
         why="tensors live in the host's memory and cross the bus in every step: this is no speed of the device",
         cure="a smaller batch",
         check=spilling,

@@ -8,6 +8,7 @@ from typing import Any
 
 from analysis.audit.evidence import AuditEvidence
 from analysis.audit.finding import Hit, Rule, Severity, each_case
+from analysis.loading import units
 from analysis.loading.cases import Case
 from analysis.loading.gpu_names import gpus_named
 from analysis.summary import costs
@@ -45,7 +46,7 @@ MONTH = re.compile(r"\d{4}-\d{2}", re.ASCII)
 NEEDED_FACTS = {
     "device_name": "device",
     "precision": "precision",
-    "images_per_s": "images over wall time",
+    "images_per_s": "{unit} over wall time",
     "driver_version": "driver",
     "torch": "torch",
     "dataset": "data set",
@@ -136,7 +137,7 @@ def _list(devices: dict[str, list[str]]) -> str:
 def unknown_facts(case: Case) -> str | None:
     if not case["imported"]:
         return None
-    absent = [fact_name for fact, fact_name in NEEDED_FACTS.items() if case[fact] is None]
+    absent = [units.worded(fact_name, case.unit) for fact, fact_name in NEEDED_FACTS.items() if case[fact] is None]
     return f"the file does not say: {', '.join(absent)}" if absent else None
 
 
@@ -237,7 +238,7 @@ RULES = (
         name="price out of date",
         severity=Severity.WARNING,
         threshold=f"a dated price, read at most {PRICE_DAYS} days before the run: a quarter",
-        why="cost per million images follows the price",
+        why="cost per million {unit} follows the price",
         cure="read the price list again, and give the run's price with its date",
         check=each_case(old_price),
     ),

@@ -185,7 +185,7 @@ RULES = (
         severity=Severity.ERROR,
         threshold=f"the time between the first and the last time stamp of the steps, or up to {percent(WALL_WITHIN)}"
         f" and {ENDING_S:g} s more for ending the measurement; of a log, just the time between",
-        why="images/s is images over this time: it is off by the same factor",
+        why="{unit}/s is {unit} over this time: it is off by the same factor",
         cure="copy the bundle again from where it was made, or run again",
         check=each_case(other_wall_time),
     ),
@@ -202,7 +202,7 @@ RULES = (
         name="clock set back",
         severity=Severity.WARNING,
         threshold="time stamps that grow from row to row: time does",
-        why="wall time and images/s follow from time stamps; a clock that was set leaves them wrong",
+        why="wall time and {unit}/s follow from time stamps; a clock that was set leaves them wrong",
         cure="a log with a monotonic clock, or the part of it after the jump",
         check=each_case(clock_set_back),
     ),

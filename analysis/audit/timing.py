@@ -86,8 +86,8 @@ def mean_of_rates(evidence: AuditEvidence) -> Iterator[Hit]:
         if not claimed or not measured or abs(claimed / measured - 1) <= within:
             continue
         figure = (
-            f"{plain(claimed, 4)} images/s by the log's rates, {plain(measured, 4)} by images over wall time: "
-            f"{claimed / measured:.2f} x"
+            f"{plain(claimed, 4)} {case.unit}/s by the log's rates, {plain(measured, 4)} by {case.unit} over wall time:"
+            f" {claimed / measured:.2f} x"
         )
         gaps = _gaps(case)
         if gaps is None:
@@ -258,7 +258,7 @@ def runs_apart(group: Sequence[Case]) -> str | None:
     if p_value is not None and p_value >= RUNS_ALPHA:
         return None
     apart = percent(max(rates) / min(rates) - 1, decimals=1)
-    return f"{len(rates)} runs from {plain(min(rates), 4)} to {plain(max(rates), 4)} images/s: {apart} apart"
+    return f"{len(rates)} runs from {plain(min(rates), 4)} to {plain(max(rates), 4)} {runs[0].unit}/s: {apart} apart"
 
 
 def broken_off(case: Case) -> str | None:
@@ -315,10 +315,10 @@ RULES = (
     Rule(
         name="mean of rates",
         severity=Severity.ERROR,
-        threshold=f"a rate within {percent(EXPLAINED_WITHIN)} of images over wall time (and the unit of its time"
+        threshold=f"a rate within {percent(EXPLAINED_WITHIN)} of {{unit}} over wall time (and the unit of its time"
         " stamps): a wall time is as accurate as that",
-        why="a mean of images/s counts fast steps too much, and time outside the timed part not at all",
-        cure="use images over wall time, as `images_per_s` here is",
+        why="a mean of {unit}/s counts fast steps too much, and time outside the timed part not at all",
+        cure="use {unit} over wall time, as `images_per_s` here is",
         check=mean_of_rates,
     ),
     Rule(
@@ -378,8 +378,8 @@ RULES = (
         threshold=f"at most {percent(CHANGE)} of the throughput lost in stalls: single steps, at most"
         f" {percent(MOST_STALLS)} of all, above {STALL_RATIO:g} x the median, or {REPEATED} or more above"
         f" {REPEATED_RATIO:g} x",
-        why="images/s holds them, the median step does not: the two then tell different stories",
-        cure="look at what ran then (validation, a checkpoint, other work); compare medians beside images/s",
+        why="{unit}/s holds them, the median step does not: the two then tell different stories",
+        cure="look at what ran then (validation, a checkpoint, other work); compare medians beside {unit}/s",
         check=each_case(stalled),
     ),
     Rule(

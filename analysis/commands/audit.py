@@ -46,8 +46,6 @@ def audit(
     from analysis.audit import RULES, Severity, audit, by_severity
     from analysis.audit.claims import CLAIM_RULES, audit_claims, read
     from analysis.audit.text import render
-    from analysis.loading import units
-    from analysis.report.wording import worded_content
 
     if not results and not claims:
         raise UsageError("nothing to audit was named", hint="analyze audit RESULTS, or --claims FILE.csv")
@@ -57,8 +55,7 @@ def audit(
     if results:
         loaded = load(results, verify=verify)
         problems = loaded.problems
-        unit = units.common(loaded.runs["unit"])
-        findings += worded_content(audit(loaded), unit, has_own_units=False)
+        findings += audit(loaded)
         looked_at.append(f"{counted(len(loaded.runs), 'run')}, {len(RULES)} rules")
     if claims:
         rows = read(claims)

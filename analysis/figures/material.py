@@ -59,7 +59,8 @@ class Material:
 
     `every`: all runs. `measured`: one row per group of poolable runs, `MEASURED_COLUMNS`. `runs`: the runs in
     `measured`, with their row number as `line`. `failed`: configurations of which no run completed. Other tables as in
-    the rooms `roofline`, `kernels` and `summary`. `environments` and `tasks`: all names, in the order of the figures.
+    the rooms `roofline`, `kernels` and `summary`. `unit`: what throughput counts, `units` if runs
+    count different things. `environments` and `tasks`: all names, in the order of the figures.
     """
 
     every: pd.DataFrame
@@ -70,6 +71,7 @@ class Material:
     roofs: pd.DataFrame = field(default_factory=pd.DataFrame)
     kernel_points: pd.DataFrame = field(default_factory=pd.DataFrame)
     costs: pd.DataFrame = field(default_factory=pd.DataFrame)
+    unit: str = units.IMAGES
     environments: Sequence[str] = ()
     tasks: Sequence[str] = ()
     variants: Sequence[str] = ()
@@ -128,6 +130,7 @@ def make(
         environments=by_speed(every, table, "env"),
         tasks=by_speed(every, table, "task"),
         variants=sorted(set(every["variant"])),
+        unit=units.common(every["unit"]),
     )
 
 

@@ -272,9 +272,9 @@ def _models(material: Material) -> Iterator[Figure]:
         return
     yield Figure(
         name="model_comparison",
-        title="Models: work per image and throughput",
-        caption=f"{_shared(known, 'env')}Best throughput against training FLOP per image. Along a dotted diagonal "
-        "the attained FLOP/s are equal: a model further up and right uses the device better. "
+        title=f"Models: work per {units.one(material.unit)} and throughput",
+        caption=f"{_shared(known, 'env')}Best throughput against training FLOP per {units.one(material.unit)}. Along "
+        "a dotted diagonal the attained FLOP/s are equal: a model further up and right uses the device better. "
         f"{_intervals(known, 'images_per_s')}",
         text=_rate_text(known),
         chart=throughput.models(material, known),
@@ -319,7 +319,7 @@ def _cost(material: Material) -> Iterator[Figure]:
         return
     yield Figure(
         name="cost",
-        title="Cost of a million images",
+        title=f"Cost of a million {material.unit}",
         caption=f"{_shared(table, 'env')}Price per hour of the machine divided by throughput, for the cheapest "
         "configuration of each model and environment; setting up not included. "
         f"{_intervals(table, 'usd_per_million_images')}",

@@ -251,7 +251,7 @@ def against_batch(material: Material, points: pd.DataFrame) -> Drawing:
     shift = style.dodged(environments)
     table = _drawn(points).assign(at=points["batch_size"] * points["env"].map(shift))
     parameters, opacity = style.picked(points, "env", "variant")
-    x = style.batch_axis(points["batch_size"], "at")
+    x = style.batch_axis(points["batch_size"], material.unit, "at")
     known = _known(points, "intensity_flop_per_byte", "intensity_low", "intensity_high")
     scale, axis, _ = style.log_axis(min(known) / 1.3, max(known) * 1.3)
     y = alt.Y("intensity_flop_per_byte:Q", scale=scale, axis=axis, title=INTENSITY)

@@ -10,8 +10,8 @@ import pandas as pd
 from analysis.figures import style
 from analysis.figures.material import Material
 from analysis.figures.style import Drawing
-from analysis.figures.throughput import TITLES, dots
-from analysis.ncu.families import Family
+from analysis.figures.throughput import dots, titles
+from analysis.readers.ncu.families import Family
 from workload.contract.tables import number
 
 # Eleven families: eight colours that readers can distinguish, then greys for rare families.
@@ -50,12 +50,12 @@ def efficiency(material: Material, table: pd.DataFrame) -> Drawing:
     scale, axis = style.linear_axis(0, max(1.0, style.reach(table, "fraction")), percent="")
     x = alt.X("fraction:Q", scale=scale, axis=axis, title="Attained FLOP/s, share of the device's [%]")
     shape = style.shape("of", table["of"], list(EFFICIENCY.values()), "Share")
-    titles = {**TITLES, "of": "share", "fraction": "fraction (1 = all)"}
+    names = titles(material, of="share", fraction="fraction (1 = all)")
     end = "bar_high" if "bar_high" in rows else "fraction"
     texts = style.text_on(base.transform_calculate(end=f"isValid(datum.{end}) ? datum.{end} : datum.fraction"), **VALUE)
     layers = [
         *style.bars(coloured, rows, "x", x),
-        coloured.mark_point(filled=True, size=75).encode(x=x, shape=shape, tooltip=style.tooltips(table, titles)),
+        coloured.mark_point(filled=True, size=75).encode(x=x, shape=shape, tooltip=style.tooltips(table, names)),
         *(layer.encode(x=alt.X("end:Q", scale=scale, axis=axis, title=x["title"]), text="text:N") for layer in texts),
     ]
     height = style.rows_height(len(tasks), int(rows["row"].max()) + 1)
@@ -63,10 +63,9 @@ def efficiency(material: Material, table: pd.DataFrame) -> Drawing:
 
 
 def cost(material: Material, table: pd.DataFrame) -> Drawing:
-    """Chart of US dollars per million images; the interval is that of the throughput."""
-    titles = {**TITLES, "usd_per_million_images": "USD per million images", "usd_per_h": "USD/h"}
-    title = "Cost [USD per million images]"
-    return dots(material, table, field="usd_per_million_images", title=title, titles=titles)
+    """Chart of US dollars per million images (or tokens, samples); the interval is that of the throughput."""
+    field, usd = "usd_per_million_images", f"USD per million {material.unit}"
+    return dots(material, table, field=field, title=f"Cost [{usd}]", **{field: usd}, usd_per_h="USD/h")
 
 
 def breakdown(table: pd.DataFrame) -> Drawing:
@@ -75,7 +74,7 @@ def breakdown(table: pd.DataFrame) -> Drawing:
     order = [str(family) for family in Family if str(family) in set(table["family"])]
     rank = {name: place for place, name in enumerate(order)}
     drawn = table.assign(rank=table["family"].map(rank))
-    titles = {
+    columns = {
         "configuration": "configuration",
         "family": "kernels",
         "share_of_time": "share of the time",
@@ -94,7 +93,7 @@ def breakdown(table: pd.DataFrame) -> Drawing:
             color=style.colour("family", order, FAMILY_COLOURS, "Kernels"),
             order="rank:Q",
             opacity=opacity,
-            tooltip=style.tooltips(drawn, titles),
+            tooltip=style.tooltips(drawn, columns),
         )
         .add_params(*parameters)
         .properties(width=style.WIDTH - 200, height=max(30, 15 * lines) * len(configurations) + 10)
@@ -146,7 +145,12 @@ def variance(material: Material, rows: pd.DataFrame) -> Drawing:
     ends = [value for column in ("relative", "slow", "fast") for value in rows[column].dropna()]
     least, most_relative = min([*ends, -LEAST_SPREAD]), max([*ends, LEAST_SPREAD])
     scale, axis = style.linear_axis(1.05 * least, 1.05 * most_relative, percent="+")
-    titles = {"env": "environment", "run_id": "run", "images_per_s": "images/s", "relative": "against the median"}
+    columns = {
+        "env": "environment",
+        "run_id": "run",
+        "images_per_s": f"{material.unit}/s",
+        "relative": "against the median",
+    }
     spans = base.transform_filter("isValid(datum.slow) && isValid(datum.fast)").mark_rule(strokeWidth=2, opacity=0.45)
     return (
         alt.layer(
@@ -154,7 +158,7 @@ def variance(material: Material, rows: pd.DataFrame) -> Drawing:
             base.mark_point(filled=True, size=60).encode(
                 x=alt.X("relative:Q", scale=scale, axis=axis, title="Throughput against the median [%]"),
                 shape=style.shape("env", rows["env"], material.environments, "Environment"),
-                tooltip=style.tooltips(rows, titles),
+                tooltip=style.tooltips(rows, columns),
             ),
         )
         .add_params(*parameters)

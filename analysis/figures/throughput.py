@@ -10,16 +10,16 @@ import pandas as pd
 from analysis.figures import style
 from analysis.figures.material import Material
 from analysis.figures.style import Drawing
+from analysis.loading import units
 from workload.contract.tables import number
 from workload.contract.text import si
 
-RATE = "Throughput [images/s]"
 TITLES = {
     "env": "environment",
     "task": "model",
     "variant": "precision",
     "batch_size": "batch size",
-    "images_per_s": "images/s",
+    "images_per_s": "{unit}/s",
     "images_per_s_low": "interval from",
     "images_per_s_high": "to",
     "interval": "interval",
@@ -33,13 +33,18 @@ TITLES = {
 MOST_DIAGONALS = 8
 
 
+def titles(material: Material, **more: str) -> dict[str, str]:
+    """Titles of columns in tooltips, with `more`."""
+    return {name: units.worded(title, material.unit) for name, title in (TITLES | more).items()}
+
+
 def against_batch(material: Material, table: pd.DataFrame, failed: pd.DataFrame) -> Drawing:
     """Chart of throughput (rows of `measured`) against batch size; crosses mark sizes without any completed run."""
     drawn = pd.concat([table, failed.assign(images_per_s=None)]) if len(failed) else table
     parameters, opacity = style.picked(drawn, "task", "variant")
     colour = style.colour("task", drawn["task"], material.task_colours, "Model")
     dash = style.dash("variant", drawn["variant"], material.variants, "Precision")
-    x, y = style.batch_axis(drawn["batch_size"], "at"), _rate(table)
+    x, y = style.batch_axis(drawn["batch_size"], material.unit, "at"), _rate(table, material.unit)
     # Shift series sideways, because the intervals of one batch size would hide each other.
     has_bars = style.has_bars(table, "images_per_s")
     shift = style.dodged(list(dict.fromkeys(table["series"]))) if has_bars else dict.fromkeys(table["series"], 1.0)
@@ -52,7 +57,7 @@ def against_batch(material: Material, table: pd.DataFrame, failed: pd.DataFrame)
         base.mark_point(filled=True, size=60).encode(
             y=y,
             shape=style.shape("variant", drawn["variant"], material.variants, "Precision", style.WITHOUT_RIM),
-            tooltip=style.tooltips(table, TITLES),
+            tooltip=style.tooltips(table, titles(material)),
         ),
     ]
     if len(failed):
@@ -71,13 +76,13 @@ def _crosses(failed: pd.DataFrame, x: alt.X, colour: alt.Color, opacity: Any) ->
     )
 
 
-def _rate(table: pd.DataFrame) -> alt.Y:
+def _rate(table: pd.DataFrame, unit: str) -> alt.Y:
     field = "images_per_s"
     if style.is_wide(table[field]):
         scale, axis, _ = style.log_axis(style.bottom(table, field) / 1.1, style.reach(table, field) * 1.1)
     else:
         scale, axis = style.linear_axis(0, style.reach(table, field) * 1.05)
-    return alt.Y(f"{field}:Q", scale=scale, axis=axis, title=RATE)
+    return alt.Y(f"{field}:Q", scale=scale, axis=axis, title=f"Throughput [{unit}/s]")
 
 
 def relative_to_smallest(table: pd.DataFrame) -> pd.DataFrame:
@@ -104,7 +109,7 @@ def scaling(material: Material, table: pd.DataFrame) -> Drawing:
     for name in environments:
         rows = table[table["env"] == name]
         base = style.chart(rows.drop(columns=["run_ids"])).encode(
-            x=style.batch_axis(rows["batch_size"]),
+            x=style.batch_axis(rows["batch_size"], material.unit),
             y=alt.Y("relative:Q", scale=scale, axis=axis, title="Throughput / smallest batch's [ratio]"),
             color=style.colour("task", table["task"], material.task_colours, "Model"),
             opacity=opacity,
@@ -112,10 +117,10 @@ def scaling(material: Material, table: pd.DataFrame) -> Drawing:
         line = base.mark_line(strokeWidth=1.8).encode(
             strokeDash=style.dash("variant", table["variant"], material.variants, "Precision"), detail="series:N"
         )
-        titles = {**TITLES, "relative": "by the smallest batch's"}
+        names = titles(material, relative="by the smallest batch's")
         points = base.mark_point(filled=True, size=50).encode(
             shape=style.shape("variant", table["variant"], material.variants, "Precision", style.WITHOUT_RIM),
-            tooltip=style.tooltips(rows, titles),
+            tooltip=style.tooltips(rows, names),
         )
         one = alt.Chart(style.data([{"relative": 1}])).mark_rule(style="ink-line", strokeDash=[4, 4], opacity=0.6)
         panel = alt.layer(one.encode(y="relative:Q"), line, points).properties(width=width, height=height)
@@ -142,11 +147,14 @@ def best(table: pd.DataFrame) -> pd.DataFrame:
 
 def comparison(material: Material, table: pd.DataFrame) -> Drawing:
     """Chart of `best`: each model's best throughput per environment, with intervals."""
-    return dots(material, table, field="images_per_s", title="Best throughput [images/s]", titles=TITLES)
+    return dots(material, table, field="images_per_s", title=f"Best throughput [{material.unit}/s]")
 
 
-def dots(material: Material, table: pd.DataFrame, *, field: str, title: str, titles: dict[str, str]) -> Drawing:
-    """Chart with a point per model and environment, its interval (`<field>_low`, `<field>_high`) and its value."""
+def dots(material: Material, table: pd.DataFrame, *, field: str, title: str, **more: str) -> Drawing:
+    """Chart with a point per model and environment, its interval (`<field>_low`, `<field>_high`) and its value.
+
+    `more`: titles of further columns for the tooltips.
+    """
     parameters, opacity = style.picked(table, "env")
     environments = _held(material.environments, table["env"])
     tasks = _held(material.tasks, table["task"])
@@ -182,7 +190,7 @@ def dots(material: Material, table: pd.DataFrame, *, field: str, title: str, tit
         coloured.mark_point(filled=True, size=70).encode(
             x=x,
             shape=style.shape("env", table["env"], material.environments, "Environment"),
-            tooltip=style.tooltips(table, titles),
+            tooltip=style.tooltips(table, titles(material, **more)),
         )
     )
     layers += [
@@ -198,12 +206,12 @@ def models(material: Material, table: pd.DataFrame) -> Drawing:
     known = table[table["train_flop_per_image"].notna()]
     parameters, opacity = style.picked(known, "task", "env")
     low_x, high_x = known["train_flop_per_image"].min() / 1.5, known["train_flop_per_image"].max() * 1.5
-    x_scale, x_axis, unit = style.log_axis(low_x, high_x, unit="FLOP/image")
+    x_scale, x_axis, unit = style.log_axis(low_x, high_x, unit=f"FLOP/{units.one(material.unit)}")
     y_scale, y_axis, _ = style.log_axis(
         style.bottom(known, "images_per_s") / 1.3, style.reach(known, "images_per_s") * 1.3
     )
     work = "train_flop_per_image"
-    y = alt.Y("images_per_s:Q", scale=y_scale, axis=y_axis, title="Best throughput [images/s]")
+    y = alt.Y("images_per_s:Q", scale=y_scale, axis=y_axis, title=f"Best throughput [{material.unit}/s]")
     shift = style.dodged(_held(material.environments, known["env"]))
     rows = style.with_bars(known.drop(columns=["run_ids"]), "images_per_s")
     # Shift environments sideways, because a model has the same work in all of them.
@@ -215,7 +223,7 @@ def models(material: Material, table: pd.DataFrame) -> Drawing:
     points = base.mark_point(filled=True, size=90).encode(
         y=y,
         shape=style.shape("env", known["env"], material.environments, "Environment"),
-        tooltip=style.tooltips(known, TITLES),
+        tooltip=style.tooltips(known, titles(material)),
     )
     diagonals = _diagonals(x_scale.domain, y_scale.domain)
     lines = style.chart(diagonals)

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from analysis.loading import units
 from analysis.loading.rows import rows
 from analysis.loading.tables import Tables
 from analysis.statistics import SteadyState, steady_state
@@ -48,6 +49,11 @@ class Case:
     @property
     def run_id(self) -> str:
         return str(self.facts["run_id"])
+
+    @property
+    def unit(self) -> str:
+        """Unit of the throughput: `images`, or what was detected for a user's own script."""
+        return units.of(self.facts)
 
     @property
     def on_cpu(self) -> bool:

@@ -3,7 +3,6 @@
 Column names like `images_per_s` are fixed; headings, titles and sentences name the unit.
 """
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -30,33 +29,25 @@ def common(units: Iterable[Any]) -> str:
     return names.pop() if len(names) == 1 else SEVERAL if names else IMAGES
 
 
-def worded(text: str, unit: str, *, has_own_units: bool = True) -> str:
-    """Rewrite a text about images for another unit.
-
-    If runs count different things (`SEVERAL`), figures in images/s are kept if `has_own_units`: the text has its own
-    units.
-    """
-    if unit == IMAGES:
-        return text
-    one = unit.removesuffix("s")
-    kept = r"(?<!\d )" if unit == SEVERAL and has_own_units else ""
-    text = re.sub(rf"{kept}\b([Ii])mages/s\b", lambda match: _like(match[1], unit) + "/s", text)
-    text = re.sub(r"\b(MAC|FLOP)/image\b", rf"\1/{one}", text)
-    text = re.sub(r"\bper image\b", f"per {one}", text)
-    text = re.sub(r"\bmillion images\b", f"million {unit}", text)
-    return re.sub(
-        r"\b([Ii])mages (per forward pass|over (?:measured )?wall time)", lambda m: f"{_like(m[1], unit)} {m[2]}", text
-    )
+def one(unit: str) -> str:
+    """A unit in singular: `image`."""
+    return unit.removesuffix("s")
 
 
-def _like(letter: str, word: str) -> str:
-    return word.capitalize() if letter.isupper() else word
+def worded(text: str, unit: str) -> str:
+    """Fill in a text's `{unit}`, and its `{one}`, which is the unit in singular."""
+    return text.replace("{unit}", unit).replace("{one}", one(unit))
+
+
+def headed(known: Sequence[Column], unit: str) -> list[Column]:
+    """Columns with the unit in their headings, see `worded`."""
+    return [replace(column, heading=worded(column.heading, unit)) for column in known]
 
 
 def columns(known: Sequence[Column], table: pd.DataFrame) -> Sequence[Column]:
     """Columns of a printed table, with the unit in the headings; a column of units is added if rows differ in it."""
     unit = common(table["unit"])
-    shown = [replace(column, heading=worded(column.heading, unit)) for column in known]
+    shown = headed(known, unit)
     if unit != SEVERAL:
         return shown
     rest = [column for column in shown if column.name != COUNTED.name]

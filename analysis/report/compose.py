@@ -20,7 +20,6 @@ from analysis.report.sections import (
     rooflines,
     variability,
 )
-from analysis.report.wording import worded_content
 
 # Sections to act on come first; the sections that support them are folded.
 SECTIONS: tuple[Callable[[ReportEvidence], Section], ...] = (
@@ -54,17 +53,16 @@ def compose(evidence: ReportEvidence) -> Report:
     if rest:
         # Show figures that no section requests by name, too.
         sections.append(Section(name="more", title="More figures", blocks=[Picture(figure=drawn) for drawn in rest]))
-    report = Report(
+    return Report(
         title="Training throughput, and what limits it",
-        facts=[*facts, *([days] if days else []), *_units(runs), *_findings(evidence)],
+        facts=[*facts, *([days] if days else []), *_units(runs, evidence.material.unit), *_findings(evidence)],
         sections=sections,
     )
-    return worded_content(report, units.common(runs["unit"]))
 
 
-def _units(runs: pd.DataFrame) -> list[str]:
+def _units(runs: pd.DataFrame, unit: str) -> list[str]:
     """Units of models, if not all runs count images: `units: tokens (gpt.py), images (resnet18)`."""
-    if units.common(runs["unit"]) == units.IMAGES:
+    if unit == units.IMAGES:
         return []
     models: dict[str, list[str]] = {}
     for row in words.rows_of(runs[["model", "unit"]]):

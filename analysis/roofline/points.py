@@ -17,10 +17,11 @@ from typing import Any
 import pandas as pd
 
 from analysis.kernels.breakdown import kernel_rows
+from analysis.loading import units
 from analysis.loading.configurations import CONFIGURATION, DEVICE, PLACE, UNNAMED, WORK_NAMED, Group, completed, group
 from analysis.loading.rows import frame, joined, names_of
 from analysis.loading.tables import Tables
-from analysis.ncu.families import is_backward
+from analysis.readers.ncu.families import is_backward
 from analysis.roofline import traced_times
 from analysis.roofline.lower_bound import LOWER_BOUND, TENSOR, counted_over_model, model_warning, reasons
 from analysis.roofline.roofs import DeviceRoofs, Roof, Work, device_of, intensity, range_note, refuted_ceilings, roof_of
@@ -296,7 +297,7 @@ def _notes(pool: Group, measurement: _Measurement, row: PointRow) -> Iterator[st
                 yield from traced_times.notes(pool, None if row.flop_is_lower_bound else row.flop_per_step, row.bound)
             yield from dict.fromkeys(pool.texts("work_assumption"))
             if row.runs and not measurement.is_traced and not pool.known("step_median_s"):
-                yield "by images over wall time, waits included: the run has no steps"
+                yield f"by {units.of(pool.facts)} over wall time, waits included: the run has no steps"
             yield _other_verdicts(pool, row.bound)
         case WorkSource.COUNTERS | WorkSource.PROFILER:
             yield "bytes with a cold cache, per kernel"

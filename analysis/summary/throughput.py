@@ -12,7 +12,7 @@ from workload.contract.tables import Column, Role
 
 COLUMNS = (
     *NAMED_COLUMNS,
-    Column(name="images_per_s", heading="images/s"),
+    Column(name="images_per_s", heading="{unit}/s"),
     Column(name="images_per_s_low", heading="low"),
     Column(name="images_per_s_high", heading="high"),
     Column(name="runs", heading="runs"),

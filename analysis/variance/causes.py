@@ -386,6 +386,7 @@ class Spill:
     batch_size: int
     smaller_images_per_s: float
     smaller_batch_size: int
+    unit: str
 
     @property
     def ratio(self) -> float:
@@ -416,6 +417,7 @@ def _spills_in(same: Sequence[Case]) -> Iterator[tuple[str, Spill]]:
                         batch_size=case["batch_size"],
                         smaller_images_per_s=best["images_per_s"],
                         smaller_batch_size=best["batch_size"],
+                        unit=case.unit,
                     ),
                 )
         best = max([*runs, *([best] if best else [])], key=lambda case: float(case["images_per_s"]))
@@ -432,7 +434,7 @@ def _spill(spill: Spill | None) -> Iterator[Cause]:
             share=1 - spill.ratio,
             share_of=ShareOf.STEP_TIME,
             evidence=(
-                f"{plain(spill.images_per_s, 4)} images/s at batch size {spill.batch_size}, "
+                f"{plain(spill.images_per_s, 4)} {spill.unit}/s at batch size {spill.batch_size}, "
                 f"{plain(spill.smaller_images_per_s, 4)} at {spill.smaller_batch_size}"
             ),
             cure=f"--batch-size {spill.smaller_batch_size}; --grad-accumulation for the same step",

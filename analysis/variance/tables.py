@@ -50,7 +50,7 @@ WITHIN_COLUMNS = (
 )
 BETWEEN_COLUMNS = (
     *NAMED_COLUMNS,
-    Column(name="images_per_s", heading="images/s"),
+    Column(name="images_per_s", heading="{unit}/s"),
     Column(name="images_per_s_low", heading="low"),
     Column(name="images_per_s_high", heading="high"),
     Column(name="runs", heading="runs"),

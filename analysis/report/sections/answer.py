@@ -298,7 +298,7 @@ def _cost(evidence: ReportEvidence) -> Iterator[str]:
         return
     best = words.rows_of(costs.loc[costs.groupby("task", sort=False)["usd_per_million_images"].idxmin()])
     shown = [_price(row, costs) for row in best[:MOST_MODELS]]
-    yield f"A million images cost least {'; '.join(shown)}."
+    yield f"A million {evidence.material.unit} cost least {'; '.join(shown)}."
 
 
 def _price(row: Mapping[str, Any], costs: pd.DataFrame) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from analysis.loading import units
 from analysis.report import words
 from analysis.report.content import Block, Paragraph, Section
 from analysis.report.evidence import ReportEvidence
@@ -19,9 +20,9 @@ COUNTED = "matrix products and convolutions, forward and backward; element-wise 
 MODELS = (
     Column(name="task", heading="model", role=Role.FACT),
     Column(name="parameters", heading="parameters", prefixed=True, digits=3),
-    Column(name="forward_mac_per_image", heading="forward MAC/image", unit="MAC", prefixed=True, digits=3),
-    Column(name="forward_flop_per_image", heading="forward FLOP/image", unit="FLOP", prefixed=True, digits=3),
-    Column(name="train_flop_per_image", heading="training FLOP/image", unit="FLOP", prefixed=True, digits=3),
+    Column(name="forward_mac_per_image", heading="forward MAC/{one}", unit="MAC", prefixed=True, digits=3),
+    Column(name="forward_flop_per_image", heading="forward FLOP/{one}", unit="FLOP", prefixed=True, digits=3),
+    Column(name="train_flop_per_image", heading="training FLOP/{one}", unit="FLOP", prefixed=True, digits=3),
     Column(name="over_forward", heading="training / forward", digits=3),
     Column(name="per_parameter", heading="training FLOP per parameter", digits=3),
 )
@@ -57,7 +58,7 @@ def section(evidence: ReportEvidence) -> Section:
         return Section(name="complexity", title="Model complexity")
     known_here = {row["task"] for row in ordered}
     by_operation = [*ordered, *(row for row in traced if row["task"] not in known_here)]
-    blocks: list[Block] = [*([_models(ordered)] if ordered else []), *_steps(evidence)]
+    blocks: list[Block] = [*([_models(ordered, evidence.material.unit)] if ordered else []), *_steps(evidence)]
     blocks += [*_by_operation(evidence, by_operation), *_words(words.rows_of(runs)), _big_o()]
     return Section(name="complexity", title="Model complexity", blocks=blocks, folded=True)
 
@@ -67,7 +68,7 @@ def _traced(runs: pd.DataFrame) -> pd.DataFrame:
     return runs[runs["traced_busy_s"].notna() & runs["train_flop_per_step"].notna()]
 
 
-def _models(rows: list[dict[str, Any]]) -> Block:
+def _models(rows: list[dict[str, Any]], unit: str) -> Block:
     known = [
         row
         | {
@@ -76,7 +77,7 @@ def _models(rows: list[dict[str, Any]]) -> Block:
         }
         for row in rows
     ]
-    return words.table(f"Work per image: {COUNTED}", MODELS, known)
+    return words.table(f"Work per {units.one(unit)}: {COUNTED}", units.headed(MODELS, unit), known)
 
 
 def _steps(evidence: ReportEvidence) -> list[Block]:

@@ -15,7 +15,7 @@ from workload.contract.tables import Column, Role
 
 TIMED = (
     "Warm-up steps are recorded and kept apart. The device is synchronised at both ends of the measured "
-    "region{events}. Images/s is measured images over measured wall time, never a mean of rates."
+    "region{events}. {rate} is measured {unit} over measured wall time, never a mean of rates."
 )
 EVENTS = "; inside it CUDA steps are timed with events"
 POOLED = (
@@ -59,15 +59,23 @@ def section(evidence: ReportEvidence) -> Section:
     """The section: run matrix, incomplete runs, method and limits."""
     runs = evidence.material.every
     broken = runs.drop(completed(runs).index)
-    blocks = [_matrix(evidence, runs), *([_broken(broken)] if len(broken) else []), Bullets(sentences=[*_method(runs)])]
+    blocks = [
+        _matrix(evidence, runs),
+        *([_broken(broken)] if len(broken) else []),
+        Bullets(sentences=[*_method(runs, evidence.material.unit)]),
+    ]
     return Section(name="method", title="Method", blocks=blocks, parts=[context.limits(evidence)], folded=True)
 
 
-def _method(runs: pd.DataFrame) -> Sequence[str]:
+def _method(runs: pd.DataFrame, unit: str) -> Sequence[str]:
     """Sentences on how the runs were measured; for imported runs, only as far as their files say."""
     is_imported = runs["imported"].fillna(False).astype(bool)
     imported, ours = int(is_imported.sum()), runs[~is_imported]
-    timed = TIMED.format(events=EVENTS if (ours["device_type"] == Device.CUDA).any() else "")
+    timed = TIMED.format(
+        events=EVENTS if (ours["device_type"] == Device.CUDA).any() else "",
+        rate=f"{unit.capitalize()}/s",
+        unit=unit,
+    )
     counted = COUNTED.format(
         counters=COUNTERS if ours["kernels_file"].notna().any() else "",
         profiles=PROFILES if ours["profile_status"].isin(["completed", "partial"]).any() else "",

@@ -21,7 +21,7 @@ SUMMARY = (
     Column(name="batch_size", heading="batch", digits=0),
     Column(name="runs", heading="runs", digits=0),
     units.COUNTED,
-    Column(name="images_per_s", heading="images/s, median"),
+    Column(name="images_per_s", heading="{unit}/s, median"),
     Column(name="interval", heading="95 % interval"),
     Column(name="step_s", heading="step", unit="s", prefixed=True),
     Column(name="peak_memory_bytes", heading="peak memory", unit="B", prefixed=True, digits=3),
@@ -51,7 +51,7 @@ CHEAPEST = (
     Column(name="env", heading="environment", role=Role.FACT),
     Column(name="batch_size", heading="batch", digits=0),
     Column(name="variant", heading="precision", role=Role.FACT),
-    Column(name="usd_per_million_images", heading="USD per million images", digits=3),
+    Column(name="usd_per_million_images", heading="USD per million {unit}", digits=3),
     Column(name="interval", heading="95 % interval"),
     Column(name="usd_per_h", heading="USD/h", digits=3),
     Column(name="runs", heading="runs", digits=0),
@@ -92,7 +92,10 @@ def _compared(evidence: ReportEvidence) -> list[Block]:
     more = (
         f"; the first {MOST_PAIRS} of each, analyze compare prints all" if len(rows) < len(evidence.contrasts) else ""
     )
-    caption = f"Ratio of images/s; intervals and p-values corrected for the pairs of one fact (Holm): {pairs}{more}"
+    caption = (
+        f"Ratio of {evidence.material.unit}/s; intervals and p-values corrected for the pairs of one fact (Holm): "
+        f"{pairs}{more}"
+    )
     return [words.table(caption, COMPARED, rows)]
 
 
@@ -102,7 +105,10 @@ def _cheapest(evidence: ReportEvidence) -> list[Block]:
         row | {"interval": words.between(row["usd_per_million_images_low"], row["usd_per_million_images_high"])}
         for row in words.rows_of(costs)
     ]
-    return [words.table("Cheapest configuration of each model and environment", CHEAPEST, rows)] if rows else []
+    if not rows:
+        return []
+    columns = units.headed(CHEAPEST, evidence.material.unit)
+    return [words.table("Cheapest configuration of each model and environment", columns, rows)]
 
 
 def _summary(evidence: ReportEvidence) -> list[Block]:
@@ -119,7 +125,7 @@ def _summary(evidence: ReportEvidence) -> list[Block]:
                 "fraction_of_roof": point.get("fraction_of_roof"),
             }
         )
-    return [words.table("Every configuration", SUMMARY, rows)] if rows else []
+    return [words.table("Every configuration", units.headed(SUMMARY, evidence.material.unit), rows)] if rows else []
 
 
 def _points(evidence: ReportEvidence) -> dict[tuple[Any, ...], dict[str, Any]]:

@@ -1,0 +1,89 @@
+"""Convert other programs' measurements into bundles with the facts in the file or given by the user, and no others.
+
+An imported bundle is an ordinary sealed bundle. Its run.json has a section `imported`: the file, its sha256, and the
+meaning of each column. Every fact that is not stated is None. The bundle contains the file itself.
+"""
+
+import hashlib
+import re
+from pathlib import Path
+
+from analysis.importing import log
+from analysis.importing.bundle import File, Given
+from analysis.readers import tables
+from analysis.readers.logs import iteration_log
+from analysis.readers.profile_text import is_gpu_trace, is_ncu_text
+from analysis.readers.text import GZIP, Decoded, decode
+from analysis.readers.traces import kineto
+from workload.contract.errors import NothingToDoError, UsageError
+
+REPORT_SUFFIX = ".ncu-rep"
+# Lines that ncu prints before its table, or column names of the table, quoted or not, in any order.
+NCU_MARKS = re.compile(rb'^==[A-Z]+==|^"?ID"?[,;\t]|"Kernel Name"|(?:^|[,;\t])Kernel Name[,;\t\r\n]', re.MULTILINE)
+LOOKED_AT_BYTES = 1 << 20
+
+
+def import_file(path: Path, given: Given, *, output: Path) -> list[Path]:
+    """Make a bundle of each run in a file, all or none; returns their folders.
+
+    Raises `UsageError` for a file that cannot be understood or lacks required facts, `NothingToDoError` for one that
+    `output` already contains.
+    """
+    file = _read(path)
+    _refuse_again(file, output)
+    # These modules load pandas, and each is loaded once a file was found to be of its kind.
+    if text := _trace(file):
+        from analysis.importing import trace  # noqa: PLC0415
+
+        return [trace.make(file, text, given.checked(), output)]
+    if _is_ncu(file):
+        from analysis.importing import profile  # noqa: PLC0415
+
+        return [profile.make(file, given.checked(), output)]
+    return log.make(file, given.checked(), output)
+
+
+def _read(path: Path) -> File:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"'{path}' cannot be read: {error.strerror}", hint="analyze import FILE.csv") from error
+    return File(path=path, content=content, sha256=hashlib.sha256(content).hexdigest())
+
+
+def _refuse_again(file: File, output: Path) -> None:
+    held = _imported(output).get(file.sha256)
+    if held:
+        raise NothingToDoError(
+            f"'{file.path}' is imported already: {held}", hint=f"remove {held} first to import it with other options"
+        )
+
+
+def _imported(output: Path) -> dict[str, str]:
+    """Folders of the imported bundles in `output`, by sha256 of the imported file."""
+    from analysis.loading.index import look  # noqa: PLC0415 - pyarrow, once the file was found to be there
+
+    if not output.is_dir():
+        return {}
+    table, _ = look(output)
+    pairs = zip(table["imported_sha256"].to_pylist(), table["path"].to_pylist(), strict=True)
+    return {sha256: path for sha256, path in pairs if sha256}
+
+
+def _trace(file: File) -> Decoded | None:
+    """The text of a file in Chrome's trace format; None for another format."""
+    start = file.content[:LOOKED_AT_BYTES]
+    if not start.startswith(GZIP) and not start.lstrip(b"\xef\xbb\xbf \r\n\t").startswith((b"{", b"[")):
+        return None
+    decoded = decode(file.content)
+    return decoded if kineto.is_trace(decoded.content[:LOOKED_AT_BYTES].decode(errors="replace")) else None
+
+
+def _is_ncu(file: File) -> bool:
+    if file.path.suffix == REPORT_SUFFIX:
+        return True
+    head = file.content if file.content.startswith(GZIP) else file.content[:LOOKED_AT_BYTES]
+    start = decode(head).content[:LOOKED_AT_BYTES]
+    text = start.decode(errors="replace")
+    begins_as_log = tables.find_header(text.split("\n", 1)[0], iteration_log.is_log) is not None
+    return not begins_as_log and bool(NCU_MARKS.search(start) or is_ncu_text(text) or is_gpu_trace(text))

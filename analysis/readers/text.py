@@ -1,0 +1,165 @@
+"""Read the text of a file (unpack gzip, convert to UTF-8), and recognize unreadable files. Standard library only."""
+
+import codecs
+import re
+import zlib
+from dataclasses import dataclass
+
+# Used in place of an encoding: content with zero bytes is no text.
+BINARY = "binary"
+GZIP = b"\x1f\x8b"
+# Bytes and share of zeros that reveal UTF-16 without a byte order mark: every second byte of ASCII is 0.
+LOOKED_AT_BYTES = 4096
+UTF16_ZEROS = 0.3
+# Tab; characters below it are control characters, which no text has.
+FIRST_OF_TEXT = 9
+# Logs and profiles of 2 GB exist; a file that unpacks to more than this is probably a decompression bomb.
+MOST_BYTES = 4 << 30
+_GZIP_WINDOW = 16 + zlib.MAX_WBITS
+_BYTE_ORDER_MARKS = {
+    codecs.BOM_UTF8: "utf-8-sig",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
+# Windows' encoding before UTF-8; tried last, because it has a character for nearly every byte.
+_LAST_RESORT = "cp1252"
+_AS_WINDOWS = "the file was read as Windows-1252"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoded:
+    """Content as UTF-8 without a byte order mark; `remarks`: parts that could not be converted unchanged."""
+
+    content: bytes
+    encoding: str
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def losses(self) -> tuple[str, ...]:
+        """Remarks on missing content; a different code page is no loss."""
+        return tuple(remark for remark in self.remarks if not remark.endswith(_AS_WINDOWS))
+
+    @property
+    def text(self) -> str:
+        """The content as text."""
+        return self.content.decode("utf-8", "replace")
+
+
+def needs_decoding(head: bytes) -> bool:
+    """Whether a file with this beginning is anything but plain UTF-8 text without a byte order mark."""
+    return head.startswith((GZIP, *_BYTE_ORDER_MARKS)) or _utf16(head) is not None
+
+
+def decode(content: bytes) -> Decoded:
+    """Unpack and convert to UTF-8; never raises, because callers recognize content that is no text."""
+    remarks: list[str] = []
+    if content.startswith(GZIP):
+        content, remark = _unpacked(content)
+        remarks += [remark] if remark else []
+    encoding = next((name for mark, name in _BYTE_ORDER_MARKS.items() if content.startswith(mark)), None)
+    encoding = encoding or _utf16(content[:LOOKED_AT_BYTES]) or "utf-8"
+    if encoding == "utf-8":
+        if b"\0" in content[:LOOKED_AT_BYTES]:
+            return Decoded(content=content, encoding=BINARY, remarks=tuple(remarks))
+        try:
+            content.decode("utf-8")
+        except UnicodeDecodeError as error:
+            text = content.decode(_LAST_RESORT, "replace")
+            remarks.append(f"byte {error.start} is no UTF-8: {_AS_WINDOWS}")
+            return Decoded(content=text.encode(), encoding=_LAST_RESORT, remarks=tuple(remarks))
+        return Decoded(content=content, encoding=encoding, remarks=tuple(remarks))
+    text = content.decode(encoding, "replace")
+    if "\N{REPLACEMENT CHARACTER}" in text:
+        remarks.append(f"some characters are no {encoding.upper()} and were replaced")
+    return Decoded(content=text.encode(errors="replace"), encoding=encoding, remarks=tuple(remarks))
+
+
+def _utf16(head: bytes) -> str | None:
+    """UTF-16 variant of a text without a byte order mark, recognized by the zeros in its ASCII; None for others."""
+    for name, characters, zeros in (("utf-16-le", head[::2], head[1::2]), ("utf-16-be", head[1::2], head[::2])):
+        is_mostly_ascii = zeros.count(0) > UTF16_ZEROS * max(len(zeros), 1)
+        if is_mostly_ascii and min(characters, default=0) >= FIRST_OF_TEXT:
+            return name
+    return None
+
+
+def _unpacked(content: bytes) -> tuple[bytes, str | None]:
+    """All members of a gzip file, concatenated, and a remark if the file breaks off, is damaged or too large."""
+    parts: list[bytes] = []
+    left, total = content, 0
+    while left.startswith(GZIP):
+        member = zlib.decompressobj(wbits=_GZIP_WINDOW)
+        try:
+            parts.append(member.decompress(left, MOST_BYTES - total))
+        except zlib.error as error:
+            before = ": what comes before the damage was read" if parts else ""
+            return b"".join(parts), f"the gzip file is damaged ({error}){before}"
+        total += len(parts[-1])
+        if total >= MOST_BYTES:
+            return b"".join(parts), f"the gzip file unpacks to more than {MOST_BYTES >> 30} GiB: the rest was left out"
+        if not member.eof:
+            # Drop the incomplete last line, which may end within a number. UTF-16 keeps a part, which is refused if
+            # invalid.
+            whole, newline, _ = b"".join(parts).rpartition(b"\n")
+            return whole + newline, "the gzip file breaks off: what is there was read"
+        left = member.unused_data
+    return b"".join(parts), None
+
+
+# --- files that cannot be read
+
+READABLE = (
+    "readable are CSV logs with a row per iteration or per run, logs of pytorch/examples, timm, dllogger and MLPerf,"
+    " traces of torch.profiler, and what ncu (text, --csv, .ncu-rep) and nsys stats --report cuda_gpu_trace write"
+)
+# First bytes of a file, or (below) a pattern in its text; the first match wins.
+_MAGIC = (
+    (b"PK\x03\x04", "a ZIP archive or a spreadsheet", "save the sheet as CSV, or unpack the archive"),
+    (
+        b"SQLite format 3",
+        "a database, as Nsight Systems exports",
+        "nsys stats --report cuda_gpu_trace --format csv FILE",
+    ),
+    (b"\x28\xb5\x2f\xfd", "compressed with Zstandard", "zstd -d it first"),
+    (b"\xfd7zXZ", "compressed with xz", "xz -d it first"),
+    (b"BZh", "compressed with bzip2", "bzip2 -d it first"),
+    (b"%PDF", "a PDF document", "import the data that it was made from"),
+    (b"\x89PNG", "a picture", "import the data that it was drawn from"),
+    (b"\xff\xd8\xff", "a picture", "import the data that it was drawn from"),
+    (b"PAR1", "a Parquet file", "write it as CSV: pandas.read_parquet(FILE).to_csv(…)"),
+)
+_NSYS = "nsys stats --report cuda_gpu_trace --format csv FILE > trace.csv"
+_SUFFIXES = {
+    ".nsys-rep": ("a report of Nsight Systems", _NSYS),
+    ".qdrep": ("a report of Nsight Systems", _NSYS),
+    ".pt": ("a model that torch saved", "import the log of its training"),
+    ".pth": ("a model that torch saved", "import the log of its training"),
+}
+_TEXTS = (
+    (r'"traceEvents"', "a trace of torch.profiler (Kineto)", "analyze import FILE makes a bundle of it"),
+    (r'"nbformat"', "a Jupyter notebook", "save the cells' output as text"),
+    (r"(?i)\A\s*<(?:!doctype|html)", "a web page", "download the raw file"),
+    (r"\A\s*version https://git-lfs", "a Git LFS pointer, not the file", "git lfs pull"),
+    (r"(?m)^\"?Time ?\(%\)\"?,|Total Time \(", "a summary of Nsight Systems, without single kernels",
+     "nsys stats --report cuda_gpu_trace --format csv REPORT.nsys-rep"),
+    (r"==\d+== (?:NVPROF|Profiling)", "output of nvprof", "profile with ncu, or nsys"),
+    (r"utilization\.gpu|\bNVIDIA-SMI\b", "output of nvidia-smi", "import the log of the training instead"),
+    (r"\d+%\|[^|]*\|\s*\d+/\d+ \[", "a progress bar (tqdm), which redraws itself",
+     "have the program print a line per iteration"),
+    (r"\bms/step\b|\d+s \d+ms/step", "output of Keras", "log a row per step, with its time"),
+    (r"Epoch\s*:?\s*\[?\d+", "a training log without the time of an iteration", "log the time of each iteration"),
+    (r"(?m)^(?:import|from|def|class) \w+", "a program", "import what it printed"),
+    (r"\A\s*[\[{]", "a JSON document", "write it as CSV, with a row per iteration"),
+)  # fmt: skip
+
+
+def looks_like(raw: bytes, text: str, suffix: str = "") -> tuple[str, str] | None:
+    """Likely kind of a file and a hint on what to do; None if nothing is recognized."""
+    if suffix in _SUFFIXES:
+        return _SUFFIXES[suffix]
+    for magic, what, hint in _MAGIC:
+        if raw.startswith(magic):
+            return what, hint
+    if b"\0" in raw[:4096]:
+        return "a binary file", "import text"
+    return next(((what, hint) for pattern, what, hint in _TEXTS if re.search(pattern, text[: 1 << 20])), None)
