@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from analysis.commands.shared import FormatOption, ResultsArgument, VerifyOption, load, tell
-from analysis.loading.problem import Problem
+from analysis.loading.index import Problem
 from workload.contract.errors import ExitCode, NothingToDoError
 from workload.contract.program import WideOption
 from workload.contract.tables import Column, Role, TableFormat, render

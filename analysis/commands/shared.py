@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import analysis
-from analysis.loading.problem import Problem
+from analysis.loading.index import Problem
 from workload.contract.tables import TableFormat
 from workload.contract.text import printable
 

@@ -8,8 +8,7 @@ from typing import Any, TypeAlias, TypeVar
 import altair as alt
 import pandas as pd
 
-from analysis.figures import labels, rooflines, shares, style, throughput
-from analysis.figures.figure import Figure
+from analysis.figures import Figure, labels, rooflines, shares, style, throughput
 from analysis.figures.legible import legible
 from analysis.figures.material import Material
 from analysis.kernels.breakdown import ALL

@@ -133,14 +133,3 @@ def cell(column: Column, value: Any) -> str:
     if column.prefixed:
         return seconds(value) if column.unit == "s" else si(value, column.unit, column.digits).strip()
     return figure(value, column.digits) if column.digits else text(value)
-
-
-def rows_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """Rows of a table as dictionaries by column; None for absent values."""
-    names = [str(name) for name in frame.columns]
-    columns = [_plain(frame[name]) for name in frame.columns]
-    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
-
-
-def _plain(column: "pd.Series[Any]") -> list[Any]:
-    return [None if absent else value for value, absent in zip(column.tolist(), column.isna().tolist(), strict=True)]
