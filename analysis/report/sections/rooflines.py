@@ -37,18 +37,12 @@ SHIFTS = (
     Column(name="bounds", heading="limited by", role=Role.FACT),
 )
 IMPORTED = (
-    Column(name="env", heading="environment", role=Role.FACT),
-    Column(name="task", heading="model", role=Role.FACT),
-    Column(name="batch_size", heading="batch", digits=0),
-    Column(name="variant", heading="precision", role=Role.FACT),
+    *words.OF_FIGURES,
     Column(name="imported_file", heading="file", role=Role.FACT),
     Column(name="said", heading="what is known of it", role=Role.FACT),
 )
 FAMILIES = (
-    Column(name="env", heading="environment", role=Role.FACT),
-    Column(name="task", heading="model", role=Role.FACT),
-    Column(name="batch_size", heading="batch", digits=0),
-    Column(name="variant", heading="precision", role=Role.FACT),
+    *words.OF_FIGURES,
     Column(name="family", heading="kernels", role=Role.FACT),
     Column(name="duration_s", heading="time", unit="s", prefixed=True),
     Column(name="share_of_time", heading="share", unit="%", digits=2),
@@ -58,10 +52,7 @@ FAMILIES = (
     Column(name="dram_percent", heading="DRAM"),
 )
 OPERATORS = (
-    Column(name="place", heading="environment", role=Role.FACT),
-    Column(name="model", heading="model", role=Role.FACT),
-    Column(name="batch_size", heading="batch", digits=0),
-    Column(name="precision", heading="precision", role=Role.FACT),
+    *words.OF_FACTS,
     Column(name="name", heading="operator", role=Role.FACT),
     Column(name="launches", heading="calls", digits=3),
     Column(name="duration_s", heading="own time", unit="s", prefixed=True),
@@ -75,10 +66,7 @@ OF_OPERATORS = (
 )
 OF_KERNELS = "Kernels by torch.profiler, per step: their time on the GPU"
 ATTRIBUTED = (
-    Column(name="place", heading="environment", role=Role.FACT),
-    Column(name="model", heading="model", role=Role.FACT),
-    Column(name="batch_size", heading="batch", digits=0),
-    Column(name="precision", heading="precision", role=Role.FACT),
+    *words.OF_FACTS,
     Column(name="family", heading="family", role=Role.FACT),
     Column(name="name", heading="operator", role=Role.FACT),
     Column(name="launches", heading="calls", digits=3),

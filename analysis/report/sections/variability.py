@@ -11,10 +11,7 @@ from analysis.report.evidence import ReportEvidence
 from workload.contract.tables import Column, Role
 
 BETWEEN = (
-    Column(name="place", heading="environment", role=Role.FACT),
-    Column(name="model", heading="model", role=Role.FACT),
-    Column(name="batch_size", heading="batch", digits=0),
-    Column(name="precision", heading="precision", role=Role.FACT),
+    *words.OF_FACTS,
     Column(name="runs", heading="runs", digits=0),
     Column(name="cov_between", heading="CoV between runs", unit="%", digits=2),
     Column(name="interval", heading="95 % interval"),
