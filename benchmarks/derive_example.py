@@ -13,10 +13,10 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
-from analysis import ncu
-from analysis.imported_bundle import Given
 from analysis.importing import import_file
-from analysis.ncu.families import family, is_backward
+from analysis.importing.bundle import Given
+from analysis.readers import ncu
+from analysis.readers.ncu.families import family, is_backward
 from workload.contract import bundle
 
 COUNTERS = {

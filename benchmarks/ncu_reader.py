@@ -26,8 +26,8 @@ from statistics import median
 import paired
 import pyarrow.csv
 
-from analysis import ncu
 from analysis.importing import Given, import_file
+from analysis.readers import ncu
 
 PAGE_BYTES = resource.getpagesize()
 RANGE = "PL_Type:PL_Value:CLR_Type:Color:Msg_Type:Msg"
@@ -36,7 +36,7 @@ IDENTITY = (
     f'"Id:Domain:Start/Stop_Range:{RANGE}","Kernel Name","Context","Stream","Block Size","Grid Size","Device","CC"'
 )
 OPERATIONS = [f"{kind}{operation}" for kind in "dfh" for operation in ("add", "mul", "fma")]
-# Name, unit, and how large its values get.
+# Name, unit, and how large its values get; none is below a tenth of it, so that no clock or rate is impossible.
 METRICS = [
     ("dram__bytes.sum", "byte", 10**7),
     ("dram__bytes_read.sum", "byte", 10**7),
@@ -79,7 +79,8 @@ def write(path: Path, layout: str, launches: int, *, marks: bool) -> None:
     draw = random.Random(0)
     form = "{:,}" if marks else "{}"
     rows = [
-        (identity(draw), [form.format(draw.randrange(limit)) for _, _, limit in METRICS]) for _ in range(BLOCK_ROWS)
+        (identity(draw), [form.format(draw.randrange(limit // 10, limit)) for _, _, limit in METRICS])
+        for _ in range(BLOCK_ROWS)
     ]
     with path.open("w", encoding="utf-8") as file:
         file.write("==PROF== Connected to process 11884 (/usr/bin/python3.12)\n")

@@ -1,4 +1,4 @@
-"""Writes analysis/operator_kinds.csv, what PyTorch's operators do where we know it: `python docs/operator_kinds.py`.
+"""Writes operator_kinds.csv of analysis/readers/traces, PyTorch's operators by kind: `python docs/operator_kinds.py`.
 
 `analysis` loads no torch, and a trace from elsewhere has only the names of operators and the shapes of their inputs.
 """  # noqa: INP001 - a script
@@ -13,7 +13,7 @@ from torch._ops import OpOverload
 from workload.model.flop import ALLOCATIONS, HIDDEN_VIEWS, OVERWRITING, formula_of
 from workload.model.op_families import is_known
 
-TARGET = Path(__file__).parents[1] / "analysis" / "operator_kinds.csv"
+TARGET = Path(__file__).parents[1] / "analysis" / "readers" / "traces" / "operator_kinds.csv"
 COLUMNS = ("name", "kind", "writes", "overwrites")
 COMPOSITE_KEY = "CompositeImplicitAutograd"
 

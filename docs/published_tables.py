@@ -20,11 +20,11 @@ from typing import Any
 import pandas as pd
 
 import analysis
-from analysis import ncu
 from analysis.commands import kernels
 from analysis.importing import Given, import_file
 from analysis.kernels.breakdown import totals
-from analysis.ncu import families
+from analysis.readers import ncu
+from analysis.readers.ncu import families
 from analysis.roofline.points import counted_over_model, model_warning
 from analysis.roofline.roofs import Roof, RoofKind, intensity
 from workload.contract import peaks

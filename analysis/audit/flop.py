@@ -8,7 +8,7 @@ import pandas as pd
 from analysis.audit.rule import WITH_KERNELS, AuditEvidence, Hit, Rule, Severity, each_case
 from analysis.loading.cases import Case
 from analysis.loading.rows import rows
-from analysis.ncu.families import is_backward
+from analysis.readers.ncu.families import is_backward
 from analysis.roofline.against_model import contradiction
 from analysis.roofline.lower_bound import PARTLY
 from workload.contract import peaks

@@ -11,7 +11,7 @@ from analysis.figures import style
 from analysis.figures.material import Material
 from analysis.figures.style import Drawing
 from analysis.figures.throughput import dots, titles
-from analysis.ncu.families import Family
+from analysis.readers.ncu.families import Family
 from workload.contract.tables import number
 
 # Eleven families: eight colours that readers can distinguish, then greys for rare families.

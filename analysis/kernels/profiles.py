@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis import ncu
 from analysis.kernels.breakdown import ALL, COLUMNS, breakdown, in_steps, kernel_points, l2_bytes_are, per_step
 from analysis.kernels.operators import SHOWN, attributed, longest, operators
 from analysis.loading.configurations import CONFIGURATION, NAMED_COLUMNS, PLACE, SOFTWARE, WORK_NAMED
 from analysis.loading.index import Problem
 from analysis.loading.rows import frame
 from analysis.loading.tables import load_folders
-from analysis.ncu import NcuFile
-from analysis.ncu.layout import DEVICE_NAME
+from analysis.readers import ncu
+from analysis.readers.ncu import NcuFile
+from analysis.readers.ncu.metrics import DEVICE_NAME
 from workload.contract.errors import NothingToDoError
 from workload.contract.spec import Device
 from workload.contract.tables import Column, Role, TableFormat

@@ -34,7 +34,7 @@ class Tables:
 
     @property
     def kernels(self) -> pd.DataFrame:
-        """`run_id` and the columns of `analysis.ncu.read`; empty if no run was profiled with ncu."""
+        """`run_id` and the columns of `analysis.readers.ncu.read`; empty if no run was profiled with ncu."""
         return self._kernels[0]
 
     @property
@@ -74,7 +74,7 @@ class Tables:
 
 
 def _read_kernels(path: Path) -> pd.DataFrame:
-    from analysis import ncu  # noqa: PLC0415 - only for who asks for kernels
+    from analysis.readers import ncu  # noqa: PLC0415 - only for who asks for kernels
 
     return ncu.read(path).kernels.copy()
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from analysis.kernels.breakdown import in_steps
 from analysis.loading import model_work
 from analysis.loading.model_work import ModelWork
-from analysis.ncu.families import is_backward
+from analysis.readers.ncu.families import is_backward
 from analysis.roofline import lower_bound
 from workload.contract.record import Spec
 from workload.contract.text import counted, si
@@ -16,7 +16,7 @@ from workload.contract.vocabulary import MODEL_RATIO_FROM, MODEL_RATIO_TO
 if TYPE_CHECKING:
     import pandas as pd
 
-    from analysis.traced_model import TracedModel
+    from analysis.readers.traces.model import TracedModel
 
 # Range of the ratio in which counted FLOP fit another interpretation: padding and element-wise work add 10 %.
 FITS_FROM, FITS_TO = 0.85, 1.2

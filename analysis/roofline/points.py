@@ -21,7 +21,7 @@ from analysis.loading import units
 from analysis.loading.configurations import CONFIGURATION, DEVICE, PLACE, UNNAMED, WORK_NAMED, Group, completed, group
 from analysis.loading.rows import frame, joined, names_of
 from analysis.loading.tables import Tables
-from analysis.ncu.families import is_backward
+from analysis.readers.ncu.families import is_backward
 from analysis.roofline import traced_times
 from analysis.roofline.lower_bound import LOWER_BOUND, TENSOR, counted_over_model, model_warning, reasons
 from analysis.roofline.roofs import DeviceRoofs, Roof, Work, device_of, intensity, range_note, refuted_ceilings, roof_of

@@ -1,6 +1,5 @@
 """Parts of the evidence: a table with each part's requirements, approximate duration and collecting function."""
 
-import csv
 import importlib.util
 import json
 import os
@@ -17,6 +16,8 @@ from typing import Any
 import psutil
 
 from benchmarks.gpu_truth.bench import Bench, PartFailedError, last_lines
+from workload.contract import ncu_csv
+from workload.contract.ncu_csv import PUSHED, NcuSource
 from workload.contract.spec import Precision
 from workload.environment.machine import run_tool
 from workload.profile import command, kernels, tool
@@ -41,7 +42,6 @@ L2_NAMES = (
     "lts__t_sectors_srcunit_tex.sum",
     "lts__t_sectors_srcunit_ltcfabric.sum",
 )
-PUSHED = "Push/Pop_Range"
 
 
 class PartNeed(StrEnum):
@@ -146,7 +146,7 @@ def _counters(bench: Bench) -> dict[str, Any]:
         first = next((line for line in end.output.splitlines() if "==ERROR==" in line), "it left no report")
         raise PartFailedError(f"ncu ended with exit code {end.returncode}: {first}", last_lines(end.output))
     text = tool.ask(command.import_report(fitting.ncu.path, report)) or ""
-    launches, notes = kernels.parse(text.splitlines(keepends=True), roles)
+    launches, notes = kernels.parse(text, roles)
     return {
         **bench.answer(answer, end),
         "ncu": fitting.version,
@@ -171,10 +171,12 @@ def _launch(kernel: kernels.Kernel) -> dict[str, Any]:
 
 def _pushed(text: str) -> int | None:
     """Number of launches in a range of one thread; None if the table has no such column."""
-    lines = text[max(text.find('"ID",'), 0) :].splitlines()
-    rows = list(csv.DictReader(lines))
-    columns = [name for name in (rows[0] if rows else {}) if name and PUSHED in name]
-    return sum("pushed" in (row[columns[0]] or "") for row in rows) if columns else None
+    source = NcuSource(path=Path("counters.csv"), content=text.encode())
+    head = ncu_csv.find(source)
+    column = next((index for index, name in enumerate(head.header) if name.startswith(PUSHED)), None)
+    if column is None:
+        return None
+    return sum("pushed" in row[column] for _, _, row in ncu_csv.rows(source, head) if len(row) > column)
 
 
 def _profile(precision: str, bench: Bench) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from launcher.jobs import launches
+from launcher.jobs.liveness import PROVISIONING_S
 from launcher.protocol.backend import Listing, Machine, Machines, Removed
 from launcher.protocol.records import (
     NAME,
@@ -127,7 +128,7 @@ def _may_live(store: Store, name: str, listing: Listing[Machine], now_s: float, 
     if machine is not None or listing.unreachable:
         return True
     age_s = now_s - (seen.launched_s or 0.0)
-    may_come_s = SUBMITTING_S if _has_lost_its_launcher(store, name) else launches.PROVISIONING_S
+    may_come_s = SUBMITTING_S if _has_lost_its_launcher(store, name) else PROVISIONING_S
     return age_s < may_come_s and not is_down
 
 

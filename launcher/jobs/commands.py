@@ -21,7 +21,7 @@ from launcher.jobs import cleanup, launches, logs
 from launcher.jobs.launches import Launch
 from launcher.jobs.places import Place, other_places
 from launcher.jobs.progress import LaunchProgress
-from launcher.jobs.run import LaunchOutcome, LeftRunningError, run
+from launcher.jobs.run import LaunchOutcome, LeftRunningError, prepared, run
 from launcher.jobs.session import Session
 from launcher.protocol.backend import Backend, Condition, Job, Listing, Machine, Machines, Plan, Removed
 from launcher.script import notes
@@ -245,9 +245,7 @@ def _launch(
 ) -> LaunchOutcome:
     """Connect, prepare what the machines need, and run. The session is appended to `sessions`, for use afterwards."""
     machines, store = backend.machines(settings), backend.store(settings)
-    plan = backend.prepare(draft, machines)
-    if script_files and script_files.requirements:
-        plan = with_packages(plan, script_files.requirements)
+    plan = prepared(backend, draft, machines, script_files)
     print(_text(plan, script_files, terminal_width(sys.stderr)), file=sys.stderr)
     progress = LaunchProgress(sys.stderr, machines.now_s)
     session = Session(machines=machines, store=store, sleep=ports.sleep, on_event=progress)
@@ -256,15 +254,6 @@ def _launch(
         return run(session, plan, output=output, detach=detach, script_files=script_files)
     finally:
         progress.clear()
-
-
-def with_packages(plan: Plan, requirements: bytes) -> Plan:
-    """The plan with an image that also has a script's further packages."""
-    from launcher import docker_engine  # noqa: PLC0415 - only with requirements
-    from launcher.images import layer  # noqa: PLC0415
-
-    image = layer.pushed(docker_engine.connect(), plan.request.image, requirements)
-    return plan.renamed(replace(plan.request, image=image))
 
 
 def _ask_whether_to_keep(ports: Ports, left: LeftRunningError, session: Session) -> None:

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from launcher.jobs.launches import AFTER_LIMIT_S, SILENCE_LIMIT_S, boot_limit_s, plain, read
+from launcher.jobs.launches import plain, read
+from launcher.jobs.liveness import TO_BE_REMOVED, Liveness, Observed, PlaceSays, StoreSays, boot_limit_s, liveness
 from launcher.jobs.session import Event, EventKind, Session
 from launcher.protocol.backend import Condition, Machine
 from launcher.protocol.records import (
@@ -54,6 +55,18 @@ class Ending(StrEnum):
     DELETED = "deleted"
     SILENT = "silent"
     UNREACHABLE = "unreachable"
+
+
+# Endings of launches without a result.
+ENDINGS = {
+    Liveness.PREEMPTED: Ending.PREEMPTED,
+    Liveness.OUT_OF_TIME: Ending.LIMIT,
+    Liveness.LOST: Ending.DELETED,
+    Liveness.STOPPED: Ending.DELETED,
+    Liveness.OVERDUE: Ending.LIMIT,
+    Liveness.SILENT: Ending.SILENT,
+    Liveness.NEVER_CAME_UP: Ending.SILENT,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,21 +156,48 @@ class _Follower:
 
     def _look(self) -> Followed | None:
         machine = self._machine()
-        is_gone = machine.condition is Condition.GONE
         self._read_objects()
-        if self._known.result is not None:
-            return self._ended(Ending.RESULT, is_gone=is_gone)
-        if is_gone:
+        if self._known.result is None:
+            self._note(machine)
+        judged = liveness(self._observed(machine))
+        if judged is Liveness.ENDED:
+            return self._ended(Ending.RESULT, is_gone=machine.condition is Condition.GONE)
+        if machine.condition is Condition.GONE:
             return self._gone()
-        if machine.condition is Condition.STOPPED:
-            return self._stopped(machine)
-        self._known.stopped_s = None
+        if judged in TO_BE_REMOVED:
+            return self._removed(machine, ENDINGS[judged], self._why(judged, machine))
+        return None
+
+    def _note(self, machine: Machine) -> None:
         if machine.queued:
             self._waits(machine)
-            return None
-        if self._known.heartbeat is None:
-            self._tell_phases(self._session.machines.phases(machine))
-        return self._overdue(machine)
+        elif machine.condition is Condition.STOPPED:
+            self._note_stopped(machine)
+        elif machine.condition is not Condition.GONE:
+            self._note_up(machine)
+
+    def _observed(self, machine: Machine) -> Observed:
+        """Observations by our clock: a machine's own time stamps do not show whether it lives."""
+        now_s, known = self._now(), self._known
+        stopped_s = 0.0 if known.stopped_s is None else now_s - known.stopped_s
+        over_limit_s = now_s - self._limit_s
+        return Observed(
+            place=self._place_says(machine),
+            store=StoreSays.RESULT if known.result else StoreSays.HEARTBEAT if known.heartbeat else StoreSays.NOTHING,
+            silent_s=known.silent_s,
+            booting_s=now_s - self._booting_s,
+            boot_limit_s=boot_limit_s(self._request),
+            over_limit_s=over_limit_s + LIMIT_MARGIN_S if machine.condition is Condition.GONE else over_limit_s,
+            may_restart=machine.restarts and stopped_s <= RESTART_S,
+            was_preempted=lambda: machine.preempted,
+        )
+
+    @staticmethod
+    def _place_says(machine: Machine) -> PlaceSays:
+        if machine.queued:
+            return PlaceSays.QUEUED
+        says = {Condition.GONE: PlaceSays.GONE, Condition.STOPPED: PlaceSays.STOPPED}
+        return says.get(machine.condition, PlaceSays.UP)
 
     def _machine(self) -> Machine:
         name = self._request.name
@@ -212,43 +252,46 @@ class _Follower:
         self._known.status = machine.status
         self._sign()
 
-    def _stopped(self, machine: Machine) -> Followed | None:
-        """Handle a stopped machine, most likely stopped by its host.
+    def _note_stopped(self, machine: Machine) -> None:
+        """Note a stopped machine, most likely stopped by its host.
 
-        The cloud usually starts it again, and it saves its bundles. A machine that stays stopped for `RESTART_S`, or
-        that its place never restarts, is removed.
+        The cloud usually starts it again within `RESTART_S`, and it saves its bundles: until then its silence and its
+        boot do not count. A machine that stays stopped, or that its place never restarts, is removed.
         """
-        now_s, known = self._now(), self._known
+        known, now_s = self._known, self._now()
         if not machine.restarts:
-            return self._removed(machine, Ending.DELETED, f"stopped by itself ({machine.status})")
+            return
         if known.stopped_s is None:
             known.stopped_s = now_s
             waits = "the cloud starts it again, to save what there is"
             self._session.note(f"'{self._request.name}' is {machine.status}: {waits}")
-        stopped_s = now_s - known.stopped_s
-        if stopped_s > RESTART_S:
-            return self._removed(machine, Ending.DELETED, f"stopped and was not started again in {duration(stopped_s)}")
         self._sign()
         self._booting_s = now_s
-        return None
 
-    def _overdue(self, machine: Machine) -> Followed | None:
-        """Remove a machine without a result that has been silent, or has existed, for too long."""
-        now_s, known = self._now(), self._known
+    def _note_up(self, machine: Machine) -> None:
+        """Note a machine that boots or works: its phases, and for how long it has given no sign."""
+        known = self._known
+        known.stopped_s = None
+        if known.heartbeat is None:
+            self._tell_phases(self._session.machines.phases(machine))
+        now_s = self._now()
         known.status = ""
         known.silent_s += 0.0 if known.looked_s is None or self._failing else now_s - known.looked_s
         known.looked_s = now_s
-        if now_s > self._limit_s + AFTER_LIMIT_S:
-            return self._removed(machine, Ending.LIMIT, "was still there after its time limit")
-        if known.heartbeat is not None and known.silent_s > SILENCE_LIMIT_S:
-            return self._removed(machine, Ending.SILENT, f"has given no sign for {duration(known.silent_s)}")
-        boot_s = now_s - self._booting_s
-        if known.heartbeat is None and boot_s > boot_limit_s(self._request):
-            last = next(reversed(known.phases), f"nothing, {self._noun} {machine.status}")
-            return self._removed(
-                machine, Ending.SILENT, f"did not come to start the run in {duration(boot_s)} (last: {last})"
-            )
-        return None
+
+    def _why(self, judged: Liveness, machine: Machine) -> str:
+        """Reason why a machine is removed, as the rest of a sentence that begins with the launch's name."""
+        now_s, known = self._now(), self._known
+        if judged is Liveness.STOPPED and machine.restarts and known.stopped_s is not None:
+            return f"stopped and was not started again in {duration(now_s - known.stopped_s)}"
+        if judged is Liveness.STOPPED:
+            return f"stopped by itself ({machine.status})"
+        if judged is Liveness.OVERDUE:
+            return "was still there after its time limit"
+        if judged is Liveness.SILENT:
+            return f"has given no sign for {duration(known.silent_s)}"
+        last = next(reversed(known.phases), f"nothing, {self._noun} {machine.status}")
+        return f"did not come to start the run in {duration(now_s - self._booting_s)} (last: {last})"
 
     def _answered(self) -> None:
         if self._failing:
@@ -260,7 +303,9 @@ class _Follower:
         if not self._failing:
             self._session.note(f"{error}; the {self._noun} goes on by itself, trying again")
         self._failing += 1
-        if self._now() <= self._limit_s + AFTER_LIMIT_S:
+        store = StoreSays.HEARTBEAT if self._known.heartbeat else StoreSays.NOTHING
+        seen = Observed(place=PlaceSays.UNREACHABLE, store=store, over_limit_s=self._now() - self._limit_s)
+        if liveness(seen) is not Liveness.GIVEN_UP:
             return None
         lost = ToolError(
             f"'{self._request.name}' could not be followed to its time limit: {error}",
@@ -278,26 +323,24 @@ class _Follower:
 
     def _without_result(self) -> Followed:
         name, machine = self._request.name, self._machine()
-        if machine.preempted:
+        judged = liveness(self._observed(machine))
+        if judged is Liveness.PREEMPTED:
             spot_hint = "--rerun-preempted 2 starts it again by itself; without --spot it is not taken back"
             why = "the cloud took the spot VM back" if self._request.spot else machine.why
             hint = spot_hint if self._request.spot else "launch again"
             error = RunFailedError(f"'{name}' was preempted: {why}", hint=hint)
-            return self._ended(Ending.PREEMPTED, is_gone=True, error=error)
-        is_late = self._now() > self._limit_s - LIMIT_MARGIN_S
-        if is_late and not machine.why:
+        elif judged is Liveness.OUT_OF_TIME and not machine.why:
             limit = duration(self._request.limit_s)
             error = RunFailedError(
                 f"'{name}' reached its time limit of {limit} and left no result", hint="--max-run-time, longer"
             )
-            return self._ended(Ending.LIMIT, is_gone=True, error=error)
-        if machine.why:
+        elif why := "; ".join(self._known.unreadable):
+            error = RunFailedError(f"'{name}' has ended, and how is unknown: {why}", hint=f"launch logs {name}")
+        elif machine.why:
             error = RunFailedError(f"'{name}' ended without a result: {machine.why}", hint=f"launch logs {name}")
         else:
             error = RunFailedError(f"'{name}' was deleted before it had a result", hint=f"launch status {name}")
-        if why := "; ".join(self._known.unreadable):
-            error = RunFailedError(f"'{name}' has ended, and how is unknown: {why}", hint=f"launch logs {name}")
-        return self._ended(Ending.LIMIT if is_late else Ending.DELETED, is_gone=True, error=error)
+        return self._ended(ENDINGS[judged], is_gone=True, error=error)
 
     def _removed(self, machine: Machine, ending: Ending, why: str) -> Followed:
         """Save the machine's output, remove the machine, and look for a result once more."""

@@ -12,8 +12,18 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
+from math import inf
 from typing import Any, TypeVar
 
+from launcher.jobs.liveness import (
+    PROVISIONING_S,
+    Liveness,
+    Observed,
+    PlaceSays,
+    StoreSays,
+    boot_limit_s,
+    liveness,
+)
 from launcher.jobs.session import Session
 from launcher.protocol.backend import Condition, Listing, Machine
 from launcher.protocol.records import (
@@ -40,15 +50,6 @@ from workload.storage.store import Store, UnreachableError
 
 T = TypeVar("T")
 
-# Longer than any provisioning takes. A request of this age without a VM never got one, or lost it.
-PROVISIONING_S = 20 * 60
-# Time up to the first heartbeat: driver, Docker, image. Installing a driver takes 5 to 10 min more, with reboots.
-BOOT_LIMIT_S = 15 * 60
-INSTALLING_BOOT_LIMIT_S = 25 * 60
-# Longest time without a heartbeat, which comes every 15 s.
-SILENCE_LIMIT_S = 5 * 60
-# Tolerance after the limit: the cloud may act 30 s late.
-AFTER_LIMIT_S = 5 * 60
 # Shortest part of a name that is accepted: a shorter one is probably a typing error, and `launch down` deletes.
 MIN_WORD = 4
 SHOWN = 20
@@ -124,11 +125,12 @@ class Seen:
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """Launch with its state; `why`: further words on the state."""
+    """Launch with its state; `why`: further words on the state. `liveness`: None if its records cannot be read."""
 
     seen: Seen
     state: LaunchState
     why: str = ""
+    liveness: Liveness | None = None
     cost: "LaunchCost | None" = None
 
     @property
@@ -175,37 +177,123 @@ class LaunchCost:
         return f"{self.usd:.3f} USD{since}; without {self.uncounted}"
 
 
-def boot_limit_s(request: Request) -> float:
-    """Longest time in seconds that a launch's machine may take up to its first heartbeat."""
-    return INSTALLING_BOOT_LIMIT_S if request.options.get("driver") == "install" else BOOT_LIMIT_S
-
-
 def judge(seen: Seen, now_s: float, *, was_preempted: Callable[[], bool]) -> Launch:
     """State of a launch. `now_s`: by the cloud's clock; `was_preempted`: called only if a VM has vanished."""
+    cost = cost_of(seen, now_s)
     if seen.problems:
-        state, why = (
-            LaunchState.UNREADABLE,
-            "; ".join((*seen.problems, *([f"its {seen.noun} is there"] if seen.machine else []))),
-        )
-    else:
-        state, why = _judge(seen, now_s, was_preempted)
-    return Launch(seen=seen, state=state, why=why, cost=cost_of(seen, now_s))
+        why = "; ".join((*seen.problems, *([f"its {seen.noun} is there"] if seen.machine else [])))
+        return Launch(seen=seen, state=LaunchState.UNREADABLE, why=why, cost=cost)
+    judged = liveness(_observed(seen, now_s, was_preempted))
+    state, why = _state_of(judged, seen, now_s)
+    return Launch(seen=seen, state=state, why=why, liveness=judged, cost=cost)
 
 
-def _judge(seen: Seen, now_s: float, was_preempted: Callable[[], bool]) -> tuple[LaunchState, str]:
-    if seen.result is not None:
-        state, why = _ended(seen.result)
-        left = _left(seen, seen.machine, now_s) if seen.machine else _not_answering(seen, f"its {seen.noun} is gone")
-        return state, "; ".join(filter(None, (why, left)))
+def _observed(seen: Seen, now_s: float, was_preempted: Callable[[], bool]) -> Observed:
+    """Observations by the cloud's clock, which is also that of the heartbeats."""
+    request, machine = seen.request, seen.machine
+    age_s = now_s - (seen.launched_s or 0.0)
+    over_limit_s = -inf
+    if machine is not None and machine.deadline_s is not None:
+        over_limit_s = now_s - machine.deadline_s
+    elif machine is None and request is not None and not seen.silent:
+        over_limit_s = age_s - request.limit_s
+    return Observed(
+        place=_place_says(seen),
+        store=StoreSays.RESULT if seen.result else StoreSays.HEARTBEAT if seen.heartbeat else StoreSays.NOTHING,
+        age_s=inf if request is None else age_s,
+        silent_s=_silent_s(seen, now_s),
+        # The machine may have been created up to this long after the request.
+        booting_s=0.0 if request is None else age_s - PROVISIONING_S,
+        boot_limit_s=boot_limit_s(request) if request else inf,
+        over_limit_s=over_limit_s,
+        may_restart=machine is not None and machine.may_start_again(now_s),
+        # Without a zone nobody can be asked.
+        was_preempted=lambda: request is not None and bool(seen.zone) and was_preempted(),
+    )
+
+
+def _place_says(seen: Seen) -> PlaceSays:
     if seen.machine is None:
-        return _in_an_outage(seen, now_s) if seen.silent else _without_machine(seen, now_s, was_preempted)
-    if seen.machine.condition is Condition.STOPPED:
-        return LaunchState.STALE, _left(seen, seen.machine, now_s)
-    if seen.machine.deadline_s is not None and now_s > seen.machine.deadline_s + AFTER_LIMIT_S:
-        return LaunchState.STALE, f"the {seen.noun} is past its limit: launch reap"
-    if seen.machine.condition is Condition.STARTING:
-        return LaunchState.STARTING, seen.machine.status.lower()
-    return _without_heartbeat(seen, now_s) if seen.heartbeat is None else _beating(seen.heartbeat, now_s)
+        return PlaceSays.UNREACHABLE if seen.silent else PlaceSays.GONE
+    match seen.machine.condition:
+        case Condition.GONE | Condition.RUNNING:
+            return PlaceSays.UP
+        case Condition.STOPPED:
+            return PlaceSays.STOPPED
+        case Condition.STARTING:  # a listing does not tell when its boot began
+            return PlaceSays.QUEUED
+
+
+def _silent_s(seen: Seen, now_s: float) -> float:
+    return now_s - (epoch_s(seen.heartbeat.at) or 0.0) if seen.heartbeat else 0.0
+
+
+STATES = {
+    Liveness.REQUESTED: LaunchState.REQUESTED,
+    Liveness.PREEMPTED: LaunchState.PREEMPTED,
+    Liveness.LOST: LaunchState.LOST,
+    Liveness.OUT_OF_TIME: LaunchState.LOST,
+    Liveness.UNKNOWN: LaunchState.UNKNOWN,
+    Liveness.GIVEN_UP: LaunchState.UNKNOWN,
+    Liveness.QUEUED: LaunchState.STARTING,
+    Liveness.BOOTING: LaunchState.STARTING,
+    Liveness.RESTARTING: LaunchState.STALE,
+    Liveness.STOPPED: LaunchState.STALE,
+    Liveness.OVERDUE: LaunchState.STALE,
+    Liveness.SILENT: LaunchState.STALE,
+    Liveness.NEVER_CAME_UP: LaunchState.STALE,
+}
+
+
+def _state_of(judged: Liveness, seen: Seen, now_s: float) -> tuple[LaunchState, str]:
+    """State of a launch for people, and the words on it."""
+    if judged is Liveness.ENDED:
+        assert seen.result is not None
+        state, why = _ended(seen.result)
+        rest = _left(seen, seen.machine, now_s) if seen.machine else _no_answer(seen, f"its {seen.noun} is gone")
+    elif judged is Liveness.ALIVE:
+        assert seen.heartbeat is not None
+        state, why = _progress_of(seen.heartbeat)
+        rest = _no_answer(seen, f"its {seen.noun} is there")
+    else:
+        state, why, rest = STATES[judged], _why(judged, seen, now_s), ""
+    return state, "; ".join(filter(None, (why, rest)))
+
+
+def _why(judged: Liveness, seen: Seen, now_s: float) -> str:
+    """Words on a launch that has not ended and does not work."""
+    match judged:
+        case Liveness.REQUESTED:
+            why = f"no {seen.noun} yet"
+        case Liveness.PREEMPTED:
+            why = "the cloud took the spot VM back"
+        case Liveness.UNKNOWN | Liveness.GIVEN_UP:
+            why = _no_answer(seen, f"its {seen.noun} is there")
+        case Liveness.RESTARTING | Liveness.STOPPED:
+            why = _left(seen, seen.machine, now_s) if seen.machine else ""
+        case Liveness.OVERDUE:
+            why = f"the {seen.noun} is past its limit: launch reap"
+        case Liveness.SILENT:
+            why = f"no heartbeat for {duration(_silent_s(seen, now_s))}"
+        case Liveness.NEVER_CAME_UP:
+            why = f"no heartbeat for {duration(boot_limit_s(seen.request))} and more" if seen.request else ""
+        case Liveness.QUEUED:
+            why = seen.machine.status.lower() if seen.machine else ""
+        case Liveness.BOOTING:
+            why = "no heartbeat yet" if seen.request else "no request in this bucket: another --bucket?"
+        case _:
+            why = _why_lost(judged, seen)
+    return why
+
+
+def _why_lost(judged: Liveness, seen: Seen) -> str:
+    if seen.request is None:
+        return f"no readable request, no {seen.noun}, no result"
+    if seen.heartbeat is None:
+        return f"no {seen.noun} came, or it left nothing: the launcher was ended meanwhile?"
+    if judged is Liveness.OUT_OF_TIME:
+        return f"the time limit of {duration(seen.request.limit_s)} was reached, without a result"
+    return f"the {seen.noun} is gone and left no result"
 
 
 def _left(seen: Seen, machine: Machine, now_s: float) -> str:
@@ -216,20 +304,12 @@ def _left(seen: Seen, machine: Machine, now_s: float) -> str:
     return f"its {seen.noun} is still there"
 
 
-def _not_answering(seen: Seen, what: str) -> str:
+def _no_answer(seen: Seen, what: str) -> str:
+    """Words on zones that do not answer; empty if all do. `what`: the fact that is not known for this reason."""
     if not seen.silent:
         return ""
     some = ", ".join(seen.silent[:FEW_ZONES]) + (", …" if len(seen.silent) > FEW_ZONES else "")
     return f"whether {what} is not known: no answer from {some}"
-
-
-def _in_an_outage(seen: Seen, now_s: float) -> tuple[LaunchState, str]:
-    """State if the zone does not answer: a recent heartbeat in the bucket still counts."""
-    no_answer = _not_answering(seen, f"its {seen.noun} is there")
-    if seen.heartbeat is not None and now_s - (epoch_s(seen.heartbeat.at) or 0.0) <= SILENCE_LIMIT_S:
-        state, line = _beating(seen.heartbeat, now_s)
-        return state, "; ".join(filter(None, (line, no_answer)))
-    return LaunchState.UNKNOWN, no_answer
 
 
 def _ended(result: Result) -> tuple[LaunchState, str]:
@@ -241,34 +321,8 @@ def _ended(result: Result) -> tuple[LaunchState, str]:
     return LaunchState.FAILED, result.error or reached
 
 
-def _without_machine(seen: Seen, now_s: float, was_preempted: Callable[[], bool]) -> tuple[LaunchState, str]:
-    if seen.request is None:
-        return LaunchState.LOST, f"no readable request, no {seen.noun}, no result"
-    age_s = now_s - (seen.launched_s or 0.0)
-    if seen.heartbeat is None and age_s < PROVISIONING_S:
-        return LaunchState.REQUESTED, f"no {seen.noun} yet"
-    if seen.zone and was_preempted():
-        return LaunchState.PREEMPTED, "the cloud took the spot VM back"
-    if seen.heartbeat is None:
-        return LaunchState.LOST, f"no {seen.noun} came, or it left nothing: the launcher was ended meanwhile?"
-    if age_s > seen.request.limit_s:
-        return LaunchState.LOST, f"the time limit of {duration(seen.request.limit_s)} was reached, without a result"
-    return LaunchState.LOST, f"the {seen.noun} is gone and left no result"
-
-
-def _without_heartbeat(seen: Seen, now_s: float) -> tuple[LaunchState, str]:
-    if seen.request is None:
-        return LaunchState.STARTING, "no request in this bucket: another --bucket?"
-    limit_s = boot_limit_s(seen.request)
-    if now_s - (seen.launched_s or 0.0) > PROVISIONING_S + limit_s:
-        return LaunchState.STALE, f"no heartbeat for {duration(limit_s)} and more"
-    return LaunchState.STARTING, "no heartbeat yet"
-
-
-def _beating(heartbeat: Heartbeat, now_s: float) -> tuple[LaunchState, str]:
-    silent_s = now_s - (epoch_s(heartbeat.at) or 0.0)
-    if silent_s > SILENCE_LIMIT_S:
-        return LaunchState.STALE, f"no heartbeat for {duration(silent_s)}"
+def _progress_of(heartbeat: Heartbeat) -> tuple[LaunchState, str]:
+    """State of a launch that works, by the phases of its heartbeat."""
     if LaunchPhase.UPLOADED in heartbeat.phases or LaunchPhase.RUN_ENDED in heartbeat.phases:
         profiling = (
             LaunchPhase.PROFILE_STARTED in heartbeat.phases and LaunchPhase.PROFILE_ENDED not in heartbeat.phases

@@ -16,7 +16,7 @@ from typing import Any
 from launcher.jobs import cleanup, launches
 from launcher.jobs.follow import Ending, Followed, follow
 from launcher.jobs.session import Event, EventKind, Session
-from launcher.protocol.backend import Condition, Machine, Plan, Submitted, Tried
+from launcher.protocol.backend import Backend, Condition, Machine, Machines, Plan, Submitted, Tried
 from launcher.protocol.records import RUNS, STAMP, Heartbeat, LaunchPhase, Request, Result, epoch_s, request_object, utc
 from launcher.script.files import ScriptFiles
 from workload.contract import bundle
@@ -133,6 +133,21 @@ def run(
         plan = again(plan, session.now_s())
         session.note(f"preempted; attempt {attempt + 1} is '{plan.request.name}'")
     return outcome
+
+
+def prepared(backend: Backend, draft: Plan, machines: Machines, script_files: ScriptFiles | None) -> Plan:
+    """Prepare what the machines need, with the script's further packages in the image, and return the final plan."""
+    plan = backend.prepare(draft, machines)
+    return _with_packages(plan, script_files.requirements) if script_files and script_files.requirements else plan
+
+
+def _with_packages(plan: Plan, requirements: bytes) -> Plan:
+    """The plan with an image that also has a script's further packages."""
+    from launcher import docker_engine  # noqa: PLC0415 - only with requirements
+    from launcher.images import layer  # noqa: PLC0415
+
+    image = layer.pushed(docker_engine.connect(), plan.request.image, requirements)
+    return plan.renamed(replace(plan.request, image=image))
 
 
 def again(plan: Plan, now_s: float) -> Plan:

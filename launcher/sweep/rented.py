@@ -5,20 +5,25 @@ still run, fetches the sealed bundles and requests what is missing. Each poll as
 records, because a machine ends itself only after it has written its result.
 """
 
-import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import fields, replace
-from datetime import UTC, datetime
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from launcher.jobs import cleanup, launches
-from launcher.jobs.commands import with_packages
 from launcher.jobs.follow import LATER_EVERY_S, MAX_BACKOFF_S, interval_s
 from launcher.jobs.launches import LaunchState, Seen
-from launcher.jobs.run import SELF_DELETION_S, Launcher
+from launcher.jobs.liveness import (
+    PROVISIONING_S,
+    TO_BE_REMOVED,
+    Liveness,
+    Observed,
+    PlaceSays,
+    StoreSays,
+    liveness,
+)
+from launcher.jobs.run import SELF_DELETION_S
 from launcher.jobs.session import Session
-from launcher.protocol.backend import Backend, Condition, Job, Listing, Machine, Plan
+from launcher.protocol.backend import Backend, Condition, Listing, Machine
 from launcher.protocol.records import (
     LAUNCHES,
     Heartbeat,
@@ -34,11 +39,11 @@ from launcher.sweep.budget import Budget
 from launcher.sweep.collect import Collector
 from launcher.sweep.control import Control, Wish
 from launcher.sweep.progress import Progress
+from launcher.sweep.submitter import PlannedLaunch, Submitter
 from launcher.sweep.task_launch import TaskLaunch
 from launcher.sweep.work import PlaceWork, runs_text
 from launcher.sweep.workers import Workers
 from workload.contract.errors import ExitCode, NoCapacityError, RooflaunchError, ToolError, UsageError
-from workload.contract.spec import Resolved
 from workload.contract.text import counted
 
 # Give up a task after this many launches in a row that completed none of its runs.
@@ -47,8 +52,6 @@ MOST_IN_VAIN = 3
 AT_A_TIME = 16
 # Polls without a vanished machine after which it is given up: its last records may arrive after the first such poll.
 LOOKS_AFTER_GONE = 2
-# Fields of a request that differ between tasks: a task's draft overrides them in the prepared plan.
-OWN = ("name", "launched_at", "spec", "spec_origin", "task", "limit_s")
 
 
 class RentedPlace:
@@ -77,7 +80,6 @@ class RentedPlace:
         self._launches: list[TaskLaunch] = []
         self._waiting: list[Task] = []
         self._in_vain: dict[int, int] = {}
-        self._prepared: Plan | None = None
         self._session: Session | None = None
         self._failing = 0
         self._last_launch_s = 0.0
@@ -93,7 +95,7 @@ class RentedPlace:
         return sum(known) if known else None
 
     @property
-    def _here(self) -> Session:
+    def _connected(self) -> Session:
         """Session with the place's machines and store; usable once the place is connected."""
         assert self._session is not None
         return self._session
@@ -106,7 +108,7 @@ class RentedPlace:
     @property
     def calls(self) -> dict[str, int]:
         """Number of requests to the place, by kind."""
-        return dict(self._here.machines.calls) if self._session else {}
+        return dict(self._connected.machines.calls) if self._session else {}
 
     def run(self) -> None:
         """Run until every run has an answer or cannot get one, or the user leaves.
@@ -152,7 +154,7 @@ class RentedPlace:
         return [launch for launch in self._launches if not (launch.is_over and launch.is_settled)]
 
     def _pause_s(self) -> float:
-        usual_s = interval_s(self._here.now_s() - self._last_launch_s)
+        usual_s = interval_s(self._connected.now_s() - self._last_launch_s)
         return (
             min(MAX_BACKOFF_S, max(usual_s, LATER_EVERY_S) * 2 ** min(self._failing, 2)) if self._failing else usual_s
         )
@@ -161,7 +163,6 @@ class RentedPlace:
 
     def _connect(self) -> None:
         settings = self._backend.settings(self.place.where, self.place.options)
-        self._settings = settings
         machines, store = self._backend.machines(settings), self._backend.store(settings)
         self._session = Session(
             machines=machines,
@@ -170,14 +171,15 @@ class RentedPlace:
             on_event=lambda event: self._progress.say(self.place.name, event.text) if event.kind == "note" else None,
         )
         self._noun = machines.noun
-        script = self.place.script
-        self._launcher = Launcher(self._here, output=self._output, script_files=script.script_files if script else None)
+        self._submitter = Submitter(
+            self._work, self._backend, settings, self._session, self._budget, self._submitters, output=self._output
+        )
         self._collector = Collector(self._work, store, self._output, self._progress, self._fetchers)
 
     def _take_stock(self) -> None:
         """Fetch the sealed bundles, and adopt the launches of this sweep that have not ended."""
         self._show("asks what there is")
-        cleanup.erase_variables(self._here.store, self._here.machines)
+        cleanup.erase_variables(self._connected.store, self._connected.machines)
         self._collector.fetch_sealed()
         names = self._unfinished()
         if not names:
@@ -192,7 +194,10 @@ class RentedPlace:
             state = launch.judged.state if launch.judged else None
             if state is LaunchState.REQUESTED and launch.machine is None and self._was_killed:
                 # The submitting process died: submit again under the same name.
-                self._submit_again(launch)
+                self._submitter.submit_again(launch)
+                self._progress.say(
+                    self.place.name, f"'{launch.name}' was asked for and never came: it is asked for again"
+                )
             elif not launch.is_over:
                 self._progress.say(
                     self.place.name, f"'{launch.name}' still runs, from an earlier start: it is followed"
@@ -200,14 +205,14 @@ class RentedPlace:
 
     def _unfinished(self) -> list[str]:
         """Names of launches in the store that have no result."""
-        parts = [stored.name.removeprefix(LAUNCHES).split("/") for stored in self._here.store.objects(LAUNCHES)]
+        parts = [stored.name.removeprefix(LAUNCHES).split("/") for stored in self._connected.store.objects(LAUNCHES)]
         have = {(part[0], part[1]) for part in parts if len(part) == 2}  # noqa: PLR2004 - a launch, and its record
         names = sorted({name for name, record in have if record == "request.json"})
         return [name for name in names if (name, "result.json") not in have]
 
     def _read_request(self, name: str) -> TaskLaunch | None:
         """Launch of that name; None unless it belongs to this sweep and has runs of this place."""
-        request = launches.read(self._here.store, request_object(name), Request.from_bytes, [])
+        request = launches.read(self._connected.store, request_object(name), Request.from_bytes, [])
         if request is None or request.name != name or request.task.get("job") != self._sweep:
             return None
         try:
@@ -241,103 +246,23 @@ class RentedPlace:
         if not self._may_start():
             return
         tasks, self._waiting = self._waiting, []
-        started: list[tuple[TaskLaunch, Plan]] = []
+        planned: list[PlannedLaunch] = []
         for index, task in enumerate(tasks):
             self._budget.expect(self.place.name, len(tasks) - index)
-            if (planned := self._planned(task)) is not None:
-                started.append(planned)
+            rest = replace(task, runs=self._work.left(task.runs))
+            if not rest.runs:
+                continue
+            try:
+                planned.append(self._submitter.plan(rest))
+            except RooflaunchError as error:
+                why = str(error)
+                if isinstance(error, UsageError) and (share_usd := self._budget.share_usd) is not None:
+                    why += f" (a machine's share of the sweep's --max-cost is {share_usd:.2f} USD)"
+                self._fail([rest], why, error.hint, error.exit_code)
         self._budget.expect(self.place.name, 0)
-        together = getattr(self._here.machines, "submit_together", None)
-        if together is not None and len(started) > 1:
-            future = self._submitters.submit(self._submit_together, started, together)
-            for launch, _ in started:
-                launch.submitting = future
-        else:
-            for launch, plan in started:
-                launch.submitting = self._submitters.submit(self._submit, launch, plan)
-        self._last_launch_s = self._here.now_s()
-
-    def _planned(self, task: Task) -> "tuple[TaskLaunch, Plan] | None":
-        """Plan a launch for a task and reserve its cost; the first plan prepares the place.
-
-        None, with a message, if the task cannot be planned; None if no run is left.
-        """
-        task = replace(task, runs=self._work.left(task.runs))
-        if not task.runs:
-            return None
-        try:
-            plan = self._plan(task)
-            self._budget.reserve(plan)
-        except RooflaunchError as error:
-            is_poor = isinstance(error, UsageError) and self._budget.share_usd is not None
-            share = (
-                f" (a machine's share of the sweep's --max-cost is {self._budget.share_usd:.2f} USD)" if is_poor else ""
-            )
-            self._fail([task], f"{error}{share}", error.hint, error.exit_code)
-            return None
-        launch = TaskLaunch(task=task, request=plan.request, zones=tuple(plan.request.zones))
-        self._launches.append(launch)
-        return launch, plan
-
-    def _plan(self, task: Task) -> Plan:
-        options = self.place.options
-        share = self._budget.share_usd
-        names = {item.name for item in fields(options)}
-        if share is not None and "max_cost_usd" in names:
-            own = options.max_cost_usd
-            options = replace(options, max_cost_usd=share if own is None else min(own, share))
-        resolved = Resolved(spec=replace(task.runs[0].spec, repeats=1), origin=self._work.plan.origin)
-        job = Job(resolved=resolved, token=secrets.token_hex(3), task=task)
-        now = datetime.fromtimestamp(self._here.now_s(), UTC)
-        draft = self._backend.plan(job, options, self._settings, now=now)
-        if self._prepared is None:
-            sent = self.place.script and self.place.script.script_files
-            if sent:
-                draft = draft.renamed(replace(draft.request, script=sent.facts()))
-            prepared = self._backend.prepare(draft, self._here.machines)
-            self._prepared = with_packages(prepared, sent.requirements) if sent and sent.requirements else prepared
-            return self._prepared
-        own_fields = {name: getattr(draft.request, name) for name in OWN}
-        return self._prepared.renamed(replace(self._prepared.request, **own_fields))
-
-    def _submit(self, launch: TaskLaunch, plan: Plan) -> None:
-        """Record a launch and submit it, in a thread of its own. Raises if the machine cannot be created."""
-        self._launcher.record(plan)
-        submitted = self._launcher.submit(plan)
-        launch.machine = submitted.machines[0]
-        launch.zones = (launch.machine.zone,)
-
-    def _submit_together(self, started: "list[tuple[TaskLaunch, Plan]]", together: Callable[..., Any]) -> None:
-        """Record all launches, then submit them together, at a place that takes many at once."""
-        for _, plan in started:
-            self._launcher.record(plan)
-        try:
-            for _, plan in started:
-                self._launcher.send_script_files(plan)
-            submitted = together([plan for _, plan in started], self._here.note)
-        except RooflaunchError as error:
-            for launch, _ in started:
-                self._launcher.settle(launch.name, "", error.exit_code, str(error))
-            raise
-        machines = {machine.name: machine for machine in submitted.machines}
-        for launch, _ in started:
-            if launch.name in machines:
-                launch.machine = machines[launch.name]
-                launch.zones = (launch.machine.zone,)
-
-    def _submit_again(self, launch: TaskLaunch) -> None:
-        if self._prepared is None:
-            self._plan(launch.task)
-        assert self._prepared is not None
-        plan = self._prepared.renamed(launch.request)
-        launch.is_ours = True
-        launch.submitting = self._submitters.submit(self._resubmit, launch, plan)
-        self._progress.say(self.place.name, f"'{launch.name}' was asked for and never came: it is asked for again")
-
-    def _resubmit(self, launch: TaskLaunch, plan: Plan) -> None:
-        submitted = self._launcher.submit(plan)
-        launch.machine = submitted.machines[0]
-        launch.zones = (launch.machine.zone,)
+        self._launches += [launch for launch, _ in planned]
+        self._submitter.submit(planned)
+        self._last_launch_s = self._connected.now_s()
 
     def _collect_submitted(self) -> None:
         """Handle the ended submissions.
@@ -378,9 +303,9 @@ class RentedPlace:
         if not watched:
             return
         try:
-            listing = self._here.machines.look({launch.name: launch.zones for launch in watched})
+            listing = self._connected.machines.look({launch.name: launch.zones for launch in watched})
             self._read_records(watched)
-            now_s = self._here.now_s()
+            now_s = self._connected.now_s()
             for launch in watched:
                 self._judge(launch, listing, now_s)
             self._end_stale([launch for launch in watched if self._must_be_ended(launch, now_s)])
@@ -398,7 +323,7 @@ class RentedPlace:
     def _read_records(self, watched: Sequence[TaskLaunch]) -> None:
         """Read the new or changed records of these launches, after one listing of the store."""
         start = _common_start([launch.name for launch in watched])
-        versions = {stored.name: stored.version for stored in self._here.store.objects(f"{LAUNCHES}{start}")}
+        versions = {stored.name: stored.version for stored in self._connected.store.objects(f"{LAUNCHES}{start}")}
         reading = []
         for launch in watched:
             result, status = result_object(launch.name), status_object(launch.name)
@@ -415,7 +340,7 @@ class RentedPlace:
     def _read(self, launch: TaskLaunch, new: Mapping[str, str]) -> None:
         """Read these versions of the records; a heartbeat is of no interest once there is a result."""
         problems: list[str] = []
-        store = self._here.store
+        store = self._connected.store
         if result_object(launch.name) in new:
             launch.result = launches.read(store, result_object(launch.name), Result.from_bytes, problems)
         if launch.result is None:
@@ -470,7 +395,7 @@ class RentedPlace:
         zone = launch.zones[0] if len(launch.zones) == 1 else ""
         self._fetchers.submit(
             cleanup.settle,
-            self._here.store,
+            self._connected.store,
             launch.name,
             zone,
             ExitCode.RUN_FAILED,
@@ -485,8 +410,7 @@ class RentedPlace:
             return False
         if launch.result is not None:
             return now_s - (launch.ended_s or now_s) > SELF_DELETION_S
-        is_stale = launch.judged is not None and launch.judged.state is LaunchState.STALE
-        return is_stale and not launch.machine.may_start_again(now_s)
+        return launch.judged is not None and launch.judged.liveness in TO_BE_REMOVED
 
     def _end_stale(self, stale: Sequence[TaskLaunch]) -> None:
         machines = [launch.machine for launch in stale if launch.machine is not None]
@@ -495,16 +419,19 @@ class RentedPlace:
         for launch in stale:
             if launch.result is None:
                 launch.why = launch.judged.why if launch.judged else ""
-                self._here.note(f"'{launch.name}': {launch.why}; it is removed")
+                self._connected.note(f"'{launch.name}': {launch.why}; it is removed")
         # The next polls find the machines gone, and a result if there is one.
-        self._here.machines.stop(machines)
+        self._connected.machines.stop(machines)
 
     def _give_up_past_limits(self, watched: Sequence[TaskLaunch], error: ToolError) -> None:
         """Give up launches past their time limit if the place does not answer: their results stay unknown."""
-        now_s = self._here.now_s()
+        now_s = self._connected.now_s()
         for launch in watched:
             begun_s = epoch_s(launch.request.launched_at) or now_s
-            if now_s > begun_s + launch.request.limit_s + launches.PROVISIONING_S + launches.AFTER_LIMIT_S:
+            store = StoreSays.HEARTBEAT if launch.heartbeat else StoreSays.NOTHING
+            over_limit_s = now_s - (begun_s + PROVISIONING_S + launch.request.limit_s)
+            seen = Observed(place=PlaceSays.UNREACHABLE, store=store, over_limit_s=over_limit_s)
+            if liveness(seen) is Liveness.GIVEN_UP:
                 launch.is_over = launch.is_settled = True
                 self._fail([launch.task], str(error), f"launch status {launch.name}", error.exit_code)
 
@@ -553,13 +480,13 @@ class RentedPlace:
             if launch.submitting is not None and launch.submitting.exception() is not None:
                 launch.is_over = True
         there = {launch.name: launch for launch in self._under_way() if launch.machine and not launch.is_over}
-        removed = self._here.machines.stop([launch.machine for launch in there.values() if launch.machine])
-        now_s = self._here.now_s()
+        removed = self._connected.machines.stop([launch.machine for launch in there.values() if launch.machine])
+        now_s = self._connected.now_s()
         for one in removed:
             if one.gone:
                 there[one.name].is_over = there[one.name].is_settled = True
                 error = f"its {self._noun} was ended with its sweep, by Ctrl-C"
-                cleanup.settle(self._here.store, one.name, one.zone, ExitCode.INTERRUPTED, error, now_s=now_s)
+                cleanup.settle(self._connected.store, one.name, one.zone, ExitCode.INTERRUPTED, error, now_s=now_s)
         self._progress.say(self.place.name, f"{counted(sum(one.gone for one in removed), self._noun)} ended")
         self._collector.fetch_sealed({run.run_key for launch in self._launches for run in launch.task.runs})
         cleanup.require_gone(removed)
@@ -595,7 +522,7 @@ class RentedPlace:
         if not left or not self._work.new_runs or not running:
             return None
         first_s = min(epoch_s(launch.request.launched_at) or 0.0 for launch in self._launches)
-        return (self._here.now_s() - first_s) / self._work.new_runs * left
+        return (self._connected.now_s() - first_s) / self._work.new_runs * left
 
 
 def _common_start(names: Sequence[str]) -> str:

@@ -43,6 +43,10 @@ class TaskLaunch:
     def name(self) -> str:
         return self.request.name
 
+    def is_on(self, machine: Machine) -> None:
+        """Note the machine that was submitted for the launch."""
+        self.machine, self.zones = machine, (machine.zone,)
+
     @property
     def named_runs(self) -> list[str]:
         """Ids of the bundles that the machine has reported as uploaded."""

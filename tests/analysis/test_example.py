@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from analysis import __main__ as door
-from analysis import ncu
+from analysis.readers import ncu
 from workload.contract import bundle, verdict
 
 BUNDLES = Path(str(resources.files("analysis") / "example"))

@@ -151,7 +151,7 @@ def test_kernels_are_read_when_asked_for(tmp_path: Path, monkeypatch: pytest.Mon
     assert kernels["duration_s"].tolist() == pytest.approx([2e-6, 1e-6])
     assert kernels["dram_bytes"].tolist() == [4096, 1024]
     assert [problem.path for problem in results.kernel_problems] == [str(broken / "ncu" / "kernels.csv")]
-    monkeypatch.setattr("analysis.ncu.read", lambda _: pytest.fail("read twice"))
+    monkeypatch.setattr("analysis.readers.ncu.read", lambda _: pytest.fail("read twice"))
     assert results.kernels is kernels
 
 

@@ -1,42 +1,18 @@
 """Reads kernels.csv, the wide table of `ncu --import --csv --page raw --print-units base`; its second row has units."""
 
-import csv
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from workload.contract import ncu_csv
 from workload.contract.errors import ToolError
+from workload.contract.ncu_csv import ERROR, ID, NAME, PROCESS, STARTED, DamagedTableError, NcuSource, NoTableError
 from workload.contract.vocabulary import names_tensor_cores
 from workload.profile.metrics import DRAM, DRAM_PARTS, HFMA2, TENSOR_PIPE, TENSOR_PREFIX, TENSOR_PRODUCTS
 
-HEADER_START = '"ID",'
-ID, PROCESS, NAME, PASSES = "ID", "Process ID", "Kernel Name", "profiler__replayer_passes"
-# Column of the ranges around a kernel, with the format of its cells in its name. Ranges of `range_start` are
-# process-wide.
-MARKS_PREFIX = "Id:Domain:Start/Stop_Range"
-# Units in the spelling of several versions of ncu, and their factors to our base units. Prefixes are decimal.
-UNITS = {
-    "": 1.0,
-    "inst": 1.0,
-    "cycle": 1.0,
-    "pass": 1.0,
-    "op": 1.0,
-    "%": 1.0,
-    "byte": 1.0,
-    "Kbyte": 1e3,
-    "Mbyte": 1e6,
-    "Gbyte": 1e9,
-    "nsecond": 1e-9,
-    "ns": 1e-9,
-    "usecond": 1e-6,
-    "us": 1e-6,
-    "msecond": 1e-3,
-    "ms": 1e-3,
-    "second": 1.0,
-    "s": 1.0,
-}
+PASSES = "profiler__replayer_passes"
 ABSENT = ("", "n/a")
 # Some versions ignore LC_ALL=C and write 4,195,712.
 NUMBER = re.compile(r"-?(?:\d+|\d{1,3}(?:,\d{3})+)(?:\.\d+)?(?:[eE][+-]?\d+)?")
@@ -101,54 +77,46 @@ def read(path: Path, roles: Mapping[str, str]) -> tuple[list[Kernel], tuple[str,
     Metrics that share a role are added up. A metric without a column, in an unknown unit or without a number has no
     value. Raises `ToolError` if the file has no table.
     """
-    with path.open(encoding="utf-8-sig", newline="") as lines:
-        return parse(lines, roles)
+    return _read(NcuSource(path=path), roles)
 
 
-def parse(lines: Iterable[str], roles: Mapping[str, str]) -> tuple[list[Kernel], tuple[str, ...]]:
-    """Read the table from lines; see `read`."""
-    rows = iter(csv.reader(_from_header(lines)))
-    header, units = next(rows), next(rows, [])
-    columns = {name: index for index, name in enumerate(header)}
-    if len(units) != len(header) or units[columns[ID]]:
-        raise _unexpected("the second row holds no units")
-    wanted = {name: units[columns[name]] for name in (*roles, PASSES) if name in columns}
-    marks = next((index for name, index in columns.items() if name.startswith(MARKS_PREFIX)), None)
-    reader = _Reader(columns, wanted, roles, marks)
-    kernels = [reader.kernel(row) for row in rows if reader.is_whole(row)]
-    return kernels, tuple(reader.notes())
+def parse(text: str, roles: Mapping[str, str]) -> tuple[list[Kernel], tuple[str, ...]]:
+    """Read the table in a text; see `read`."""
+    return _read(NcuSource(path=Path("kernels.csv"), content=text.encode()), roles)
 
 
-def _from_header(lines: Iterable[str]) -> Iterable[str]:
-    """Lines from the table's header on; earlier lines are messages."""
-    source = iter(lines)
-    seen: list[str] = []
-    for line in source:
-        if line.startswith(HEADER_START):
-            return _chain(line, source)
-        seen.append(line.strip())
-    said = next((line for line in seen if line.startswith("==ERROR==")), next(filter(None, seen), "nothing"))
-    raise _unexpected(f"there is no table; ncu says: {said}")
-
-
-def _chain(first: str, rest: Iterable[str]) -> Iterable[str]:
-    yield first
-    yield from rest
+def _read(source: NcuSource, roles: Mapping[str, str]) -> tuple[list[Kernel], tuple[str, ...]]:
+    try:
+        head = ncu_csv.find(source)
+        units, _ = ncu_csv.units_of(source, head)
+        if units is None:
+            raise _unexpected("the second row holds no units")
+        reader = _Reader(head.header, units, roles)
+        kernels = [reader.kernel(row) for _, _, row in ncu_csv.rows(source, head) if reader.is_whole(row)]
+    except NoTableError as error:
+        lines = [line.strip() for line in error.text.splitlines()]
+        said = next((line for line in lines if line.startswith(ERROR)), next(filter(None, lines), "nothing"))
+        raise _unexpected(f"there is no table; ncu says: {said}") from error
+    except DamagedTableError as error:
+        raise _unexpected(str(error)) from error
+    return kernels, tuple(reader.notes(head.is_cut))
 
 
 class _Reader:
     """Converts rows to kernels and counts unreadable cells: a bad cell is left out, the rest of the profile is kept."""
 
-    def __init__(
-        self, columns: Mapping[str, int], units: Mapping[str, str], roles: Mapping[str, str], marks: int | None
-    ) -> None:
-        self._columns, self._units, self._roles, self._marks = columns, units, roles, marks
+    def __init__(self, header: Sequence[str], units: Sequence[str], roles: Mapping[str, str]) -> None:
+        self._width, self._roles = len(header), roles
+        self._columns = {name: index for index, name in enumerate(header)}
+        known = {name: units[self._columns[name]] for name in (*roles, PASSES) if name in self._columns}
+        self._units = {name: (unit, ncu_csv.factor_of_any(unit)) for name, unit in known.items()}
+        self._marks = next((index for name, index in self._columns.items() if name.startswith(STARTED)), None)
         self._unread: Counter[str] = Counter()
         self._broken_rows = 0
 
     def is_whole(self, row: Sequence[str]) -> bool:
         """Whether the row has a cell under every column."""
-        whole = len(row) == len(self._columns)
+        whole = len(row) == self._width
         self._broken_rows += not whole
         return whole
 
@@ -174,22 +142,22 @@ class _Reader:
     def _value(self, row: Sequence[str], name: str) -> float | None:
         if name not in self._units:
             return None
-        text, unit = row[self._columns[name]].strip(), self._units[name]
+        text, (unit, base_units) = row[self._columns[name]].strip(), self._units[name]
         if text in ABSENT:
             return None
-        if unit not in UNITS:
+        if base_units is None:
             self._unread[f"{name} is in an unknown unit, '{unit}'"] += 1
         elif not NUMBER.fullmatch(text):
             self._unread[f"{name} is no number, '{text[:40]}'"] += 1
         else:
-            return float(text.replace(",", "")) * UNITS[unit]
+            return float(text.replace(",", "")) * base_units
         return None
 
-    def notes(self) -> Iterator[str]:
-        """Note on each kind of cell that was left out."""
+    def notes(self, is_cut: bool) -> Iterator[str]:
+        """Note on each kind of cell that was left out; `is_cut`: the file ends within a row."""
         for what, number in self._unread.items():
             yield f"{what}: left out of {number} launch{'' if number == 1 else 'es'}"
-        if number := self._broken_rows:
+        if number := self._broken_rows + is_cut:
             yield f"{number} row{'' if number == 1 else 's'} with too few or too many cells: left out"
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from launcher.jobs import launches
+from launcher.jobs import liveness
 from launcher.protocol.records import LaunchPhase, Request, request_object
 from launcher.protocol.task import TaskRun
 from launcher.sweep import lock
@@ -118,7 +118,7 @@ def test_machines_that_are_lost_or_taken_back_are_replaced(clouds: Clouds, capsy
 def test_a_silent_machine_is_removed_and_its_runs_done_by_another(
     clouds: Clouds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launches, "SILENCE_LIMIT_S", 600)
+    monkeypatch.setattr(liveness, "SILENCE_LIMIT_S", 600)
     with clouds(fault=[Fault.STOPS_BEATING], durations=LONG, scale=100) as cloud:
         sweep = cloud_sweep(name="silent", blocks=1)
         outcome = swept(cloud, sweep)

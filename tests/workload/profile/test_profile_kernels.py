@@ -29,12 +29,8 @@ WIDE = f"""==PROF== Connected to process 11884 (/usr/bin/python3.12)
 """
 
 
-def lines(text: str) -> list[str]:
-    return text.splitlines(keepends=True)
-
-
 def test_columns_are_found_by_name() -> None:
-    first, second = parse(lines(WIDE), ROLES)[0]
+    first, second = parse(WIDE, ROLES)[0]
     assert first.name == 'void k<float, "a">(int, T1 *)'
     assert (first.process_id, first.index, first.passes) == ("11", "0", 4)
     assert first.marks is not None
@@ -54,13 +50,13 @@ def test_windows_file(tmp_path: Path) -> None:
 
 
 def test_metric_without_a_column_has_no_value() -> None:
-    kernel = parse(lines(WIDE), {"l1tex__t_bytes.sum": "l1_bytes"})[0][0]
+    kernel = parse(WIDE, {"l1tex__t_bytes.sum": "l1_bytes"})[0][0]
     assert kernel.values == {"l1_bytes": None}
 
 
 def test_table_without_ranges_says_so() -> None:
     text = WIDE.replace(MARKS, "something else")
-    assert [kernel.marks for kernel in parse(lines(text), ROLES)[0]] == [None, None]
+    assert [kernel.marks for kernel in parse(text, ROLES)[0]] == [None, None]
 
 
 @pytest.mark.parametrize(
@@ -75,7 +71,7 @@ def test_table_without_ranges_says_so() -> None:
 )
 def test_a_file_without_a_table_is_refused(broken: str, message: str) -> None:
     with pytest.raises(ToolError) as caught:
-        parse(lines(broken), ROLES)
+        parse(broken, ROLES)
     assert message in str(caught.value)
     assert caught.value.hint.startswith("LC_ALL=C ncu --import")
 
@@ -95,7 +91,7 @@ def test_a_file_without_a_table_is_refused(broken: str, message: str) -> None:
     ids=["thousands", "nan", "prefix", "unit"],
 )
 def test_an_odd_cell_costs_that_cell(odd: str, dram_bytes: float | None, notes: tuple[str, ...]) -> None:
-    kernels, told = parse(lines(odd), ROLES)
+    kernels, told = parse(odd, ROLES)
     assert [kernel.name for kernel in kernels] == ['void k<float, "a">(int, T1 *)', "fill"]
     assert kernels[0].values["dram_bytes"] == dram_bytes
     assert kernels[0].values["tensor_flop_fp16"] == 2048, "the others are not touched"
@@ -103,7 +99,7 @@ def test_an_odd_cell_costs_that_cell(odd: str, dram_bytes: float | None, notes: 
 
 
 def test_a_broken_row_costs_that_row() -> None:
-    kernels, notes = parse(lines(WIDE.replace('"4","10",', '"4",')), ROLES)
+    kernels, notes = parse(WIDE.replace('"4","10",', '"4",'), ROLES)
     assert [kernel.name for kernel in kernels] == ["fill"]
     assert notes == ("1 row with too few or too many cells: left out",)
 
@@ -113,7 +109,7 @@ def test_without_a_sum_of_dram_bytes_its_parts_are_added() -> None:
         "sm__ops_path_tensor_src_fp16_dst_fp16.sum", "dram__bytes_op_write.sum"
     )
     roles = {"dram__bytes_op_read.sum": "dram_read_bytes", "dram__bytes_op_write.sum": "dram_write_bytes"}
-    first, second = parse(lines(text), roles)[0]
+    first, second = parse(text, roles)[0]
     assert (first.values["dram_bytes"], second.values.get("dram_bytes")) == (4195712, None)
 
 
@@ -122,7 +118,7 @@ def test_without_a_sum_of_dram_bytes_its_parts_are_added() -> None:
 )
 def test_time_units_of_several_versions(unit: str, cell: str, expected_s: float) -> None:
     text = WIDE.replace('"nsecond"', f'"{unit}"').replace('"31872"', f'"{cell}"')
-    assert parse(lines(text), ROLES)[0][0].values["time_s"] == pytest.approx(expected_s)
+    assert parse(text, ROLES)[0][0].values["time_s"] == pytest.approx(expected_s)
 
 
 def kernel(name: str = "k", **values: float | None) -> Kernel:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import pytest
 
 from launcher.backends.gcp.plan import Options, make_plan
-from launcher.jobs import follow, launches
+from launcher.jobs import follow, liveness
 from launcher.jobs import run as launching
 from launcher.jobs.launches import LaunchState
 from launcher.jobs.run import LaunchOutcome, LeftRunningError, again, run
@@ -141,8 +141,8 @@ def test_a_vm_that_hangs_is_removed_and_what_it_said_kept(
     clouds: Clouds, monkeypatch: pytest.MonkeyPatch, fault: Fault, said: str
 ) -> None:
     # The real limits are tested with a clock that nobody waits for.
-    monkeypatch.setattr(launches, "BOOT_LIMIT_S", 150)
-    monkeypatch.setattr(follow, "SILENCE_LIMIT_S", 120)
+    monkeypatch.setattr(liveness, "BOOT_LIMIT_S", 150)
+    monkeypatch.setattr(liveness, "SILENCE_LIMIT_S", 120)
     monkeypatch.setattr(follow, "RESTART_S", 300)
     with clouds(fault=fault, scale=400) as cloud:
         plan = cloud.plan()

@@ -402,7 +402,7 @@ def until(is_there: Callable[[], object]) -> None:
 
 
 def test_boot_and_agent_mean_the_same_mark() -> None:
-    assert (boot_program.STARTED, boot_program.HOST_FACTS) == (agent_home.STARTED, host_facts.FILE)
+    assert (boot_program.STARTED, boot_program.LANDLORD) == (agent_home.STARTED, host_facts.FILE)
 
 
 def test_the_vms_own_python_may_be_old() -> None:

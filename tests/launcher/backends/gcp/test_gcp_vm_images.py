@@ -11,7 +11,7 @@ from launcher.backends.gcp.gpus import Driver, VmImage
 from launcher.backends.gcp.plan import Options, VmPlan, make_plan
 from launcher.backends.gcp.refusals import DeniedError
 from launcher.backends.gcp.settings import resolve_settings
-from launcher.jobs import launches
+from launcher.jobs import liveness
 from launcher.protocol.records import Request
 from workload.contract.errors import ExitCode, ToolError, UsageError
 from workload.contract.spec import resolve
@@ -226,7 +226,7 @@ def test_a_renamed_family_is_told_and_the_next_one_taken() -> None:
     plan = plan.on_image(image, notes)
     assert plan.request.options["vm_image"] == f"projects/{last.project}/global/images/{last.name}-v20261101"
     assert (plan.driver, plan.metadata()["rooflaunch-driver"]) == (Driver.INSTALL, "install")
-    assert launches.boot_limit_s(plan.request) == launches.INSTALLING_BOOT_LIMIT_S > launches.boot_limit_s(usual)
+    assert liveness.boot_limit_s(plan.request) == liveness.INSTALLING_BOOT_LIMIT_S > liveness.boot_limit_s(usual)
     assert plan.notes == (
         *(
             f"there is no VM image family {image.name} in project {image.project} any more"

@@ -1,0 +1,577 @@
+"""Parse logs of other programs into one value per row and field, in this project's units. Standard library only.
+
+import_columns.toml gives the meaning and unit of each column. `analysis.readers` reads the rows.
+A row can be one iteration, one printed iteration out of several, or a whole run. The step column, the time stamps and
+the labels decide which. A file in which these contradict each other is refused.
+"""
+
+import itertools
+import math
+import re
+import statistics
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from analysis.readers import tables
+from analysis.readers.logs import training_logs
+from analysis.readers.logs.training_logs import WholeRun
+from analysis.readers.looks_like import READABLE, looks_like
+from analysis.readers.repeats import again, without_second_half
+from analysis.readers.tables import PANDAS_INDEX, ForeignTable
+from workload.contract.errors import UsageError
+from workload.contract.text import counted, plain
+
+TABLE = Path(__file__).with_name("import_columns.toml")
+NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,4})?", re.ASCII)
+ABSENT = frozenset({"", "nan", "n/a", "na", "none", "null", "-"})
+SERIES = ("step_s", "data_s", "images_per_s", "timestamp", "loss", "step", "images", "elapsed_s")
+LABELS = ("model", "batch_size", "precision", "device_name", "device_type", "place", "torch")
+# Fields that time a row.
+TIMERS = ("step_s", "images_per_s", "elapsed_s")
+# Fields whose values differ when a measurement is repeated.
+MEASURED = ("step_s", "data_s", "images_per_s", "timestamp", "loss", "elapsed_s")
+POSITIVE = ("step_s", "images_per_s", "images")
+# Range of Unix time from 2001 to 2286, in seconds and in milliseconds.
+UNIX_S, UNIX_MS = (1e9, 1e10), (1e12, 1e13)
+# Upper limit of plausible seconds, images per second and losses; its inverse is the lower limit of positive fields.
+LIMIT = 1e12
+# One day: no iteration takes longer, so a larger figure is in another unit than its column says.
+LONGEST_ITERATION_S = 86_400.0
+SHOWN = 12
+# Without a step column, rows are whole runs if each run has fewer rows than this on average. A log of so few
+# iterations would be useless.
+FEW_ROWS = 5
+# If time stamps are this many iteration times apart, they do not belong to iterations. A timer that does not wait for
+# its GPU reads a tenth of the step at worst; a slow data loader makes iterations about ten times as long as the step.
+RUNS_APART = 50.0
+# If time passed / iteration time is below this, the iterations cannot have run one after the other.
+DOES_NOT_FIT = 0.5
+ALIKE = 0.2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meaning:
+    """A row of import_columns.toml: the field, unit factor and source of a column's meaning."""
+
+    name: str
+    field: str
+    factor: float
+    includes_data: bool
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Whole:
+    """Figures that a file gives for a whole run without steps; `started_at_s` is Unix time in seconds."""
+
+    images_per_s: float | None
+    step_s: float | None = None
+    images: float | None = None
+    wall_s: float | None = None
+    started_at_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Log:
+    """A run of a log in this project's units.
+
+    `series`: a value per row for each field, None for an empty cell. `labels`: words of the file, unchanged. `columns`:
+    the source column of each field. `ignored`: names of the other columns. `cut`: number of rows left out because the
+    file breaks off in them. `lines`: line numbers of the rows in the file. `iterations`: per row, the number of
+    iterations since the previous row. `wall_s`: seconds from the first row to the last, if the file gives them other
+    than by time stamps. `has_zone`: False if the time stamps lack a time zone, so that only their differences are
+    known. `whole`: figures of a run without rows. `images_per_row`: from a column that counts images. `remarks`: a
+    sentence for each omission or decision. `losses`: a sentence for each part that the file holds twice.
+    `contradictions`: a sentence for each disagreement between columns.
+    """
+
+    kind: str
+    series: Mapping[str, Sequence[float | None]]
+    labels: Mapping[str, str]
+    columns: Mapping[str, Meaning]
+    ignored: Sequence[str]
+    rows: int
+    cut: int
+    lines: Sequence[int] = ()
+    iterations: Sequence[int] = ()
+    wall_s: float | None = None
+    has_zone: bool = True
+    whole: Whole | None = None
+    remarks: tuple[str, ...] = ()
+    images_per_row: float | None = None
+    losses: tuple[str, ...] = ()
+    contradictions: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Columns:
+    """The known columns of a table by field, and `plain`, which normalizes the text of a number cell."""
+
+    file: str
+    table: ForeignTable
+    by_field: Mapping[str, tuple[Meaning, int]]
+    plain: Callable[[str], str] = field(default=str.strip)
+    losses: tuple[str, ...] = ()
+
+    def label(self, name: str, row: Sequence[str]) -> str:
+        """The text of a label in this row; empty if the label is absent."""
+        text = row[self.by_field[name][1]].strip() if name in self.by_field else ""
+        return "" if text.lower() in ABSENT else text
+
+
+@cache
+def meanings() -> Mapping[str, Meaning]:
+    """Rows of import_columns.toml by column name, in file order."""
+    rows: Mapping[str, Mapping[str, Any]] = tomllib.loads(TABLE.read_text(encoding="utf-8"))
+    return {
+        name: Meaning(
+            name=name,
+            field=row["field"],
+            factor=row.get("factor", 1.0),
+            includes_data=row.get("includes_data", False),
+            source=row["source"],
+        )
+        for name, row in rows.items()
+    }
+
+
+def is_log(header: Sequence[str]) -> bool:
+    """Whether a table with these columns has a column that times its rows."""
+    return any(meaning.field in TIMERS for meaning, _ in _known_columns(header).values())
+
+
+def read(text: str, *, file: str, batch_size: int | None = None) -> Sequence[Log]:
+    """Parse a log into its runs; `file` is the name used in messages.
+
+    `batch_size`: converts rates to step times, if the user gave it. Raises `UsageError`, which names the row and the
+    column that cannot be read.
+    """
+    text, is_doubled = without_second_half(text)
+    text, repeated = training_logs.without_repeats(text)
+    losses = ["the file holds everything twice: its second half is left out"] * is_doubled
+    losses += [f"{counted(repeated, 'line')} of the log come again in the same words: left out"] * bool(repeated)
+    logs = _logs(text, file, batch_size)
+    return [replace(log, losses=(*losses, *log.losses)) for log in logs] if losses else logs
+
+
+def _logs(text: str, file: str, batch_size: int | None) -> Sequence[Log]:
+    known = training_logs.read(text)
+    if isinstance(known, WholeRun):
+        return [_of_whole_run(known)]
+    if known is None:
+        _refuse_other_files(text, file)
+    table = known or tables.read(text, file=file, is_header=is_log)
+    by_field = _known_columns(table.header)
+    if not any(name in by_field for name in TIMERS):
+        raise _no_timer(table, file)
+    if not table.rows:
+        raise UsageError(f"'{file}' has a header and no rows", hint="import the log of a run that got to a first step")
+    _refuse_twins(table, by_field, file)
+    by_field = _with_batch_counter(table, by_field)
+    table, losses = _once(table, by_field)
+    columns = _Columns(file=file, table=table, by_field=by_field, losses=losses)
+    if table.kind == "csv":
+        numeric = [index for name, (_, index) in by_field.items() if name in SERIES]
+        cells = (row[index] for _, row in table.rows for index in numeric)
+        columns = replace(columns, plain=tables.plain_numbers(cells, file=file))
+    runs = _runs(columns, batch_size)
+    if not any(_is_timed(run) for run in runs):
+        empty = _shown([meaning.name for name, (meaning, _) in by_field.items() if name in TIMERS])
+        raise UsageError(
+            f"'{file}' must time at least one row; no cell under {empty} has a value",
+            hint="import a log that the program wrote with its timer on",
+        )
+    return runs
+
+
+def _runs(columns: _Columns, batch_size: int | None) -> list[Log]:
+    """Split the table into runs: one per set of labels, or one per row if rows cannot be iterations."""
+    groups = _groups(columns)
+    if not _are_runs(columns, groups):
+        logs = [_of_rows(columns, rows, keep_means=len(groups) == 1) for rows in groups]
+        judged = [log for log in logs if _judged(log, columns.file, batch_size)]
+        if len(judged) == len(logs):
+            return judged
+    return [_of_row(columns, line, row) for line, row in columns.table.rows]
+
+
+def _is_timed(log: Log) -> bool:
+    """Whether the file gives a duration, a rate or a time stamp for this run."""
+    if log.whole:
+        return bool(log.whole.step_s or log.whole.images_per_s)
+    times = (log.series.get(name, ()) for name in (*TIMERS, "timestamp"))
+    return bool(log.wall_s) or any(value is not None for values in times for value in values)
+
+
+def _refuse_other_files(text: str, file: str) -> None:
+    """Raise `UsageError` for a text without a table that could be a log; the message names the likely file format."""
+    if not text.strip():
+        raise UsageError(f"'{file}' is empty", hint="look whether the program could write its log")
+    if tables.find_header(text, is_log) is not None:
+        return
+    if seen := looks_like(b"", text):
+        raise UsageError(f"'{file}' looks like {seen[0]}; {READABLE}", hint=seen[1])
+    first_line = text.lstrip().split("\n", 1)[0]
+    if not any(mark in first_line for mark in tables.DELIMITERS):
+        raise UsageError(
+            f"'{file}' is no log that is known: it begins '{first_line[:80].strip()}'; {READABLE}",
+            hint="import a table with a row per iteration, and a column such as iter_time_ms",
+        )
+
+
+def _no_timer(table: ForeignTable, file: str) -> UsageError:
+    known = ", ".join(name for name, meaning in meanings().items() if meaning.field in TIMERS)
+    return UsageError(
+        f"'{file}' has no column that is known to hold a step time; it has {_shown(table.header)}",
+        hint=f"rename the column to one of {known}; the unit must be known",
+    )
+
+
+def _known_columns(header: Sequence[str]) -> dict[str, tuple[Meaning, int]]:
+    """Meaning and column index of each known field.
+
+    If several columns have one field, the name listed first in import_columns.toml wins; of equal names, the first
+    column.
+    """
+    where = {name.strip().lower(): index for index, name in reversed(list(enumerate(header)))}
+    columns: dict[str, tuple[Meaning, int]] = {}
+    for name, meaning in meanings().items():
+        if name in where:
+            columns.setdefault(meaning.field, (meaning, where[name]))
+    return columns
+
+
+def _refuse_twins(table: ForeignTable, by_field: Mapping[str, tuple[Meaning, int]], file: str) -> None:
+    """Raise `UsageError` if two columns with the same known name differ."""
+    for meaning, first in by_field.values():
+        twins = [index for index, name in enumerate(table.header) if name.strip().lower() == meaning.name]
+        for twin in twins[1:]:
+            for line, row in table.rows:
+                if row[first].strip() != row[twin].strip():
+                    raise UsageError(
+                        f"'{file}' has two columns {table.header[first]}, and they differ in line {line}:"
+                        f" '{row[first][:80]}' and '{row[twin][:80]}'",
+                        hint="leave one of the two columns out",
+                    )
+
+
+def _once(table: ForeignTable, by_field: Mapping[str, tuple[Meaning, int]]) -> tuple[ForeignTable, tuple[str, ...]]:
+    """Drop rows that repeat earlier rows; returns the table and a sentence that counts the dropped rows."""
+    if table.kind != "csv":
+        return table, ()
+    measured = [by_field[name][1] for name in MEASURED if name in by_field]
+    figures = [" ".join(row[index].strip() for index in measured) for _, row in table.rows]
+    repeated = again([tuple(row) for _, row in table.rows], figures)
+    if not repeated:
+        return table, ()
+    lines = [table.rows[index][0] for index in repeated]
+    what = f"{counted(len(lines), 'row')} in the file again, from line {lines[0]} to {lines[-1]}: left out"
+    kept = [row for index, row in enumerate(table.rows) if index not in set(repeated)]
+    return replace(table, rows=kept), (what,)
+
+
+def _with_batch_counter(
+    table: ForeignTable, by_field: dict[str, tuple[Meaning, int]]
+) -> dict[str, tuple[Meaning, int]]:
+    """Read a column `batch` that counts 0, 1, 2 or 1, 2, 3 as the iteration number; other values are batch sizes."""
+    meaning, index = by_field.get("batch_size", (None, 0))
+    if meaning is None or meaning.name != "batch":
+        return by_field
+    values = [row[index].strip() for _, row in table.rows]
+    counts = values in ([str(number + first) for number in range(len(values))] for first in (0, 1))
+    if not counts or len(values) == 1:
+        return by_field
+    rest = {name: column for name, column in by_field.items() if name != "batch_size"}
+    return rest if "step" in rest else rest | {"step": (replace(meaning, field="step"), index)}
+
+
+# --- which rows are one run
+
+
+def _groups(columns: _Columns) -> list[list[tuple[int, Sequence[str]]]]:
+    """Rows grouped into runs by their labels, in the order in which the runs begin."""
+    names = [name for name in (*LABELS, "run") if name in columns.by_field]
+    groups: dict[tuple[str, ...], list[tuple[int, Sequence[str]]]] = {}
+    for line, row in columns.table.rows:
+        groups.setdefault(tuple(columns.label(name, row) for name in names), []).append((line, row))
+    # Rows with empty label cells belong to the only run that other rows name.
+    named = [key for key in groups if all(key)]
+    if len(named) == 1 and all(
+        all(mine in {"", its} for mine, its in zip(key, named[0], strict=True)) for key in groups
+    ):
+        return [list(columns.table.rows)]
+    return list(groups.values())
+
+
+def _are_runs(columns: _Columns, groups: Sequence[Sequence[Any]]) -> bool:
+    """Whether each row is a run of its own: several label sets, few rows for each, and no step column."""
+    return len(groups) > 1 and "step" not in columns.by_field and len(columns.table.rows) < FEW_ROWS * len(groups)
+
+
+def _of_row(columns: _Columns, line: int, row: Sequence[str]) -> Log:
+    """Make the log of a run that has a single row in the table."""
+    values = {
+        name: _value(columns, line, meaning, row[index])
+        for name, (meaning, index) in columns.by_field.items()
+        if name in SERIES and name != "timestamp"
+    }
+    stamp_s, has_zone = None, True
+    if "timestamp" in columns.by_field:
+        meaning, index = columns.by_field["timestamp"]
+        stamp_s, has_zone = _timestamp(columns.file, line, meaning, row[index])
+    rate, images, wall_s = (values.get(name) for name in ("images_per_s", "images", "elapsed_s"))
+    whole = Whole(
+        images_per_s=rate,
+        step_s=values.get("step_s"),
+        images=images,
+        wall_s=wall_s,
+        started_at_s=stamp_s if has_zone else None,
+    )
+    is_checked = bool(images and wall_s)
+    remark = "a table with a row per run: nothing in it checks its figures"
+    wrong = []
+    if rate and images and wall_s and abs(rate * wall_s / images - 1) > ALIKE:
+        wrong.append(
+            f"the file says {plain(rate, 4)} images/s, and {plain(images, 4)} images in {plain(wall_s, 4)} s are"
+            f" {plain(images / wall_s, 4)}"
+        )
+    return replace(
+        _empty_log(columns),
+        whole=whole,
+        labels=_labels(columns, [(line, row)]),
+        lines=[line],
+        remarks=() if is_checked else (remark,),
+        contradictions=tuple(wrong),
+    )
+
+
+def _of_whole_run(run: WholeRun) -> Log:
+    whole = Whole(images_per_s=run.images_per_s, images=run.images, wall_s=run.wall_s)
+    return Log(
+        kind=run.kind, series={}, labels=run.labels, columns={}, ignored=(), rows=0, cut=0, whole=whole,
+        remarks=run.remarks,
+    )  # fmt: skip
+
+
+def _empty_log(columns: _Columns) -> Log:
+    used = {index for _, index in columns.by_field.values()}
+    return Log(
+        kind=columns.table.kind,
+        series={},
+        labels={},
+        columns={name: meaning for name, (meaning, _) in columns.by_field.items()},
+        ignored=[
+            name
+            for index, name in enumerate(columns.table.header)
+            if index not in used and name.lower() not in PANDAS_INDEX
+        ],
+        rows=0,
+        cut=columns.table.cut,
+        losses=columns.losses,
+    )
+
+
+def _of_rows(columns: _Columns, rows: Sequence[tuple[int, Sequence[str]]], *, keep_means: bool) -> Log:
+    """Make the log of a run that has a row per iteration, or per printed iteration."""
+    table = columns.table
+    series: dict[str, Sequence[float | None]] = {
+        name: [_value(columns, line, meaning, row[index]) for line, row in rows]
+        for name, (meaning, index) in columns.by_field.items()
+        if name in SERIES and name != "timestamp"
+    }
+    has_zone = True
+    if "timestamp" in columns.by_field:
+        meaning, index = columns.by_field["timestamp"]
+        stamps = [_timestamp(columns.file, line, meaning, row[index]) for line, row in rows]
+        zones = {zoned for stamp_s, zoned in stamps if stamp_s is not None}
+        if len(zones) > 1:
+            raise UsageError(
+                f"'{columns.file}': some time stamps say their time zone and others do not", hint="correct the file"
+            )
+        has_zone = zones != {False}
+        series["timestamp"] = [stamp_s for stamp_s, _ in stamps]
+    iterations, remarks = _iterations(series.get("step"), len(rows))
+    if "timestamp" not in series and _grows(series.get("elapsed_s")):
+        # Seconds since the run began serve as time stamps.
+        series["timestamp"], has_zone = series["elapsed_s"], False
+    elif not has_zone:
+        remarks.append("time stamps without a zone: durations are known, when the run was is not")
+    if keep_means and table.iterations is not None:
+        iterations = list(table.iterations)
+    stride = statistics.mode(iterations[1:]) if len(iterations) > 1 else 1
+    if stride > 1:
+        remarks.append(f"a row every {stride} iterations: the others are in the wall time, not among the steps")
+    labels = dict(table.labels) | _labels(columns, rows)
+    per_row = _images_per_row(series.get("images"))
+    if per_row:
+        labels.setdefault("batch_size", str(round(per_row / stride)))
+    return replace(
+        _empty_log(columns),
+        series=series,
+        labels=labels,
+        rows=len(rows),
+        lines=[line for line, _ in rows],
+        iterations=iterations,
+        wall_s=table.wall_s if keep_means else None,
+        has_zone=has_zone,
+        remarks=(*table.remarks, *remarks),
+        images_per_row=per_row,
+    )
+
+
+def _grows(values: Sequence[float | None] | None) -> bool:
+    """Whether all values are known and strictly increasing, like readings of a clock or a counter."""
+    known = [value for value in values or () if value is not None]
+    return len(known) > 1 and len(known) == len(values or ()) and all(a < b for a, b in itertools.pairwise(known))
+
+
+def _images_per_row(images: Sequence[float | None] | None) -> float | None:
+    """Most frequent number of images per row; the column counts per row or since the run began. None if unknown."""
+    known = [value for value in images or () if value is not None]
+    if not known or len(known) != len(images or ()):
+        return None
+    advances = [after - before for before, after in itertools.pairwise(known)] if _grows(known) else known
+    return statistics.mode(advances) if min(advances) > 0 else None
+
+
+def _labels(columns: _Columns, rows: Iterable[tuple[int, Sequence[str]]]) -> dict[str, str]:
+    every = list(rows)
+    words = {name: [columns.label(name, row) for _, row in every] for name in LABELS if name in columns.by_field}
+    return {name: next(filter(None, cells)) for name, cells in words.items() if any(cells)}
+
+
+def _iterations(steps: Sequence[float | None] | None, rows: int) -> tuple[list[int], list[str]]:
+    """Per row, the iterations since the previous row, and remarks; the usual advance if the step column restarts."""
+    if steps is None or None in steps or len(set(steps)) == 1:
+        return [1] * rows, []
+    numbers = [step for step in steps if step is not None]
+    if any(number != math.floor(number) for number in numbers):
+        return [1] * rows, ["the step column holds no whole numbers, and is not read"]
+    advances = [int(after - before) for before, after in itertools.pairwise(numbers)]
+    usual = statistics.mode([advance for advance in advances if advance > 0] or [1])
+    return [1, *(advance if advance > 0 else usual for advance in advances)], []
+
+
+# --- what contradicts itself
+
+
+def _judged(log: Log, file: str, batch_size: int | None) -> Log | None:
+    """The log; None if its rows can only be whole runs. `UsageError` if step column, times and stamps contradict."""
+    iteration_s = _iteration_s(log, batch_size)
+    stamps = log.series.get("timestamp", ())
+    apart = [
+        (after - before) / count
+        for before, after, count in zip(stamps, stamps[1:], log.iterations[1:], strict=False)
+        if before is not None and after is not None and after > before
+    ]
+    if iteration_s is None or not apart:
+        return log
+    interval_s = statistics.median(apart)
+    stride = statistics.mode(log.iterations[1:])
+    if stride > 1 and interval_s < DOES_NOT_FIT * iteration_s:
+        raise UsageError(
+            f"'{file}' contradicts itself: its column {log.columns['step'].name} advances by {stride} a row, and"
+            f" {stride} iterations of {iteration_s:.3g} s do not fit into the {interval_s * stride:.3g} s between its"
+            " time stamps",
+            hint=_reading_that_fits(log, batch_size, stride),
+        )
+    if interval_s < RUNS_APART * iteration_s:
+        return log
+    if "step" not in log.columns:
+        return None
+    step = log.columns["step"].name
+    raise UsageError(
+        f"'{file}' contradicts itself: its time stamps are {plain(interval_s / iteration_s, 3)} times as far apart as"
+        f" an iteration of {iteration_s:.3g} s takes, and its column {step} says that none lies between",
+        hint=f"a row per run fits: rename the column {step} to run",
+    )
+
+
+def _iteration_s(log: Log, batch_size: int | None) -> float | None:
+    """Median seconds of an iteration, from the timer or else from the rate; None if neither is known."""
+    times = [value for value in log.series.get("step_s", ()) if value is not None]
+    if times:
+        return statistics.median(times)
+    from_rates = _from_rates(log, batch_size)
+    return statistics.median(from_rates) if from_rates else None
+
+
+def _from_rates(log: Log, batch_size: int | None) -> list[float]:
+    label = log.labels.get("batch_size", "")
+    images = batch_size or (int(label) if label.isascii() and label.isdigit() and len(label) < SHOWN else 0)
+    return [images / rate for rate in log.series.get("images_per_s", ()) if rate and images]
+
+
+def _reading_that_fits(log: Log, batch_size: int | None, stride: int) -> str:
+    step, rates = log.columns["step"].name, _from_rates(log, batch_size)
+    whole_interval = (
+        f"its times are those of {stride} iterations together: divide them by {stride}, or name them after what they"
+        " are"
+    )
+    alone = f"a row per iteration fits: leave the column {step} out"
+    if not rates or "step_s" not in log.columns:
+        return f"{alone}; or {whole_interval}"
+    times = [value for value in log.series["step_s"] if value is not None]
+    is_whole = abs(statistics.median(times) / (stride * statistics.median(rates)) - 1) < ALIKE
+    return f"by its rates, {whole_interval}" if is_whole else alone
+
+
+# --- cells
+
+
+def _value(columns: _Columns, line: int, meaning: Meaning, cell: str) -> float | None:
+    text, file = columns.plain(cell), columns.file
+    if text.lower() in ABSENT:
+        return None
+    value = float(text) * meaning.factor if NUMBER.fullmatch(text) else math.nan
+    if math.isnan(value):
+        raise _refuse(file, line, meaning, text, "is no number")
+    if meaning.field in POSITIVE and value <= 0:
+        raise _refuse(file, line, meaning, text, "must be positive")
+    if abs(value) > LIMIT or (meaning.field in POSITIVE and value < 1 / LIMIT):
+        raise _refuse(file, line, meaning, text, "is no measurement")
+    if meaning.field in {"step_s", "data_s"} and value > LONGEST_ITERATION_S:
+        raise _refuse(file, line, meaning, text, f"would be {plain(value, 3)} s, longer than a day: another unit?")
+    if meaning.field in {"data_s", "elapsed_s"} and value < 0:
+        raise _refuse(file, line, meaning, text, "must not be negative")
+    return value
+
+
+def _timestamp(file: str, line: int, meaning: Meaning, cell: str) -> tuple[float | None, bool]:
+    """Unix time in seconds, and whether the cell gives its time zone; a time without a zone is read as UTC."""
+    text = cell.strip()
+    if text.lower() in ABSENT:
+        return None, True
+    if NUMBER.fullmatch(text.replace(",", ".")):
+        value = float(text.replace(",", "."))
+        if UNIX_S[0] <= value < UNIX_S[1]:
+            return value, True
+        if UNIX_MS[0] <= value < UNIX_MS[1]:
+            return value / 1e3, True
+        raise _refuse(file, line, meaning, text, "is no Unix time in seconds or milliseconds")
+    try:
+        # Python's `logging` writes a comma before milliseconds; some logs have slashes between year, month and day.
+        parsed = datetime.fromisoformat(re.sub(r"^(\d{4})/(\d\d)/(\d\d)", r"\1-\2-\3", text).replace(",", "."))
+    except ValueError as error:
+        raise _refuse(file, line, meaning, text, "is neither Unix time nor ISO 8601") from error
+    has_zone = parsed.tzinfo is not None
+    value = (parsed if has_zone else parsed.replace(tzinfo=UTC)).timestamp()
+    if not UNIX_S[0] <= value < UNIX_S[1]:
+        raise _refuse(file, line, meaning, text, "is no time of a computer's")
+    return value, has_zone
+
+
+def _refuse(file: str, line: int, meaning: Meaning, text: str, why: str) -> UsageError:
+    return UsageError(
+        f"'{file}' line {line}: {meaning.name} {why}; got '{text[:80]}'", hint="correct the file, or leave the row out"
+    )
+
+
+def _shown(words: Sequence[str]) -> str:
+    more = f" and {len(words) - SHOWN} more" if len(words) > SHOWN else ""
+    return ", ".join(f"'{word[:80]}'" for word in words[:SHOWN]) + more

@@ -1,0 +1,388 @@
+"""Convert the cells of a table to one row per launch: its identity, and its metrics in base units by role."""
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from analysis.readers.ncu import metrics, numbers
+from analysis.readers.ncu.metrics import WHOLE_UNITS, MetricRole
+from analysis.readers.ncu.numbers import Floats, NumberFormat
+from analysis.readers.ncu.table import NcuTable
+from workload.contract.ncu_csv import (
+    ID,
+    METRIC,
+    NAME,
+    PROCESS,
+    PUSHED,
+    STARTED,
+    UNIT,
+    VALUE,
+    Layout,
+    factor,
+)
+
+Codes = npt.NDArray[np.integer]
+# Up to this many more codes than rows, counting is cheaper than sorting.
+_FEW = 1 << 16
+# Number of fields after the name: PL_Type:PL_Value:CLR_Type:Color:Msg_Type:Msg.
+_FIELDS_AFTER_NAME = 6
+_QUOTED = re.compile(r'"([^"]*)"')
+_RANGE_NUMBER = re.compile(r"\s*\d+[:\s]\s*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launches:
+    """Launches of a table. `identity`: columns by our names; `by_role`: metrics in base units, NaN if absent.
+
+    `units`: the file's spelling of the units of metrics that were read. `attributes`: attributes of the first GPU.
+    `ids`: ncu's number of each launch. `gpus`: the GPU of each launch, in the file's words.
+    """
+
+    ids: npt.NDArray[np.int64]
+    gpus: pd.Categorical
+    identity: Mapping[str, pd.Categorical]
+    by_role: Mapping[str, Floats]
+    metrics: frozenset[str]
+    units: Mapping[str, tuple[str, ...]]
+    attributes: Mapping[str, str]
+    warnings: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.identity["name"])
+
+
+def is_misread(section: NcuTable) -> bool:
+    """Whether numbers read as floats may be integers with a thousands mark, as in 117.344 instructions."""
+    if not section.is_numeric:
+        return False
+    columns = ((column.to_numpy(), is_whole) for column, is_whole in _columns(section))
+    return any(is_whole and bool(np.any(np.floor(values) < values)) for values, is_whole in columns)
+
+
+def number_columns(section: NcuTable) -> list[tuple[numbers.Text, bool]]:
+    """Columns of numbers as text, each with whether its values are integers by nature; empty if parsed already."""
+    return [] if section.is_numeric else list(_columns(section))
+
+
+def _columns(section: NcuTable) -> Iterable[tuple[pa.ChunkedArray, bool]]:
+    if section.plan.layout is Layout.WIDE:
+        for metric in section.plan.numbers:
+            yield section.columns.column(metric), section.plan.units.get(metric) in WHOLE_UNITS
+        return
+    values = section.columns.column(VALUE)
+    names = section.columns.column(METRIC)
+    present = [name for name in names.unique().to_pylist() if name is not None]
+    wanted = {metric for role in metrics.known(present) for metric in role.metrics}
+    is_read = pc.is_in(names, value_set=pa.array(sorted(wanted), pa.string()))
+    if UNIT in section.columns.column_names:
+        is_whole = pc.is_in(section.columns.column(UNIT), value_set=pa.array(sorted(WHOLE_UNITS), pa.string()))
+        yield values.filter(pc.and_(is_read, is_whole)), True
+        yield values.filter(pc.and_(is_read, pc.invert(is_whole))), False
+    else:
+        yield values.filter(is_read), False
+
+
+def of(section: NcuTable, form: NumberFormat) -> Launches:
+    """Launches of a table whose numbers have the format `form`."""
+    return _of_wide(section, form) if section.plan.layout is Layout.WIDE else _of_long(section, form)
+
+
+# --- wide
+
+
+def _of_wide(section: NcuTable, form: NumberFormat) -> Launches:
+    values: dict[str, Floats] = {}
+    warnings = list(section.plan.warnings)
+    for reading in section.plan.readings:
+        measured, foreign = _numbers(section.columns.column(reading.metric), form)
+        values[reading.role.name] = _scaled(measured, reading.factor)
+        warnings += _foreign(reading.metric, foreign)
+    return Launches(
+        ids=section.columns.column(ID).to_numpy(),
+        gpus=_gpus(section.columns),
+        identity=_identity(section.columns),
+        by_role=values,
+        metrics=frozenset(name for name in section.plan.header if not metrics.is_label(name)),
+        units={reading.metric: (reading.unit,) for reading in section.plan.readings},
+        attributes=section.attributes,
+        warnings=tuple(warnings),
+    )
+
+
+def _numbers(column: pa.ChunkedArray, form: NumberFormat) -> tuple[Floats, str | None]:
+    if pa.types.is_floating(column.type):
+        return numbers.finite(column.to_numpy()), None
+    return numbers.convert(column, form)
+
+
+def _scaled(values: Floats, base_units: float) -> Floats:
+    return values if base_units == 1 else values * base_units
+
+
+def _foreign(metric: str, text: str | None) -> list[str]:
+    return [] if text is None else [f"{metric} is absent where its value is no number: '{text[:80]}'"]
+
+
+# --- long
+
+
+def _of_long(section: NcuTable, form: NumberFormat) -> Launches:
+    columns = section.columns
+    launch, first = _launch_of_row(columns)
+    metric_codes, metric_names = _coded(columns.column(METRIC))
+    unit_codes, unit_names = _units_of_rows(columns)
+    known = metrics.known(metric_names)
+    read = {metric for role in known for metric in role.metrics}
+    wanted = _flags(metric_names, lambda name: name in read)[metric_codes]
+    cells, foreign = _numbers(columns.column(VALUE).filter(pa.array(wanted)), form)
+    rows = _Rows(
+        launch=launch[wanted],
+        metric=metric_codes[wanted],
+        unit=unit_codes[wanted],
+        value=cells,
+        metric_names=metric_names,
+        unit_names=unit_names,
+    )
+    values, warnings = {}, _foreign("a metric", foreign)
+    for role in known:
+        by_launch = rows.of(role, len(first))
+        if by_launch is None:
+            warnings += rows.unknown_units(role)
+        else:
+            values[role.name] = by_launch
+    firsts = columns.take(pa.array(first))
+    warnings += _repeated_blocks(columns, len(first))
+    return Launches(
+        ids=firsts.column(ID).to_numpy(),
+        gpus=_gpus(firsts),
+        identity=_identity(firsts),
+        by_role=values,
+        metrics=frozenset(metric_names) - {""},
+        units=rows.units(),
+        attributes=_attributes(columns, launch == 0),
+        warnings=tuple(warnings),
+    )
+
+
+def _repeated_blocks(columns: pa.Table, launches: int) -> list[str]:
+    """A warning if rows of a launch begin again further down: the same export twice in one file, or two profiles."""
+    ids = columns.column(ID).to_numpy()
+    changes = np.diff(ids, prepend=ids[0] - 1 if len(ids) else 0) != 0
+    if PROCESS in columns.column_names:
+        processes, _ = _coded(columns.column(PROCESS))
+        changes |= np.diff(processes, prepend=processes[:1]) != 0
+    again = int(changes.sum()) - launches
+    if again <= 0:
+        return []
+    return [f"{again} of the file's launches come again further down (same process and ID): each is counted once"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Rows:
+    """Rows of a long table whose metric has a role, as arrays of codes into the lists of names."""
+
+    launch: Codes
+    metric: Codes
+    unit: Codes
+    value: Floats
+    metric_names: Sequence[str]
+    unit_names: Sequence[str]
+
+    def of(self, role: MetricRole, launches: int) -> Floats | None:
+        """A value per launch, from the role's first metric with a value in a fitting unit; None if there is none."""
+        factors = np.array([_nan_if_none(factor(role.kind, unit)) for unit in self.unit_names])
+        for metric in role.metrics:
+            rows = self.metric == self.metric_names.index(metric)
+            scaled = self.value[rows] * factors[self.unit[rows]]
+            is_known = ~np.isnan(scaled)
+            if is_known.any():
+                by_launch = np.full(launches, np.nan)
+                # In reverse, so that the first value counts: a details page repeats some metrics.
+                by_launch[self.launch[rows][is_known][::-1]] = scaled[is_known][::-1]
+                return by_launch
+        return None
+
+    def unknown_units(self, role: MetricRole) -> list[str]:
+        """A warning if numbers have no unit of the role's kind; labels are skipped, as they may fit another role."""
+        for metric in role.metrics:
+            rows = (self.metric == self.metric_names.index(metric)) & ~np.isnan(self.value)
+            if rows.any() and not metrics.is_label(metric):
+                return [metrics.unknown_unit(metric, self.unit_names[self.unit[rows].item(0)], role)]
+        return []
+
+    def units(self) -> dict[str, tuple[str, ...]]:
+        """The file's spellings of the units of each metric."""
+        width = len(self.unit_names)
+        number = np.bincount(self.metric * width + self.unit, minlength=width * len(self.metric_names))
+        units_of: dict[str, list[str]] = defaultdict(list)
+        for pair in np.flatnonzero(number).tolist():
+            units_of[self.metric_names[pair // width]].append(self.unit_names[pair % width])
+        return {metric: tuple(units) for metric, units in units_of.items()}
+
+
+def _nan_if_none(value: float | None) -> float:
+    return np.nan if value is None else value
+
+
+def _launch_of_row(columns: pa.Table) -> tuple[Codes, Codes]:
+    """Index of each row's launch in order of appearance, and the first row of each launch.
+
+    A process and an ID identify a launch: many launches share name, block and grid.
+    """
+    ids = columns.column(ID).to_numpy()
+    processes, names = _coded(columns.column(PROCESS)) if PROCESS in columns.column_names else (np.zeros_like(ids), [])
+    if len(names) > 1:
+        ids = pd.factorize(ids)[0] * len(names) + processes
+    begins = np.flatnonzero(np.diff(ids, prepend=ids[0] - 1 if len(ids) else 0))
+    if len(np.unique(ids[begins])) == len(begins):
+        launch = np.zeros(len(ids), np.int64)
+        launch[begins] = 1
+        return np.cumsum(launch) - 1, begins
+    launch, unique = pd.factorize(ids)
+    first = np.full(len(unique), len(ids))
+    np.minimum.at(first, launch, np.arange(len(ids)))
+    return launch.astype(np.int64), first
+
+
+def _units_of_rows(columns: pa.Table) -> tuple[Codes, list[str]]:
+    if UNIT not in columns.column_names:
+        return np.zeros(len(columns), np.int64), [""]
+    return _coded(columns.column(UNIT))
+
+
+def _flags(names: Sequence[str], test: Callable[[str], bool]) -> npt.NDArray[np.bool_]:
+    return np.array([test(name) for name in names], dtype=bool)
+
+
+def _coded(column: pa.ChunkedArray) -> tuple[Codes, list[str]]:
+    """Codes of a column's texts and the texts by code; an absent text becomes empty."""
+    whole = column.unify_dictionaries().combine_chunks()
+    names = [name or "" for name in whole.dictionary.to_pylist()]
+    if whole.null_count == 0:
+        return whole.indices.to_numpy(), names
+    return pc.fill_null(whole.indices, len(names)).to_numpy(), [*names, ""]
+
+
+def _attributes(columns: pa.Table, rows: npt.NDArray[np.bool_]) -> dict[str, str]:
+    first = columns.filter(pa.array(rows))
+    pairs = zip(first.column(METRIC).to_pylist(), first.column(VALUE).to_pylist(), strict=True)
+    return {name: str(value) for name, value in pairs if name and name.startswith(metrics.ATTRIBUTE)}
+
+
+# --- identity of a launch
+
+
+def _identity(columns: pa.Table) -> dict[str, pd.Categorical]:
+    """Our columns that identify each launch, in the order of the rows."""
+    present = frozenset(columns.column_names)
+
+    def text(name: str) -> pd.Categorical:
+        return _categorical(columns.column(name)) if name in present else _nothing(len(columns))
+
+    return {
+        "process_id": text(PROCESS),
+        "range": _combined(columns, [_starting(present, STARTED), _starting(present, PUSHED)], range_names),
+        "name": text(NAME),
+        "compute_capability": (
+            text(metrics.CAPABILITY)
+            if metrics.CAPABILITY in present
+            else _combined(columns, [_only(present, metrics.MAJOR), _only(present, metrics.MINOR)], _capability)
+        ),
+        "device": text(metrics.DEVICE_NAME),
+        "block": text(metrics.BLOCK),
+        "grid": text(metrics.GRID),
+    }
+
+
+def _gpus(columns: pa.Table) -> pd.Categorical:
+    """The GPU of each launch: its name or compute capability, and its number."""
+    present = frozenset(columns.column_names)
+    kind = _only(present, metrics.DEVICE_NAME) or _only(present, metrics.CAPABILITY)
+
+    def label(name: str | None, number: str | None) -> str | None:
+        known = name if kind == metrics.DEVICE_NAME or not name else f"compute capability {name}"
+        return f"{known or 'GPU'} (device {number})" if number else known
+
+    return _combined(columns, [kind, _only(present, metrics.DEVICE)], label)
+
+
+def _capability(major: str | None, minor: str | None) -> str | None:
+    return f"{major}.{minor}" if major and minor else None
+
+
+def _starting(names: Iterable[str], beginning: str) -> str | None:
+    return next((name for name in sorted(names) if name.startswith(beginning)), None)
+
+
+def _only(names: frozenset[str], name: str) -> str | None:
+    return name if name in names else None
+
+
+def _nothing(length: int) -> pd.Categorical:
+    return pd.Categorical.from_codes(np.full(length, -1), categories=pd.Index([], dtype=object))
+
+
+def _categorical(column: pa.ChunkedArray) -> pd.Categorical:
+    codes, names = _coded(column)
+    return _recoded(codes, [name or None for name in names])
+
+
+def _recoded(codes: Codes, names: Sequence[str | None]) -> pd.Categorical:
+    """A categorical with one category per distinct name; None has no category."""
+    new_codes, categories = pd.factorize(np.array([*names, None], dtype=object))
+    return pd.Categorical.from_codes(new_codes[codes], categories=pd.Index(categories, dtype=object))
+
+
+def _combined(
+    columns: pa.Table, names: Sequence[str | None], combine: Callable[[str | None, str | None], str | None]
+) -> pd.Categorical:
+    """Combine two columns, either of them possibly absent, into a text per row; computed once per pair of texts."""
+    (left, left_names), (right, right_names) = (
+        (np.zeros(len(columns), np.int64), [""]) if name is None else _coded(columns.column(name)) for name in names
+    )
+    width = len(right_names)
+    pairs, codes = _compact(left.astype(np.int64) * width + right, len(left_names) * width)
+    texts = [combine(left_names[pair // width] or None, right_names[pair % width] or None) for pair in pairs]
+    return _recoded(codes, texts)
+
+
+def _compact(codes: Codes, number: int) -> tuple[Codes, Codes]:
+    """The codes that occur, out of `number` possible ones, and the position of each row's code among them."""
+    if number > len(codes) + _FEW:
+        return np.unique(codes, return_inverse=True)
+    occurs = np.bincount(codes, minlength=number) > 0
+    return np.flatnonzero(occurs), (np.cumsum(occurs) - 1)[codes]
+
+
+# --- NVTX ranges, as written by ncu; `workload.contract.vocabulary` defines those of our own profiles
+
+
+def range_names(started: str | None, pushed: str | None) -> str | None:
+    """Names of the ranges around a launch, from outside to inside, joined by slashes; None if there are none.
+
+    `started`: ranges of `range_start`, process-wide; `pushed`: ranges of `range_push`, in the launching thread.
+    """
+    return "/".join([*_names_in(started or ""), *_names_in(pushed or "")]) or None
+
+
+def _names_in(cell: str) -> list[str]:
+    """Names of the ranges in a cell.
+
+    `1  "<default domain>:step 0 forward:none:none:none:none:none:none" ` holds one range.
+    """
+    number = _RANGE_NUMBER.match(cell)
+    quoted = _QUOTED.findall(cell) or [cell[number.end() :] if number else cell]
+    return [name for described in quoted if (name := _name_of(described))]
+
+
+def _name_of(described: str) -> str:
+    rest = described.partition(":")[2]
+    parts = rest.rsplit(":", _FIELDS_AFTER_NAME)
+    return parts[0].strip() if len(parts) > _FIELDS_AFTER_NAME else rest.strip()

@@ -1,0 +1,289 @@
+"""Read a file of Nsight Compute, of any version and layout, into one row per kernel launch."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from analysis.readers.ncu import (
+    damage,
+    errors,
+    families,
+    flop,
+    impossible,
+    launches,
+    metrics,
+    ncu_text,
+    nsys,
+    numbers,
+    report,
+    table,
+)
+from analysis.readers.ncu.errors import Failure, NcuFileError
+from analysis.readers.ncu.families import Family
+from analysis.readers.ncu.launches import Launches
+from analysis.readers.ncu.numbers import Floats, MixedNumbersError, NumberFormat
+from analysis.readers.ncu.table import NcuTable
+from analysis.readers.text import LOOKED_AT_BYTES, decode, needs_decoding
+from workload.contract import ncu_csv
+from workload.contract.ncu_csv import BYTE_ORDER_MARK, ERROR, Layout, NcuSource, NoTableError, Preamble
+from workload.contract.vocabulary import TENSOR_PIPE_IS_PRODUCTS, names_tensor_cores
+
+_WARNINGS_LIMIT = 100
+# Fewer commas in a line without quotes are no row: "1, 2" may be anything.
+_FEW_CELLS = 3
+_ONLY_TIMES = "a trace of Nsight Systems: times of kernels, no counters"
+_CUT_OFF = "left out: the file is cut off or damaged"
+_AGAIN = "each is counted once"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NcuFile:
+    """Contents of a file. Every figure is in base units; a counter that the file lacks is NaN, never 0.
+
+    `kernels`: a row per launch in the order of the file; texts are categories. `range` has the names of the NVTX ranges
+    around a launch: `vocabulary.step_of` and `calibration_of` read those of our own profiles. `totals`: sums of
+    additive figures over all launches, by role of metrics.toml (`fp32_fma`, `dram_read`, `duration`) or name of a
+    tensor metric; NaN if a launch has no value. `metrics`: the names of all metrics in the file. `units`: the file's
+    spelling of the units of metrics that were read. `attributes`: `device__attribute_*` of the first launch's GPU.
+    `warnings`: ncu's own errors and warnings, and parts that could not be read. `losses`: the warnings on data that the
+    file drops, doubles, lacks or pools. `gpus`: number of launches by GPU. `is_partial`: ncu reported an error, or rows
+    are missing.
+    """
+
+    path: Path
+    layout: Layout
+    kernels: pd.DataFrame
+    totals: Mapping[str, float]
+    metrics: frozenset[str]
+    units: Mapping[str, tuple[str, ...]]
+    number_format: NumberFormat
+    attributes: Mapping[str, str]
+    ncu_version: str | None
+    warnings: tuple[str, ...]
+    losses: tuple[str, ...]
+    gpus: Mapping[str, int]
+    is_partial: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Launches:
+    """The launches of a file, table by table, and facts about the file."""
+
+    layout: Layout
+    tables: Sequence[Launches]
+    number_format: NumberFormat
+    version: str | None
+    warnings: tuple[str, ...]
+    losses: tuple[str, ...] = ()
+    is_partial: bool
+    # `source`: the text that was parsed as a table; `original`: the file itself, if it was converted to that text.
+    source: NcuSource
+    original: NcuSource
+
+
+def read(path: Path) -> NcuFile:
+    """Read a CSV that ncu printed, or a report file if NVIDIA's `ncu_report` is installed.
+
+    Raises `NcuFileError`, which names the failure, if there is no table of launches, and `ToolError` for a report that
+    no installed module can read.
+    """
+    path = Path(path)
+    try:
+        content = _of_report(path) if path.suffix == report.SUFFIX else _of_csv(path)
+    except OSError as error:
+        reason = f"it cannot be read: {error.strerror or error}"
+        raise NcuFileError(path, Failure.ABSENT, reason, hint="look at the path") from error
+    whole = damage.mended(content.tables)
+    gpus = damage.gpus(whole.tables)
+    losses = [*content.losses, *whole.damage]
+    if len(gpus) > 1:
+        launches_on = ", ".join(f"{gpu}: {number}" for gpu, number in gpus.items())
+        losses.append(f"launches of {len(gpus)} GPUs are added up ({launches_on})")
+    losses += [warning for table in content.tables for warning in table.warnings]
+    tables = [_kernels(table) for table in whole.tables]
+    durations = [table["duration_s"].to_numpy() for table, _ in tables]
+    impossible.refuse(content.source, content.original, whole.tables, durations)
+    kernels = _joined([table for table, _ in tables])
+    kernels.insert(0, "launch", np.arange(len(kernels)))
+    remarks = [remark for _, more in tables for remark in more]
+    return NcuFile(
+        path=path,
+        layout=content.layout,
+        kernels=kernels,
+        totals=_totals(whole.tables),
+        metrics=frozenset().union(*(table.metrics for table in whole.tables)),
+        units=_merged([table.units for table in whole.tables]),
+        number_format=content.number_format,
+        attributes=whole.tables[0].attributes,
+        ncu_version=content.version,
+        warnings=tuple(dict.fromkeys([*content.warnings, *losses, *remarks]))[:_WARNINGS_LIMIT],
+        losses=tuple(dict.fromkeys(losses))[:_WARNINGS_LIMIT],
+        gpus=gpus,
+        is_partial=content.is_partial or whole.is_incomplete,
+    )
+
+
+# --- the two kinds of files
+
+
+def _of_report(path: Path) -> _Launches:
+    actions = report.read(path)
+    itself = NcuSource(path=path)
+    return _Launches(
+        layout=Layout.REPORT,
+        tables=[actions],
+        number_format=NumberFormat.PLAIN,
+        version=None,
+        warnings=(),
+        is_partial=False,
+        source=itself,
+        original=itself,
+    )
+
+
+def _of_csv(path: Path) -> _Launches:
+    source = original = _source(path)
+    try:
+        start = ncu_csv.find(source)
+    except NoTableError as error:
+        recoded = _as_table(source)
+        if recoded is None:
+            raise errors.explain(path, error.head, error.text) from error
+        source, start = recoded, ncu_csv.find(recoded)
+    sections = table.sections(source, start)
+    if any(launches.is_misread(section) for section in sections):
+        sections = table.sections(source, start, as_text=True)
+    sections = [section for section in sections if len(section.columns)]
+    if not sections:
+        reason = "there is a header, but no launch below it"
+        raise NcuFileError(path, Failure.NO_LAUNCHES, reason, hint="profile again; --launch-count 0 profiles all")
+    try:
+        form = numbers.decide([column for part in sections for column in launches.number_columns(part)])
+    except MixedNumbersError as error:
+        raise NcuFileError(path, Failure.MIXED_NUMBERS, str(error), hint="export again with LC_ALL=C") from error
+    warnings, is_broken = _around(start, sections)
+    return _Launches(
+        layout=sections[0].plan.layout,
+        tables=[launches.of(section, form) for section in sections],
+        number_format=form,
+        version=start.version,
+        warnings=(*source.remarks, *warnings),
+        losses=(*source.losses, *(line for line in warnings if line.endswith((_CUT_OFF, _AGAIN)))),
+        is_partial=is_broken or any(line.startswith(ERROR) for line in warnings),
+        source=source,
+        original=original,
+    )
+
+
+def _source(path: Path) -> NcuSource:
+    """The file at `path`; its content is kept in memory if it is compressed, not UTF-8, or read from a pipe."""
+    with path.open("rb") as file:
+        content = None if file.seekable() else file.read()
+        head = file.read(LOOKED_AT_BYTES) if content is None else content[:LOOKED_AT_BYTES]
+        if head.startswith(BYTE_ORDER_MARK) or not needs_decoding(head):
+            return NcuSource(path=path, content=content)
+        whole = head + file.read() if content is None else content
+    decoded = decode(whole)
+    if decoded.remarks and not decoded.content:
+        raise NcuFileError(path, Failure.DAMAGED, decoded.remarks[0], hint="copy it again from where it was made")
+    return NcuSource(path=path, content=decoded.content, remarks=decoded.remarks, losses=decoded.losses)
+
+
+def _as_table(source: NcuSource) -> NcuSource | None:
+    """Convert ncu's printed text, or a trace of Nsight Systems, to the CSV that ncu would have written; else None."""
+    with source.open() as file:
+        text = file.read().decode(errors="replace")
+    if ncu_text.is_ncu_text(text):
+        return replace(source, content=ncu_text.as_csv(text).encode())
+    if nsys.is_gpu_trace(text):
+        return replace(source, content=nsys.as_csv(text).encode(), remarks=(*source.remarks, _ONLY_TIMES))
+    return None
+
+
+def _around(start: Preamble, sections: Sequence[NcuTable]) -> tuple[list[str], bool]:
+    """Messages of ncu before and between the rows, and whether rows are broken."""
+    messages = list(start.messages)
+    broken = int(start.is_cut)
+    for line in (line for section in sections for line in section.rejected):
+        messages += ncu_csv.messages_in(line)
+        broken += _is_row(line)
+    if broken:
+        messages.append(f"{broken} broken row{'s' if broken > 1 else ''} {_CUT_OFF}")
+    return messages, broken > 0
+
+
+def _is_row(line: str) -> bool:
+    """Whether a line looks like the rest of a launch's row, rather than output of the program."""
+    return line.startswith('"') or (line[:1].isdigit() and line.count(",") >= _FEW_CELLS)
+
+
+# --- one row per launch
+
+
+def _kernels(table: Launches) -> tuple[pd.DataFrame, tuple[str, ...]]:
+    """The table of kernels, and remarks on how its figures were derived."""
+    names = table.identity["name"]
+    is_named = np.array([names_tensor_cores(str(name)) for name in names.categories] + [False])
+    roles = table.by_role
+    capabilities = table.identity["compute_capability"]
+    is_pure = np.array([name in TENSOR_PIPE_IS_PRODUCTS for name in capabilities.categories] + [False])
+    done = flop.work(roles, is_named[names.codes], is_pure[capabilities.codes])
+    columns = {
+        "process_id": table.identity["process_id"],
+        "range": table.identity["range"],
+        "name": names,
+        "family": _families(names),
+        **{name: table.identity[name] for name in ("compute_capability", "device", "block", "grid")},
+        "duration_s": done.duration_s,
+        "cycles": roles.get("cycles"),
+        **{f"flop_{kind}": done.flop_by_type.get(kind) for kind in flop.TYPES},
+        "flop_tensor": done.flop_tensor,
+        "flop": done.flop,
+        "flop_is_lower_bound": done.is_lower_bound,
+        "hides_tensor_flop": done.hides_tensor,
+        "dram_bytes": done.dram,
+        "dram_read_bytes": done.dram_read,
+        "dram_write_bytes": done.dram_write,
+        "l2_bytes": roles.get("l2"),
+        "l1_bytes": roles.get("l1"),
+        **{name: roles.get(name) for name in ("sm_percent", "memory_percent", "dram_percent")},
+    }
+    absent = np.full(len(table), np.nan)
+    filled = {name: absent if column is None else column for name, column in columns.items()}
+    return pd.DataFrame(filled), done.remarks
+
+
+def _joined(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """Concatenate tables, with the union of their categories."""
+    if len(tables) == 1:
+        return tables[0]
+    joined = pd.concat(tables, ignore_index=True)
+    return joined.astype(dict.fromkeys(joined.select_dtypes(exclude=["number", "bool"]).columns, "category"))
+
+
+def _families(names: pd.Categorical) -> pd.Categorical:
+    every = [str(family) for family in Family]
+    family_of = [families.family(str(name)) for name in names.categories] + [Family.OTHER]
+    codes = np.array([every.index(family) for family in family_of])
+    return pd.Categorical.from_codes(codes[names.codes], categories=pd.Index(every, dtype=object))
+
+
+def _totals(tables: Sequence[Launches]) -> dict[str, float]:
+    rates = {role.name for role in metrics.roles() if role.kind not in damage.ADDITIVE}
+    roles = dict.fromkeys(role for table in tables for role in table.by_role if role not in rates)
+    return {role: float(sum(_sum(table.by_role.get(role)) for table in tables)) for role in roles}
+
+
+def _sum(values: Floats | None) -> float:
+    return np.nan if values is None else float(values.sum())
+
+
+def _merged(units: Sequence[Mapping[str, tuple[str, ...]]]) -> dict[str, tuple[str, ...]]:
+    names = dict.fromkeys(metric for units_of_metric in units for metric in units_of_metric)
+    return {
+        name: tuple(dict.fromkeys(unit for units_of_metric in units for unit in units_of_metric.get(name, ())))
+        for name in names
+    }

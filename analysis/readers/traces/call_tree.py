@@ -1,0 +1,75 @@
+"""Call tree of the operators of one host thread in a trace: callers, own times, and recomputed forward passes."""
+
+import bisect
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from analysis.readers.traces.kineto import Operator
+from analysis.readers.traces.operator_work import Kind, kind_of
+
+# The function from which the autograd engine calls operators, on a GPU in a separate thread.
+_ENGINE = "autograd::engine::evaluate_function"
+# Operators that modules call, but derivatives do not. Below the engine they belong to a forward pass that activation
+# checkpointing repeats.
+_OF_FORWARD = frozenset(
+    f"aten::{name}"
+    for name in (
+        "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "linear", "matmul",
+        "batch_norm", "layer_norm", "group_norm", "embedding", "scaled_dot_product_attention", "lstm", "gru",
+    )
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallTree:
+    """Operators of a thread by time, each with its caller's index, own time in microseconds and outermost operation.
+
+    `owners`: index of the outermost caller, or of the operator itself, that has a formula or moves bytes; -1 if none
+    has. `is_backward`: the autograd engine ran the operator. `is_again`: it belongs to a forward pass that the engine
+    repeats.
+    """
+
+    operators: Sequence[Operator]
+    began: Sequence[float]
+    parents: Sequence[int]
+    own: Sequence[float]
+    owners: Sequence[int]
+    is_backward: Sequence[bool]
+    is_again: Sequence[bool]
+
+    @classmethod
+    def of(cls, operators: Sequence[Operator]) -> "CallTree":
+        parents, owners, is_backward, is_again = list[int](), list[int](), list[bool](), list[bool]()
+        own = [one.ended - one.began for one in operators]
+        stack: list[int] = []
+        for index, operator in enumerate(operators):
+            while stack and operators[stack[-1]].ended <= operator.began:
+                stack.pop()
+            parent, name = stack[-1] if stack else -1, operator.call.name
+            parents.append(parent)
+            owner = owners[parent] if parent >= 0 else -1
+            if parent >= 0:
+                own[parent] -= operator.ended - operator.began
+            if owner < 0 and kind_of(name) in {Kind.PRODUCT, Kind.BYTES}:
+                owner = index
+            owners.append(owner)
+            below_engine = parent >= 0 and is_backward[parent]
+            is_backward.append(below_engine or name.startswith(_ENGINE))
+            is_again.append(below_engine and (is_again[parent] or name in _OF_FORWARD))
+            stack.append(index)
+        return cls(
+            operators=operators,
+            began=[one.began for one in operators],
+            parents=parents,
+            own=[max(0.0, seconds) for seconds in own],
+            owners=owners,
+            is_backward=is_backward,
+            is_again=is_again,
+        )
+
+    def running(self, moment: float) -> int:
+        """Index of the innermost operator that ran at this moment; -1 if none did."""
+        index = bisect.bisect_right(self.began, moment) - 1
+        while index >= 0 and self.operators[index].ended < moment:
+            index = self.parents[index]
+        return index

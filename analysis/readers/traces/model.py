@@ -1,0 +1,174 @@
+"""Recognize the model in a trace from the shapes in it: first input, weights, forward passes. Pure."""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from analysis.readers.traces.call_tree import CallTree
+from analysis.readers.traces.kineto import Operator
+from analysis.readers.traces.operator_work import BITS
+
+_CONVOLUTIONS = frozenset(
+    f"aten::{name}"
+    for name in (
+        "conv1d", "conv2d", "conv3d", "convolution", "_convolution", "cudnn_convolution", "miopen_convolution",
+        "mkldnn_convolution", "convolution_overrideable",
+    )
+)  # fmt: skip
+_EMBEDDING, _LINEAR, _ACCUMULATE = "aten::embedding", "aten::linear", "torch::autograd::AccumulateGrad"
+# Argument positions of the weights, by operator.
+_WEIGHTS = {
+    **dict.fromkeys(_CONVOLUTIONS, (1, 2)),
+    _LINEAR: (1, 2),
+    _EMBEDDING: (0,),
+    "aten::batch_norm": (1, 2),
+    "aten::layer_norm": (2, 3),
+    "aten::group_norm": (2, 3),
+}
+# Images have one to four channels; an input with more channels is the output of another network.
+_MOST_CHANNELS = 4
+_RANK_OF_IMAGES, _RANK_OF_INDICES, _RANK_OF_MATRIX = 4, 2, 2
+# Batch, channel and at least one axis; an input with fewer dimensions is one example without a batch.
+_LEAST_RANK = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class TracedModel:
+    """Facts about the model, from the shapes of its operators; None if unknown.
+
+    `first`: the first input in words. `batch_size`, `image_size`: those of the first input. `passes`: number of forward
+    runs of the operator that takes this input, in all steps. `trained`: number of parameters with a gradient.
+    `weights`: number of parameters of the modules in one forward pass. `classes`, `parameters_per_class`: of the last
+    linear layer.
+    """
+
+    first: str | None = None
+    batch_size: int | None = None
+    image_size: int | None = None
+    is_of_images: bool = False
+    passes: int = 0
+    trained: int | None = None
+    weights: int | None = None
+    classes: int | None = None
+    parameters_per_class: int = 0
+    has_convolution: bool = False
+    has_embedding: bool = False
+
+    @property
+    def parameters(self) -> int | None:
+        """Number of all parameters: modules include those without a gradient, compiled code contains only gradients."""
+        return max((known for known in (self.trained, self.weights) if known), default=None)
+
+    def with_classes(self, classes: int) -> int | None:
+        """Number of the model's parameters if the last layer had this many classes."""
+        if self.parameters is None or self.classes is None:
+            return self.parameters
+        return self.parameters + (classes - self.classes) * self.parameters_per_class
+
+
+def of_threads(threads: Iterable[CallTree], is_in_steps: Callable[[float], bool], steps: int) -> TracedModel:
+    """The model that ran in these steps."""
+    trees = list(threads)
+    forward = sorted(_forward(trees, is_in_steps), key=lambda one: one.began)
+    convolutions = [one for one in forward if one.call.name in _CONVOLUTIONS and _is_batched(one)]
+    embeddings = [one for one in forward if one.call.name == _EMBEDDING and _has_indices(one)]
+    # Positions are embedded too, but once for the whole batch, so that the larger embedding input is that of the
+    # tokens.
+    first_embedding = max(embeddings, key=lambda one: math.prod(one.call.dims[1]), default=None)
+    first = min((*convolutions[:1], *filter(None, [first_embedding])), key=lambda one: one.began, default=None)
+    passes = sum(one.call.dims[:2] == first.call.dims[:2] for one in forward) if first else 0
+    classes, per_class = _head(forward)
+    known = TracedModel(
+        passes=passes,
+        trained=_trained(trees, is_in_steps, steps, first),
+        weights=_weights(forward, passes),
+        classes=classes,
+        parameters_per_class=per_class,
+        has_convolution=any(
+            "conv" in one.call.name for tree in trees for one in tree.operators if is_in_steps(one.began)
+        ),
+        has_embedding=bool(embeddings),
+    )
+    return known if first is None else _with_input(known, first)
+
+
+def _with_input(known: TracedModel, first: Operator) -> TracedModel:
+    shape = first.call.dims[0] if first.call.name != _EMBEDDING else first.call.dims[1]
+    words = " x ".join(map(str, shape))
+    if first.call.name == _EMBEDDING:
+        return replace(known, first=f"{words} indices into the embedding", batch_size=shape[0])
+    is_image = len(shape) == _RANK_OF_IMAGES and shape[1] <= _MOST_CHANNELS
+    return replace(
+        known,
+        first=f"{words} into the first convolution",
+        batch_size=shape[0],
+        image_size=shape[2] if is_image and shape[2] == shape[3] else None,
+        is_of_images=is_image,
+    )
+
+
+def _forward(trees: Sequence[CallTree], is_in_steps: Callable[[float], bool]) -> Iterator[Operator]:
+    """Operators with weights that forward passes called; of nested operators only the outermost."""
+    for tree in trees:
+        for index, operator in enumerate(tree.operators):
+            if operator.call.name not in _WEIGHTS or tree.is_backward[index] or not is_in_steps(operator.began):
+                continue
+            parent = tree.parents[index]
+            if parent < 0 or tree.operators[parent].call.name not in _WEIGHTS:
+                yield operator
+
+
+def _is_batched(operator: Operator) -> bool:
+    dims = operator.call.dims
+    if len(dims) < _RANK_OF_MATRIX or len(dims[0]) != len(dims[1]) or len(dims[0]) < _LEAST_RANK:
+        return False
+    return all(isinstance(size, int) for size in dims[0])
+
+
+def _has_indices(operator: Operator) -> bool:
+    dims = operator.call.dims
+    return len(dims) > 1 and len(dims[0]) == _RANK_OF_MATRIX and len(dims[1]) == _RANK_OF_INDICES
+
+
+def _trained(
+    trees: Sequence[CallTree], is_in_steps: Callable[[float], bool], steps: int, first: Operator | None
+) -> int | None:
+    """Number of parameters with gradients: elements of all gradients divided by the number of backward passes.
+
+    The number of passes is that of the first layer's gradients. None if the division leaves a remainder.
+    """
+    shapes = Counter(
+        operator.call.dims[0]
+        for tree in trees
+        for operator in tree.operators
+        if operator.call.name == _ACCUMULATE and operator.call.dims and is_in_steps(operator.began)
+    )
+    total = sum(math.prod(shape) * number for shape, number in shapes.items())
+    weight = first.call.dims[0 if first.call.name == _EMBEDDING else 1] if first else ()
+    passes = shapes.get(weight, 0) or steps
+    return total // passes if total and total % passes == 0 else None
+
+
+def _weights(forward: Sequence[Operator], passes: int) -> int | None:
+    """Number of elements of the weights that modules use in one forward pass; None if unknown."""
+    total = 0
+    for operator in forward:
+        dims, types = operator.call.dims, operator.call.types
+        for position in _WEIGHTS[operator.call.name]:
+            if position < min(len(dims), len(types)) and types[position] in BITS:
+                total += math.prod(dims[position])
+    return total // passes if passes and total and total % passes == 0 else None
+
+
+def _head(forward: Sequence[Operator]) -> tuple[int | None, int]:
+    """Number of classes of the last linear layer, and parameters per class, auxiliary heads included."""
+    layers = {
+        one.call.dims[1:3] for one in forward if one.call.name == _LINEAR and len(one.call.dims) > _RANK_OF_MATRIX
+    }
+    last = next((one.call.dims for one in reversed(forward) if one.call.name == _LINEAR), ())
+    if len(last) <= 1 or len(last[1]) != _RANK_OF_MATRIX:
+        return None, 0
+    classes = last[1][0]
+    heads = [(weight, bias) for weight, bias in layers if len(weight) == _RANK_OF_MATRIX and weight[0] == classes]
+    return classes, sum(weight[1] + len(bias) for weight, bias in heads)

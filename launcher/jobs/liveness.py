@@ -1,0 +1,137 @@
+"""Liveness of a launch: ended, alive, silent, over its limit, preempted or lost. The only place that decides it.
+
+A table of rows decides from what the machine's place says, what the store says, how long the launch gave no sign, and
+how far it is past its limit. `launch status`, the follower of one launch and a sweep ask this table; each measures the
+times by the clock it can trust, and chooses its own words and deeds.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from math import inf
+from typing import NamedTuple
+
+from launcher.protocol.records import Request
+
+# Longer than any provisioning takes. A request of this age without a VM never got one, or lost it.
+PROVISIONING_S = 20 * 60
+# Time up to the first heartbeat: driver, Docker, image. Installing a driver takes 5 to 10 min more, with reboots.
+BOOT_LIMIT_S = 15 * 60
+INSTALLING_BOOT_LIMIT_S = 25 * 60
+# Longest time without a heartbeat, which comes every 15 s.
+SILENCE_LIMIT_S = 5 * 60
+# Tolerance after the limit: the cloud may act 30 s late.
+AFTER_LIMIT_S = 5 * 60
+
+
+class PlaceSays(StrEnum):
+    """State of a launch's machine according to its place. `queued`: neither its boot nor its limit has begun."""
+
+    UNREACHABLE = "unreachable"
+    GONE = "gone"
+    STOPPED = "stopped"
+    QUEUED = "queued"
+    UP = "up"
+
+
+class StoreSays(StrEnum):
+    """Newest record that the machine has written into the store."""
+
+    NOTHING = "nothing"
+    HEARTBEAT = "heartbeat"
+    RESULT = "result"
+
+
+class Liveness(StrEnum):
+    """Judgement on a launch, as named by the rows of the table."""
+
+    ENDED = "ended"
+    REQUESTED = "requested"
+    PREEMPTED = "preempted"
+    OUT_OF_TIME = "out of time"
+    LOST = "lost"
+    GIVEN_UP = "given up"
+    UNKNOWN = "unknown"
+    RESTARTING = "restarting"
+    STOPPED = "stopped"
+    OVERDUE = "overdue"
+    QUEUED = "queued"
+    SILENT = "silent"
+    NEVER_CAME_UP = "never came up"
+    BOOTING = "booting"
+    ALIVE = "alive"
+
+
+# A machine that exists with one of these is removed: it does nothing any more, and costs.
+TO_BE_REMOVED = frozenset({Liveness.STOPPED, Liveness.OVERDUE, Liveness.SILENT, Liveness.NEVER_CAME_UP})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observed:
+    """Observations on a launch, all times in seconds.
+
+    `age_s`: since its request. `silent_s`: since the last sign of life. `booting_s`: since its machine began to boot,
+    of which `boot_limit_s` are allowed. `over_limit_s`: since its time limit, negative before. `may_restart`: its place
+    may yet restart a stopped machine. `was_preempted`: asked only if the machine is gone.
+    """
+
+    place: PlaceSays
+    store: StoreSays
+    age_s: float = inf
+    silent_s: float = 0.0
+    booting_s: float = 0.0
+    boot_limit_s: float = BOOT_LIMIT_S
+    over_limit_s: float = -inf
+    may_restart: bool = False
+    was_preempted: Callable[[], bool] = lambda: False
+
+
+class Row(NamedTuple):
+    """Row of the table. It holds if place and store say one of its values (None: any) and `when` is true."""
+
+    liveness: Liveness
+    place: PlaceSays | None
+    store: StoreSays | None = None
+    when: Callable[[Observed], bool] = lambda _: True
+
+    def holds(self, seen: Observed) -> bool:
+        """Whether this row describes what was observed."""
+        return self.place in (None, seen.place) and self.store in (None, seen.store) and self.when(seen)
+
+
+# The first row that holds decides.
+ROWS = (
+    Row(Liveness.ENDED, None, StoreSays.RESULT),
+    Row(Liveness.REQUESTED, PlaceSays.GONE, StoreSays.NOTHING, lambda seen: seen.age_s < PROVISIONING_S),
+    Row(Liveness.PREEMPTED, PlaceSays.GONE, None, lambda seen: seen.was_preempted()),
+    Row(Liveness.OUT_OF_TIME, PlaceSays.GONE, None, lambda seen: seen.over_limit_s > 0),
+    Row(Liveness.LOST, PlaceSays.GONE),
+    # Its cloud must have deleted the machine by now.
+    Row(Liveness.GIVEN_UP, PlaceSays.UNREACHABLE, None, lambda seen: seen.over_limit_s > AFTER_LIMIT_S),
+    # The store still shows that the machine works.
+    Row(
+        Liveness.ALIVE,
+        PlaceSays.UNREACHABLE,
+        StoreSays.HEARTBEAT,
+        lambda seen: seen.silent_s <= SILENCE_LIMIT_S,
+    ),
+    Row(Liveness.UNKNOWN, PlaceSays.UNREACHABLE),
+    Row(Liveness.RESTARTING, PlaceSays.STOPPED, None, lambda seen: seen.may_restart),
+    Row(Liveness.STOPPED, PlaceSays.STOPPED),
+    Row(Liveness.OVERDUE, None, None, lambda seen: seen.over_limit_s > AFTER_LIMIT_S),
+    Row(Liveness.QUEUED, PlaceSays.QUEUED),
+    Row(Liveness.SILENT, PlaceSays.UP, StoreSays.HEARTBEAT, lambda seen: seen.silent_s > SILENCE_LIMIT_S),
+    Row(Liveness.NEVER_CAME_UP, PlaceSays.UP, StoreSays.NOTHING, lambda seen: seen.booting_s > seen.boot_limit_s),
+    Row(Liveness.BOOTING, PlaceSays.UP, StoreSays.NOTHING),
+    Row(Liveness.ALIVE, PlaceSays.UP, StoreSays.HEARTBEAT),
+)
+
+
+def liveness(seen: Observed) -> Liveness:
+    """Judge a launch by the first row of the table that holds."""
+    return next(row.liveness for row in ROWS if row.holds(seen))
+
+
+def boot_limit_s(request: Request) -> float:
+    """Longest time in seconds that a launch's machine may take up to its first heartbeat."""
+    return INSTALLING_BOOT_LIMIT_S if request.options.get("driver") == "install" else BOOT_LIMIT_S

@@ -1,0 +1,272 @@
+import gzip
+from pathlib import Path
+from typing import Any
+
+import pytest
+from foreign_profiles import NEW_TEXT, NSYS, NSYS_HEADER, OLD_TEXT
+from hypothesis import given
+from hypothesis import strategies as st
+from ncu_files import DETAILS, DRAM, FADD, FFMA, FMUL, TIME, line, long, save, who, wide
+
+import analysis
+from analysis.importing import Given, import_file
+from analysis.readers import ncu
+from analysis.readers.ncu import NcuFileError
+from workload.contract import bundle
+from workload.contract.errors import UsageError
+
+COUNTS = {TIME: "ns", FADD: "inst", FMUL: "inst", FFMA: "inst", DRAM: "byte"}
+ROW = ["1000", "1", "2", "10", "64"]
+
+
+def imported(tmp_path: Path, text: str | bytes) -> dict[str, Any]:
+    options = Given(model="resnet18", batch_size=4, profile_steps=1)
+    (folder,) = import_file(save(tmp_path, text, "profile.txt"), options, output=tmp_path / "out")
+    return dict(bundle.read(folder).document)
+
+
+# --- the text that ncu prints
+
+
+@pytest.mark.parametrize("text", [NEW_TEXT, OLD_TEXT], ids=["2022 and newer", "2021"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "gzip"])
+def test_ncu_text(tmp_path: Path, text: str, encoding: str) -> None:
+    content = gzip.compress(text.encode()) if encoding == "gzip" else text.encode(encoding)
+    profile = ncu.read(save(tmp_path, content))
+    kernels = profile.kernels
+    assert kernels["name"].tolist() == [
+        "void volta_sgemm<float, 128>(const float *, float *)",
+        "vectorized_elementwise",
+    ]
+    assert kernels["duration_s"].tolist() == pytest.approx([10e-6, 2.5e-6])
+    # 500 + 2 x 1,000,000, and 64.
+    assert kernels["flop"].tolist() == [2_000_500, 64]
+    assert kernels["dram_bytes"].tolist() == pytest.approx([4000, 500])
+    assert kernels["process_id"].tolist() == ["5268", "5268"]
+    assert (profile.is_partial, profile.losses) == (False, ())
+    if text is NEW_TEXT:
+        assert kernels["grid"].tolist() == ["(64, 2, 1)", "(1, 1, 1)"]
+        assert kernels["block"].tolist() == ["(256, 1, 1)", "(64, 1, 1)"]
+        assert kernels["compute_capability"].tolist() == ["7.0", "7.0"]
+
+
+def test_ncu_text_without_messages_is_imported(tmp_path: Path) -> None:
+    record = imported(tmp_path, NEW_TEXT[NEW_TEXT.index("  void volta") :])
+    assert record["profile"]["flop_per_step"] == 2_000_564
+    assert record["profile"]["dram_bytes_per_step"] == 4500
+    assert record["profile"]["kernel_time_s_per_step"] == pytest.approx(12.5e-6)
+    assert len(analysis.load(tmp_path / "out").kernels) == 2
+
+
+def test_what_ncu_could_not_measure_is_absent(tmp_path: Path) -> None:
+    text = NEW_TEXT.replace("        Kbyte         3.00", "              (!) n/a")
+    profile = ncu.read(save(tmp_path, text.replace("byte          500", "byte      (!) n/a")))
+    assert profile.kernels["dram_bytes"].isna().all()
+
+
+def test_errors_of_ncu_in_its_text_make_a_profile_partial(tmp_path: Path) -> None:
+    profile = ncu.read(save(tmp_path, NEW_TEXT + "==ERROR== The application returned an error code (11).\n"))
+    assert profile.is_partial
+    assert profile.warnings == ("==ERROR== The application returned an error code (11).",)
+
+
+@given(cut=st.integers(0, len(NEW_TEXT)), noise=st.text(max_size=20), end=st.integers(0, len(NEW_TEXT)))
+def test_any_ncu_text_is_read_or_refused(tmp_path: Path, cut: int, noise: str, end: int) -> None:
+    try:
+        profile = ncu.read(save(tmp_path, NEW_TEXT[:cut] + noise + NEW_TEXT[end:]))
+    except NcuFileError:
+        return
+    assert len(profile.kernels)
+
+
+# --- Nsight Systems
+
+
+@pytest.mark.parametrize(
+    ("header", "factor"),
+    [
+        (NSYS_HEADER, 1e-9),
+        (NSYS_HEADER.replace("(ns)", "(nsec)"), 1e-9),
+        (NSYS_HEADER.replace("(ns)", "(us)"), 1e-6),
+    ],
+)
+def test_nsys_gpu_trace(tmp_path: Path, header: str, factor: float) -> None:
+    profile = ncu.read(save(tmp_path, NSYS.replace(NSYS_HEADER, header)))
+    kernels = profile.kernels
+    assert kernels["name"].tolist() == ["void volta_sgemm<float, 128>(float *)", "vectorized_elementwise"]
+    assert kernels["duration_s"].tolist() == pytest.approx([10_000 * factor, 2_500 * factor])
+    assert kernels["grid"].tolist() == ["(64, 2, 1)", "(1, 1, 1)"]
+    assert kernels["device"].tolist() == ["NVIDIA A100-SXM4-80GB"] * 2
+    assert kernels["flop"].isna().all()
+    assert profile.losses == ()
+    assert "a trace of Nsight Systems: times of kernels, no counters" in profile.warnings
+    assert "==WARNING== 1 copies and memsets of the trace are left out: they are no kernels" in profile.warnings
+
+
+def test_broken_rows_of_a_trace_are_a_loss(tmp_path: Path) -> None:
+    loss = "==WARNING== 1 broken rows left out: the file is cut off or damaged"
+    assert ncu.read(save(tmp_path, NSYS + "40000,25")).losses == (loss,)
+
+
+def test_nsys_gpu_trace_is_imported(tmp_path: Path) -> None:
+    record = imported(tmp_path, NSYS)
+    assert record["environment"]["device"]["name"] == "NVIDIA A100-SXM4-80GB"
+    assert record["profile"]["kernel_time_s_per_step"] == pytest.approx(12.5e-6)
+    assert record["profile"].get("flop_per_step") is None
+    assert len(analysis.load(tmp_path / "out").kernels) == 2
+
+
+# --- what is twice in a file, or not at all
+
+
+@pytest.mark.parametrize(
+    ("text", "launches", "flop", "loss"),
+    [
+        pytest.param(
+            wide(COUNTS, [ROW, ROW]) + wide(COUNTS, [ROW, ROW]).split("\n", 2)[2],
+            2,
+            46,
+            "2 launches are in the file again (same process and ID): each is counted once",
+            id="rows twice",
+        ),
+        pytest.param(
+            wide(COUNTS, [ROW, ROW]) * 2,
+            2,
+            46,
+            "2 launches are in the file again (same process and ID): each is counted once",
+            id="table twice",
+        ),
+        pytest.param(
+            wide(COUNTS, [ROW]) + wide(COUNTS, [["1000", "1", "2", "99", "64"]]),
+            1,
+            23,
+            (
+                "1 launch is in the file again (same process and ID) with other figures: the first of each counts; two"
+                " profiles may have been written into one file"
+            ),
+            id="other figures",
+        ),
+        pytest.param(
+            long([(number % 2, metric, unit, cell) for number in range(4) for (metric, unit), cell in
+                  zip(COUNTS.items(), ROW, strict=True)]),
+            2,
+            46,
+            "2 of the file's launches come again further down (same process and ID): each is counted once",
+            id="long, twice",
+        ),
+        pytest.param(
+            "".join(
+                row for number, row in enumerate(wide(COUNTS, [ROW] * 10).splitlines(keepends=True))
+                if number not in {4, 5, 8}
+            ),
+            7,
+            7 * 23,
+            "3 launches are missing, of 10 (IDs 2 to 3, 6): sums are of the others",
+            id="missing",
+        ),
+        pytest.param(
+            wide(COUNTS, [ROW, ["1000", "1", "2", "n/a", "64"]]),
+            2,
+            None,
+            (
+                f"{FFMA} has no value for 1 of 2 launches (n/a, or in a unit that is not known): what adds it up is"
+                " unavailable"
+            ),
+            id="n/a",
+        ),
+        pytest.param(
+            wide(COUNTS | {FFMA: "MB"}, [ROW]),
+            1,
+            None,
+            f"{FFMA} is unavailable: its unit 'MB' is no known unit of count",
+            id="unknown unit",
+        ),
+        pytest.param(
+            wide(COUNTS, [ROW]) + wide(COUNTS, [ROW]).replace('"11"', '"12"'),
+            2,
+            46,
+            "launches of 2 processes are added up",
+            id="two processes",
+        ),
+    ],
+)  # fmt: skip
+def test_silent_damage_is_told(tmp_path: Path, text: str, launches: int, flop: float | None, loss: str) -> None:
+    record = imported(tmp_path, text)
+    profile = record["profile"]
+    assert profile["kernels_profiled"] == launches
+    # 1 + 2 + 2 x 10 of each launch.
+    assert profile.get("flop_per_step") == flop
+    assert record["imported"]["losses"] == [loss]
+    assert f"ncu: {loss}" in record["notes"]
+    assert profile["status"] == ("partial" if "missing" in loss else "completed")
+    audit = analysis.load(tmp_path / "out").audit()
+    assert audit.loc[audit["rule"] == "lost at import", "figure"].tolist() == [loss]
+
+
+def test_a_whole_file_has_no_losses(tmp_path: Path) -> None:
+    record = imported(tmp_path, wide(COUNTS, [ROW] * 5))
+    assert record["imported"].get("losses") is None
+    assert "lost at import" not in analysis.load(tmp_path / "out").audit()["rule"].tolist()
+
+
+def test_processes_that_share_one_count_of_ids_miss_none(tmp_path: Path) -> None:
+    lines = wide(COUNTS, [ROW] * 4).splitlines(keepends=True)
+    text = "".join(line.replace('"11"', '"12"') if number in {3, 5} else line for number, line in enumerate(lines))
+    assert ncu.read(save(tmp_path, text)).losses == ("launches of 2 processes are added up",)
+
+
+def test_two_gpus_are_no_run(tmp_path: Path) -> None:
+    text = wide(COUNTS, [ROW]) + wide(COUNTS, [ROW]).replace('"11"', '"12"').replace(',"0","8.0"', ',"1","8.0"')
+    path = save(tmp_path, text)
+    with pytest.raises(UsageError) as caught:
+        import_file(path, Given(model="m", batch_size=1), output=tmp_path / "out")
+    assert caught.value.report() == (
+        f"error: '{path}' holds the launches of 2 GPUs, and a run is of one (compute capability 8.0 (device 0):"
+        " 1, compute capability 8.0 (device 1): 1)\n"
+        "hint: keep the rows of one GPU, by the column Device, or profile with CUDA_VISIBLE_DEVICES=0"
+    )
+    losses = ncu.read(path).losses
+    assert (
+        "launches of 2 GPUs are added up (compute capability 8.0 (device 0): 1, compute capability 8.0 (device 1): 1)"
+        in losses
+    )
+
+
+# --- a details page: its rows of metrics end before the columns of rules
+
+
+def details(*, broken: str = "") -> str:
+    rule = ("SOLBottleneck", "OPT", "Some advice, with a comma")
+    text = line(DETAILS)
+    for launch in range(3):
+        for metric, unit, cell in ((TIME, "us", "1,000.50"), (FADD, "inst", "1,001"), (DRAM, "Kbyte", "2.25")):
+            text += line([*who(launch, name='k<"a", b>'), "Speed Of Light", metric, unit, cell])
+        text += line([*who(launch, name='k<"a", b>'), "Speed Of Light", "", "", "", *rule])
+    return text + broken
+
+
+@pytest.mark.parametrize(
+    ("broken", "loss"),
+    [
+        ("", None),
+        ("==PROF== Disconnected from process 11\n", None),
+        # Neither a row nor a message: the page is read row by row.
+        ("done, in 3 s\n", None),
+        ('"3","11","k","(256, 1, 1)","(5\n', "1 broken row left out: the file is cut off or damaged"),
+    ],
+)
+def test_a_details_page_is_read_at_once_or_row_by_row(tmp_path: Path, broken: str, loss: str | None) -> None:
+    profile = ncu.read(save(tmp_path, details(broken=broken)))
+    kernels = profile.kernels
+    assert kernels["name"].tolist() == ['k<"a", b>'] * 3
+    assert kernels["duration_s"].tolist() == pytest.approx([1000.5e-6] * 3)
+    assert kernels["dram_bytes"].tolist() == [2250] * 3
+    assert profile.losses == ((loss,) if loss else ())
+
+
+def test_a_details_page_is_not_read_row_by_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("row by row, 125 MB take 14 s")
+
+    monkeypatch.setattr("analysis.readers.ncu.table._irregular", refuse)
+    assert len(ncu.read(save(tmp_path, details())).kernels) == 3

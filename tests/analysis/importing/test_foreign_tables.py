@@ -1,0 +1,178 @@
+"""Tables of others with another delimiter, another order of columns, or two columns of one name."""
+
+import csv
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from foreign_profiles import NSYS
+from kineto_traces import V100, document, product_step
+from ncu_files import DETAILS, DRAM, FADD, FFMA, FMUL, TIME, line, long, who, wide
+
+import analysis
+from analysis.audit import audit
+from analysis.importing import Given, import_file
+from analysis.loading.configurations import NotPoolableError, completed, group, require_poolable
+from analysis.readers import ncu
+from benchmarks.synthetic_bundles import make
+from workload.contract import bundle
+from workload.contract.errors import UsageError
+from workload.contract.record import Record
+
+COUNTS = {TIME: "ns", FADD: "inst", FMUL: "inst", FFMA: "inst", DRAM: "byte"}
+ROW = ["1000", "1", "2", "10", "64"]
+WIDE = wide(COUNTS, [ROW, ROW])
+CELLS = [(metric, unit, cell) for (metric, unit), cell in zip(COUNTS.items(), ROW, strict=True)]
+LONG = long([(launch, *cells) for launch in (0, 1) for cells in CELLS])
+PAGE = line(DETAILS) + "".join(line([*who(launch), "Section", *cells]) for launch in (0, 1) for cells in CELLS)
+
+
+def written(text: str, *, delimiter: str = ",", is_reversed: bool = False, is_quoted: bool = True) -> str:
+    """The same cells in another form."""
+    out = io.StringIO()
+    quoting = csv.QUOTE_ALL if is_quoted else csv.QUOTE_MINIMAL
+    writer = csv.writer(out, delimiter=delimiter, quoting=quoting, lineterminator="\n")
+    for row in csv.reader(io.StringIO(text)):
+        writer.writerow(row[::-1] if is_reversed else row)
+    return out.getvalue()
+
+
+def imported(folder: Path, text: str, name: str = "table.csv", **given: Any) -> Record:
+    (folder / name).write_text(text)
+    options = {"model": "mine", "batch_size": 4, "profile_steps": 1, **given}
+    (made,) = import_file(folder / name, Given(**options), output=folder / "results")
+    return bundle.read_record(made)
+
+
+@pytest.mark.parametrize("is_quoted", [True, False], ids=["quoted", "bare"])
+@pytest.mark.parametrize("is_reversed", [False, True], ids=["in order", "reversed"])
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+@pytest.mark.parametrize("text", [WIDE, LONG], ids=["wide", "long"])
+def test_every_delimiter_and_order(
+    text: str, delimiter: str, is_reversed: bool, is_quoted: bool, tmp_path: Path
+) -> None:
+    form = written(text, delimiter=delimiter, is_reversed=is_reversed, is_quoted=is_quoted)
+    profile = imported(tmp_path, form).profile
+    assert (profile.kernels_profiled, profile.flop_per_step, profile.dram_bytes_per_step) == (2, 46, 128)
+
+
+def test_a_details_page_with_semicolons(tmp_path: Path) -> None:
+    assert imported(tmp_path, written(PAGE, delimiter=";")).profile.flop_per_step == 46
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+@pytest.mark.parametrize("is_reversed", [False, True], ids=["in order", "reversed"])
+def test_a_trace_of_nsys_in_every_form(delimiter: str, is_reversed: bool, tmp_path: Path) -> None:
+    form = written(NSYS[NSYS.index("Start") :], delimiter=delimiter, is_reversed=is_reversed)
+    assert imported(tmp_path, form).profile.kernel_time_s_per_step == pytest.approx(12.5e-6)
+    assert ncu.read(tmp_path / "table.csv").kernels["grid"].tolist() == ["(64, 2, 1)", "(1, 1, 1)"]
+
+
+def test_an_aggregated_table_is_still_one(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text('"Kernel Name","Invocations","Metric Name","Average"\n"k","3","x","1"\n')
+    with pytest.raises(UsageError, match="aggregated table without single launches"):
+        ncu.read(tmp_path / "a.csv")
+
+
+def with_twin(text: str, name: str, cell: str | None) -> str:
+    """The table with a column again, its last cell changed."""
+    rows = list(csv.reader(io.StringIO(text)))
+    place = rows[0].index(name)
+    rows = [[*row, row[place]] for row in rows]
+    rows[-1][-1] = rows[-1][-1] if cell is None else cell
+    return "".join(line(row) for row in rows)
+
+
+@pytest.mark.parametrize(("text", "name", "values"), [(WIDE, DRAM, "'64', '65'"), (LONG, "Metric Value", "'64', '65'")])
+def test_two_columns_of_one_name(text: str, name: str, values: str, tmp_path: Path) -> None:
+    last = len(text.splitlines())
+    assert imported(tmp_path, with_twin(text, name, None)).profile.flop_per_step == 46
+    with pytest.raises(UsageError) as caught:
+        imported(tmp_path, with_twin(text, name, "65"), "other.csv")
+    reason = f"it has two columns {name}, and they differ in line {last}: {values}"
+    assert str(caught.value) == f"'{tmp_path}/other.csv' contradicts itself: {reason}"
+
+
+@pytest.mark.parametrize(("second", "is_refused"), [("200", False), ("210", True)])
+def test_two_columns_of_one_name_in_a_log(second: str, is_refused: bool, tmp_path: Path) -> None:
+    text = f"iter_time_ms,loss,iter_time_ms\n200,1,200\n200,1,{second}\n"
+    if not is_refused:
+        imported(tmp_path, text)
+        return
+    with pytest.raises(UsageError, match="two columns iter_time_ms, and they differ in line 3: '200' and '210'"):
+        imported(tmp_path, text)
+
+
+# --- logs that name a device, and count images and seconds
+
+
+LOG = "model,batch_size,step,images_processed,elapsed_sec,images_per_sec,device_name,torch_version\n" + "".join(
+    f"resnet18,{{batch}},{step},{64 * (step + 1)},{0.5 * (step + 1):.2f},{{rate}},Tesla T4,2.3.1\n"
+    for step in range(20)
+)
+
+
+@pytest.mark.parametrize(
+    ("batch", "rate", "rule"),
+    [
+        (64, 128, None),
+        (32, 128, "claims against the file"),
+        (64, 300, "mean of rates"),
+    ],
+    ids=["agree", "another batch size", "another rate"],
+)
+def test_a_log_that_counts_images_and_seconds(batch: int, rate: int, rule: str | None, tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text(LOG.format(batch=batch, rate=rate))
+    (made,) = import_file(tmp_path / "log.csv", Given(), output=tmp_path / "results")
+    record = bundle.read_record(made)
+    assert record.environment.device.name == "Tesla T4"
+    assert record.environment.software is not None
+    assert record.environment.software.torch == "2.3.1"
+    assert (record.timing.images, record.timing.measured_s) == (19 * 64, pytest.approx(9.5))
+    found = {finding.rule for finding in audit(analysis.load(tmp_path / "results"))}
+    for one in ("claims against the file", "mean of rates"):
+        assert (one in found) is (one == rule)
+
+
+def test_a_log_of_images_and_seconds_alone(tmp_path: Path) -> None:
+    text = "images_processed,elapsed_sec\n" + "".join(f"{64 * n},{0.5 * n}\n" for n in range(1, 9))
+    record = imported(tmp_path, text, batch_size=None)
+    assert (record.spec.batch_size, record.timing.images_per_s) == (64, pytest.approx(128))
+
+
+# --- one name for different work
+
+
+def traced(folder: Path, times: int, name: str) -> None:
+    events = product_step(gpu_us=100 * times)
+    events[1]["args"]["Input Dims"] = [[800 * times, 800], [800, 700]]
+    (folder / name).write_text(document(events, deviceProperties=[V100], traceName=name))
+    import_file(folder / name, Given(model="other", batch_size=8), output=folder / "results")
+
+
+def test_different_work_of_one_name_is_not_one_configuration(tmp_path: Path) -> None:
+    for number, times in enumerate((1, 1, 2, 30)):
+        traced(tmp_path, times, f"{number}.json")
+    runs = analysis.load(tmp_path / "results").runs
+    groups = group(completed(runs))
+    assert sorted((len(one.runs), one.apart) for one in groups) == [
+        (1, ("work 1.8 GFLOP a step",)),
+        (1, ("work 27 GFLOP a step",)),
+        (2, ("work 900 MFLOP a step",)),
+    ]
+
+
+def test_the_same_work_again_is_one_configuration(tmp_path: Path) -> None:
+    for number in range(2):
+        traced(tmp_path, 1, f"{number}.json")
+    (found,) = group(completed(analysis.load(tmp_path / "results").runs))
+    assert (len(found.runs), found["work"], found.apart) == (2, None, ())
+
+
+def test_runs_of_different_work_cannot_be_pooled(tmp_path: Path) -> None:
+    for number, flop in enumerate((1e9, 5e9)):
+        make(tmp_path, number, imported={"file": f"{number}.json"}, complexity__train_flop_per_step=flop)
+    runs = analysis.load(tmp_path).runs
+    with pytest.raises(NotPoolableError, match="cannot pool: work is '1 GFLOP a step' in one run"):
+        require_poolable(runs)
