@@ -266,13 +266,13 @@ def against_batch(material: Material, points: pd.DataFrame) -> Drawing:
     return style.layered(layers, parameters, height=320)
 
 
-def _curve(base: alt.Chart) -> alt.Chart:
+def _curve(base: alt.Chart) -> Drawing:
     """Layer of a dotted line through the points of one precision and source, in the order of batch sizes."""
     line = base.mark_line(strokeWidth=1, strokeDash=[1, 3])
     return line.encode(detail=["variant:N", "source:N"], order="batch_size:Q")
 
 
-def _modelled_span(base: alt.Chart, channel: str) -> alt.Chart:
+def _modelled_span(base: alt.Chart, channel: str) -> Drawing:
     """Layer of dashed lines along `channel` (x or y) over the intervals of modelled bytes."""
     rows = base.transform_filter("isValid(datum.intensity_low) && datum.source == 'modelled'")
     ends = {channel: "intensity_low:Q", f"{channel}2": "intensity_high:Q"}
