@@ -21,7 +21,7 @@ from workload.contract.record import Record
 from workload.contract.text import percent
 
 FILE = "torch/kernels.csv"
-# Table of an imported trace: each operator with its work, see `analysis.importing.traced_run`.
+# Table of an imported trace: each operator with its work, see `analysis.importing.trace`.
 WORK_FILE = "torch/operators.csv"
 KIND = "torch"
 # Further operators take less time than the profiler's own disturbance; JSON and CSV list all.

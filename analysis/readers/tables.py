@@ -1,9 +1,10 @@
-"""Parse a table of text cells with any delimiter and any decimal mark. Standard library only."""
+"""Parse a table of text cells with any delimiter and decimal mark, and detect repetitions. Standard library only."""
 
 import csv
 import io
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from workload.contract.errors import UsageError
@@ -15,7 +16,6 @@ MOST_LINES_BEFORE = 200
 PANDAS_INDEX = frozenset({"", "unnamed: 0"})
 _COMMA_NUMBER = re.compile(r"[+-]?\d+,\d+(?:[eE][+-]?\d+)?", re.ASCII)
 _THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d*)?", re.ASCII)
-_DOT_NUMBER = re.compile(r"[+-]?\d*\.\d+(?:[eE][+-]?\d+)?", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,3 +115,50 @@ def plain_numbers(cells: Iterable[str], *, file: str) -> Callable[[str], str]:
             hint="write numbers with a dot, as 1234.5",
         )
     return str.strip
+
+
+# --- repetitions: a text that was appended to itself, and rows that are repeated further down
+
+# Number of measured digits whose agreement is no coincidence: ten times with three digits.
+_SURE_DIGITS = 30
+# Number of distances between equal rows that are tried, most frequent first.
+_MOST_LAGS = 5
+# Rows that occur more often say little about the distance.
+_RARE = 4
+
+
+def without_second_half(text: str) -> tuple[str, bool]:
+    """The text without its second half if both halves are equal line by line, and whether they were."""
+    lines = text.splitlines(keepends=True)
+    half, odd = divmod(len(lines), 2)
+    if odd or half < 2 or [line.rstrip() for line in lines[:half]] != [line.rstrip() for line in lines[half:]]:  # noqa: PLR2004
+        return text, False
+    return "".join(lines[:half]), True
+
+
+def again(rows: Sequence[Hashable], measured: Sequence[str]) -> list[int]:
+    """Indices of rows that repeat a sequence of earlier rows, if that is no coincidence.
+
+    `measured`: the figures of each row that differ between runs. Rows with all figures alike prove nothing.
+    """
+    places: dict[Hashable, list[int]] = defaultdict(list)
+    for index, row in enumerate(rows):
+        places[row].append(index)
+    lags = Counter(
+        after - before
+        for found in places.values()
+        if 1 < len(found) <= _RARE
+        for position, before in enumerate(found)
+        for after in found[position + 1 :]
+    )
+    dropped = set[int]()
+    for lag, _ in lags.most_common(_MOST_LAGS):
+        run: list[int] = []
+        for index in range(lag, len(rows) + 1):
+            if index < len(rows) and rows[index] == rows[index - lag]:
+                run.append(index)
+                continue
+            if sum(sum(map(str.isdigit, figures)) for figures in {measured[one] for one in run}) >= _SURE_DIGITS:
+                dropped.update(run)
+            run = []
+    return sorted(dropped)

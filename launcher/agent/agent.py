@@ -134,9 +134,9 @@ class Agent:
         if not (comes_back or self.heartbeats.is_lost):
             if self.request.script.get("env"):
                 self.store.write(records.variables_object(self.request.name), records.NO_VARIABLES)
-            # A start that only saves replaces the result that the launcher wrote when it found none.
-            is_new = not self.home.only_saves()
-            self.store.write(records.result_object(self.request.name), result.to_bytes(), if_absent=is_new)
+            # The first result counts. Only a start that saves replaces the one that the launcher wrote in its absence.
+            if_absent = not self.home.only_saves()
+            self.store.write(records.result_object(self.request.name), result.to_bytes(), if_absent=if_absent)
         return result
 
     def _noted(self, ended: WorkEnd) -> WorkEnd:

@@ -42,7 +42,11 @@ class Budget:
             return self._left() / max(1, sum(self._expected.values()))
 
     def reserve(self, plan: Plan) -> None:
-        """Reserve a machine's highest cost. Raises `UsageError` if it exceeds what is left."""
+        """Reserve a machine's highest cost. Raises `UsageError` if it exceeds what is left.
+
+        A machine without a known price, such as a host of the user's own, reserves nothing: a cloud with `--max-cost`
+        refuses a plan without a price.
+        """
         usd = highest_usd(plan) or 0.0
         with self._lock:
             # The tolerance of a millionth covers rounding errors of floating point.

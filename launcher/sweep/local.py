@@ -105,7 +105,12 @@ class LocalPlaces:
         rate = record.timing.images_per_s if record else None
         if outcome.end is End.FAILED:
             why = words.get("error") or outcome.why
-            work.fail([run], why=why, hint=words.get("hint") or outcome.hint or LOG_HINT, code=_failed(outcome.code))
+            work.fail(
+                [run],
+                why=why,
+                hint=words.get("hint") or outcome.hint or LOG_HINT,
+                code=_exit_code_of_failure(outcome.code),
+            )
         elif outcome.end is End.COMPLETED:
             self._seconds[work.name].append(outcome.seconds)
         what = rate_text(record) if record and outcome.end is End.COMPLETED and rate else f"{outcome.end}"
@@ -174,6 +179,9 @@ def _blocks_of(work: PlaceWork) -> Iterator[tuple[int, tuple[TaskRun, ...]]]:
         yield block, tuple(run for run in runs if run.block == block)
 
 
-def _failed(code: int) -> int:
-    """Exit code of a failed run: `RUN_FAILED` in place of `DONE` and `BUG`, else `code`."""
+def _exit_code_of_failure(code: int) -> int:
+    """Exit code that the sweep shows for a failed run.
+
+    A trainer that says `DONE` without a bundle has failed, and a traceback in the trainer is no bug of the sweep.
+    """
     return code if code not in (ExitCode.DONE, ExitCode.BUG) else ExitCode.RUN_FAILED

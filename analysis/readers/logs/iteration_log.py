@@ -20,9 +20,8 @@ from typing import Any
 from analysis.readers import tables
 from analysis.readers.logs import training_logs
 from analysis.readers.logs.training_logs import WholeRun
-from analysis.readers.looks_like import READABLE, looks_like
-from analysis.readers.repeats import again, without_second_half
-from analysis.readers.tables import PANDAS_INDEX, ForeignTable
+from analysis.readers.tables import PANDAS_INDEX, ForeignTable, again, without_second_half
+from analysis.readers.text import READABLE, looks_like
 from workload.contract.errors import UsageError
 from workload.contract.text import counted, plain
 

@@ -12,8 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.readers.repeats import again
-from analysis.readers.tables import ForeignTable
+from analysis.readers.tables import ForeignTable, again
 from workload.contract.text import counted
 
 # pytorch/examples: a counter in brackets, then meters as `Name value (mean)`.

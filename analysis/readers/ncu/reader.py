@@ -7,16 +7,14 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from analysis.readers import profile_text
 from analysis.readers.ncu import (
-    damage,
     errors,
     families,
     flop,
     impossible,
     launches,
     metrics,
-    ncu_text,
-    nsys,
     numbers,
     report,
     table,
@@ -96,8 +94,8 @@ def read(path: Path) -> NcuFile:
     except OSError as error:
         reason = f"it cannot be read: {error.strerror or error}"
         raise NcuFileError(path, Failure.ABSENT, reason, hint="look at the path") from error
-    whole = damage.mended(content.tables)
-    gpus = damage.gpus(whole.tables)
+    whole = launches.mended(content.tables)
+    gpus = launches.gpus_of(whole.tables)
     losses = [*content.losses, *whole.damage]
     if len(gpus) > 1:
         launches_on = ", ".join(f"{gpu}: {number}" for gpu, number in gpus.items())
@@ -196,10 +194,11 @@ def _as_table(source: NcuSource) -> NcuSource | None:
     """Convert ncu's printed text, or a trace of Nsight Systems, to the CSV that ncu would have written; else None."""
     with source.open() as file:
         text = file.read().decode(errors="replace")
-    if ncu_text.is_ncu_text(text):
-        return replace(source, content=ncu_text.as_csv(text).encode())
-    if nsys.is_gpu_trace(text):
-        return replace(source, content=nsys.as_csv(text).encode(), remarks=(*source.remarks, _ONLY_TIMES))
+    if profile_text.is_ncu_text(text):
+        return replace(source, content=profile_text.ncu_text_as_csv(text).encode())
+    if profile_text.is_gpu_trace(text):
+        content = profile_text.gpu_trace_as_csv(text).encode()
+        return replace(source, content=content, remarks=(*source.remarks, _ONLY_TIMES))
     return None
 
 
@@ -272,7 +271,7 @@ def _families(names: pd.Categorical) -> pd.Categorical:
 
 
 def _totals(tables: Sequence[Launches]) -> dict[str, float]:
-    rates = {role.name for role in metrics.roles() if role.kind not in damage.ADDITIVE}
+    rates = {role.name for role in metrics.roles() if role.kind not in launches.ADDITIVE}
     roles = dict.fromkeys(role for table in tables for role in table.by_role if role not in rates)
     return {role: float(sum(_sum(table.by_role.get(role)) for table in tables)) for role in roles}
 

@@ -60,11 +60,11 @@ class BatchMachines:
             self._service.create(job_id, body, str(uuid.uuid5(uuid.NAMESPACE_URL, job_id)))
             job = self._scheduled(job_id, first.options.queue_time_s, tell)
         except BaseException:
-            self._cancel_and_wait(job_id)
+            self._cancel(job_id)
             raise
         if job is None:
             said = self._why_queued(job_id)
-            gone = self._cancel_and_wait(job_id)
+            gone = self._cancel(job_id)
             tried = Tried(
                 zone=", ".join(first.request.zones), code="QUEUED", message=said, seconds=self.now_s() - began_s
             )
@@ -205,12 +205,12 @@ class BatchMachines:
             if others:
                 why = f"it shares job '{job.id}' with {counted(len(others), 'task')} that would end with it"
                 reasons |= dict.fromkeys(ours & going_on, why)
-            elif going_on and not self._cancel_and_wait(job.id):
+            elif going_on and not self._cancel(job.id):
                 reasons |= dict.fromkeys(ours, "its job is still there")
         return reasons
 
-    def _cancel_and_wait(self, job_id: str) -> bool:
-        """Cancel the job; whether a later question has confirmed that it is over or does not exist."""
+    def _cancel(self, job_id: str) -> bool:
+        """Cancel a job and wait, at most `END_S` seconds, until it is over. Returns whether that is confirmed."""
         try:
             job = self._service.job(job_id)
             if job is None or job.is_over:
@@ -231,6 +231,7 @@ class BatchMachines:
         return seen is not None and seen.condition is not Condition.GONE
 
     def _why_left(self, job: BatchJob, now_s: float) -> str:
+        """Reason why a job is a leftover: nobody waits for it, or it is past its limit. Empty if it is none."""
         if job.is_over:
             return ""
         waits_s, queue_s, limit_s = (

@@ -12,10 +12,8 @@ from typing import Any
 
 from launcher.backends.batch.options import Options
 from launcher.backends.gcp import plan as gcp_plan
-from launcher.backends.gcp import plan_text
 from launcher.backends.gcp.gpus import Driver, require
-from launcher.backends.gcp.plan import VmPlan
-from launcher.backends.gcp.planned_vm import PULL_S, SCOPE
+from launcher.backends.gcp.planned_vm import PULL_S, SCOPE, VmPlan, run_rows
 from launcher.backends.gcp.settings import Settings
 from launcher.kinds import Runtime
 from launcher.protocol.backend import Estimate
@@ -119,7 +117,7 @@ class BatchPlan:
 
     def text(self, width: int | None = None) -> str:
         """Text of the plan, with our commands as the user can type them here."""
-        rows = [*plan_text.run_rows(self.vm), *self._rows(), *(("note", note) for note in self.notes)]
+        rows = [*run_rows(self.vm), *self._rows(), *(("note", note) for note in self.notes)]
         return "\n".join(wrapped(as_typed(text), width, indent=COLUMN, first=name) for name, text in rows)
 
     def _rows(self) -> Iterator[tuple[str, str]]:

@@ -17,8 +17,12 @@ from pathlib import Path
 
 from launcher.agent.home import BOOT_PHASES
 from workload.contract.errors import RooflaunchError
-from workload.storage.address import open_store
 from workload.storage.store import Store
+
+try:
+    from workload.storage.address import open_store
+except ImportError:  # an image of an earlier version
+    from workload.storage.store import open_store  # type: ignore[attr-defined,no-redef]
 
 LOG_EVERY_S = 20.0
 

@@ -13,7 +13,8 @@ from launcher.backends.gcp import catalog, gpus, vm_images
 from launcher.backends.gcp.compute import Compute, connect, default_project
 from launcher.backends.gcp.machines import ComputeMachines
 from launcher.backends.gcp.options import Options, Where
-from launcher.backends.gcp.plan import VmPlan, make_plan
+from launcher.backends.gcp.plan import make_plan
+from launcher.backends.gcp.planned_vm import VmPlan
 from launcher.backends.gcp.settings import ANY_PROJECT, Settings, resolve_settings
 from launcher.docker_engine import Engine
 from launcher.images import build as building

@@ -19,7 +19,11 @@ from typing import TYPE_CHECKING, Any
 from launcher.agent.home import epoch_s
 from workload.contract.errors import ToolError
 from workload.environment.metadata import METADATA_ADDRESS, Answer, MetadataServer, named_address
-from workload.storage.address import open_store
+
+try:
+    from workload.storage.address import open_store
+except ImportError:  # an image of an earlier version
+    from workload.storage.store import open_store  # type: ignore[attr-defined,no-redef]
 
 if TYPE_CHECKING:
     from launcher.protocol.records import Request

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from launcher.backends.gcp.compute import ZONE, Compute
-from launcher.backends.gcp.plan import VmPlan
+from launcher.backends.gcp.planned_vm import VmPlan
 from launcher.backends.gcp.provision import PAUSE_S, REMOVE_S, provision
 from launcher.backends.gcp.refusals import DeniedError
 from launcher.backends.gcp.resources import Instance, VmDisk
@@ -165,7 +165,9 @@ class ComputeMachines:
             while not all(gone.get(vm) or vm in refused for vm in vms):
                 left = [vm for vm in vms if not gone.get(vm) and vm not in refused]
                 asked = [vm for vm in left if listed.get(vm) != "STOPPING"]
-                refused |= {vm: why for vm, why in zip(asked, workers.map(self._ask_end, asked), strict=True) if why}
+                refused |= {
+                    vm: why for vm, why in zip(asked, workers.map(self._request_deletion, asked), strict=True) if why
+                }
                 try:
                     listed = {(vm.zone, vm.name): vm.status for vm in self.compute.instances()}
                 except ToolError:
@@ -178,8 +180,8 @@ class ComputeMachines:
                 self._sleep(PAUSE_S)
         return [_removed_vm(vm, gone[vm], refused.get(vm, "it is still there")) for vm in vms]
 
-    def _ask_end(self, vm: tuple[str, str]) -> str:
-        """Request the deletion of a VM; return why repeating is useless, or an empty text."""
+    def _request_deletion(self, vm: tuple[str, str]) -> str:
+        """Request the deletion of a VM. Returns why the cloud refuses for good, else an empty text."""
         try:
             self.compute.delete(*vm)
         except RooflaunchError as error:

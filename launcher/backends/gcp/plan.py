@@ -1,76 +1,45 @@
-"""Plan of `launch gcp` before anything happens: from options, GPU table and settings to the whole request. Pure."""
+"""Plan of `launch gcp` before anything happens: from options, GPU table and settings to the planned VM. Pure."""
 
+import difflib
+import math
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from launcher.backends.gcp import choices, gpus, plan_text, vm_images
-from launcher.backends.gcp.gpus import Driver, GpuOffer, VmImage
-from launcher.backends.gcp.options import Options
-from launcher.backends.gcp.plan_text import PROGRAMS
-from launcher.backends.gcp.planned_vm import PlannedVm
+from launcher.backends.gcp import gpus, vm_images
+from launcher.backends.gcp.gpus import Driver, GpuOffer, MachineType
+from launcher.backends.gcp.options import DEFAULT_DISK_GB, Options
+from launcher.backends.gcp.planned_vm import (
+    AROUND_S,
+    PROGRAMS,
+    SECONDS_PER_H,
+    VmPlan,
+    check_size,
+    checked_image,
+    launch_name,
+    time_stamp,
+)
 from launcher.backends.gcp.settings import ANY_PROJECT, Settings
 from launcher.backends.gcp.skus import PriceList
 from launcher.kinds import Runtime
-from launcher.machine.runtime import CPU_FLAVOUR
-from launcher.protocol.records import Request
+from launcher.machine.runtime import CPU_FLAVOUR, NO_COMPILER
+from launcher.protocol.records import Price, Request, region_of
 from launcher.protocol.task import Task
-from launcher.sizes import shown
+from launcher.sizes import MAX_LIMIT_S, MIN_LIMIT_S, shown
+from workload.contract import prices
 from workload.contract.errors import ToolError, UsageError
-from workload.contract.spec import Device, Precision, Resolved
+from workload.contract.spec import CIFAR10, IMAGENETTE, SYNTHETIC, Device, Precision, Resolved, RunSpec
 
 PROGRAM_FOLDER = Path(__file__).parent
 # NVIDIA's bf16 units came with Ampere: https://docs.nvidia.com/cuda/ampere-tuning-guide (improved tensor cores).
 BF16_CAPABILITY = (8, 0)
-# Characters of an image reference: a registry, a path, a tag, a digest.
-IMAGE = r"[a-z0-9][-._/:@a-zA-Z0-9]{0,511}"
-# All metadata of an instance together may have 256 KB.
-MAX_METADATA_BYTES = 250_000
 NEEDS_NAT = "without an external address the VM needs Cloud NAT, for its packages"
-
-
-@dataclass(frozen=True, kw_only=True)
-class VmPlan(PlannedVm):
-    """The complete plan of a launch, as its user reads it and as `submit` sends it."""
-
-    def renamed(self, request: Request) -> "VmPlan":
-        """Copy of the plan with `request`, as a launch of its own."""
-        return replace(self, request=request)
-
-    def launched(self, now: datetime, *, image: str) -> "VmPlan":
-        """The plan with this launch time, also in its name, and with the image by the registry's digest."""
-        request = replace(
-            self.request,
-            name=_name(self.gpu, now, token=self.name.rpartition("-")[2]),
-            launched_at=_stamp(now),
-            image=_checked_image(image),
-        )
-        plan = replace(self, request=request)
-        _check_size(plan)
-        return plan
-
-    def on_image(self, image: VmImage, notes: tuple[str, ...]) -> "VmPlan":
-        """The plan with the VM image that was found for it."""
-        driver = self.driver if self.driver is Driver.NONE else image.driver
-        return replace(
-            self,
-            vm_images=(image,),
-            driver=driver,
-            request=replace(
-                self.request, options={**self.request.options, "vm_image": image.path, "driver": str(driver)}
-            ),
-            notes=(*notes, *self.notes),
-        )
-
-    def text(self, width: int | None = None) -> str:
-        """Text of the plan, with our commands as the user can type them here."""
-        return plan_text.render(self, width)
-
-    def sent_text(self) -> str:
-        """Request that the first zone would be sent, with its long texts shortened."""
-        return plan_text.render_request(self)
+# In less time a VM has hardly booted, so a cost limit that leaves less is refused.
+MIN_USEFUL_S = 600
+MIN_DISK_GB, MAX_DISK_GB = 50, 65536
+TF32_CAPABILITY = (8, 0)
 
 
 def make_plan(
@@ -93,37 +62,37 @@ def make_plan(
     a broken installation.
     """
     gpu = gpus.require(options.gpu)
-    choices.check_options(options)
-    machine, count = choices.choose_machine(gpu, options)
-    spec, changed = choices.on_vm(resolved.spec, gpu)
+    _check_options(options)
+    machine, count = _choose_machine(gpu, options)
+    spec, changed = _on_vm(resolved.spec, gpu)
     if task is not None:
-        asked, task = task, task.mapped(lambda one: choices.on_vm(one, gpu)[0].checked())
-        changed = list(dict.fromkeys(note for run in asked.runs for note in choices.on_vm(run.spec, gpu)[1]))
+        asked, task = task, task.mapped(lambda one: _on_vm(one, gpu)[0].checked())
+        changed = list(dict.fromkeys(note for run in asked.runs for note in _on_vm(run.spec, gpu)[1]))
     specs = [run.spec for run in task.runs] if task else [spec]
     with_driver = any(one.device is not Device.CPU for one in specs)
     images = vm_images.candidates(gpu, options, with_driver=with_driver)
     driver = images[0].driver if with_driver else Driver.NONE
-    zones = choices.zone_order(gpu, options, settings)
-    prices = choices.known_prices(gpu, machine, count, options, zones, now, today)
+    zones = _zone_order(gpu, options, settings)
+    known = _known_prices(gpu, machine, count, options, zones, now, today)
     if options.max_cost_usd is not None:
-        zones = choices.with_price(zones, prices, options)
+        zones = _with_price(zones, known, options)
     request = Request(
-        name=_name(gpu, now, token=token),
+        name=launch_name(gpu, now, token=token),
         backend="gcp",
-        launched_at=_stamp(now),
+        launched_at=time_stamp(now),
         store=f"gs://{settings.bucket}",
         place=f"gcp-{gpu.name}",
         runtime=Runtime.DOCKER,
-        limit_s=choices.time_limit_s(options, prices.values()),
+        limit_s=_time_limit_s(options, known.values()),
         spec=spec.to_json(),
         spec_origin={key: str(value) for key, value in resolved.origin.items() if key != "data_dir"},
-        image=_checked_image(image),
+        image=checked_image(image),
         gpu=gpu.name,
         gpu_count=count,
         machine_type=machine.name,
         zones=list(zones),
         spot=options.spot,
-        prices={region: asdict(price) for region, price in prices.items()},
+        prices={region: asdict(price) for region, price in known.items()},
         options={
             "project": settings.project,
             "flavour": gpu.flavour if with_driver else CPU_FLAVOUR,
@@ -145,36 +114,8 @@ def make_plan(
         zones=zones,
         programs={key: _program(name) for key, name in PROGRAMS.items()},
     )
-    _check_size(plan)
+    check_size(plan)
     return replace(plan, notes=(*changed, *notes, *_notes(plan)))
-
-
-def _name(gpu: GpuOffer, now: datetime, *, token: str) -> str:
-    return f"rooflaunch-{gpu.name}-{now.astimezone(UTC):%Y%m%d-%H%M%S}-{token}"
-
-
-def _stamp(now: datetime) -> str:
-    return now.astimezone(UTC).isoformat(timespec="milliseconds")
-
-
-def _checked_image(image: str) -> str:
-    if not re.fullmatch(IMAGE, image):
-        raise UsageError(
-            f"image must be a reference such as HOST/PATH@sha256:…; got '{shown(image)}'",
-            hint="--image us-central1-docker.pkg.dev/PROJECT/rooflaunch/trainer@sha256:…",
-        )
-    return image
-
-
-def _check_size(plan: VmPlan) -> None:
-    size = sum(len(key) + len(value.encode()) for key, value in plan.metadata().items())
-    if size > MAX_METADATA_BYTES:
-        shorter = "shorter values for --model and the other run options"
-        task = plan.request.work if plan.request.task else None
-        raise UsageError(
-            f"the request{f' for {task}' if task else ''} has {size} bytes; a VM's metadata takes {MAX_METADATA_BYTES}",
-            hint="more machines, which share the runs" if task else shorter,
-        )
 
 
 def _notes(plan: VmPlan) -> Iterator[str]:
@@ -212,3 +153,240 @@ def _program(name: str) -> str:
         return (PROGRAM_FOLDER / name).read_text(encoding="utf-8")
     except OSError as error:
         raise ToolError(f"this installation lacks {name}", hint="install rooflaunch again") from error
+
+
+# Options of the user and their consequences.
+
+
+def _require(held: object, message: str, *, hint: str) -> None:
+    if not held:
+        raise UsageError(message, hint=hint)
+
+
+def _check_options(options: Options) -> None:
+    """Raise `UsageError` for a number out of its bounds. A user's texts are checked where they are used."""
+    for flag, usd in {"--max-cost": options.max_cost_usd, "--usd-per-h": options.usd_per_h}.items():
+        _require(
+            usd is None or (math.isfinite(usd) and usd > 0),
+            f"{flag} must be a positive sum in USD; got '{usd}'",
+            hint=f"{flag} 1.50",
+        )
+    _require(
+        MIN_DISK_GB <= options.disk_gb <= MAX_DISK_GB,
+        f"--disk-gb must be {MIN_DISK_GB} to {MAX_DISK_GB}, for two images and data; got '{options.disk_gb}'",
+        hint=f"--disk-gb {DEFAULT_DISK_GB}",
+    )
+    _require(
+        MIN_LIMIT_S <= options.max_run_time_s <= MAX_LIMIT_S,
+        f"--max-run-time must be 30 s to 120 d; got '{options.max_run_time_s} s'",
+        hint="--max-run-time 60m",
+    )
+    _require(
+        options.rerun_preempted == 0 or (options.spot and options.rerun_preempted > 0),
+        f"--rerun-preempted is a count for spot VMs, which alone are preempted; got '{options.rerun_preempted}'",
+        hint="--spot --rerun-preempted 2",
+    )
+    _require(
+        options.fallback or options.zones,
+        "--no-fallback keeps to the zones that are named; none is",
+        hint="--zone us-central1-a --no-fallback",
+    )
+
+
+def _choose_machine(gpu: GpuOffer, options: Options) -> tuple[MachineType, int]:
+    """Machine type and its number of GPUs, built in or attached. Raises `UsageError` if they do not fit."""
+    machine = _named_machine(gpu, options.machine_type) if options.machine_type else _fitting_machine(gpu, options)
+    count = options.gpu_count
+    if gpu.accelerator is None and count == 1:
+        count = machine.gpus[0]
+    if count not in machine.gpus:
+        counts = " or ".join(map(str, machine.gpus))
+        raise UsageError(
+            f"{machine.name} has {counts} GPUs of {gpu.title}; got --gpu-count {count}",
+            hint=f"--gpu-count {machine.gpus[0]}, or another --machine-type",
+        )
+    if machine.spot_only and not options.spot:
+        whole = [other.name for other in gpu.machine_types.values() if not other.spot_only]
+        raise UsageError(
+            f"{machine.name} is not sold on demand, only as spot, flex-start or by reservation",
+            hint=" or ".join(["--spot", *(f"--machine-type {name}" for name in whole)]),
+        )
+    return machine, count
+
+
+def _named_machine(gpu: GpuOffer, name: str) -> MachineType:
+    if name not in gpu.machine_types:
+        raise UsageError(
+            f"machine type for {gpu.name} must be one of {', '.join(gpu.machine_types)}; got '{shown(name)}'",
+            hint=f"--machine-type {gpu.default_machine_type}",
+        )
+    return gpu.machine_types[name]
+
+
+def _fitting_machine(gpu: GpuOffer, options: Options) -> MachineType:
+    """The row's default machine type, or the first one with as many GPUs."""
+    default = gpu.machine_types[gpu.default_machine_type]
+    count = options.gpu_count
+    if count == 1 or count in default.gpus:
+        return default
+    fitting = [machine for machine in gpu.machine_types.values() if count in machine.gpus]
+    if not fitting:
+        counts = sorted({count_of_type for machine in gpu.machine_types.values() for count_of_type in machine.gpus})
+        raise UsageError(
+            f"a VM has {', '.join(map(str, counts))} GPUs of {gpu.title}; got --gpu-count {count}",
+            hint=f"--gpu-count {counts[0]}",
+        )
+    return fitting[0]
+
+
+def _on_vm(spec: RunSpec, gpu: GpuOffer) -> tuple[RunSpec, list[str]]:
+    """The run as a VM does it, and notes on what was changed. Raises `UsageError` for a run that a VM cannot do."""
+    notes = list[str]()
+    _require(spec.device is not Device.MPS, "a VM has no Apple GPU; got --mps", hint="leave --mps out")
+    _require(not spec.compile, f"{NO_COMPILER}; a VM runs one of them", hint="leave --compile out")
+    if spec.dataset not in (SYNTHETIC, CIFAR10, IMAGENETTE):
+        raise UsageError(
+            f"a VM cannot see the folder '{shown(spec.dataset)}' of this machine",
+            hint="--dataset synthetic, or --dataset imagenette --download",
+        )
+    if spec.device is Device.AUTO:
+        spec = replace(spec, device=Device.CUDA)
+    if spec.precision is Precision.TF32 and gpu.capability < TF32_CAPABILITY:
+        major, minor = gpu.capability
+        raise UsageError(
+            f"precision tf32 needs compute capability 8.0 or newer; a {gpu.title} has {major}.{minor}",
+            hint="--precision fp32, or --precision amp",
+        )
+    if spec.dataset != SYNTHETIC and not spec.download:
+        spec = replace(spec, download=True)
+        notes.append(f"the VM downloads {spec.dataset}: it starts without data")
+    if spec.data_dir != RunSpec().data_dir:
+        spec = replace(spec, data_dir=RunSpec().data_dir)
+        notes.append("data_dir is a folder of this machine: the VM takes its own")
+    return spec, notes
+
+
+def _zone_order(gpu: GpuOffer, options: Options, settings: Settings) -> tuple[str, ...]:
+    """Zones to try: the named ones, then their regions, then those with a listed price, then the rest.
+
+    With `fallback` False only the named zones. Raises `UsageError` for a zone without the GPU or outside the network.
+    """
+    reach = _reach(gpu, settings)
+    for zone in options.zones:
+        if zone not in gpu.zones:
+            raise UsageError(
+                f"no {gpu.title} in zone '{shown(zone)}'; the zones with one: {gpus.compact(gpu.zones)}",
+                hint=f"--zone {next(iter(difflib.get_close_matches(zone, gpu.zones, n=1)), gpu.zones[0])}",
+            )
+        _require(
+            zone in reach,
+            f"zone '{zone}' is not in the region of subnetwork '{settings.subnetwork}'",
+            hint=f"--zone {reach[0]}",
+        )
+    named = tuple(dict.fromkeys(options.zones))
+    if not options.fallback:
+        return named
+    near = {region_of(zone) for zone in named}
+    listed = {price.region for price in gpu.prices}
+    others = [zone for zone in reach if zone not in named]
+    return (*named, *sorted(others, key=lambda zone: (region_of(zone) not in near, region_of(zone) not in listed)))
+
+
+def _reach(gpu: GpuOffer, settings: Settings) -> tuple[str, ...]:
+    """Zones that the network allows. A subnetwork named with its region exists in that region only."""
+    named_region = re.search(r"regions/([^/]+)/", settings.subnetwork or "")
+    zones = tuple(zone for zone in gpu.zones if not named_region or region_of(zone) == named_region[1])
+    _require(
+        zones,
+        f"no {gpu.title} in the region of subnetwork '{settings.subnetwork}'; the zones with one: "
+        f"{gpus.compact(gpu.zones)}",
+        hint="--subnetwork regions/REGION/subnetworks/NAME of one of these",
+    )
+    return zones
+
+
+def _known_prices(
+    gpu: GpuOffer,
+    machine: MachineType,
+    count: int,
+    options: Options,
+    zones: Iterable[str],
+    now: datetime,
+    today: PriceList | None,
+) -> dict[str, Price]:
+    """Prices by region, from today's list or else from the table; regions with an unknown part are left out.
+
+    The user's own price (`usd_per_h`) covers everything, in all regions.
+    """
+    regions = dict.fromkeys(map(region_of, zones))
+    if options.usd_per_h is not None:
+        read = f"{now.astimezone(UTC):%Y-%m-%d}"
+        own = Price(
+            usd_per_h=options.usd_per_h, source="--usd-per-h", read=read, disk_usd_per_h=0.0, address_usd_per_h=0.0
+        )
+        return dict.fromkeys(regions, own)
+    listed = {region: _listed(gpu, machine, count, options, region, today) for region in regions}
+    return {region: price for region, price in listed.items() if price}
+
+
+def _listed(
+    gpu: GpuOffer, machine: MachineType, count: int, options: Options, region: str, today: PriceList | None
+) -> Price | None:
+    """Price of VM, disk and address in one region; None if neither today's list nor the table has VM and disk."""
+    if today:
+        price = today.price(
+            gpu,
+            machine,
+            count,
+            region,
+            spot=options.spot,
+            disk_gb=options.disk_gb,
+            external_ip=options.external_ip,
+        )
+        if price:
+            return price
+    table = prices.load()
+    vm = gpu.price(machine.name, gpus=count, region=region, spot=options.spot)
+    disk = table.disk_usd_per_gb_month(gpu.disk_type, region)
+    if vm is None or disk is None:
+        return None
+    address = table.address.usd_per_h_spot if options.spot else table.address.usd_per_h
+    return replace(
+        vm,
+        disk_usd_per_h=prices.disk_usd_per_h(disk, options.disk_gb),
+        address_usd_per_h=address if options.external_ip else 0.0,
+    )
+
+
+def _with_price(zones: tuple[str, ...], known: Mapping[str, Price], options: Options) -> tuple[str, ...]:
+    """Zones with a known price, so that their cost can be limited. Raises `UsageError` if a named zone has none."""
+    unknown = [zone for zone in options.zones if region_of(zone) not in known]
+    if not known or unknown:
+        where = f"in {gpus.compact(unknown)}" if unknown else "anywhere"
+        kind = "spot" if options.spot else "on demand"
+        raise UsageError(
+            f"--max-cost needs a price, and that of this machine type ({kind}) is unknown {where}",
+            hint="--usd-per-h with the figure of cloud.google.com/products/calculator, or leave --max-cost out",
+        )
+    return tuple(zone for zone in zones if region_of(zone) in known)
+
+
+def _time_limit_s(options: Options, known: Iterable[Price]) -> int:
+    """Time limit in seconds, lowered so that all attempts in the dearest zone cost at most `--max-cost`.
+
+    Each attempt counts from its insert to the end of a late deletion, with everything that a price includes.
+    """
+    if options.max_cost_usd is None:
+        return options.max_run_time_s
+    dearest = max(price.whole_usd_per_h for price in known)
+    each_usd = options.max_cost_usd / (options.rerun_preempted + 1)
+    # The microsecond offsets binary rounding: a tenth of 0.70 USD buys 630 s at 0.40 USD per hour, not 629.
+    affordable_s = math.floor(each_usd / dearest * SECONDS_PER_H + 1e-6) - AROUND_S
+    if affordable_s < MIN_USEFUL_S:
+        least_usd = (MIN_USEFUL_S + AROUND_S) / SECONDS_PER_H * dearest * (options.rerun_preempted + 1)
+        raise UsageError(
+            f"--max-cost {options.max_cost_usd:g} buys {max(affordable_s, 0)} s at {dearest:.4g} USD per hour with "
+            f"disk and address, beside {AROUND_S} s to start and to stop; a run needs {MIN_USEFUL_S} s or more",
+            hint=f"--max-cost {math.ceil(least_usd * 100) / 100:.2f}",
+        )
+    return min(options.max_run_time_s, affordable_s)

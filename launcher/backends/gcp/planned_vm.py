@@ -1,18 +1,24 @@
-"""The planned VM of a launch: its properties, what it may cost, and the request for Compute Engine. Pure."""
+"""Planned VM of a launch: its properties, what it may cost, its text for the user, and the request to send. Pure."""
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
 
-from launcher.backends.gcp.choices import AROUND_S, SECONDS_PER_H
 from launcher.backends.gcp.gpus import Driver, GpuOffer, MachineType, VmImage
 from launcher.backends.gcp.options import Options
 from launcher.backends.gcp.resources import LIMIT_LABEL
 from launcher.backends.gcp.settings import Settings
 from launcher.protocol.backend import Estimate
 from launcher.protocol.records import Price, Request, region_of
+from launcher.sizes import shown
+from workload.contract.errors import UsageError
+from workload.contract.invocation import as_typed
 from workload.contract.spec import Profile, RunSpec
+from workload.contract.text import counted, dollars, minutes, wrapped
 
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 # From the insert to a usable driver, as published: 3 min 35 s. Installing the driver adds the middle of 5 to 10 min.
@@ -21,14 +27,36 @@ USABLE_S = {Driver.PREINSTALLED: 215, Driver.NONE: 215, Driver.INSTALL: 665}
 PULL_S, START_S, STEP_S, PROFILE_S, DOWNLOAD_S = 120, 60, 0.3, 180, 60
 # Placeholder in a shown plan for the request label, which tells our insert from a stranger's.
 GIVEN_AT_INSERT = "given-at-insert"
+# Compute Engine may act this much later than maxRunDuration.
+LATE_S = 30
+# A VM's cost runs from its insert to its deletion: an insert is given up after 180 s (provision.py), the limit counts
+# from its start, and after it a VM has up to 90 s to shut down: https://cloud.google.com/compute/docs/instances/stop-vm
+STARTING_S, STOPPING_S = 180, 90
+AROUND_S = STARTING_S + LATE_S + STOPPING_S
+SECONDS_PER_H = 3600
+# Characters of an image reference: a registry, a path, a tag, a digest.
+IMAGE = r"[a-z0-9][-._/:@a-zA-Z0-9]{0,511}"
+# All metadata of an instance together may have 256 KB.
+MAX_METADATA_BYTES = 250_000
+FEW = 4
+LABEL_WIDTH = 11
+# Programs of a VM by metadata key: shell script, the Python that the script starts, and the shutdown script.
+PROGRAMS = {
+    "startup-script": "startup.sh",
+    "rooflaunch-boot": "boot.py",
+    "rooflaunch-guest": "guest.py",
+    "shutdown-script": "shutdown.sh",
+}
+REQUEST = "rooflaunch-request"
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlannedVm:
-    """A planned launch with its VM. `zones`: in the order in which they are tried, the zones named by the user first.
+class VmPlan:
+    """Plan of a launch with its VM, as its user reads it and as `submit` sends it.
 
-    `vm_images`: images that the VM may boot; the first one that exists is taken. `shielded`: the insert's
-    `shieldedInstanceConfig`. `notes`: what the user should know before the VM costs anything.
+    `zones`: in the order in which they are tried, the zones named by the user first. `vm_images`: images that the VM
+    may boot; the first one that exists is taken. `shielded`: the insert's `shieldedInstanceConfig`. `notes`: what the
+    user should know before the VM costs anything.
     """
 
     request: Request
@@ -241,8 +269,196 @@ class PlannedVm:
         """Body of the insert for the first zone, with a placeholder as its request id."""
         return self.body(self.zones[0], request_id=GIVEN_AT_INSERT)
 
+    def renamed(self, request: Request) -> "VmPlan":
+        """Copy of the plan with `request`, as a launch of its own."""
+        return replace(self, request=request)
+
+    def launched(self, now: datetime, *, image: str) -> "VmPlan":
+        """The plan with this launch time, also in its name, and with the image by the registry's digest."""
+        request = replace(
+            self.request,
+            name=launch_name(self.gpu, now, token=self.name.rpartition("-")[2]),
+            launched_at=time_stamp(now),
+            image=checked_image(image),
+        )
+        plan = replace(self, request=request)
+        check_size(plan)
+        return plan
+
+    def on_image(self, image: VmImage, notes: tuple[str, ...]) -> "VmPlan":
+        """The plan with the VM image that was found for it."""
+        driver = self.driver if self.driver is Driver.NONE else image.driver
+        return replace(
+            self,
+            vm_images=(image,),
+            driver=driver,
+            request=replace(
+                self.request, options={**self.request.options, "vm_image": image.path, "driver": str(driver)}
+            ),
+            notes=(*notes, *self.notes),
+        )
+
+    def text(self, width: int | None = None) -> str:
+        """Text of the plan, with our commands as the user can type them here."""
+        return _render(self, width)
+
+    def sent_text(self) -> str:
+        """Request that the first zone would be sent, with its long texts shortened."""
+        return _render_request(self)
+
 
 def _steps_s(spec: RunSpec) -> float:
     """Estimated seconds for the steps of one run. `spec` must be filled."""
     warmup_s, measured_s = ((steps or 0) * spec.grad_accumulation * STEP_S for steps in (spec.warmup, spec.iterations))
     return warmup_s + max(measured_s, spec.min_seconds or 0.0)
+
+
+def launch_name(gpu: GpuOffer, now: datetime, *, token: str) -> str:
+    return f"rooflaunch-{gpu.name}-{now.astimezone(UTC):%Y%m%d-%H%M%S}-{token}"
+
+
+def time_stamp(now: datetime) -> str:
+    return now.astimezone(UTC).isoformat(timespec="milliseconds")
+
+
+def checked_image(image: str) -> str:
+    if not re.fullmatch(IMAGE, image):
+        raise UsageError(
+            f"image must be a reference such as HOST/PATH@sha256:…; got '{shown(image)}'",
+            hint="--image us-central1-docker.pkg.dev/PROJECT/rooflaunch/trainer@sha256:…",
+        )
+    return image
+
+
+def check_size(plan: VmPlan) -> None:
+    size = sum(len(key) + len(value.encode()) for key, value in plan.metadata().items())
+    if size > MAX_METADATA_BYTES:
+        shorter = "shorter values for --model and the other run options"
+        task = plan.request.work if plan.request.task else None
+        raise UsageError(
+            f"the request{f' for {task}' if task else ''} has {size} bytes; a VM's metadata takes {MAX_METADATA_BYTES}",
+            hint="more machines, which share the runs" if task else shorter,
+        )
+
+
+# The text for the user.
+
+
+def _render(plan: VmPlan, width: int | None) -> str:
+    """Text of the plan, one fact after the other, in lines of at most `width` characters."""
+    rows = [*run_rows(plan), *_vm(plan), *_cost(plan), *(("note", note) for note in plan.notes)]
+    return "\n".join(wrapped(as_typed(text), width, indent=LABEL_WIDTH, first=name) for name, text in rows)
+
+
+def _render_request(plan: VmPlan) -> str:
+    """The first zone's request with its long texts shortened."""
+    request = f"request    instances.insert in {plan.zones[0]}; --format json has its texts whole"
+    return f"{request}\n{json.dumps(_short(plan), indent=1)}"
+
+
+def run_rows(plan: VmPlan) -> Iterator[tuple[str, str]]:
+    """Rows that tell which runs are done, and who set each option."""
+    spec = plan.spec
+    times = "one run" if spec.repeats == 1 else f"{spec.repeats} runs, a process each"
+    profile = "" if spec.profile is Profile.NONE else f", then a profile by {spec.profile}"
+    one = f"{shown(spec.title)}, on {spec.where}; {times}{profile}"
+    yield "plan", f"{plan.request.work}, a process each" if plan.request.task else one
+    if files := plan.request.files_text:
+        yield "sends", files
+    origin = plan.request.spec_origin.items()
+    yield "set by", ", ".join(f"{name}: {source}" for name, source in origin) or "all defaults"
+
+
+def _vm(plan: VmPlan) -> Iterator[tuple[str, str]]:
+    kind = "spot" if plan.options.spot else "on demand"
+    yield "vm", f"{plan.machine.name} with {plan.request.gpu_count} x {plan.gpu.title}, {kind}"
+    yield "name", plan.name
+    yield "zones", _zones(plan)
+    image = plan.vm_image
+    yield "vm image", f"{image.project}, {'newest of ' if image.is_family else ''}{image.name}"
+    if plan.shielded:
+        options = {"enableSecureBoot": "Secure Boot", "enableVtpm": "vTPM", "enableIntegrityMonitoring": "integrity"}
+        yield "shielded", ", ".join(f"{what} {'on' if plan.shielded[key] else 'off'}" for key, what in options.items())
+    yield "driver", _driver(plan)
+    yield "disk", f"{plan.options.disk_gb} GB, {plan.gpu.disk_type}"
+    yield "image", f"{plan.request.image}, flavour {plan.request.options['flavour']}"
+    yield "account", plan.settings.service_account
+    yield "bucket", f"gs://{plan.settings.bucket}/runs/"
+
+
+def _driver(plan: VmPlan) -> str:
+    below = f", below {plan.gpu.driver_below}" if plan.gpu.driver_below else ""
+    needed = f"the run needs {plan.gpu.minimum_driver} or newer{below}"
+    match plan.driver:
+        case Driver.PREINSTALLED:
+            return f"in the VM image; {needed}"
+        case Driver.INSTALL:
+            return f"installed on the VM, with a reboot or two; {needed}"
+        case Driver.NONE:
+            return "none: the run does not use the GPU"
+
+
+def _zones(plan: VmPlan) -> str:
+    named = [zone for zone in plan.zones if zone in plan.options.zones]
+    others = [zone for zone in plan.zones if zone not in named]
+    if not others:
+        return f"{', '.join(named)}, and no other"
+    return ", then ".join([*([", ".join(named)] if named else []), _few(others, "zones")])
+
+
+def _few(names: Sequence[str], what: str) -> str:
+    rest = len(names) - FEW
+    return ", ".join(names[:FEW]) + (f" and {rest} other {what}" if rest > 0 else "")
+
+
+def _cost(plan: VmPlan) -> Iterator[tuple[str, str]]:
+    zone = plan.zones[0]
+    price, region = plan.price(zone), region_of(zone)
+    unknown = plan.regions_without_price
+    if price:
+        usd_per_h = f"{price.usd_per_h:.3f} USD per hour in {region}{_beside(price)}"
+        yield "price", f"{usd_per_h}; read {price.read}: {price.source}"
+    else:
+        yield "price", f"unknown in {region}; --usd-per-h takes yours"
+    if price and unknown:
+        yield "unknown", f"the price in {_few(unknown, 'regions')}"
+    usable, image, run = (minutes(seconds) for seconds in (plan.usable_s, plan.ready_s - plan.usable_s, plan.run_s))
+    parts = f"{usable} to a usable VM as published, {image} for the image and {run} for the run assumed"
+    yield "expected", f"{minutes(plan.expected_s)}, {dollars(plan.expected_usd(zone))}: {parts}"
+    longest = f"{minutes(plan.limit_s)} and {minutes(AROUND_S)} to start and to stop"
+    yield "at most", f"{longest}, {_highest(plan)}; then the cloud deletes the VM"
+    yield "besides", f"{price.uncounted if price else 'traffic and tax'}, which are not counted here"
+
+
+def _beside(price: Price) -> str:
+    """Suffix of the VM's price: the total with disk and address."""
+    if price.disk_usd_per_h is None:
+        return ""
+    parts = {"disk": price.disk_usd_per_h, "address": price.address_usd_per_h}
+    paid = [name for name, usd in parts.items() if usd]
+    return f", {price.whole_usd_per_h:.3f} with {' and '.join(paid)}" if paid else ", all in all"
+
+
+def _highest(plan: VmPlan) -> str:
+    """Highest cost over all zones that may be tried, as far as their prices are known."""
+    if plan.highest_usd is None:
+        return "at a cost that is unknown in every zone that may be tried"
+    attempts = plan.attempts
+    highest = dollars(plan.highest_usd)
+    if attempts > 1:
+        highest += f" for each of up to {attempts} attempts, {dollars(plan.highest_usd * attempts)} in all"
+    unknown = len(plan.regions_without_price)
+    if not unknown:
+        return f"{highest}, in any zone that may be tried"
+    known = _few(list(plan.request.prices), "regions")
+    others = f"unknown in the other {counted(unknown, 'region')} that may be tried (--max-cost leaves those out)"
+    return f"{highest}, in {known}; {others}"
+
+
+def _short(plan: VmPlan) -> dict[str, Any]:
+    body = plan.shown_body()
+    items = {item["key"]: item["value"] for item in body["metadata"]["items"]}
+    lines = {key: len(text.splitlines()) for key, text in plan.programs.items()}
+    short = {key: f"<launcher/backends/gcp/{PROGRAMS[key]}, {count} lines>" for key, count in lines.items()}
+    short[REQUEST] = "<this plan as data>"
+    return {**body, "metadata": {"items": [{"key": key, "value": short.get(key, items[key])} for key in items]}}

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from launcher.backends.gcp.compute import Compute
-from launcher.backends.gcp.plan import VmPlan
+from launcher.backends.gcp.planned_vm import VmPlan
 from launcher.backends.gcp.refusals import (
     NOT_IN_ZONE,
     QUOTA_EXCEEDED,
@@ -118,8 +118,8 @@ def remove(
     end_s = now() + limit_s
     gone_s: float | None = None
     while True:
-        was_there, gone = _end(compute, zone, name, end_s - now())
-        if was_there or not gone:
+        had_vm, gone = _delete(compute, zone, name, end_s - now())
+        if had_vm or not gone:
             gone_s = None
         if gone:
             gone_s = now() if gone_s is None else gone_s
@@ -130,15 +130,16 @@ def remove(
         sleep(PAUSE_S)
 
 
-def _end(compute: Compute, zone: str, name: str, left_s: float) -> tuple[bool, bool]:
-    """Request the deletion once; return whether there was a VM, and whether there is none now.
+def _delete(compute: Compute, zone: str, name: str, wait_s: float) -> tuple[bool, bool]:
+    """Request the deletion of a VM and wait for it, at most `wait_s` and `DELETION_S` seconds.
 
-    A failed request or deletion returns (True, False), so that the caller repeats it.
+    Returns whether there was a VM, and whether there is none now. After an error that may pass, the answer is
+    (True, False), so that the caller repeats the request. Raises `DeniedError`.
     """
     try:
         operation = compute.delete(zone, name)
         if operation is not None:
-            compute.wait(operation, max(min(left_s, DELETION_S), 1.0))
+            compute.wait(operation, max(min(wait_s, DELETION_S), 1.0))
         return operation is not None, compute.get(zone, name) is None
     except DeniedError:
         raise
@@ -169,15 +170,15 @@ class _Provisioning:
         self._tried: list[Tried] = []
         self._done: list[str] = []
         self._blocked: set[str] = set()
-        self._asked: set[str] = set()
+        self._with_known_quota: set[str] = set()
         self._suggested: list[str] = []
         self._may_live = False
 
     def run(self) -> Provisioned:
-        if not self._project_allows():
+        if not self._has_quota_in_project():
             raise self._no_capacity()
         while (zone := self._next_zone()) is not None and self._now() < self._end_s:
-            if not self._region_allows(region_of(zone)):
+            if not self._has_quota_in(region_of(zone)):
                 continue
             self._done.append(zone)
             instance = self._try(zone)
@@ -221,19 +222,19 @@ class _Provisioning:
 
     # Quotas.
 
-    def _project_allows(self) -> bool:
+    def _has_quota_in_project(self) -> bool:
         quota = self._compute.project_quotas().get(GLOBAL_QUOTA) if self._plan.request.gpu_count else None
         return self._fits("all regions", {GLOBAL_QUOTA: quota})
 
-    def _region_allows(self, region: str) -> bool:
-        """Whether the region's quotas allow the VM. True if the cloud does not tell the quota: then the insert decides.
+    def _has_quota_in(self, region: str) -> bool:
+        """Whether the region's quotas have room for the VM, and block all zones of the region if not.
 
-        Quotas are read once per region; for a later zone of the region the result is True.
+        The quotas are read once per region. If the cloud does not tell them, the insert decides.
         """
         request = self._plan.request
-        if region in self._asked or not request.gpu_count:
-            return True
-        self._asked.add(region)
+        if region in self._with_known_quota or not request.gpu_count:
+            return region not in self._blocked
+        self._with_known_quota.add(region)
         quotas = self._compute.region_quotas(region)
         metrics = self._plan.gpu.quota_metrics(spot=request.spot, limit_s=request.limit_s)
         allowed = self._fits(region, {metric: quotas.get(metric) for metric in metrics})

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.readers.looks_like import looks_like
-from analysis.readers.text import decode, needs_decoding
+from analysis.readers.text import decode, looks_like, needs_decoding
 
 TEXT = "step_s,gpu\n0.25,Tesla é\n"
 

@@ -8,7 +8,7 @@ from trainer_logs import dllogger_json, pytorch_examples, timm
 
 from analysis.importing import Given, import_file
 from analysis.readers import ncu
-from analysis.readers.repeats import again
+from analysis.readers.tables import again
 from workload.contract import bundle
 from workload.contract.record import Record
 

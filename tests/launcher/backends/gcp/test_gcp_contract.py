@@ -11,7 +11,8 @@ import pytest
 from launcher.backends.gcp import compute as border
 from launcher.backends.gcp import provision as provisioning
 from launcher.backends.gcp.machines import ComputeMachines
-from launcher.backends.gcp.plan import Options, VmPlan, make_plan
+from launcher.backends.gcp.plan import Options, make_plan
+from launcher.backends.gcp.planned_vm import VmPlan
 from launcher.backends.gcp.refusals import ENDPOINT_VARIABLE
 from launcher.protocol.backend import Condition, Leftover, Listing, Machine, Machines, Removed, Submitted, Tell
 from tests.launcher.backends import contract
@@ -145,7 +146,7 @@ class BelievesItsDeletions(ComputeMachines):
 
     def stop(self, machines: Sequence[Machine | Leftover]) -> Sequence[Removed]:
         for machine in machines:
-            self._ask_end((machine.zone, machine.name))
+            self._request_deletion((machine.zone, machine.name))
         return [Removed(kind="VM", name=machine.name, zone=machine.zone, gone=True) for machine in machines]
 
 

@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 from launcher.backends.gcp import gpus, skus
 from launcher.backends.gcp import plan as planning
 from launcher.backends.gcp.gpus import Driver
-from launcher.backends.gcp.plan import Options, VmPlan, make_plan
+from launcher.backends.gcp.plan import Options, make_plan
+from launcher.backends.gcp.planned_vm import VmPlan
 from launcher.backends.gcp.settings import Settings, resolve_settings
 from launcher.backends.gcp.skus import PriceList
 from launcher.protocol.records import NAME, Price, Request, region_of

@@ -12,7 +12,8 @@ from launcher.backends.gcp import compute as border
 from launcher.backends.gcp import provision as provisioning
 from launcher.backends.gcp import refusals
 from launcher.backends.gcp.compute import Compute
-from launcher.backends.gcp.plan import Options, VmPlan, make_plan
+from launcher.backends.gcp.plan import Options, make_plan
+from launcher.backends.gcp.planned_vm import VmPlan
 from launcher.backends.gcp.provision import Provisioned, Scope, StrangerError, provision, reach, remove
 from launcher.backends.gcp.resources import OperationFault, QuotaFault
 from launcher.backends.gcp.settings import Settings

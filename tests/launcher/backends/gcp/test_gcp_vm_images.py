@@ -8,7 +8,8 @@ import pytest
 
 from launcher.backends.gcp import gpus, vm_images
 from launcher.backends.gcp.gpus import Driver, VmImage
-from launcher.backends.gcp.plan import Options, VmPlan, make_plan
+from launcher.backends.gcp.plan import Options, make_plan
+from launcher.backends.gcp.planned_vm import VmPlan
 from launcher.backends.gcp.refusals import DeniedError
 from launcher.backends.gcp.settings import resolve_settings
 from launcher.jobs import liveness

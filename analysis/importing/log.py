@@ -1,0 +1,313 @@
+"""Makes bundles of logs: a run of iterations, or several runs as rows of a table."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import fmean, mode
+from typing import Any
+
+from analysis.importing.bundle import MAX_NAME, Facts, File, Given, iso, new_record, precision_of, required, seal
+from analysis.loading import model_work
+from analysis.loading.gpu_names import fits
+from analysis.loading.run_row import row_of
+from analysis.readers.logs import iteration_log
+from analysis.readers.logs.iteration_log import Log, Whole
+from analysis.readers.text import BINARY, READABLE, Decoded, decode, looks_like
+from workload.contract import bundle
+from workload.contract.errors import BundleError, UsageError
+from workload.contract.record import ImportedColumn, Record, StepSeconds, Timing, to_json
+from workload.contract.spec import Device, Precision
+
+# Path of the file in the bundle.
+LOG_COPY = "imported/log.csv"
+_BREAKS_OFF = "the file breaks off in its last row, which is left out"
+
+
+def make(file: File, given: Given, output: Path) -> list[Path]:
+    """Make a bundle of each run and return their folders; `UsageError` if the log cannot be understood."""
+    decoded = decode(file.content)
+    if decoded.encoding == BINARY:
+        what, hint = looks_like(decoded.content, "", file.path.suffix) or ("a binary file", "import text")
+        raise UsageError(f"'{file.path}' looks like {what}; {READABLE}", hint=hint)
+    logs = iteration_log.read(decoded.text, file=str(file.path), batch_size=given.batch_size)
+    bundles, left_out = [], list[str]()
+    for log in logs:
+        try:
+            bundles.append(_bundle_of_log(file, log, _where_silent(given, log, logs), decoded))
+        except UsageError as error:
+            # A bad row of a table of runs does not stop the import of the other rows.
+            if not log.whole or len(logs) == 1:
+                raise
+            reason = str(error).removeprefix(f"'{file.path}' ")
+            left_out.append(f"line {log.lines[0]} is left out: {reason}")
+    if not bundles:
+        raise UsageError(f"'{file.path}': {left_out[0]}", hint="name what the file does not say, as --batch-size 32")
+    return [seal(output, _with_losses(record, left_out), contents) for record, contents in bundles]
+
+
+def _where_silent(given: Given, log: Log, logs: Sequence[Log]) -> Given:
+    """The user's options for one run of a file, except those for which the file gives different values to its runs."""
+    labels = {"model": "model", "batch_size": "batch_size", "precision": "precision", "device_name": "gpu"}
+    overruled: dict[str, Any] = {
+        option: None
+        for label, option in labels.items()
+        if log.labels.get(label) and len({other.labels.get(label) for other in logs}) > 1
+    }
+    return replace(given, **overruled)
+
+
+def _with_losses(record: Record, losses: Sequence[str]) -> Record:
+    if not losses or record.imported is None:
+        return record
+    imported = replace(record.imported, losses=[*(record.imported.losses or ()), *losses])
+    return replace(record, imported=imported, notes=[*(record.notes or ()), *losses])
+
+
+def _bundle_of_log(file: File, log: Log, given: Given, decoded: Decoded) -> tuple[Record, dict[str, bytes]]:
+    """run.json and the files of one run of a log."""
+    facts = _facts_of_log(file.path, log, given)
+    rows = [] if log.whole else _steps(file.path, log, facts.batch_size)
+    began_s = log.whole.started_at_s if log.whole else _first(log.series.get("timestamp", ()))
+    started_at = None if began_s is None or not log.has_zone else datetime.fromtimestamp(began_s, UTC)
+    timing, notes = _of_whole(log.whole, facts.batch_size) if log.whole else _timing(rows, log)
+    rates = log.series.get("images_per_s", ())
+    imported = replace(
+        file.described("iterations", given),
+        columns={field: ImportedColumn(**asdict(meaning)) for field, meaning in log.columns.items()},
+        ignored=log.ignored,
+        labels=log.labels,
+        rows=log.rows,
+        rows_cut=log.cut,
+        claimed_images_per_s=log.whole.images_per_s if log.whole else _mean(rates),
+        claimed_measured_images_per_s=_mean(rates[1:]),
+        losses=[*decoded.losses, *log.losses, *[_BREAKS_OFF] * log.cut] or None,
+        contradictions=[*_contradictions(facts, log)] or None,
+    )
+    notes += [*log.losses, *[_BREAKS_OFF] * log.cut]
+    measured = None if log.whole else max(0, log.rows - 1)
+    record = replace(
+        new_record(facts, given, imported, started_at=started_at, measured=measured),
+        notes=[*(imported.contradictions or ()), *_unknown_words(facts, log), *decoded.remarks, *log.remarks, *notes],
+        timing=replace(timing, started_at=iso(started_at)),
+    )
+    if log.whole:
+        return record, {LOG_COPY: file.content}
+    steps_csv = _steps_csv(rows)
+    _require_possible(file.path, record, steps_csv)
+    return record, {LOG_COPY: file.content, bundle.STEPS: steps_csv}
+
+
+def _require_possible(path: Path, record: Record, steps_csv: bytes) -> None:
+    """Raise `UsageError` for a log whose bundle could not be read back."""
+    from analysis.loading.csv_files import LAYOUTS, parse  # noqa: PLC0415
+    from analysis.loading.step_rules import refusals  # noqa: PLC0415 - pyarrow, once the file was understood
+
+    try:
+        measured_s = row_of(to_json(record)).cells["measured_s"]
+        reason = refusals(parse(LAYOUTS["steps"], [steps_csv]).lists, imported=[True], measured_s=[measured_s])[0]
+    except BundleError as error:
+        reason = str(error)
+    if reason:
+        raise UsageError(
+            f"'{path}' cannot be the log of a run: {reason}", hint="correct the file, or import another one"
+        )
+
+
+def _facts_of_log(path: Path, log: Log, given: Given) -> Facts:
+    labels = log.labels
+    label = None if given.batch_size else labels.get("batch_size")
+    batch_size = given.batch_size if label is None else _batch_size(path, label)
+    model, batch_size = required(path, given.model or labels.get("model"), batch_size)
+    if len(model) > MAX_NAME:
+        raise UsageError(f"'{path}': the model's name has {len(model)} characters", hint="--model NAME")
+    precision = given.precision or labels.get("precision")
+    if log.whole and precision and precision.lower() not in set(Precision):
+        # No option can correct a single row of a table.
+        precision = None
+    device_type = (labels.get("device_type") or "").partition(":")[0].lower()
+    return Facts(
+        model=model,
+        batch_size=batch_size,
+        precision=None if precision is None else precision_of(precision, f"'{path}': precision"),
+        device_name=given.gpu or labels.get("device_name"),
+        device_type=device_type if device_type in set(Device) - {Device.AUTO} else None,
+        place=labels.get("place"),
+        torch=labels.get("torch"),
+    )
+
+
+def _batch_size(path: Path, label: str) -> int:
+    if not re.fullmatch(r"\d{1,7}", label, re.ASCII) or int(label) < 1:
+        raise UsageError(f"'{path}': batch_size must be a positive integer; got '{label[:80]}'", hint="--batch-size 32")
+    return int(label)
+
+
+def _unknown_words(facts: Facts, log: Log) -> list[str]:
+    """A remark if the file's word for the precision names no known precision."""
+    word = log.labels.get("precision")
+    if not word or facts.precision is not None:
+        return []
+    return [f"the file's precision '{word[:80]}' is none of {', '.join(Precision)}: it is left out"]
+
+
+def _contradictions(facts: Facts, log: Log) -> Iterator[str]:
+    """Sentences on contradictions between the user and the file, or within the file."""
+    for field, known in asdict(facts).items():
+        own = log.labels.get(field)
+        if own and known is not None and field != "device_type" and not _is_same(field, own, str(known)):
+            yield f"the file says {field.replace('_', ' ')} '{own}', the import was told '{known}'"
+    if (
+        log.images_per_row
+        and "batch_size" in log.columns
+        and round(log.images_per_row / _stride(log)) != (named := int(log.labels["batch_size"]))
+    ):
+        images = f"{log.images_per_row:g} images a row"
+        yield f"the file's {log.columns['images'].name} says {images}, its batch size is {named}"
+    yield from log.contradictions
+
+
+def _is_same(field: str, own: str, told: str) -> bool:
+    """Whether two words name one thing: `ResNet-50` and `resnet50`, `v100` and `Tesla V100-SXM2-16GB`."""
+    match field:
+        case "model":
+            known = model_work.known_name(own)
+            return own.lower() == told.lower() or (known is not None and known == model_work.known_name(told))
+        case "device_name":
+            return fits(told, own)
+        case _:
+            return own.lower() == told.lower()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Step:
+    """A row of steps.csv; None is an empty cell."""
+
+    step: int
+    phase: str
+    ended_at_s: float | None
+    step_s: float | None
+    data_s: float | None
+    images: int
+    loss: float | None
+
+
+def _steps(path: Path, log: Log, batch_size: int) -> list[_Step]:
+    """Rows of steps.csv. The first is marked as warm-up: its beginning is unknown, and it is usually slower.
+
+    `step_s` is the log's timer, or follows from the rate in the log. `ended_at_s` is seconds since the first time
+    stamp. The two are independent: comparing them reveals a timer that does not synchronise.
+    """
+    nothing: Sequence[float | None] = (None,) * log.rows
+    stamps, losses, waits, rates = (
+        log.series.get(name, nothing) for name in ("timestamp", "loss", "data_s", "images_per_s")
+    )
+    images = (log.images_per_row or batch_size * _stride(log)) / _stride(log)
+    began_s = _first(stamps)
+    timer = log.columns.get("step_s")
+    rows = []
+    for number in range(log.rows):
+        stamp_s, data_s = stamps[number], waits[number]
+        if timer is None:
+            rate = rates[number]
+            step_s = None if rate is None else batch_size / rate
+        else:
+            step_s = log.series["step_s"][number]
+            if step_s is not None and data_s is not None and timer.includes_data:
+                step_s = _without_wait(path, log.lines[number], step_s, data_s)
+        rows.append(
+            _Step(
+                step=number,
+                phase="measured" if number else "warmup",
+                ended_at_s=None if stamp_s is None or began_s is None else stamp_s - began_s,
+                step_s=step_s,
+                data_s=data_s,
+                images=round(images * log.iterations[number]),
+                loss=losses[number],
+            )
+        )
+    return rows
+
+
+def _stride(log: Log) -> int:
+    """Iterations from one row to the next."""
+    return mode(log.iterations[1:] or [1])
+
+
+def _without_wait(path: Path, line: int, iteration_s: float, data_s: float) -> float:
+    if data_s >= iteration_s:
+        raise UsageError(
+            f"'{path}' line {line}: the wait for data is as long as the iteration that holds it;"
+            f" got {data_s:g} s of {iteration_s:g} s",
+            hint="correct the file, or leave the column of data waits out",
+        )
+    return iteration_s - data_s
+
+
+def _steps_csv(rows: Sequence[_Step]) -> bytes:
+    cells = [[_cell(getattr(row, name, None)) for name in bundle.STEP_COLUMNS] for row in rows]
+    return "".join(",".join(line) + "\n" for line in [bundle.STEP_COLUMNS, *cells]).encode()
+
+
+def _cell(value: float | str | None) -> str:
+    """Text of a cell, rounded to 12 significant digits, which removes the noise of unit conversion; empty for None."""
+    if value is None:
+        return ""
+    return f"{value:.12g}" if isinstance(value, float) else str(value)
+
+
+def _of_whole(whole: Whole, batch_size: int) -> tuple[Timing, list[str]]:
+    """Timing and notes of a run without steps. A rate alone becomes the wall time of one step: only the rate counts."""
+    rate = whole.images_per_s or (batch_size / whole.step_s if whole.step_s else None)
+    images, wall_s = whole.images, whole.wall_s
+    if not (images and wall_s):
+        images, wall_s = (batch_size, batch_size / rate) if rate else (None, None)
+    if not (images and wall_s):
+        return Timing(), ["the file gives neither times nor rates of this run"]
+    return Timing(measured_s=wall_s, images=images, images_per_s=images / wall_s), []
+
+
+def _timing(rows: Sequence[_Step], log: Log) -> tuple[Timing, list[str]]:
+    """Timing and notes, from the rows after the first, because the wall clock is known from the first time stamp on."""
+    measured = rows[1:]
+    steps = [row.step_s for row in measured if row.step_s is not None]
+    wall_s, note = (log.wall_s, None) if log.wall_s else _wall_s(rows)
+    images = sum(row.images for row in measured)
+    is_every_step = all(count == 1 for count in log.iterations[1:])
+    data = [row.data_s for row in measured if row.data_s is not None]
+    timing = Timing(
+        measured_s=wall_s,
+        images=images,
+        images_per_s=images / wall_s if wall_s and images else None,
+        step_s=StepSeconds.of(steps) if steps else None,
+        explained_fraction=(sum(steps) + sum(data)) / wall_s
+        if wall_s and is_every_step and len(steps) == len(measured)
+        else None,
+        data_wait_fraction=sum(data) / wall_s
+        if wall_s and data and is_every_step and len(data) == len(measured)
+        else None,
+    )
+    return timing, [note] if note else []
+
+
+def _wall_s(rows: Sequence[_Step]) -> tuple[float | None, str | None]:
+    first, last = rows[0].ended_at_s, rows[-1].ended_at_s
+    if all(row.ended_at_s is None for row in rows):
+        return None, "the file has no time stamps: wall time and images/s are unknown"
+    if first is None or last is None:
+        return None, "the first or the last row has no time stamp: wall time and images/s are unknown"
+    if len(rows) == 1:
+        return None, "the file has a single row: wall time and images/s are unknown"
+    if last <= first:
+        return None, "the time stamps do not advance: wall time and images/s are unknown"
+    return last - first, None
+
+
+def _first(values: Sequence[float | None]) -> float | None:
+    return values[0] if values else None
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
