@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, assert_never
 import typer
 
 from analysis.commands.shared import FormatOption, VerifyOption, load, tell
-from analysis.loading.index import Problem
 from workload.contract.errors import ExitCode, UsageError
 from workload.contract.invocation import as_typed
 from workload.contract.tables import Column, TableFormat, as_json
@@ -19,6 +18,7 @@ from workload.contract.text import counted, printable, terminal_width, wrapped
 
 if TYPE_CHECKING:
     from analysis.audit import Finding
+    from analysis.loading.index import Problem
 
 # A longer list of run ids is less useful than their number.
 SHOWN_RUNS = 3
