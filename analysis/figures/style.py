@@ -226,7 +226,7 @@ def picked(table: pd.DataFrame, *fields: str) -> tuple[list[alt.Parameter], Any]
 
 
 def layered(layers: Iterable[Any], parameters: Sequence[alt.Parameter], *, width: int = WIDTH, height: int) -> Drawing:
-    """One chart of several layers, with the parameters of `picked`."""
+    """Chart of several layers, with the parameters of `picked`."""
     return alt.layer(*layers).add_params(*parameters).properties(width=width, height=height)
 
 
