@@ -24,8 +24,7 @@ from workload.contract.errors import (
     ToolError,
     UsageError,
 )
-from workload.contract.interrupt import asked, check, run_child, stoppable, undisturbed
-from workload.contract.invocation import TRAINER
+from workload.contract.interrupt import asked, check, stoppable, undisturbed
 from workload.contract.spec import (
     FOR_SCRIPTS,
     Context,
@@ -35,16 +34,15 @@ from workload.contract.spec import (
     Profile,
     Resolved,
     RunSpec,
-    arguments,
     options,
     resolve,
 )
 from workload.environment import resource_errors
-from workload.measure.timeline import Timeline
+from workload.measure.timing import Timeline
 from workload.profile import profiled_script
 from workload.run import script_command as script
 from workload.run import unfinished
-from workload.run.profile_start import profile_first
+from workload.run.repeats import repeat_trainer
 
 EXAMPLES = """examples:
   python -m workload train
@@ -290,7 +288,7 @@ def _train(parsed: argparse.Namespace, timeline: Timeline) -> int:
         context, resolved = Context.from_argument(parsed.context), resolve(given, {}, None)
     profiled_here = resolved.spec.profile is not Profile.NONE and not context.profile_later
     if resolved.spec.repeats > 1 or profiled_here:
-        return _series(resolved, context, parsed.output)
+        return repeat_trainer(resolved, context, parsed.output)
     return _train_once(resolved, context, parsed.output, timeline)
 
 
@@ -333,52 +331,6 @@ def _close_broken(spec: RunSpec, context: Context, output: Path, folder: Path | 
             unfinished.close(folder, spec, context, unfinished.status_of(failure), str(failure))
     elif not isinstance(failure, UsageError | ToolError | InterruptedRunError | ModuleNotFoundError):
         print(unfinished.leave(output, spec, context, unfinished.status_of(failure), str(failure)), flush=True)
-
-
-def _series(resolved: Resolved, context: Context, output: Path) -> int:
-    """Run the repeats and the profile as separate processes; the first failure ends the series with its exit code.
-
-    This process holds neither torch nor a GPU.
-    """
-    origin = context.spec_origin or dict(resolved.origin)
-    count = resolved.spec.repeats
-    words = arguments(replace(resolved.spec, repeats=1))
-    folders: list[str] = []
-    for repeat in range(1, count + 1):
-        check()
-        if count > 1:
-            log.LOGGER.info("repeat %d of %d", repeat, count)
-        told = replace(context, spec_origin=origin, profile_later=True)
-        if count > 1:  # otherwise the launcher has set the number of the repeat
-            told = replace(told, repeat=repeat, repeats=count)
-        code = _repeat([*words, "-o", str(output)], told, output, resolved.spec, folders)
-        if code != ExitCode.DONE:
-            if count > 1 and code != ExitCode.INTERRUPTED:
-                log.LOGGER.error("repeat %d of %d ended with exit code %d", repeat, count, code)
-            return code
-    if resolved.spec.profile is Profile.NONE or context.profile_later:
-        return ExitCode.DONE
-    return profile_first(folders[0])
-
-
-def _repeat(words: list[str], context: Context, output: Path, spec: RunSpec, folders: list[str]) -> int:
-    """Run once as a child; print its bundle's folder and add it to `folders`. Raises the error that ended the child."""
-    opened: list[Path] = []
-
-    def show(folder: str) -> None:
-        opened.append(Path(folder))
-        folders.append(folder)
-        print(folder, flush=True)
-
-    command = [*TRAINER, "train", *words, "--context", context.to_argument()]
-    ended = run_child(command, on_line=show)
-    failure, alone = ended.error(), replace(spec, repeats=1)
-    settled = unfinished.settle(ended.code, failure, opened, output=output, spec=alone, context=context)
-    for folder in settled[len(opened) :]:
-        show(str(folder))
-    if failure:
-        raise failure
-    return ended.code
 
 
 def _profile(parsed: argparse.Namespace, _: Timeline) -> int:

@@ -10,11 +10,11 @@ import torch
 
 from workload.contract.spec import RunSpec
 from workload.environment import device
+from workload.log import Progress
 from workload.measure.clock import Clock, clock_for
 from workload.measure.recorder import Recorder, StepPart, StepPhase, loss_reader_for
 from workload.measure.telemetry import Telemetry
 from workload.model import models
-from workload.progress import Progress
 from workload.steps import data
 from workload.steps.training_step import TrainingStep
 

@@ -31,7 +31,7 @@ from workload.environment.machine import HostSystem
 from workload.environment.nvml import GpuSensors
 from workload.measure.ceiling_rates import Ceilings, MeasuredRate, Samples
 from workload.measure.clock import Clock, clock_for
-from workload.measure.cpu_time import CpuMeter
+from workload.measure.timing import CpuMeter
 
 PRODUCT_LIMIT_S = 2.0
 BANDWIDTH_LIMIT_S = 1.0

@@ -1,13 +1,136 @@
-"""Summarises recorded steps as the `timing` section of run.json."""
+"""Times and CPU use of a run: its phases, the CPUs it used, its process's resources, and the `timing` section.
 
-from dataclasses import replace
+psutil is imported inside functions: the command line needs `Timeline` before it knows that the packages are there.
+"""
 
-from workload.contract.record import StepSeconds, Timing
-from workload.measure.cpu_time import CpuShare
-from workload.measure.recorder import PhaseTotals
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Self
+
+from workload.contract.record import StepSeconds, Timing, Usage
+from workload.environment.machine import HostSystem, as_integer
+
+if TYPE_CHECKING:
+    from workload.measure.recorder import PhaseTotals
+
+if sys.platform != "win32":
+    import resource
+
+NS_PER_S = 1e9
+TASKS = "/proc/self/task"
+# getrusage(2) counts the peak in KiB; macOS, by its own manual page, in bytes.
+RSS_UNIT_BYTES = 1 if sys.platform == "darwin" else 1024
 
 
-def summarize(before: Timing, measured: PhaseTotals, *, wall_s: float, cpus: CpuShare) -> Timing:
+class Timeline:
+    """Beginnings of phases: `enter(name)` records one. The first phase is `start`, at 0 s."""
+
+    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+        self._now = now
+        self.started_s = now()
+        self.started_at = datetime.now(UTC)
+        self.began_s: dict[str, float] = {"start": 0.0}
+
+    def elapsed_s(self) -> float:
+        """Seconds since the start."""
+        return self._now() - self.started_s
+
+    def enter(self, phase: str) -> None:
+        """Record that `phase` begins now."""
+        self.began_s[phase] = self.elapsed_s()
+
+    def phases(self) -> dict[str, float]:
+        """Beginning of each phase, and the end, which is now."""
+        return {**self.began_s, "end": self.elapsed_s()}
+
+    def setup_s(self) -> float:
+        """Seconds until the first step, without the time for ceilings and for cooling down."""
+        began_s = self.began_s
+        setup_end_s = began_s.get("warmup", began_s.get("measured", self.elapsed_s()))
+        ceilings_began_s = began_s.get("ceilings", began_s.get("settle"))
+        ceilings_s = 0.0 if ceilings_began_s is None else began_s.get("setup", setup_end_s) - ceilings_began_s
+        return setup_end_s - ceilings_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class CpuShare:
+    """CPUs on average: `got` is CPU time over wall time, of this process and its data workers.
+
+    `waited`: time over wall time, summed over threads, in which threads of this process could run but were queued for a
+    CPU, plus the time for which a hypervisor had taken a CPU away; None if the system does not report it.
+    """
+
+    got: float
+    waited: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Totals:
+    now_s: float
+    used_s: float
+    waited_s: float | None
+
+    @classmethod
+    def read(cls, machine: HostSystem, now_s: Callable[[], float]) -> Self:
+        return cls(now_s=now_s(), used_s=_used_s(), waited_s=_waited_s(machine))
+
+
+class CpuMeter:
+    """Measures CPU use from its creation on."""
+
+    def __init__(self, machine: HostSystem | None = None, *, now_s: Callable[[], float] = time.perf_counter) -> None:
+        self._machine, self._now_s = machine or HostSystem(), now_s
+        self._began = _Totals.read(self._machine, now_s)
+
+    def share(self) -> CpuShare:
+        """CPU use since the meter was created."""
+        began, ended = self._began, _Totals.read(self._machine, self._now_s)
+        wall_s = max(ended.now_s - began.now_s, 1 / NS_PER_S)
+        waited = None
+        if began.waited_s is not None and ended.waited_s is not None:
+            # The waits of a thread that has ended are lost.
+            waited = max(0.0, ended.waited_s - began.waited_s) / wall_s
+        return CpuShare(got=(ended.used_s - began.used_s) / wall_s, waited=waited)
+
+
+def _used_s() -> float:
+    import psutil  # noqa: PLC0415 - see the module
+
+    used_s = time.process_time()
+    for child in psutil.Process().children(recursive=True):
+        try:
+            times = child.cpu_times()
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+        used_s += times.user + times.system
+    return used_s
+
+
+def _waited_s(machine: HostSystem) -> float | None:
+    """Seconds that all threads waited on a run queue (schedstat's second figure, in ns), plus stolen time.
+
+    Source: https://docs.kernel.org/scheduler/sched-stats.html#proc-pid-schedstat.
+    """
+    import psutil  # noqa: PLC0415 - see the module
+
+    try:
+        threads = list(machine.path(TASKS).iterdir())
+    except OSError:
+        return None
+    waits = [_queued_ns(machine.text(f"{TASKS}/{thread.name}/schedstat")) for thread in threads]
+    known = [wait for wait in waits if wait is not None]
+    return sum(known) / NS_PER_S + float(getattr(psutil.cpu_times(), "steal", 0.0)) if known else None
+
+
+def _queued_ns(line: str | None) -> int | None:
+    fields = (line or "").split()
+    return as_integer(fields[1]) if len(fields) > 1 else None
+
+
+def summarize(before: Timing, measured: "PhaseTotals", *, wall_s: float, cpus: CpuShare) -> Timing:
     """Copy `before` with the figures of the measured region, which took `wall_s` seconds of the host's clock.
 
     `cpus`: CPUs used and waited for. `images_per_s` is images over wall time, never a mean of rates.
@@ -24,4 +147,30 @@ def summarize(before: Timing, measured: PhaseTotals, *, wall_s: float, cpus: Cpu
         step_s=StepSeconds.of(measured.step_s),
         data_wait_fraction=data_sum_s / wall_s,
         explained_fraction=(step_sum_s + data_sum_s) / wall_s,
+    )
+
+
+def process_usage(start_s: float, now_s: float) -> Usage | None:
+    """Resources of this process and its reaped children, as `/usr/bin/time -v` reports them; None on Windows.
+
+    `start_s` and `now_s`: start and present, on the same clock.
+    """
+    if sys.platform == "win32":
+        return None
+    own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+    user_s, system_s = own.ru_utime + children.ru_utime, own.ru_stime + children.ru_stime
+    elapsed_s = now_s - start_s
+    return Usage(
+        user_s=user_s,
+        system_s=system_s,
+        elapsed_s=elapsed_s,
+        cpu_percent=100 * (user_s + system_s) / elapsed_s if elapsed_s > 0 else None,
+        max_rss_bytes=max(own.ru_maxrss, children.ru_maxrss) * RSS_UNIT_BYTES,
+        major_faults=own.ru_majflt + children.ru_majflt,
+        minor_faults=own.ru_minflt + children.ru_minflt,
+        voluntary_context_switches=own.ru_nvcsw + children.ru_nvcsw,
+        involuntary_context_switches=own.ru_nivcsw + children.ru_nivcsw,
+        fs_inputs=own.ru_inblock + children.ru_inblock,
+        fs_outputs=own.ru_oublock + children.ru_oublock,
+        swaps=own.ru_nswap + children.ru_nswap,
     )

@@ -18,6 +18,7 @@ from workload.contract.profile_record import ProfileResult
 from workload.contract.record import Record
 from workload.contract.spec import Profile, RunSpec
 from workload.environment.machine import HostSystem
+from workload.log import Progress
 from workload.profile import command, diagnosis, kernels, metrics, preflight, summary, supervise, tool
 from workload.profile.command import RETAKES, WARMUP_STEPS, Application, Caches, ExpectedTime, Mode, Replay
 from workload.profile.kernels import Kernel
@@ -25,7 +26,6 @@ from workload.profile.metrics import MetricSet
 from workload.profile.status import ProfileError, ProfileStatus, unavailable
 from workload.profile.supervise import End
 from workload.profile.torch_pass import hide_secrets
-from workload.progress import Progress
 
 FOLDER = "ncu"
 COMMANDS, LOG = "command.txt", "ncu.log"

@@ -18,7 +18,7 @@ from workload.contract.invocation import SCRIPTS
 from workload.contract.record import ScriptFacts
 from workload.contract.script import DATA, HIDDEN, redacted, with_home
 from workload.contract.spec import Precision, Profile, RunSpec
-from workload.measure.timeline import Timeline
+from workload.measure.timing import Timeline
 from workload.profile.command import WARMUP_STEPS, Mode
 from workload.profile.owner import end_with
 from workload.steps import hooks, program

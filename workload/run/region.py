@@ -1,4 +1,4 @@
-"""Measured region of a script: rows of its steps, phases, telemetry, CPU time, and the wall time without gaps."""
+"""Measured region of a run: rows of its steps, phases, telemetry, CPU time, and the wall time without gaps."""
 
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from workload.contract import bundle
+from workload.contract.record import Timing
 from workload.contract.spec import Device
 from workload.measure.clock import Clock, clock_for
-from workload.measure.cpu_time import CpuMeter, CpuShare
-from workload.measure.recorder import PhaseTotals, Recorder, StepPhase, loss_reader_for
+from workload.measure.recorder import LossReader, PhaseTotals, Recorder, StepPhase, loss_reader_for
 from workload.measure.telemetry import Telemetry
-from workload.measure.timeline import Timeline
+from workload.measure.timing import CpuMeter, CpuShare, Timeline, summarize
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,11 +22,26 @@ class Measured:
     wall_s: float
     cpus: CpuShare
 
+    def summarize(self, before: Timing) -> Timing:
+        """Copy `before` with the figures of these steps."""
+        return summarize(before, self.totals, wall_s=self.wall_s, cpus=self.cpus)
+
 
 class Region:
-    """Opens telemetry.csv and steps.csv of a bundle. `is_open`: marks now belong to a step."""
+    """Steps under measurement: opens steps.csv of a bundle, and telemetry.csv unless it `has_telemetry` already.
 
-    def __init__(self, folder: Path, device: Device, timeline: Timeline) -> None:
+    `is_open`: marks now belong to a step. `measured`: set at the end of the measured phase.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        device: Device,
+        timeline: Timeline,
+        losses: LossReader | None = None,
+        *,
+        has_telemetry: bool = False,
+    ) -> None:
         self.phase = StepPhase.WARMUP
         self.is_open = self.wants_more = False
         self.measured: Measured | None = None
@@ -34,11 +49,18 @@ class Region:
         self.instant = self._clock.mark
         self._timeline = timeline
         self._stack = ExitStack()
-        path = folder / bundle.TELEMETRY
-        self.telemetry = self._stack.enter_context(Telemetry(path, device=device, origin_s=timeline.started_s))
-        losses = loss_reader_for(Device.CPU)  # a script's loss is unknown among its tensors
+        if not has_telemetry:
+            path = folder / bundle.TELEMETRY
+            self._stack.enter_context(Telemetry(path, device=device, origin_s=timeline.started_s))
+        # The loss of a user's script is unknown among its tensors.
+        losses = losses or loss_reader_for(Device.CPU)
         self.recorder = self._stack.enter_context(Recorder(folder, self._clock, losses, started_s=timeline.started_s))
         self._meter = CpuMeter()
+
+    @property
+    def totals(self) -> PhaseTotals:
+        """Totals of the present phase."""
+        return self.recorder.totals[self.phase]
 
     def enter(self, phase: StepPhase) -> None:
         """Begin a phase of steps, after the device has finished earlier work."""
@@ -57,22 +79,27 @@ class Region:
         self.is_open = False
         self.recorder.end(images=images, is_step=is_step)
 
-    def leave(self) -> None:
-        """End the phase at its last step; later work, including ours, does not count."""
-        totals = self.recorder.totals[self.phase]
-        began_s = self._timeline.began_s[self.phase]
+    def leave(self, *, ends_now: bool = False) -> bool:
+        """End the phase at its last complete step, or with `ends_now` at this moment; False if the device has failed.
+
+        Time after the last step, an unfinished step and gaps between steps are no part of the wall time.
+        """
+        totals, began_s = self.totals, self._timeline.began_s[self.phase]
         self.is_open = False
         # A device that has failed can be neither waited for nor read; the rows so far are in the file.
         with suppress(RuntimeError):
             self._clock.synchronize()
             wall_s = self._timeline.elapsed_s() - began_s
             cpus = self._meter.share()
+            self.recorder.on_flush = lambda: None
             self.recorder.drain()
-            if totals.step_s:
+            if totals.step_s and not ends_now:
                 wall_s = totals.ended_at_s - began_s
             if self.phase is StepPhase.MEASURED:
                 gaps_s = sum(gap.seconds for gap in totals.gaps.values()) + totals.measuring_s
                 self.measured = Measured(totals=totals, wall_s=max(wall_s - gaps_s, 1e-9), cpus=cpus)
+            return True
+        return False
 
     def close(self) -> None:
         """Close the files; an open measured phase ends with its last step."""

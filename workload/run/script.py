@@ -7,7 +7,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ import torch
 from workload import log
 from workload.contract import bundle, verdict
 from workload.contract.bundle import Status
-from workload.contract.environment_record import Environment
 from workload.contract.fields import from_facts
 from workload.contract.interrupt import undisturbed
 from workload.contract.invocation import as_typed
@@ -25,10 +24,7 @@ from workload.contract.record import (
     CeilingsRecord,
     ComplexityRecord,
     GapSeconds,
-    JobPlace,
-    Memory,
     Record,
-    Repeat,
     SkippedSteps,
     Spec,
     Timing,
@@ -39,11 +35,11 @@ from workload.contract.text import counted, percent, plain, seconds, si
 from workload.environment import device
 from workload.environment.collect import collect
 from workload.environment.machine import HostSystem
-from workload.measure import timing, usage
 from workload.measure.recorder import StepPhase
-from workload.measure.timeline import Timeline
-from workload.profile.status import before_the_pass
+from workload.measure.timing import Timeline
+from workload.run.first_record import first_record
 from workload.run.region import Measured, Region
+from workload.run.run_record import RunRecord
 from workload.steps import script_facts
 from workload.steps.program import Program
 from workload.steps.session import Session
@@ -90,7 +86,6 @@ class _Measurement:
 
     phase: Phase
     record: Record
-    measured: Measured
     timing: Timing
     notes: list[str]
 
@@ -107,7 +102,7 @@ class ScriptRun:
         self.is_sealed = False
         self._request, self._timeline = request, timeline
         self._output, self._cwd = request.output.absolute(), Path.cwd()
-        self._record: Record | None = None
+        self._run: RunRecord | None = None
         self._region: Region | None = None
         self._phase: Phase | None = None
         self._longest: _Measurement | None = None
@@ -151,35 +146,23 @@ class ScriptRun:
         self._stack.enter_context(log.to_file(folder / bundle.LOG))
         self._device = used
         self._notes = list(_variation(work))
-        self._record = self._first_record(folder, step, work)
+        self._run = RunRecord(folder, self._first_record(folder, step, work), self._timeline)
         self._phase = self.session.phases[-1]
-        bundle.write_record(folder, self._record)
         LOGGER.debug("script     %s", step.text)
         self._region = Region(folder, used, self._timeline)
         return self._region
 
     def _first_record(self, folder: Path, step: Step, work: Work) -> Record:
-        request, context = self._request, self._request.context
-        environment = collect(device=self._device, outside=context.outside, machine=self._machine)
-        where = {
-            "place": context.place or f"local-{self._device}",
-            "backend": context.backend,
-            "runtime": context.runtime,
-            "runtime_reason": context.runtime_reason,
-        }
-        return Record(
-            run_id=folder.name,
-            status=Status.RUNNING,
-            repeat=Repeat(index=context.repeat, of=context.repeats),
-            job=JobPlace.of(context.job),
-            run_key=context.run_key or None,
+        context = self._request.context
+        return first_record(
+            folder.name,
+            context,
+            place=context.place or f"local-{self._device}",
             spec=self._spec(step, work),
             spec_origin=context.spec_origin or None,
-            environment=from_facts(Environment, where | environment),
-            timing=Timing(started_at=self._timeline.started_at.isoformat()),
+            facts=collect(device=self._device, outside=context.outside, machine=self._machine),
+            started_at=self._timeline.started_at.isoformat(),
             complexity=_complexity(step, work),
-            memory=Memory(),
-            profile=before_the_pass(request.profile, context),
             notes=self._notes,
         )
 
@@ -212,16 +195,15 @@ class ScriptRun:
 
     def _measurement(self) -> _Measurement | None:
         """Measured steps of the current phase; None if it has none, or if the session found that it is no phase."""
-        region, phase = self._region, self._phase
-        if self._record is None or region is None or phase not in self.session.phases:
+        run, region, phase = self._run, self._region, self._phase
+        if run is None or region is None or phase not in self.session.phases:
             return None
         if region.measured is None or not region.measured.totals.step_s:
             return None
         return _Measurement(
             phase=phase,
-            record=self._record,
-            measured=region.measured,
-            timing=self._timing(region),
+            record=run.record,
+            timing=self._timing(run.record.timing, region.measured),
             notes=[
                 *_spread(self.session.samples, str(phase.step.unit)),
                 *_spread(self.session.tokens, "tokens"),
@@ -255,7 +237,8 @@ class ScriptRun:
                 aside.replace(path)
         if is_current:
             return current
-        self._record, self._notes = kept.record, list(kept.record.notes or ())
+        assert self._run is not None
+        self._run.record, self._notes = kept.record, list(kept.record.notes or ())
         return kept
 
     # --- the end
@@ -274,48 +257,39 @@ class ScriptRun:
 
     def close(self, status: Status, error: str | None = None) -> None:
         """Write and seal the bundle, if it was opened; a script that ends early leaves its steps so far."""
-        if self.folder is None or self._record is None or self.is_sealed:
+        run = self._run
+        if run is None or self.is_sealed:
             return
         self._timeline.enter("finish")
         with undisturbed():
             self.tape.catch_up(is_over=True)
             region = self._region if self.session.region else None
-            if region and region.measured is None:
-                region.leave()
             if region:
+                if region.measured is None:
+                    region.leave()
                 region.close()
             longest = self._take_longest()
             if longest:
                 self._notes += [*longest.notes, *_phase_notes(self.session.phases, longest.phase)]
-            with suppress(RuntimeError):
-                self._set(memory=device.memory(self._device))
-            self._set(
-                usage=usage.measure(self._timeline.started_s, self._timeline.started_s + self._timeline.elapsed_s())
-            )
-            timing = longest.timing if longest else self._timing(None)
-            self._set(status=status, error=error, timing=timing)
+            figures = longest.timing if longest else self._timing(run.record.timing, None)
+            run.set(status=status, error=error, timing=figures)
+            run.set_process(lambda: device.memory(self._device))
             if status is Status.COMPLETED and self._request.ceilings:
-                self._set(ceilings=self._measure_ceilings())
-            self._judge()
-            bundle.write_record(self.folder, self._record)
+                run.set(ceilings=self._measure_ceilings(run.record.spec.precision))
+            run.judge()
+            self._notes += _notes(run.record, self._request.limits)
+            for note in self._notes:
+                LOGGER.warning("note       %s", note)
+            run.set(notes=self._notes)
             self._stack.close()
-            bundle.seal(self.folder)
+            run.seal()
             self.is_sealed = True
 
-    def _set(self, **sections: Any) -> None:
-        assert self._record is not None
-        self._record = replace(self._record, **sections)
-
-    def _timing(self, region: Region | None) -> Timing:
-        assert self._record is not None
-        known = self._record.timing
-        began_s = self._timeline.began_s
-        setup_s = began_s.get(StepPhase.WARMUP, began_s.get(StepPhase.MEASURED, self._timeline.elapsed_s()))
-        known = replace(known, setup_s=setup_s, phases={**began_s, "end": self._timeline.elapsed_s()})
-        measured = region.measured if region else None
+    def _timing(self, known: Timing, measured: Measured | None) -> Timing:
+        known = replace(known, setup_s=self._timeline.setup_s(), phases=self._timeline.phases())
         if measured is None:
             return known
-        known = timing.summarize(known, measured.totals, wall_s=measured.wall_s, cpus=measured.cpus)
+        known = measured.summarize(known)
         gaps = {
             gap.value: GapSeconds(number=total.number, seconds=total.seconds)
             for gap, total in measured.totals.gaps.items()
@@ -327,11 +301,9 @@ class ScriptRun:
             known = replace(known, skipped_steps=SkippedSteps(**counts))
         return replace(known, gaps=gaps or None)
 
-    def _measure_ceilings(self) -> CeilingsRecord | None:
+    def _measure_ceilings(self, precision: str | None) -> CeilingsRecord | None:
         """Measure ceilings in a separate process, free of the script's settings and memory, while the script waits."""
-        assert self._record is not None
         LOGGER.info("script     the steps are taken; measuring this machine's ceilings")
-        precision = self._record.spec.precision
         command = [sys.executable, "-P", "-m", "workload", "script-ceilings", "--device", self._device.value]
         command += ["--output", str(self._output), *(["--fresh"] if self._request.fresh_ceilings else [])]
         if precision in set(Precision):
@@ -353,24 +325,11 @@ class ScriptRun:
             self._notes.append(f"this machine's ceilings could not be measured: {error}")
             return None
 
-    def _judge(self) -> None:
-        assert self._record is not None
-        record = self._record
-        roof = verdict.compute_roof_per_s(record)
-        if roof and record.complexity and record.complexity.train_flop_per_step:
-            theoretical_s = record.complexity.train_flop_per_step / roof
-            self._set(complexity=replace(record.complexity, theoretical_step_s=theoretical_s))
-        self._set(bound=verdict.from_record(self._record))
-        self._notes += _notes(self._record, self._request.limits)
-        for note in self._notes:
-            LOGGER.warning("note       %s", note)
-        self._set(notes=self._notes)
-
     # --- results as text
 
     def summary(self) -> str:
         """Results in a few lines: the step, its speed, its limit."""
-        record = self._record
+        record = self._run.record if self._run else None
         if record is None or record.spec.script is None or record.timing.step_s is None:
             return ""
         spec, script, figures = record.spec, record.spec.script, record.timing

@@ -26,8 +26,8 @@ from workload.contract.errors import (
 from workload.contract.interrupt import asked
 from workload.contract.spec import Context, Profile, options
 from workload.contract.text import counted
-from workload.measure.timeline import Timeline
-from workload.run import script_repeats
+from workload.measure.timing import Timeline
+from workload.run.repeats import repeat_script
 from workload.steps import hooks, program
 from workload.steps.hidden_packages import shown
 
@@ -120,7 +120,7 @@ def run(parsed: Namespace, timeline: Timeline) -> int:
     context = Context() if given is None else Context.from_argument(given)
     repeats, profile, profile_steps = (_parsed(parsed, name) for name in ("repeats", "profile", "profile_steps"))
     if repeats > 1 or (profile is not Profile.NONE and not context.profile_later):
-        return script_repeats.run(parsed, script, context, repeats=repeats, profile=profile)
+        return repeat_script(parsed, script, context, repeats=repeats, profile=profile)
     is_launched = parsed.context is not None
     announce = _announcer(parsed.bundles, to_stdout=is_launched)
     measured: list[ScriptRun] = []

@@ -7,47 +7,41 @@ import re
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from itertools import repeat
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 
 from workload.contract import bundle, verdict
 from workload.contract.bundle import Status
-from workload.contract.environment_record import Environment
 from workload.contract.errors import OutOfDeviceMemoryError, RooflaunchError, RunFailedError
 from workload.contract.fields import from_facts
 from workload.contract.interrupt import asked, check, undisturbed
 from workload.contract.record import (
     CeilingsRecord,
     ComplexityRecord,
-    JobPlace,
-    Memory,
     Record,
-    Repeat,
     SkippedSteps,
     Spec,
-    Timing,
 )
 from workload.contract.spec import Context, Device, KeptCeilings, Precision, Resolved, RunSpec, options
 from workload.contract.text import counted, of_cpus, percent, seconds, si
 from workload.environment import device, resource_errors
 from workload.environment.collect import collect
-from workload.measure import ceiling_cache, ceilings, timing, usage
-from workload.measure.clock import Clock, clock_for
-from workload.measure.cpu_time import CpuMeter
-from workload.measure.recorder import Recorder, StepPhase, loss_reader_for
+from workload.log import Progress
+from workload.measure import ceiling_cache, ceilings
+from workload.measure.recorder import StepPhase, loss_reader_for
 from workload.measure.settle import settle, thermometer_of
 from workload.measure.telemetry import Telemetry
-from workload.measure.timeline import Timeline
+from workload.measure.timing import Timeline
 from workload.model import models
-from workload.profile.status import before_the_pass
-from workload.progress import Progress
+from workload.run.first_record import first_record
+from workload.run.region import Region
+from workload.run.run_record import RunRecord
 from workload.run.unfinished import status_of
 from workload.steps import complexity, data
 from workload.steps.training_step import TrainingStep
@@ -118,75 +112,46 @@ def prepare(resolved: Resolved, context: Context) -> TrainingJob:
     )
 
 
-@dataclass(kw_only=True)
-class Draft:
-    """Record of an unfinished run, replaced whenever more is known."""
-
-    record: Record
-
-    def set(self, **sections: Any) -> None:
-        """Replace sections of the record."""
-        self.record = replace(self.record, **sections)
-
-    def set_timing(self, **figures: Any) -> None:
-        """Replace figures of the record's timing."""
-        self.set(timing=replace(self.record.timing, **figures))
-
-
 def execute(job: TrainingJob, folder: Path, timeline: Timeline) -> Record:
     """Run the job and leave a sealed bundle in `folder`, even if the run fails; return the record.
 
     Raises the run's error after sealing the bundle. A full disk leaves the bundle incomplete and raises `OSError`.
     """
-    draft = Draft(record=_first_record(job, folder.name, timeline))
-    bundle.write_record(folder, draft.record)
-    broken: Exception | None = None
+    run = RunRecord(folder, _first_record(job, folder.name, timeline), timeline)
+    failure: Exception | None = None
     try:
-        _measure(job, folder, draft, timeline)
-        draft.set(status=Status.COMPLETED)
+        _measure(job, run, timeline)
+        run.set(status=Status.COMPLETED)
     except Exception as error:
         if isinstance(error, OSError) and bundle.is_write_failure(error):
             raise
         # Every other error is recorded, and raised again below.
-        broken = asked() or explain(error, job.spec)
-        draft.set(status=status_of(broken), error=str(broken) or type(broken).__name__)
+        failure = asked() or explain(error, job.spec)
+        run.set(status=status_of(failure), error=str(failure) or type(failure).__name__)
         LOGGER.debug("%s", "".join(traceback.format_exception(error)))
     with undisturbed():
-        _close_record(job, draft, timeline)
-        bundle.write_record(folder, draft.record)
-        bundle.seal(folder)
-    if broken:
-        raise broken
-    return draft.record
+        _finish(job, run, timeline)
+    if failure:
+        raise failure
+    return run.record
 
 
 def _first_record(job: TrainingJob, run_id: str, timeline: Timeline) -> Record:
-    facts = collect(device=job.spec.device, dataset_path=job.source.path, outside=job.context.outside)
-    where = {
-        "place": job.place,
-        "backend": job.context.backend,
-        "runtime": job.context.runtime,
-        "runtime_reason": job.context.runtime_reason,
-    }
-    return Record(
-        run_id=run_id,
-        status=Status.RUNNING,
-        repeat=Repeat(index=job.context.repeat, of=job.context.repeats),
-        job=JobPlace.of(job.context.job),
-        run_key=job.context.run_key or None,
+    return first_record(
+        run_id,
+        job.context,
+        place=job.place,
         spec=Spec.of(job.spec),
         spec_origin=job.origin,
-        environment=from_facts(Environment, where | facts),
-        timing=Timing(started_at=timeline.started_at.isoformat()),
+        facts=collect(device=job.spec.device, dataset_path=job.source.path, outside=job.context.outside),
+        started_at=timeline.started_at.isoformat(),
         complexity=ComplexityRecord(**asdict(job.complexity)),
-        memory=Memory(),
-        profile=before_the_pass(job.spec.profile, job.context),
         notes=job.notes,
     )
 
 
-def _measure(job: TrainingJob, folder: Path, draft: Draft, timeline: Timeline) -> None:
-    path = folder / bundle.TELEMETRY
+def _measure(job: TrainingJob, run: RunRecord, timeline: Timeline) -> None:
+    path = run.folder / bundle.TELEMETRY
     with Telemetry(path, device=job.spec.device, origin_s=timeline.started_s) as telemetry:
         context = job.context
         thermometer = thermometer_of(job.spec.device) if context.settles else None
@@ -196,18 +161,18 @@ def _measure(job: TrainingJob, folder: Path, draft: Draft, timeline: Timeline) -
         if job.spec.ceilings:
             timeline.enter("ceilings")
             kept = KeptCeilings.NONE if job.spec.fresh_ceilings else KeptCeilings(context.kept_ceilings)
-            draft.set(ceilings=_measure_ceilings(job.spec, folder.parent, kept))
+            run.set(ceilings=_measure_ceilings(job.spec, run.folder.parent, kept))
         check()
         if thermometer:
             timeline.enter("settle")
-            draft.set(settling=settle(thermometer, target_c, report=LOGGER.info))
+            run.set(settling=settle(thermometer, target_c, report=LOGGER.info))
         timeline.enter("setup")
         device.reset_peak_memory(job.spec.device)
-        _train(job, TrainingStep(job.model, job.spec), folder, draft, timeline)
-        share = verdict.share_of_ceiling(draft.record)
+        _train(job, TrainingStep(job.model, job.spec), run, timeline)
+        share = verdict.share_of_ceiling(run.record)
         if share is not None and share > verdict.ABOVE_CEILING:
             timeline.enter("ceilings_again")
-            _measure_ceilings_again(job, folder, draft, share)
+            _measure_ceilings_again(job, run, share)
         timeline.enter("finish")
     if telemetry.error:
         raise telemetry.error
@@ -228,41 +193,57 @@ def _measure_ceilings(spec: RunSpec, output: Path, kept: KeptCeilings) -> Ceilin
     return from_facts(CeilingsRecord, measured.to_json() | {"age_s": age_s})
 
 
-def _measure_ceilings_again(job: TrainingJob, folder: Path, draft: Draft, share: float) -> None:
+def _measure_ceilings_again(job: TrainingJob, run: RunRecord, share: float) -> None:
     """Measure the ceilings after a run that exceeded them, which proves them wrong; later runs use the new ones."""
     spec = job.spec
-    was = verdict.compute_roof_per_s(draft.record) or 0.0
+    was = verdict.compute_roof_per_s(run.record) or 0.0
     above = f"the run reached {percent(share)} of the {spec.precision} ceiling"
     LOGGER.info("%s: this machine's ceilings are measured again", above)
     # Read before the probes, whose allocations are not part of the run's memory.
-    draft.set(memory=device.memory(spec.device))
+    run.set(memory=device.memory(spec.device))
     if spec.device is Device.CUDA:
         torch.cuda.empty_cache()
-    draft.set(ceilings=_measure_ceilings(spec, folder.parent, KeptCeilings.NONE))
+    run.set(ceilings=_measure_ceilings(spec, run.folder.parent, KeptCeilings.NONE))
     job.notes.append(f"{above} measured before it, {si(was, 'FLOP/s')}: the ceilings were measured again after it")
 
 
-def _train(job: TrainingJob, step: TrainingStep, folder: Path, draft: Draft, timeline: Timeline) -> None:
-    spec, clock = job.spec, clock_for(job.spec.device)
+def _train(job: TrainingJob, step: TrainingStep, run: RunRecord, timeline: Timeline) -> None:
+    spec = job.spec
     assert spec.warmup is not None
     assert spec.iterations is not None
-    recorder = Recorder(folder, clock, loss_reader_for(spec.device), started_s=timeline.started_s)
+    region = Region(run.folder, spec.device, timeline, loss_reader_for(spec.device), has_telemetry=True)
+    recorder = region.recorder
     phases = ((StepPhase.WARMUP, spec.warmup, 0.0), (StepPhase.MEASURED, spec.iterations, spec.min_seconds or 0.0))
-    with closing(job.source.batches()) as batches, recorder:
+    with closing(job.source.batches()) as batches, closing(region):
         for phase, count, least_s in phases:
             skipped_before = step.skipped
             try:
-                with _region(phase, count, recorder, clock, spec, draft, timeline) as progress:
+                with _phase(region, phase, count, spec) as progress:
                     for _ in at_least(count, least_s, progress):
                         check()
                         recorder.begin(phase, spec.images_per_step)
                         recorder.end(step(batches, recorder.mark))
             finally:
+                if region.measured:
+                    run.set(timing=region.measured.summarize(run.record.timing))
                 if spec.precision is Precision.AMP:
-                    counted_before = draft.record.timing.skipped_steps or SkippedSteps()
-                    draft.set_timing(
-                        skipped_steps=replace(counted_before, **{phase.value: step.skipped - skipped_before})
-                    )
+                    known = run.record.timing.skipped_steps or SkippedSteps()
+                    run.set_timing(skipped_steps=replace(known, **{phase.value: step.skipped - skipped_before}))
+
+
+@contextmanager
+def _phase(region: Region, phase: StepPhase, count: int, spec: RunSpec) -> Iterator[Progress]:
+    """Context manager for the steps of one phase. A phase that fails ends with its last complete step."""
+    progress = Progress(phase, count, images_per_step=spec.images_per_step)
+    region.enter(phase)
+    region.recorder.on_flush = lambda: progress.update(len(region.totals.step_s))
+    is_complete = False
+    try:
+        yield progress
+        is_complete = True
+    finally:
+        if region.leave(ends_now=is_complete):
+            progress.finish(len(region.totals.step_s))
 
 
 def at_least(
@@ -282,62 +263,12 @@ def at_least(
     progress.expect(taken)
 
 
-@contextmanager
-def _region(
-    phase: StepPhase,
-    count: int,
-    recorder: Recorder,
-    clock: Clock,
-    spec: RunSpec,
-    draft: Draft,
-    timeline: Timeline,
-) -> Iterator[Progress]:
-    """Context manager for the steps of one phase; synchronises the device at both ends and keeps the measurements.
-
-    The measured region of a run that fails ends with its last complete step.
-    """
-    totals = recorder.totals[phase]
-    progress = Progress(phase, count, images_per_step=spec.images_per_step)
-    recorder.on_flush = lambda: progress.update(len(totals.step_s))
-    clock.synchronize()
-    meter = CpuMeter()
-    timeline.enter(phase)
-    came_to_its_end = False
-    try:
-        yield progress
-        came_to_its_end = True
-    finally:
-        # A device that has failed can be neither waited for nor read; the rows so far are in the file.
-        with suppress(RuntimeError):
-            clock.synchronize()
-            wall_s = timeline.elapsed_s() - timeline.began_s[phase]
-            cpus = meter.share()
-            recorder.on_flush = lambda: None
-            recorder.drain()
-            if not came_to_its_end and totals.step_s:
-                # An unfinished step has no row and no images, so its time is left out too.
-                wall_s = totals.ended_at_s - timeline.began_s[phase]
-            progress.finish(len(totals.step_s))
-            if phase is StepPhase.MEASURED:
-                draft.set(timing=timing.summarize(draft.record.timing, totals, wall_s=wall_s, cpus=cpus))
-
-
-def _close_record(job: TrainingJob, draft: Draft, timeline: Timeline) -> None:
-    began_s = timeline.began_s
-    setup_end_s = began_s.get(StepPhase.WARMUP, timeline.elapsed_s())
-    # Ceilings and cooling down are not part of a run's own set-up time.
-    ceilings_began_s = began_s.get("ceilings", began_s.get("settle"))
-    ceilings_s = 0.0 if ceilings_began_s is None else began_s.get("setup", setup_end_s) - ceilings_began_s
-    draft.set_timing(setup_s=setup_end_s - ceilings_s, phases={**began_s, "end": timeline.elapsed_s()})
-    with suppress(RuntimeError):
-        if draft.record.memory == Memory():
-            draft.set(memory=device.memory(job.spec.device))
-    draft.set(usage=usage.measure(timeline.started_s, timeline.started_s + timeline.elapsed_s()))
-    if (roof := verdict.compute_roof_per_s(draft.record)) and draft.record.complexity:
-        theoretical_s = job.complexity.train_flop_per_step / roof
-        draft.set(complexity=replace(draft.record.complexity, theoretical_step_s=theoretical_s))
-    draft.set(bound=verdict.from_record(draft.record))
-    draft.set(notes=[*job.notes, *_skipped(draft.record), *_idle_cpus(draft.record)])
+def _finish(job: TrainingJob, run: RunRecord, timeline: Timeline) -> None:
+    run.set_timing(setup_s=timeline.setup_s(), phases=timeline.phases())
+    run.set_process(lambda: device.memory(job.spec.device))
+    run.judge()
+    run.set(notes=[*job.notes, *_skipped(run.record), *_idle_cpus(run.record)])
+    run.seal()
 
 
 def _skipped(run: Record) -> list[str]:

@@ -10,15 +10,13 @@ from pathlib import Path
 
 from workload.contract import bundle
 from workload.contract.bundle import Status
-from workload.contract.environment_record import Environment
 from workload.contract.errors import BundleError, ExitCode, InterruptedRunError, OutOfDeviceMemoryError, RunFailedError
-from workload.contract.fields import from_facts
-from workload.contract.record import JobPlace, Memory, Record, Repeat, Spec, Timing
+from workload.contract.record import Record, Spec
 from workload.contract.script import name_of, slug
 from workload.contract.spec import Context, Device, RunSpec
 from workload.environment.machine import HostSystem
 from workload.environment.outside import outside_facts
-from workload.profile.status import before_the_pass
+from workload.run.first_record import first_record
 
 NOTE = "the trainer ended before it could describe the run: what is recorded here was seen from outside"
 
@@ -101,29 +99,18 @@ def _filled(spec: RunSpec) -> RunSpec:
 
 
 def _record(run_id: str, spec: RunSpec, context: Context) -> Record:
-    """First record of a run, as `workload.run.train` writes it, with the facts known from outside."""
+    """First record of a run, with the facts that can be seen from outside."""
     # A launcher that starts containers has collected these facts already.
     seen: dict[str, dict[str, object]] = {} if "host" in context.outside else outside_facts()
     sections = {name: {**seen.get(name, {}), **context.outside.get(name, {})} for name in {*seen, *context.outside}}
-    where = {
-        "place": context.place or f"local-{spec.device}",
-        "backend": context.backend,
-        "runtime": context.runtime,
-        "runtime_reason": context.runtime_reason,
-    }
-    facts = {"host": {}, "device": {"type": spec.device.value}, "software": {}, **where, **sections}
-    return Record(
-        run_id=run_id,
-        status=Status.RUNNING,
-        repeat=Repeat(index=context.repeat, of=context.repeats),
-        job=JobPlace.of(context.job),
-        run_key=context.run_key or None,
+    return first_record(
+        run_id,
+        context,
+        place=context.place or f"local-{spec.device}",
         spec=Spec.of(spec),
         spec_origin=context.spec_origin,
-        environment=from_facts(Environment, facts),
-        timing=Timing(started_at=datetime.now(UTC).isoformat()),
-        memory=Memory(),
-        profile=before_the_pass(spec.profile, context),
+        facts={"host": {}, "device": {"type": spec.device.value}, "software": {}} | sections,
+        started_at=datetime.now(UTC).isoformat(),
         notes=[NOTE],
     )
 

@@ -46,7 +46,7 @@ class StepTaker(Protocol):
     def end(self, images: int, *, is_step: bool) -> None:
         """End the step. `images`: samples that it trained on; `is_step`: False if it was no training step."""
 
-    def leave(self) -> None:
+    def leave(self) -> object:
         """End the phase."""
 
     def close(self) -> None:

@@ -1,11 +1,19 @@
+import dataclasses
+import resource
+import subprocess
+import sys
+import time
 from array import array
+from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
-from workload.contract.record import StepSeconds, Timing
-from workload.measure.cpu_time import CpuShare
+from workload.contract.record import StepSeconds, Timing, Usage
+from workload.environment.machine import HostSystem
+from workload.measure import timing
 from workload.measure.recorder import PhaseTotals
-from workload.measure.timing import summarize
+from workload.measure.timing import CpuMeter, CpuShare, process_usage, summarize
 
 STARTED_AT = "2026-11-21T10:00:00+00:00"
 
@@ -46,3 +54,108 @@ def test_no_step_gives_no_figures() -> None:
     summary = summarize(Timing(), PhaseTotals(), wall_s=1.5, cpus=CpuShare(got=0.5, waited=None))
     assert summary == Timing(measured_s=1.5, cpus_used=0.5, cpus_waited=None, images=0)
     assert (summary.images_per_s, summary.step_s) == (None, None)
+
+
+# --- CPUs used and waited for
+
+LayOut = Callable[..., HostSystem]
+TASKS = "/proc/self/task"
+
+
+def test_waits_of_all_threads_count(lay_out: LayOut, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In 2 s one thread waited 1 s and another one 0.5 s; a third is new."""
+    monkeypatch.setattr("psutil.cpu_times", object)
+    clock = iter([10.0, 12.0])
+    machine = lay_out({f"{TASKS}/1/schedstat": "7 1000000000 3", f"{TASKS}/2/schedstat": "7 0 3"})
+    meter = CpuMeter(machine, now_s=lambda: next(clock))
+    lay_out(
+        {
+            f"{TASKS}/1/schedstat": "9 2000000000 5",
+            f"{TASKS}/2/schedstat": "9 500000000 4",
+            f"{TASKS}/3/schedstat": "1 500000000 1",
+        }
+    )
+    assert meter.share().waited == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("files", [{}, {f"{TASKS}/1/schedstat": "0"}, {f"{TASKS}/1/schedstat": "gone away"}])
+def test_a_system_that_does_not_tell(lay_out: LayOut, files: dict[str, str]) -> None:
+    assert CpuMeter(lay_out(files)).share().waited is None
+
+
+def test_work_of_this_process_is_seen() -> None:
+    meter, ends_s = CpuMeter(), time.process_time() + 0.05
+    while time.process_time() < ends_s:
+        pass
+    assert meter.share().got > 0
+
+
+# --- resources of the process
+
+
+def counts(factor: int, peak: int) -> SimpleNamespace:
+    names = ("utime", "stime", "majflt", "minflt", "nvcsw", "nivcsw", "inblock", "oublock", "nswap")
+    values = {f"ru_{name}": factor * (position + 1) for position, name in enumerate(names)}
+    return SimpleNamespace(**values, ru_maxrss=peak)
+
+
+@pytest.mark.parametrize(("own_peak", "child_peak", "expected"), [(100, 300, 300), (300, 100, 300)])
+@pytest.mark.parametrize(("unit_bytes"), [1024, 1], ids=["Linux", "macOS"])
+def test_sums_and_the_larger_peak(
+    monkeypatch: pytest.MonkeyPatch, own_peak: int, child_peak: int, expected: int, unit_bytes: int
+) -> None:
+    rows = {resource.RUSAGE_SELF: counts(1, own_peak), resource.RUSAGE_CHILDREN: counts(10, child_peak)}
+    monkeypatch.setattr(resource, "getrusage", rows.__getitem__)
+    monkeypatch.setattr(timing, "RSS_UNIT_BYTES", unit_bytes)
+    assert process_usage(100.0, 122.0) == Usage(
+        user_s=11,
+        system_s=22,
+        elapsed_s=22.0,
+        cpu_percent=150.0,
+        max_rss_bytes=expected * unit_bytes,
+        major_faults=33,
+        minor_faults=44,
+        voluntary_context_switches=55,
+        involuntary_context_switches=66,
+        fs_inputs=77,
+        fs_outputs=88,
+        swaps=99,
+    )
+
+
+@pytest.mark.parametrize("now_s", [100.0, 99.0], ids=["no time", "a clock that went back"])
+def test_no_share_of_no_time(now_s: float) -> None:
+    found = process_usage(100.0, now_s)
+    assert found is not None
+    assert found.cpu_percent is None
+
+
+def test_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "win32")
+    assert process_usage(0.0, 1.0) is None
+
+
+def test_the_unit_is_this_systems() -> None:
+    assert {"linux": 1024, "darwin": 1}[sys.platform] == timing.RSS_UNIT_BYTES
+
+
+@pytest.mark.world
+def test_a_child_is_counted_once_it_is_reaped() -> None:
+    before = process_usage(0.0, 1.0)
+    code = "import time; x = bytearray(200_000_000)\nwhile time.process_time() < 0.3: pass"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    after = process_usage(0.0, 1.0)
+    assert before is not None
+    assert after is not None
+    assert after.user_s + after.system_s - before.user_s - before.system_s >= 0.29
+    assert 200_000_000 < after.max_rss_bytes < 200_000_000_000
+    assert after.minor_faults > before.minor_faults
+
+
+@pytest.mark.world
+def test_own_time_agrees_with_pythons_clock() -> None:
+    used_s = time.process_time()
+    found = process_usage(0.0, 1.0)
+    assert found is not None
+    assert found.user_s + found.system_s >= used_s - 0.01
+    assert dataclasses.asdict(found)["max_rss_bytes"] > 5_000_000

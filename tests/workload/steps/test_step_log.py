@@ -12,7 +12,7 @@ import torch
 from workload.contract.spec import Device
 from workload.measure.clock import HostClock
 from workload.measure.recorder import Aside, StepPart, StepPhase
-from workload.measure.timeline import Timeline
+from workload.measure.timing import Timeline
 from workload.run.region import Region
 from workload.steps import step_log as tapes
 from workload.steps.hooks import Site

@@ -1,0 +1,164 @@
+"""Repeats of a run, and its profile: each is a separate process. Standard library only.
+
+The process that starts them holds neither torch nor a GPU.
+"""
+
+import os
+import subprocess
+import tempfile
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from workload import log
+from workload.contract.errors import ExitCode, InterruptedRunError
+from workload.contract.interrupt import ChildEnd, check, handled_by, run_child
+from workload.contract.invocation import SCRIPTS, TRAINER
+from workload.contract.spec import Context, Profile, Resolved, arguments
+from workload.run import unfinished
+from workload.steps.program import Program
+
+# Options of `python -m rooflaunch script` that are passed unchanged to every process of the repeats.
+PASSED = ("warmup", "iterations", "min_seconds", "samples_per_step", "data", "then", "profile_steps")
+# Runs once, with the facts of this repeat, and returns the exit code. Raises the error that ended the run.
+RunOnce = Callable[[Context], int]
+
+
+def repeat_trainer(resolved: Resolved, context: Context, output: Path) -> int:
+    """Train the configuration as often as it says, then profile it; print the folder of each bundle."""
+    spec, alone = resolved.spec, replace(resolved.spec, repeats=1)
+    context = replace(context, spec_origin=context.spec_origin or dict(resolved.origin))
+    folders: list[Path] = []
+
+    def run_once(repeat: Context) -> int:
+        opened: list[Path] = []
+
+        def show(folder: Path | str) -> None:
+            opened.append(Path(folder))
+            print(folder, flush=True)
+
+        ended = run_child(
+            [*TRAINER, "train", *arguments(alone), "-o", str(output), "--context", repeat.to_argument()], on_line=show
+        )
+        failure, known = ended.error(), len(opened)
+        settled = unfinished.settle(ended.code, failure, opened, output=output, spec=alone, context=repeat)
+        for folder in settled[known:]:
+            show(folder)
+        folders.extend(opened)
+        if failure:
+            raise failure
+        return ended.code
+
+    code = _repeated(run_once, context, repeats=spec.repeats)
+    if code != ExitCode.DONE or spec.profile is Profile.NONE or context.profile_later:
+        return code
+    return _profile(folders[0])
+
+
+def repeat_script(parsed: Namespace, program: Program, context: Context, *, repeats: int, profile: Profile) -> int:
+    """Run a user's script as often as requested, each time from its start, then profile it."""
+    _announce(program.name, repeats, profile)
+    folders: list[Path] = []
+
+    def run_once(repeat: Context) -> int:
+        ended, opened = _script_once(_words(parsed, profile, repeat), program)
+        if failure := ended.error():
+            raise failure
+        folders.extend(opened)
+        return ended.code
+
+    code = _repeated(run_once, context, repeats=repeats)
+    if code != ExitCode.DONE or profile is Profile.NONE or context.profile_later or not folders:
+        return code
+    return _profile(folders[0], program.words, data=parsed.data)
+
+
+def _repeated(run_once: RunOnce, context: Context, *, repeats: int) -> int:
+    """Run so many times; the first failure ends the repeats with its exit code."""
+    for repeat in range(1, repeats + 1):
+        check()
+        facts = replace(context, profile_later=True)
+        if repeats > 1:  # otherwise the launcher has set the number of the repeat
+            log.LOGGER.info("repeat %d of %d", repeat, repeats)
+            facts = replace(facts, repeat=repeat, repeats=repeats)
+        code = run_once(facts)
+        if code != ExitCode.DONE:
+            if repeats > 1 and code != ExitCode.INTERRUPTED:
+                log.LOGGER.error("repeat %d of %d ended with exit code %d", repeat, repeats, code)
+            return code
+    return ExitCode.DONE
+
+
+def _profile(folder: Path, words: Sequence[str] = (), *, data: str | None = None) -> int:
+    """Profile the bundle. A failed profile is logged and leaves a complete run; only Ctrl-C changes the exit code.
+
+    `words`: a user's own script and its arguments, which the bundle keeps without secrets; `data`: value for `{data}`.
+    """
+    command = [*SCRIPTS, "profile", str(folder)]
+    command += [] if data is None else ["--data", data]
+    command += ["--", *words] if words else []
+    # The folder has been printed already.
+    ended = run_child(command, on_line=lambda _: None)
+    failure = ended.error()
+    if isinstance(failure, InterruptedRunError):
+        raise failure
+    if failure:
+        log.LOGGER.error("note       no profile, and the run is complete: %s", failure)
+    return ExitCode.INTERRUPTED if ended.code == ExitCode.INTERRUPTED else ExitCode.DONE
+
+
+def _announce(name: str, repeats: int, profile: Profile) -> None:
+    times = repeats + (profile is not Profile.NONE)
+    profiled = " and once more for the profile" if profile is not Profile.NONE else ""
+    measured = "once" if repeats == 1 else f"{repeats} times"
+    log.LOGGER.info(
+        "script     %s runs from its start %s to be measured%s: what it writes or sends happens %d times",
+        name,
+        measured,
+        profiled,
+        times,
+    )
+
+
+def _words(parsed: Namespace, profile: Profile, context: Context) -> list[str]:
+    """Options of `python -m rooflaunch script` for one run."""
+    words = ["-o", str(parsed.output), "--profile", str(profile)]
+    for name in PASSED:
+        if getattr(parsed, name) is not None:
+            words += ["--" + name.replace("_", "-"), str(getattr(parsed, name))]
+    words += [] if parsed.ceilings else ["--no-ceilings"]
+    words += ["--fresh-ceilings"] if parsed.fresh_ceilings else []
+    # A launcher reads our stdout, where only bundles may be named.
+    return [*words, "--series" if parsed.context is None else "--context", context.to_argument()]
+
+
+def _script_once(words: Sequence[str], program: Program) -> tuple[ChildEnd, list[Path]]:
+    """Run the script once; return its end and the bundles that it opened.
+
+    The script uses this process's input and output.
+    """
+    signals: list[int] = []
+    child: subprocess.Popen[bytes] | None = None
+
+    def pass_on(number: int, _: object) -> None:
+        signals.append(number)
+        if child is not None and not _comes_from_the_terminal():
+            child.send_signal(number)
+
+    with tempfile.TemporaryDirectory() as folder, handled_by(pass_on):
+        bundles = Path(folder) / "bundles"
+        command = [*SCRIPTS, "script", *words, "--bundles", str(bundles)]
+        child = subprocess.Popen([*command, "--", *program.words])
+        code = child.wait()
+        lines = bundles.read_text(encoding="utf-8").splitlines() if bundles.is_file() else []
+    ended = ChildEnd(code=code, signal=signals[0] if signals else None, out_of_memory=False)
+    return ended, [Path(line) for line in lines]
+
+
+def _comes_from_the_terminal() -> bool:
+    """Whether a signal has reached the child too: for Ctrl-C a terminal signals every process in the foreground."""
+    try:
+        return os.tcgetpgrp(0) == os.getpgrp()
+    except OSError:
+        return False
