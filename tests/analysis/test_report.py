@@ -14,8 +14,7 @@ from report_texts import of, repeats, texts
 
 import analysis
 from analysis import __main__ as door
-from analysis.figures import registry
-from analysis.figures.figure import Figure
+from analysis.figures import Figure, registry
 from analysis.report import words
 from analysis.report.compose import compose
 from analysis.report.content import Paragraph, Picture, Report, Table, figures_of
@@ -40,7 +39,7 @@ def test_the_answer_is_ranked_by_effect(evidence: ReportEvidence) -> None:
     assert "; the same for resnet18 (batch " in place
     # Rates are as 1 + batch size / 64.
     assert ") with batch size 64: batch size 64 is 1.6 x as fast as batch size 16 (99." in batch
-    assert "; the step from 32 to 64 still pays 1.33 x; no larger batch was measured; likewise " in batch
+    assert "; the step from 32 to 64 still pays 1.33 x; no larger batch was measured; the same for " in batch
     assert light.startswith("mobilenet_v2 reached its highest throughput, 2020 images/s (95 % interval ")
     assert ", 3 runs), at batch 64, fp32 on gcp-l4-us-central1-a (NVIDIA L4); " in light
     assert heavy.startswith("resnet18 reached its highest throughput, 404.0 images/s (95 % interval ")

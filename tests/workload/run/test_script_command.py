@@ -151,8 +151,8 @@ for _ in range(3):
 time.sleep(100)
 """
 BY_FORCE = (
-    "note       script.py did not end within 2 s after the request to exit (it catches SystemExit, or waits for "
-    "a thread or a process): it was killed; the measurements are written"
+    "note       script.py did not end within 10 s after the request to exit (it catches SystemExit, or waits "
+    "for a thread or a process): it was killed; the measurements are written"
 )
 # script: (what it does, exit code, what it prints, how our messages end, status of its bundle)
 ENDS: dict[str, tuple[str, int, str, str, str | None]] = {

@@ -23,8 +23,8 @@ def train(loader=None):
         yield number
 """
 ENDED = (
-    "note       script.py did not end within 2 s after the request to exit (it catches SystemExit, or waits for "
-    "a thread or a process): it was killed; the measurements are written"
+    "note       script.py did not end within 10 s after the request to exit (it catches SystemExit, or waits "
+    "for a thread or a process): it was killed; the measurements are written"
 )
 DONE = "  next          "
 
