@@ -6,8 +6,7 @@ from dataclasses import asdict, fields
 import pandas as pd
 
 from analysis.audit import flop, machine, provenance, recompute, timing
-from analysis.audit.evidence import AuditEvidence
-from analysis.audit.finding import Finding, Rule, Severity, by_severity
+from analysis.audit.rule import AuditEvidence, Finding, Rule, Severity, by_severity
 from analysis.loading.tables import Tables
 
 __all__ = ["RULES", "Finding", "Rule", "Severity", "as_frame", "audit", "by_severity"]

@@ -11,8 +11,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from analysis.audit.finding import Finding, Severity, by_severity
 from analysis.audit.flop import OVER_PEAK
+from analysis.audit.rule import Finding, Severity, by_severity
 from analysis.loading import model_work
 from workload.contract import peaks
 from workload.contract.errors import UsageError

@@ -5,8 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
-from analysis.audit.evidence import WITH_KERNELS, AuditEvidence
-from analysis.audit.finding import Hit, Rule, Severity, each_case
+from analysis.audit.rule import WITH_KERNELS, AuditEvidence, Hit, Rule, Severity, each_case
 from analysis.loading.cases import Case
 from analysis.loading.rows import rows
 from analysis.readers.ncu.families import is_backward

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from analysis.audit.evidence import AuditEvidence
-from analysis.audit.finding import Hit, Rule, Severity, each_case
+from analysis.audit.rule import AuditEvidence, Hit, Rule, Severity, each_case
 from analysis.loading.cases import Case
 from analysis.variance.causes import (
     LEAST_HELD,

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from datetime import UTC, date, datetime
 from typing import Any
 
-from analysis.audit.evidence import AuditEvidence
-from analysis.audit.finding import Hit, Rule, Severity, each_case
+from analysis.audit.rule import AuditEvidence, Hit, Rule, Severity, each_case
 from analysis.loading import units
 from analysis.loading.cases import Case
 from analysis.loading.gpu_names import gpus_named

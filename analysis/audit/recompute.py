@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analysis.audit.finding import Rule, Severity, each_case
+from analysis.audit.rule import Rule, Severity, each_case
 from analysis.loading.cases import Case
 from analysis.statistics.samples import Floats
 from workload.contract.record import PLACES, StepSeconds

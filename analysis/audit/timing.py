@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analysis.audit.evidence import AuditEvidence
-from analysis.audit.finding import Hit, Rule, Severity, each_case, each_group
+from analysis.audit.rule import AuditEvidence, Hit, Rule, Severity, each_case, each_group
 from analysis.loading.cases import Case
 from analysis.statistics import differ, period_scan
 from analysis.statistics.samples import Floats, Mask

@@ -1,20 +1,27 @@
 """`analyze audit`."""
 
 import sys
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, assert_never
 
 import typer
 
 from analysis.commands.shared import FormatOption, VerifyOption, load, tell
-from analysis.loading.problem import Problem
 from workload.contract.errors import ExitCode, UsageError
-from workload.contract.tables import TableFormat
-from workload.contract.text import counted, terminal_width
+from workload.contract.invocation import as_typed
+from workload.contract.tables import Column, TableFormat, as_json
+from workload.contract.tables import render as render_table
+from workload.contract.text import counted, printable, terminal_width, wrapped
 
 if TYPE_CHECKING:
     from analysis.audit import Finding
+    from analysis.loading.index import Problem
+
+# A longer list of run ids is less useful than their number.
+SHOWN_RUNS = 3
 
 EXAMPLES = """\b
 Examples:
@@ -45,7 +52,6 @@ def audit(
     """Find faults in measurements: the figure, the rule that it breaks, why it matters, the cure."""
     from analysis.audit import RULES, Severity, audit, by_severity
     from analysis.audit.claims import CLAIM_RULES, audit_claims, read
-    from analysis.audit.text import render
 
     if not results and not claims:
         raise UsageError("nothing to audit was named", hint="analyze audit RESULTS, or --claims FILE.csv")
@@ -66,3 +72,60 @@ def audit(
     tell(problems)
     serious = any(finding.severity is not Severity.NOTE for finding in findings)
     return ExitCode.FINDINGS if strict and serious else ExitCode.DONE
+
+
+def render(findings: Sequence["Finding"], form: TableFormat, *, looked_at: str, width: int | None = None) -> str:
+    """Findings as text, JSON or CSV, without a final newline.
+
+    `looked_at`: description of the audited runs; `width`: most characters per line of text. JSON and CSV hold the
+    fields of `Finding`.
+    """
+    match form:
+        case TableFormat.TABLE:
+            return _text(findings, looked_at=looked_at, width=width)
+        case TableFormat.JSON:
+            return as_json([asdict(finding) for finding in findings], indent=1)
+        case TableFormat.CSV:
+            return _csv(findings)
+        case _:
+            assert_never(form)
+
+
+def _text(findings: Sequence["Finding"], *, looked_at: str, width: int | None) -> str:
+    """Findings grouped by rule, so that threshold, reason and cure appear once."""
+    from analysis.audit import Severity
+
+    if not findings:
+        return f"nothing found: {looked_at}"
+    by_rule: dict[tuple[Severity, str], list[Finding]] = {}
+    for finding in findings:
+        by_rule.setdefault((finding.severity, finding.rule), []).append(finding)
+    counts = Counter(finding.severity for finding in findings)
+    total = ", ".join(counted(counts[severity], severity) for severity in Severity if counts[severity])
+    return "\n\n".join([*(_rule(same, width) for same in by_rule.values()), wrapped(f"{total}: {looked_at}", width)])
+
+
+def _rule(same: Sequence["Finding"], width: int | None) -> str:
+    first = same[0]
+    lines = [
+        *(("found", f"{printable(finding.figure)}  [{_subject(finding)}]") for finding in same),
+        ("expected", first.threshold),
+        ("why", first.why),
+        *(("cure", as_typed(printable(cure))) for cure in dict.fromkeys(finding.cure for finding in same)),
+    ]
+    texts = (wrapped(text, width, indent=13, first=f"  {name}") for name, text in lines)
+    return "\n".join([f"{first.severity}: {first.rule}", *texts])
+
+
+def _subject(finding: "Finding") -> str:
+    more = len(finding.subject) - SHOWN_RUNS
+    shown = finding.subject if more <= 0 else finding.subject[:SHOWN_RUNS]
+    return printable(", ".join(shown)) + (f" and {more} more" if more > 0 else "")
+
+
+def _csv(findings: Sequence["Finding"]) -> str:
+    from analysis.audit import Finding
+
+    columns = [Column(name=field.name, heading=field.name) for field in fields(Finding)]
+    rows = [asdict(finding) | {"subject": " ".join(finding.subject)} for finding in findings]
+    return render_table(rows, columns, TableFormat.CSV)

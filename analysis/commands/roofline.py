@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from analysis.commands.shared import FormatOption, ResultsArgument, VerifyOption, load, tell
-from analysis.loading.problem import Problem
 from workload.contract.errors import ExitCode, NothingToDoError
 from workload.contract.program import WideOption
 from workload.contract.tables import Column, Role, TableFormat, render
@@ -14,6 +13,7 @@ from workload.contract.text import counted
 if TYPE_CHECKING:
     import pandas as pd
 
+    from analysis.loading.index import Problem
     from analysis.loading.tables import Tables
 
 EXAMPLES = """\b
@@ -153,9 +153,10 @@ def _runs_without_point(results: "Tables") -> Iterator[str]:
             yield f"note       {which} {lack}: no point on a roofline"
 
 
-def _broken_off(results: "Tables") -> list[Problem]:
+def _broken_off(results: "Tables") -> list["Problem"]:
     """Runs that did not complete, as problems with their status."""
     from analysis.loading.configurations import completed
+    from analysis.loading.index import Problem
 
     broken = results.runs[~results.runs["run_id"].isin(completed(results.runs)["run_id"])]
     return [

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import analysis
-from analysis.loading.problem import Problem
 from workload.contract.tables import TableFormat
 from workload.contract.text import printable
 
 if TYPE_CHECKING:
+    from analysis.loading.index import Problem
     from analysis.loading.tables import Tables
 
 ResultsArgument = Annotated[
@@ -32,7 +32,7 @@ def load(folders: Sequence[Path], *, verify: bool) -> "Tables":
     return analysis.load(*folders, verify=verify)
 
 
-def tell(problems: Sequence[Problem]) -> None:
+def tell(problems: Sequence["Problem"]) -> None:
     """Print problems on stderr, below the table."""
     sys.stdout.flush()
     for problem in problems[:SHOWN_PROBLEMS]:

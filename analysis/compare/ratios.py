@@ -5,7 +5,7 @@ within the blocks, even if the interval is wider; else as two independent sample
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.compare.pairing import MACHINE, Designs, Pair, Pairing, Side, is_busy, pair_up, value_text
-from analysis.loading.cases import Case
+from analysis.loading.cases import Case, shared
 from analysis.loading.configurations import CONFIGURATION, DATA_DETAILS, PLACE, SOFTWARE, label, needs_no_digest, shown
 from analysis.loading.tables import Tables
 from analysis.statistics import (
@@ -141,14 +141,21 @@ def compare_sides(left: Sequence[Case], right: Sequence[Case], designs: Designs)
     three runs on a side (or three blocks), or if the difference is not confirmed without the runs on a busy machine.
     """
     every = _compare_all(left, right, designs, with_busy=True)
-    sides = [[case for case in side if not is_busy(case)] for side in (left, right)]
-    busy = len(left) + len(right) - sum(map(len, sides))
+    quiet = [[case for case in side if not is_busy(case)] for side in (left, right)]
+    return _confirmed(
+        every,
+        lambda: _compare_all(quiet[0], quiet[1], designs, with_busy=False) if all(quiet) else None,
+        [*left, *right],
+    )
+
+
+def _confirmed(every: Comparison, without_busy: Callable[[], Comparison | None], runs: Sequence[Case]) -> Comparison:
+    """The comparison of all runs, without a difference that the runs on an idle machine do not confirm."""
+    busy = sum(map(is_busy, runs))
     if not busy:
         return every
-    said = f"{busy} of {counted(len(left) + len(right), 'run')} on a busy machine"
-    if _winner(every) and (
-        not all(sides) or _winner(_compare_all(sides[0], sides[1], designs, with_busy=False)) != _winner(every)
-    ):
+    said = f"{busy} of {counted(len(runs), 'run')} on a busy machine"
+    if _winner(every) and ((quiet := without_busy()) is None or _winner(quiet) != _winner(every)):
         every = every.without_difference(f"{said}, and the others alone show no difference")
     return replace(every, busy=said)
 
@@ -200,7 +207,7 @@ def _line(
     interval = comparison.difference.interval(level) if comparison.difference else None
     seen = comparison.difference.detectable(1 - level) if comparison.difference else None
     runs = [case for side in (pair.left, pair.right) for case in side.runs]
-    facts = {name: _shared(runs, name) for name in ("model", "batch_size", "precision", *DETAIL_NAMES)}
+    facts = {name: shared(runs, name) for name in ("model", "batch_size", "precision", *DETAIL_NAMES)}
     return facts | {
         "by": by,
         "left": _name(by, pair.left),
@@ -234,12 +241,6 @@ def _position(runs: Sequence[Case]) -> float | None:
     """Mean position in the blocks; None if one is unknown."""
     known = [case["position"] for case in runs if case.block is not None and case["position"] is not None]
     return float(np.mean(known)) if known and len(known) == len(runs) else None
-
-
-def _shared(runs: Sequence[Case], fact: str) -> Any:
-    """Value of a fact on which all runs agree, else None."""
-    first = runs[0][fact]
-    return first if all(case[fact] == first for case in runs) else None
 
 
 def verdict(comparison: Comparison, *, left: str, right: str, level: float, seen: float | None, of: int) -> str:
@@ -427,16 +428,11 @@ def _effect(family: Sequence[Pair], designs: Designs) -> Comparison:
     pair = _averaged(family)
     runs = [*pair.left.runs, *pair.right.runs]
     weights = _weights(family, designs, [1 / len(family)] * len(family))
-    every, quiet = (
-        _of_contrast(designs.contrast(weights, runs, with_busy=with_busy), pair) for with_busy in (True, False)
-    )
-    busy = sum(map(is_busy, runs))
-    if not busy:
-        return every
-    said = f"{busy} of {counted(len(runs), 'run')} on a busy machine"
-    if _winner(every) and _winner(quiet) != _winner(every):
-        every = every.without_difference(f"{said}, and the others alone show no difference")
-    return replace(every, busy=said)
+
+    def contrast(*, with_busy: bool) -> Comparison:
+        return _of_contrast(designs.contrast(weights, runs, with_busy=with_busy), pair)
+
+    return _confirmed(contrast(with_busy=True), lambda: contrast(with_busy=False), runs)
 
 
 def _of_contrast(contrast: Contrast, pair: Pair) -> Comparison:

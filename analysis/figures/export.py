@@ -7,8 +7,7 @@ from typing import Any
 
 import altair as alt
 
-from analysis.figures import style
-from analysis.figures.figure import Figure
+from analysis.figures import Figure, style
 from workload.contract.errors import UsageError
 
 # Dots per logical pixel: a width of 640 becomes 1280, which is sharp on paper at 16 cm.

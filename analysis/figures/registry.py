@@ -8,8 +8,7 @@ from typing import Any, TypeAlias, TypeVar
 import altair as alt
 import pandas as pd
 
-from analysis.figures import labels, rooflines, shares, style, throughput
-from analysis.figures.figure import Figure
+from analysis.figures import Figure, labels, rooflines, shares, style, throughput
 from analysis.figures.legible import legible
 from analysis.figures.material import Material
 from analysis.kernels.breakdown import ALL
@@ -23,6 +22,8 @@ T = TypeVar("T")
 
 # Most figures of a kind; the tables show further environments or models.
 MOST_OF_A_KIND = 24
+# Most points that a figure's text names.
+MOST_LISTED = 6
 # Least number of values for a figure; a table is easier to read for fewer.
 LEAST_DOTS, LEAST_ON_A_CURVE = 4, 3
 INTERVALS = "Bars are 95 % intervals over runs, where there are at least two."
@@ -465,15 +466,19 @@ def _with_devices(env: str, table: pd.DataFrame) -> str:
     return ", ".join([env, *(name for name in devices if name not in env)])
 
 
+def _listed(parts: Sequence[str], total: int) -> str:
+    """The first parts of a text, and the number of further ones."""
+    return "; ".join([*parts, *([f"and {total - len(parts)} more"] if total > len(parts) else [])])
+
+
 def _rate_text(table: pd.DataFrame) -> str:
     rows = table.sort_values("images_per_s", ascending=False).to_dict("records")
     parts = [
         f"{row['series']}, batch {_batch(row)}, {row['env']}: {number(row['images_per_s'])} {units.of(row)}/s"
         f"{_between(row)}"
-        for row in rows[:6]
+        for row in rows[:MOST_LISTED]
     ]
-    more = f"; and {len(rows) - 6} more" if len(rows) > 6 else ""  # noqa: PLR2004
-    return "; ".join(parts) + more
+    return _listed(parts, len(rows))
 
 
 def _between(row: dict[Any, Any]) -> str:
@@ -526,9 +531,9 @@ def _points_text(points: pd.DataFrame) -> str:
         f"{row['task']}, {row['variant']}, batch {_batch(row)}, {row['env']}: "
         f"{'at least ' if row['flop_is_lower_bound'] else ''}{si(row['flop_per_s'], 'FLOP/s')} "
         f"at {number(row['intensity_flop_per_byte'], 3)} FLOP/byte ({row['source']})"
-        for row in rows[:6]
+        for row in rows[:MOST_LISTED]
     ]
-    return "; ".join(parts) + (f"; and {len(rows) - 6} more" if len(rows) > 6 else "")  # noqa: PLR2004
+    return _listed(parts, len(rows))
 
 
 def _intensity_text(points: pd.DataFrame) -> str:
@@ -543,7 +548,9 @@ def _intensity_text(points: pd.DataFrame) -> str:
 
 def _kernels_text(points: pd.DataFrame) -> str:
     rows = points.sort_values("share_of_time", ascending=False).to_dict("records")
-    return "; ".join(f"{row['task']}, {row['family']}: {percent(row['share_of_time'])} of the time" for row in rows[:6])
+    return "; ".join(
+        f"{row['task']}, {row['family']}: {percent(row['share_of_time'])} of the time" for row in rows[:MOST_LISTED]
+    )
 
 
 def _configuration(row: dict[Any, Any]) -> str:

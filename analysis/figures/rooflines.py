@@ -42,6 +42,13 @@ ROOF_DASHES = {"measured": [1, 0], "peak": [7, 4]}
 # Layout of batch sizes beside their points, in pixels: text height, width of a digit, distance from the point, and the
 # width of the frame on a phone, where texts are closest to each other.
 TEXT_HEIGHT, DIGIT_WIDTH, FROM_POINT, NARROW = 11, 6, 7, 300
+# Marks of points by the source of their FLOP and bytes. A transparent fill makes the whole mark react to the pointer; a
+# hollow mark reacts on its rim alone.
+POINTS: Mapping[str, Mapping[str, Any]] = {
+    "modelled": {"size": 70, "strokeWidth": 1.8, "fill": "transparent"},
+    "counters": {"size": 80, "filled": True},
+    "under the profiler": {"size": 80, "strokeWidth": 1, "filled": True, "fillOpacity": 0.35},
+}
 LEVELS = {"intensity_flop_per_byte": "DRAM", "l2_intensity": "L2", "l1_intensity": "L1"}
 
 
@@ -116,12 +123,12 @@ def steps(material: Material, points: pd.DataFrame, roofs: pd.DataFrame) -> Draw
     shape = style.shape("variant", points["variant"], material.variants, "Precision", style.RINGS)
     layers = [
         *_roof_layers(roofs, frame),
-        base.mark_line(strokeWidth=1, strokeDash=[1, 3]).encode(detail=["variant:N", "source:N"], order="batch_size:Q"),
+        _curve(base),
         *_spans(base, rows, frame),
         *_points(base, points, shape),
         *_batch_texts(points, frame, opacity),
     ]
-    return alt.layer(*layers).add_params(*parameters).properties(width=style.WIDTH, height=frame.height)
+    return style.layered(layers, parameters, height=frame.height)
 
 
 def _batch_texts(points: pd.DataFrame, frame: Plane, opacity: Any) -> list[alt.Chart]:
@@ -202,7 +209,7 @@ def combined(material: Material, points: pd.DataFrame, roofs: pd.DataFrame) -> D
         *_spans(base, rows, frame),
         *_points(base, points, shape),
     ]
-    return alt.layer(*layers).add_params(*parameters).properties(width=style.WIDTH, height=frame.height)
+    return style.layered(layers, parameters, height=frame.height)
 
 
 def kernels(points: pd.DataFrame, roofs: pd.DataFrame, families: Mapping[str, str]) -> Drawing:
@@ -225,11 +232,8 @@ def kernels(points: pd.DataFrame, roofs: pd.DataFrame, families: Mapping[str, st
     marks = base.mark_point(filled=True, fillOpacity=0.55, stroke=None).encode(
         shape=shape, size=size, tooltip=style.tooltips(table, TITLES)
     )
-    return (
-        alt.layer(*_roof_layers(roofs, frame), marks, *_at_least(base, table))
-        .add_params(*parameters)
-        .properties(width=style.WIDTH, height=frame.height)
-    )
+    layers = [*_roof_layers(roofs, frame), marks, *_at_least(base, table)]
+    return style.layered(layers, parameters, height=frame.height)
 
 
 def _levels(points: pd.DataFrame) -> pd.DataFrame:
@@ -258,19 +262,21 @@ def against_batch(material: Material, points: pd.DataFrame) -> Drawing:
     colour = style.colour("env", points["env"], material.environment_colours, "Environment", style.RINGS)
     base = style.chart(table).encode(x=x, y=y, color=colour, opacity=opacity)
     shape = style.shape("variant", points["variant"], material.variants, "Precision", style.RINGS)
-    line = base.mark_line(strokeWidth=1, strokeDash=[1, 3]).encode(
-        detail=["variant:N", "source:N"], order="batch_size:Q"
-    )
-    spans = (
-        base.transform_filter("isValid(datum.intensity_low) && datum.source == 'modelled'")
-        .mark_rule(strokeWidth=1.5, strokeDash=[4, 2])
-        .encode(y="intensity_low:Q", y2="intensity_high:Q")
-    )
-    return (
-        alt.layer(line, spans, *_points(base, points, shape))
-        .add_params(*parameters)
-        .properties(width=style.WIDTH, height=320)
-    )
+    layers = [_curve(base), _modelled_span(base, "y"), *_points(base, points, shape)]
+    return style.layered(layers, parameters, height=320)
+
+
+def _curve(base: alt.Chart) -> Drawing:
+    """Layer of a dotted line through the points of one precision and source, in the order of batch sizes."""
+    line = base.mark_line(strokeWidth=1, strokeDash=[1, 3])
+    return line.encode(detail=["variant:N", "source:N"], order="batch_size:Q")
+
+
+def _modelled_span(base: alt.Chart, channel: str) -> Drawing:
+    """Layer of dashed lines along `channel` (x or y) over the intervals of modelled bytes."""
+    rows = base.transform_filter("isValid(datum.intensity_low) && datum.source == 'modelled'")
+    ends = {channel: "intensity_low:Q", f"{channel}2": "intensity_high:Q"}
+    return rows.mark_rule(strokeWidth=1.5, strokeDash=[4, 2]).encode(**ends)
 
 
 def _drawn(points: pd.DataFrame) -> pd.DataFrame:
@@ -281,35 +287,18 @@ def _drawn(points: pd.DataFrame) -> pd.DataFrame:
 
 def _spans(base: alt.Chart, points: pd.DataFrame, frame: Plane) -> list[alt.Chart]:
     """Layers of intervals: of modelled bytes horizontally (dashed), over runs vertically (solid)."""
-    layers = []
-    if (points["source"] == "modelled").any():
-        layers.append(
-            base.transform_filter("isValid(datum.intensity_low) && datum.source == 'modelled'")
-            .mark_rule(strokeWidth=1.5, strokeDash=[4, 2])
-            .encode(x="intensity_low:Q", x2="intensity_high:Q")
-        )
-    return [*layers, *style.bars(base, points, "y", frame.y)]
+    modelled = [_modelled_span(base, "x")] if (points["source"] == "modelled").any() else []
+    return [*modelled, *style.bars(base, points, "y", frame.y)]
 
 
 def _points(base: alt.Chart, points: pd.DataFrame, shape: alt.Shape) -> list[alt.Chart]:
     """Layers of points: filled for GPU counters, pale for rates over the profiler's time, hollow for modelled bytes."""
-    tips = style.tooltips(points, TITLES)
-    layers = []
-    sources = set(points["source"])
-    if "modelled" in sources:
-        # A transparent fill makes the whole mark react to the pointer; a hollow mark reacts on its rim alone.
-        hollow = base.transform_filter("datum.source == 'modelled'").mark_point(
-            size=70, strokeWidth=1.8, fill="transparent"
-        )
-        layers.append(hollow.encode(shape=shape, tooltip=tips))
-    if "counters" in sources:
-        filled = base.transform_filter("datum.source == 'counters'").mark_point(size=80, filled=True)
-        layers.append(filled.encode(shape=shape, tooltip=tips))
-    if "under the profiler" in sources:
-        pale = base.transform_filter("datum.source == 'under the profiler'").mark_point(
-            size=80, strokeWidth=1, filled=True, fillOpacity=0.35
-        )
-        layers.append(pale.encode(shape=shape, tooltip=tips))
+    tips, held = style.tooltips(points, TITLES), set(points["source"])
+    layers = [
+        base.transform_filter(f"datum.source == '{source}'").mark_point(**look).encode(shape=shape, tooltip=tips)
+        for source, look in POINTS.items()
+        if source in held
+    ]
     return [*layers, *_at_least(base, points)]
 
 

@@ -59,7 +59,7 @@ def efficiency(material: Material, table: pd.DataFrame) -> Drawing:
         *(layer.encode(x=alt.X("end:Q", scale=scale, axis=axis, title=x["title"]), text="text:N") for layer in texts),
     ]
     height = style.rows_height(len(tasks), int(rows["row"].max()) + 1)
-    return alt.layer(*layers).add_params(*parameters).properties(width=style.WIDTH - 120, height=height)
+    return style.layered(layers, parameters, width=style.WIDTH - 120, height=height)
 
 
 def cost(material: Material, table: pd.DataFrame) -> Drawing:

@@ -145,7 +145,7 @@ def _plain(value: Any) -> Any:
 
 def colours(names: Iterable[str]) -> dict[str, str]:
     """A colour per name, in order; colours repeat from the ninth name on."""
-    return {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(names)}
+    return _repeated(COLOURS, names)
 
 
 FILLED: Mapping[str, Any] = {}
@@ -159,27 +159,32 @@ def colour(
     field: str, held: Iterable[str], palette: Mapping[str, str], title: str, legend: Mapping[str, Any] = FILLED
 ) -> alt.Color:
     """Encode `field` in the colours of `palette`; with a legend if the chart holds more than one value."""
-    shown = _in_order(held, palette)
-    scale = alt.Scale(domain=shown, range=[palette[name] for name in shown])
-    return alt.Color(f"{field}:N", scale=scale, legend=legend_of(shown, **legend), title=title)
+    return alt.Color(f"{field}:N", title=title, **_range(held, palette, legend))
 
 
 def shape(
     field: str, held: Iterable[str], order: Sequence[str], title: str, legend: Mapping[str, Any] = FILLED
 ) -> alt.Shape:
     """Encode `field` as the shape of points."""
-    shapes = {name: SHAPES[number % len(SHAPES)] for number, name in enumerate(order)}
-    shown = _in_order(held, shapes)
-    scale = alt.Scale(domain=shown, range=[shapes[name] for name in shown])
-    return alt.Shape(f"{field}:N", scale=scale, legend=legend_of(shown, **legend), title=title)
+    return alt.Shape(f"{field}:N", title=title, **_range(held, _repeated(SHAPES, order), legend))
 
 
 def dash(field: str, held: Iterable[str], order: Sequence[str], title: str) -> alt.StrokeDash:
     """Encode `field` as the dashes of lines; with the same title as the points' shapes, both share one legend."""
-    dashes = {name: DASHES[number % len(DASHES)] for number, name in enumerate(order)}
-    shown = _in_order(held, dashes)
-    scale = alt.Scale(domain=shown, range=[dashes[name] for name in shown])
-    return alt.StrokeDash(f"{field}:N", scale=scale, legend=legend_of(shown, **WITHOUT_RIM), title=title)
+    return alt.StrokeDash(f"{field}:N", title=title, **_range(held, _repeated(DASHES, order), WITHOUT_RIM))
+
+
+def _repeated(looks: Sequence[Any], names: Iterable[str]) -> dict[str, Any]:
+    """A look per name, in order; looks repeat if there are more names."""
+    return {name: looks[number % len(looks)] for number, name in enumerate(names)}
+
+
+def _range(held: Iterable[str], looks: Mapping[str, Any], legend: Mapping[str, Any]) -> dict[str, Any]:
+    """Scale and legend of the names that the chart holds, in the order of `looks`."""
+    present = set(held)
+    shown = [name for name in looks if name in present]
+    scale = alt.Scale(domain=shown, range=[looks[name] for name in shown])
+    return {"scale": scale, "legend": legend_of(shown, **legend)}
 
 
 def legend_of(names: Sequence[str], **options: Any) -> alt.Legend | None:
@@ -202,11 +207,6 @@ def _broken(names: Iterable[str], width: int) -> dict[str, Any]:
     return {"labelExpr": f"{json.dumps(lines)}[datum.label] || datum.label"} if lines else {}
 
 
-def _in_order(held: Iterable[str], order: Mapping[str, Any]) -> list[str]:
-    present = set(held)
-    return [name for name in order if name in present]
-
-
 def picked(table: pd.DataFrame, *fields: str) -> tuple[list[alt.Parameter], Any]:
     """Parameters that let a click on a legend entry fade all others, and the opacity that depends on them.
 
@@ -223,6 +223,11 @@ def picked(table: pd.DataFrame, *fields: str) -> tuple[list[alt.Parameter], Any]
     for parameter in parameters[1:]:
         condition = condition & parameter
     return parameters, alt.condition(condition, alt.value(1.0), alt.value(FADED))
+
+
+def layered(layers: Iterable[Any], parameters: Sequence[alt.Parameter], *, width: int = WIDTH, height: int) -> Drawing:
+    """Chart of several layers, with the parameters of `picked`."""
+    return alt.layer(*layers).add_params(*parameters).properties(width=width, height=height)
 
 
 def rows_height(tasks: int, in_each: int, *, row: int = ROW_HEIGHT) -> int:

@@ -62,7 +62,7 @@ def against_batch(material: Material, table: pd.DataFrame, failed: pd.DataFrame)
     ]
     if len(failed):
         layers.append(_crosses(failed.assign(at=failed["batch_size"]), x, colour, opacity))
-    return alt.layer(*layers).add_params(*parameters).properties(width=style.WIDTH, height=style.HEIGHT)
+    return style.layered(layers, parameters, height=style.HEIGHT)
 
 
 def _crosses(failed: pd.DataFrame, x: alt.X, colour: alt.Color, opacity: Any) -> Drawing:
@@ -198,7 +198,7 @@ def dots(material: Material, table: pd.DataFrame, *, field: str, title: str, **m
         for layer in style.text_on(base, align="left", dx=9, fontSize=11)
     ]
     height = style.rows_height(len(tasks), int(rows["row"].max()) + 1)
-    return alt.layer(*layers).add_params(*parameters).properties(width=style.WIDTH - 120, height=height)
+    return style.layered(layers, parameters, width=style.WIDTH - 120, height=height)
 
 
 def models(material: Material, table: pd.DataFrame) -> Drawing:
@@ -239,7 +239,7 @@ def models(material: Material, table: pd.DataFrame) -> Drawing:
         *style.bars(base, rows, "y", y),
         points,
     ]
-    return alt.layer(*layers).add_params(*parameters).properties(width=style.WIDTH, height=style.HEIGHT)
+    return style.layered(layers, parameters, height=style.HEIGHT)
 
 
 def _diagonals(across: Sequence[float], up: Sequence[float]) -> pd.DataFrame:

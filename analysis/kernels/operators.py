@@ -13,7 +13,8 @@ import pandas as pd
 
 from analysis.kernels.breakdown import ALL
 from analysis.loading.configurations import CONFIGURATION, PLACE, SOFTWARE, WORK_NAMED, Group, completed, group
-from analysis.loading.problem import Problem
+from analysis.loading.index import Problem
+from analysis.loading.rows import joined
 from analysis.loading.tables import Tables
 from workload.contract.errors import BundleError
 from workload.contract.record import Record
@@ -169,7 +170,7 @@ def _work_row(
         "bytes_upper": high,
         "intensity_low": flop / high if flop and high else None,
         "intensity_high": flop / low if flop and low else None,
-        "note": "; ".join(filter(None, [why if len(lacking) == len(rows) else missing, *apart])) or None,
+        "note": joined([why if len(lacking) == len(rows) else missing, *apart]),
     }
 
 
@@ -207,7 +208,7 @@ def _rows(results: Tables, pool: Group, profiled: set[str], problems: list[Probl
         return []
     total_s = sum(self_s.values())
     facts = {name: pool[name] for name in COLUMNS if name in pool.facts}
-    facts |= {"profiles": profiles, "steps": steps, "note": "; ".join(pool.apart) or None}
+    facts |= {"profiles": profiles, "steps": steps, "note": joined(pool.apart)}
     counted = _flop_by_operator(flop, calls)
     rows = [
         facts | _row(name, calls[name] / steps, self_s[name] / steps, self_s[name] / (total_s or math.nan), counted)

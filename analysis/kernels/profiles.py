@@ -9,7 +9,7 @@ import pandas as pd
 from analysis.kernels.breakdown import ALL, COLUMNS, breakdown, in_steps, kernel_points, l2_bytes_are, per_step
 from analysis.kernels.operators import SHOWN, attributed, longest, operators
 from analysis.loading.configurations import CONFIGURATION, NAMED_COLUMNS, PLACE, SOFTWARE, WORK_NAMED
-from analysis.loading.problem import Problem
+from analysis.loading.index import Problem
 from analysis.loading.rows import frame
 from analysis.loading.tables import load_folders
 from analysis.readers import ncu

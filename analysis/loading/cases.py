@@ -138,6 +138,12 @@ def cases(results: Tables) -> list[Case]:
     ]
 
 
+def shared(runs: Sequence[Case], fact: str) -> Any:
+    """The value of a fact on which all runs agree; None if they differ."""
+    first = runs[0][fact]
+    return first if all(case[fact] == first for case in runs) else None
+
+
 class _Table:
     """The numeric columns of a table, split by run on request."""
 

@@ -20,7 +20,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from analysis.loading.csv_files import LAYOUTS, Series, SeriesFile, parse
-from analysis.loading.problem import Problem
 from analysis.loading.run_row import CEILING_COLUMNS, RUN_COLUMNS, Row, row_of
 from analysis.loading.step_rules import refusals
 from workload.contract import bundle
@@ -65,6 +64,17 @@ SCHEMA = pa.schema(
     ],
     metadata={VERSION_KEY: VERSION},
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """A folder or file that is missing from the tables, in full or in part, and the reason."""
+
+    path: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.reason}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,8 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from analysis.loading.configurations import with_scripts_alike
-from analysis.loading.index import CEILINGS, FINGERPRINT, REMARKS, RUN_SCHEMA, look
-from analysis.loading.problem import Problem
+from analysis.loading.index import CEILINGS, FINGERPRINT, REMARKS, RUN_SCHEMA, Problem, look
 from workload.contract import bundle
 from workload.contract.errors import NothingToDoError, RooflaunchError, UsageError
 from workload.contract.record import Record

@@ -5,8 +5,9 @@ from collections.abc import Callable
 
 import pandas as pd
 
-from analysis.audit.finding import Severity
+from analysis.audit.rule import Severity
 from analysis.loading import units
+from analysis.loading.rows import rows as rows_of
 from analysis.report import words
 from analysis.report.content import Picture, Report, Section, figures_of
 from analysis.report.evidence import ReportEvidence
@@ -15,7 +16,6 @@ from analysis.report.sections import (
     complexity,
     context,
     design,
-    glossary,
     measurements,
     rooflines,
     variability,
@@ -32,7 +32,7 @@ SECTIONS: tuple[Callable[[ReportEvidence], Section], ...] = (
     complexity.section,
     context.environment,
     context.reproduce,
-    glossary.section,
+    context.glossary,
 )
 
 
@@ -65,7 +65,7 @@ def _units(runs: pd.DataFrame, unit: str) -> list[str]:
     if unit == units.IMAGES:
         return []
     models: dict[str, list[str]] = {}
-    for row in words.rows_of(runs[["model", "unit"]]):
+    for row in rows_of(runs[["model", "unit"]]):
         models.setdefault(units.of(row), []).append(row["model"])
     return ["units: " + ", ".join(f"{unit} ({words.listed(names)})" for unit, names in models.items())]
 

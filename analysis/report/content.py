@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from analysis.figures.figure import Figure
+from analysis.figures import Figure
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,8 +10,8 @@ from typing import Any
 from analysis.compare import ratios
 from analysis.compare.pairing import Pair, Side, pair_up, value_text
 from analysis.loading.configurations import CONFIGURATION, measured
+from analysis.loading.rows import rows as rows_of
 from analysis.loading.tables import Tables
-from analysis.report import words
 from analysis.statistics.comparison import ALPHA
 from workload.contract.errors import RooflaunchError
 
@@ -69,7 +69,7 @@ def _by(results: Tables, by: str) -> Iterator[Contrast]:
         pairing = pair_up(results, by)
     except RooflaunchError:
         return
-    for pair, row in zip(pairing.pairs, words.rows_of(ratios.of_pairs(pairing)), strict=True):
+    for pair, row in zip(pairing.pairs, rows_of(ratios.of_pairs(pairing)), strict=True):
         yield Contrast(by=by, pair=pair, row=row)
 
 

@@ -8,13 +8,12 @@ from functools import cached_property
 import pandas as pd
 
 from analysis import audit
-from analysis.audit.finding import Finding
-from analysis.figures import material, registry
-from analysis.figures.figure import Figure
+from analysis.audit.rule import Finding
+from analysis.figures import Figure, material, registry
 from analysis.figures.material import Material
 from analysis.kernels import operators
 from analysis.kernels.breakdown import kernel_points
-from analysis.loading.problem import Problem
+from analysis.loading.index import Problem
 from analysis.loading.tables import Tables
 from analysis.report.contrasts import Contrast, contrasts
 from analysis.roofline.points import points, shifts

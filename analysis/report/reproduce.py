@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 
-from analysis.report import words
+from analysis.loading.rows import rows as rows_of
 from analysis.report.evidence import ReportEvidence
 from workload.contract import peaks
 from workload.contract.environment_record import CloudFacts, Environment
@@ -20,7 +20,7 @@ SHOWN_RUNS = 3
 def commands(evidence: ReportEvidence) -> list[str]:
     """Two lines per configuration and place: a comment with the runs, and the command."""
     by_command: dict[tuple[str, str], list[str]] = {}
-    for row in words.rows_of(evidence.material.every[["run_id", "env"]]):
+    for row in rows_of(evidence.material.every[["run_id", "env"]]):
         record = evidence.record(row["run_id"])
         line = command(record) if record else "# its bundle is no longer where it was read from"
         by_command.setdefault((row["env"], line), []).append(row["run_id"])

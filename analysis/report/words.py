@@ -19,6 +19,19 @@ ROWS_UNFOLDED = 24
 MOST_CHARACTERS = 5000
 PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 SMALL_PREFIXES = ((1.0, ""), (1e-3, "m"), (1e-6, "µ"), (1e-9, "n"))
+# Columns that name a configuration: by the names of figures, and by the facts of its runs.
+OF_FIGURES = (
+    Column(name="env", heading="environment", role=Role.FACT),
+    Column(name="task", heading="model", role=Role.FACT),
+    Column(name="batch_size", heading="batch", digits=0),
+    Column(name="variant", heading="precision", role=Role.FACT),
+)
+OF_FACTS = (
+    Column(name="place", heading="environment", role=Role.FACT),
+    Column(name="model", heading="model", role=Role.FACT),
+    Column(name="batch_size", heading="batch", digits=0),
+    Column(name="precision", heading="precision", role=Role.FACT),
+)
 
 
 def is_known(value: Any) -> bool:
@@ -133,14 +146,3 @@ def cell(column: Column, value: Any) -> str:
     if column.prefixed:
         return seconds(value) if column.unit == "s" else si(value, column.unit, column.digits).strip()
     return figure(value, column.digits) if column.digits else text(value)
-
-
-def rows_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """Rows of a table as dictionaries by column; None for absent values."""
-    names = [str(name) for name in frame.columns]
-    columns = [_plain(frame[name]) for name in frame.columns]
-    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
-
-
-def _plain(column: "pd.Series[Any]") -> list[Any]:
-    return [None if absent else value for value, absent in zip(column.tolist(), column.isna().tolist(), strict=True)]

@@ -19,13 +19,13 @@ from analysis.statistics.comparison import (
     shared_blocks,
 )
 from analysis.statistics.components import VarianceSplit, differ, variance_split
+from analysis.statistics.describe import Outliers, Summary, outliers, summarize
 from analysis.statistics.explained import share_explained
+from analysis.statistics.hosts import MachineSplit, PlacedRun, PositionEffect, machine_split, position_effect
 from analysis.statistics.intervals import over_blocks, over_runs
-from analysis.statistics.machines import MachineSplit, PlacedRun, PositionEffect, machine_split, position_effect
 from analysis.statistics.periods import Period, period_scan
 from analysis.statistics.samples import Estimate, Interval, Method
 from analysis.statistics.steady import Change, SteadyState, steady_state
-from analysis.statistics.summary import Outliers, Summary, outliers, summarize
 from analysis.statistics.trend import Drift, drift
 
 __all__ = [

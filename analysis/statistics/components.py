@@ -9,6 +9,7 @@ from scipy.special import chdtri, fdtrc, fdtri
 from scipy.stats import hmean
 
 from analysis.statistics.autocorrelation import LEAST_STEPS, acf, integrated_time, unbiased_lag1
+from analysis.statistics.describe import outliers
 from analysis.statistics.samples import (
     LEAST_FOR_SPREAD,
     LEAST_REPLICATES,
@@ -22,7 +23,6 @@ from analysis.statistics.samples import (
     finite,
     too_few,
 )
-from analysis.statistics.summary import outliers
 
 # Normal score of a one-sided 80 % limit. With the estimate itself, 3 % of audits of slow noise report a difference;
 # with a 95 % limit, few real differences are found.

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from analysis.statistics.describe import outliers
 from analysis.statistics.samples import Floats, Mask
-from analysis.statistics.summary import outliers
 
 # A stall is longer than 1.5 x the median and an outlier: no noise of a clock.
 STALL_RATIO = 1.5

@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.loading.configurations import Group, group, measured
-from analysis.loading.rows import frame
+from analysis.loading.rows import frame, joined
 from analysis.loading.tables import Tables
 from workload.contract import peaks, prices
 
@@ -132,7 +132,7 @@ def _row(pool: Group, spot: bool | None) -> dict[str, Any]:
         "usd_per_million_images_low": low,
         "usd_per_million_images_high": high,
         "usd_per_epoch": epoch,
-        "note": "; ".join(filter(None, [remark, *pool.apart])) or None,
+        "note": joined([remark, *pool.apart]),
     }
 
 

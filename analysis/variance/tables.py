@@ -1,27 +1,42 @@
-"""Variation of step times within each run and between the runs of a configuration. Pure."""
+"""Variation of step times within each run, and of throughput between runs, hosts and zones. Pure."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from analysis.loading.cases import Case, cases
-from analysis.loading.configurations import DATA_DETAILS, DETAILS, NAMED, NAMED_COLUMNS, Group, group, label, measured
+from analysis.loading.cases import Case, cases, shared
+from analysis.loading.configurations import (
+    CONFIGURATION,
+    DATA_DETAILS,
+    DETAILS,
+    NAMED,
+    NAMED_COLUMNS,
+    PLACE,
+    SOFTWARE,
+    Group,
+    group,
+    label,
+    measured,
+)
+from analysis.loading.rows import joined
 from analysis.loading.tables import Tables
 from analysis.statistics import (
     Drift,
+    PlacedRun,
     drift,
     effective_n,
+    machine_split,
     period_scan,
+    position_effect,
     summarize,
     variance_split,
 )
 from analysis.statistics.samples import Estimate
 from analysis.variance.causes import causes
-from analysis.variance.machines import COLUMNS as MACHINE_COLUMNS
-from analysis.variance.machines import machines
 from workload.contract.tables import Column, Role
 
 WITHIN_COLUMNS = (
@@ -79,6 +94,33 @@ CAUSE_COLUMNS = (
     Column(name="evidence", heading="evidence", role=Role.SENTENCE),
     Column(name="cure", heading="cure", role=Role.SENTENCE),
     *(Column(name=name, heading=label(name), detail=True) for name in NAMED),
+    *DATA_DETAILS,
+)
+
+
+MACHINE_COLUMNS = (
+    *NAMED_COLUMNS,
+    Column(name="runs", heading="runs"),
+    Column(name="cov_runs", heading="CoV of runs", unit="%", digits=3),
+    Column(name="cov_runs_low", heading="low", unit="%", digits=3),
+    Column(name="cov_runs_high", heading="high", unit="%", digits=3),
+    Column(name="hosts", heading="hosts"),
+    Column(name="cov_hosts", heading="CoV of hosts", unit="%", digits=3, optional=True),
+    Column(name="cov_hosts_low", heading="low", unit="%", digits=3, optional=True),
+    Column(name="cov_hosts_high", heading="high", unit="%", digits=3, optional=True),
+    Column(name="zones", heading="zones", optional=True),
+    Column(name="cov_zones", heading="CoV of zones", unit="%", digits=3, optional=True),
+    Column(name="cov_zones_low", heading="low", unit="%", digits=3, optional=True),
+    Column(name="cov_zones_high", heading="high", unit="%", digits=3, optional=True),
+    Column(name="first_ratio", heading="first in block", digits=4, optional=True),
+    Column(name="first_ratio_low", heading="low", digits=4, optional=True),
+    Column(name="first_ratio_high", heading="high", digits=4, optional=True),
+    Column(name="place_ratio", heading="per position", digits=4, optional=True),
+    Column(name="place_ratio_low", heading="low", digits=4, optional=True),
+    Column(name="place_ratio_high", heading="high", digits=4, optional=True),
+    Column(name="p_order", heading="p (order)", digits=2, optional=True),
+    Column(name="configurations", heading="configurations", detail=True),
+    Column(name="note", heading="note", optional=True, role=Role.NOTE),
     *DATA_DETAILS,
 )
 
@@ -141,7 +183,7 @@ def _within(case: Case) -> dict[str, Any]:
         "drift_high": high,
         "period_steps": period.period if period.found else None,
         "period_ratio": period.ratio if period.found else None,
-        "note": "; ".join(dict.fromkeys(reason for reason in reasons if reason)) or None,
+        "note": joined(dict.fromkeys(reasons)),
     }
 
 
@@ -176,7 +218,7 @@ def _between(pool: Group, runs: list[Case]) -> dict[str, Any]:
         "cov_within": split.within.value,
         **split.icc.columns("icc"),
         "effective_steps": split.effective,
-        "note": "; ".join(dict.fromkeys(text for text in _notes(pool, split.reason, split.between) if text)) or None,
+        "note": joined(dict.fromkeys(_notes(pool, split.reason, split.between))),
     }
 
 
@@ -185,6 +227,79 @@ def _notes(pool: Group, reason: str | None, estimate: Estimate) -> tuple[str | N
     alone = len(pool.runs) == 1
     return (None if alone else reason, None if alone else estimate.reason, *pool.apart)
 
+
+# --- hosts and zones
+
+
+def machines(results: Tables) -> pd.DataFrame:
+    """A row per place and software, over all configurations, columns as in `MACHINE_COLUMNS`; only runs on known hosts.
+
+    `cov_*`: standard deviation of the logarithm of images/s, so a fraction. `first_ratio`: throughput of the first run
+    of a block over that of later ones. `place_ratio`: factor from each later position in the block to the next.
+    """
+    wanted = set(measured(results.runs)["run_id"])
+    groups: dict[tuple[Any, ...], list[Case]] = defaultdict(list)
+    for case in cases(results):
+        if case.run_id in wanted and case["images_per_s"] is not None and case.host is not None:
+            groups[tuple(case[fact] for fact in (*PLACE, *SOFTWARE))].append(case)
+    # A single run has no variation to split.
+    lines = [_machine(runs) for runs in groups.values() if len(runs) > 1]
+    return pd.DataFrame(lines, columns=[column.name for column in MACHINE_COLUMNS])
+
+
+def _machine(runs: Sequence[Case]) -> dict[str, Any]:
+    placed = list(_placed(runs))
+    split, order = machine_split(placed), position_effect(placed)
+    facts = dict.fromkeys((*NAMED, *(column.name for column in DETAILS)))
+    return {
+        **{fact: shared(runs, fact) for fact in facts},
+        "configurations": len({run.configuration for run in placed}),
+        "runs": len(runs),
+        "hosts": split.hosts,
+        "zones": split.zones if any(run.zone for run in placed) else None,
+        **split.between_runs.columns("cov_runs"),
+        **split.between_hosts.columns("cov_hosts"),
+        **split.between_zones.columns("cov_zones"),
+        **order.first.columns("first_ratio"),
+        **order.per_place.columns("place_ratio"),
+        "p_order": order.p_value,
+        "note": joined(
+            f"{what}: {reason}"
+            for what, reason in (
+                ("between runs", split.between_runs.reason),
+                ("between hosts", split.between_hosts.reason),
+                # Machines outside a cloud have no zone, and runs without blocks have no order.
+                ("between zones", split.between_zones.reason if any(run.zone for run in placed) else None),
+                ("order", order.reason if any(run.block for run in placed) else None),
+            )
+            if reason
+        ),
+    }
+
+
+def _placed(runs: Sequence[Case]) -> Iterator[PlacedRun]:
+    """Runs with host, zone, position and noise; runs of one configuration share the noise of their steps."""
+    configurations: dict[tuple[Any, ...], list[Case]] = defaultdict(list)
+    for case in runs:
+        configurations[tuple(case[fact] for fact in CONFIGURATION)].append(case)
+    for configuration, repeats in configurations.items():
+        split = variance_split([case.step_s for case in repeats])
+        is_known = split.within.value is not None and split.effective is not None and split.runs == len(repeats)
+        worth = (split.effective or 0.0) / len(repeats)
+        for case in repeats:
+            yield PlacedRun(
+                figure=float(case["images_per_s"]),
+                configuration=configuration,
+                host=case.host,
+                zone=case["zone"],
+                block=case.block,
+                position=case["position"],
+                noise=(split.within.value or 0.0) ** 2 / worth if is_known else None,
+                noise_degrees=worth - 1,
+            )
+
+
+# --- all tables
 
 TABLES: Mapping[str, VarianceTable] = {
     "between": VarianceTable(

@@ -77,7 +77,7 @@ def run_local(
     from launcher import models, run_table
     from launcher.machine import local, task
     from launcher.machine.runtime import choose, gpu_capability
-    from launcher.script import here
+    from launcher.script import local_script
     from workload.environment.outside import outside_facts
 
     options, of_script = instance_of(LocalOptions, own), instance_of(HereOptions, own)
@@ -86,18 +86,18 @@ def run_local(
     models.require(resolved.spec.model)
     models.require_data(resolved.spec, is_here=True)
     models.require_profile(resolved.spec, gpu_capability)
-    workplace = here.workplace_of(words, of_script, Path.cwd(), os.environ) if words else None
+    workplace = local_script.workplace_of(words, of_script, Path.cwd(), os.environ) if words else None
     limits = options.limits()
-    runtime = here.runtime_of(of_script, options.asked_runtime())
+    runtime = local_script.runtime_of(of_script, options.asked_runtime())
     choice = choose(runtime, resolved.spec, image=options.image, flavour=options.flavour)
     if words and choice.runtime is Runtime.DOCKER:
-        here.require_visible(words, Path.cwd())
+        local_script.require_visible(words, Path.cwd())
     elif words:
-        here.require_module(words, Path.cwd())
+        local_script.require_module(words, Path.cwd())
         if not dry_run:
-            here.require_gpu(resolved.spec)
-    choice = here.with_packages(choice, of_script, is_dry=dry_run)
-    said = here.notes_of(words, of_script, workplace, choice.runtime) if words and workplace else ()
+            local_script.require_gpu(resolved.spec)
+    choice = local_script.with_packages(choice, of_script, is_dry=dry_run)
+    said = local_script.notes_of(words, of_script, workplace, choice.runtime) if words and workplace else ()
     outside = outside_facts() if choice.runtime is Runtime.DOCKER else None
 
     def plan_of(spec: RunSpec, context: Context | None = None) -> local.LocalPlan:

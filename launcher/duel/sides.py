@@ -23,7 +23,7 @@ from launcher.machine.containers import ContainerLimits
 from launcher.machine.local import LocalPlan
 from launcher.machine.runtime import Choice, choose
 from launcher.machine.script import Workplace
-from launcher.script import here
+from launcher.script import local_script
 from launcher.script.command import HereOptions
 from workload.contract import script as scripts
 from workload.contract.errors import UsageError
@@ -156,7 +156,7 @@ def _of_words(request: Request, environment: Mapping[str, str]) -> Pair:
 
 
 def _workplace(request: Request, words: Sequence[str], environment: Mapping[str, str]) -> Workplace:
-    workplace = here.workplace_of(
+    workplace = local_script.workplace_of(
         words, HereOptions(data=request.data), Path.cwd(), environment, example=SCRIPT_EXAMPLE
     )
     workplace.require(words)
@@ -166,7 +166,7 @@ def _workplace(request: Request, words: Sequence[str], environment: Mapping[str,
 def _of_script_commits(request: Request, environment: Mapping[str, str], exports: Exports) -> Pair:
     """Pair of one script at two commits, each in a copy of the user's folder."""
     here_below = Path.cwd().resolve().relative_to(exports.root.resolve())
-    data = here.folder_of_data(request.data)
+    data = local_script.folder_of_data(request.data)
     words = _from_here(request.words)
     resolved = _resolved(request.shared, environment, script=words)
     choice = Choice(runtime=Runtime.PROCESS, why="a duel of commits")
@@ -262,7 +262,7 @@ def _of_images(request: Request, environment: Mapping[str, str], names: tuple[st
     resolved = _resolved(request.shared, environment, script=words)
     workplace = _workplace(request, words, environment) if words else None
     if words:
-        here.require_visible(words, Path.cwd())
+        local_script.require_visible(words, Path.cwd())
     choices = [choose(Runtime.DOCKER, resolved.spec, image=name) for name in names]
     outside = outside_facts()
     for variant, name, choice in zip(VARIANTS, names, choices, strict=True):
@@ -280,8 +280,8 @@ def _plan(
     limits = ContainerLimits()
     plan = local.make_plan(resolved, choice, output=request.output, limits=limits, workplace=workplace, **more)
     if workplace and resolved.spec.script and choice.runtime is Runtime.PROCESS:
-        here.require_module(resolved.spec.script, workplace.folder)
-        here.require_gpu(resolved.spec)
+        local_script.require_module(resolved.spec.script, workplace.folder)
+        local_script.require_gpu(resolved.spec)
     return plan
 
 

@@ -11,7 +11,7 @@ from launcher.machine.runtime import Choice, choose
 from launcher.machine.task import End, Outcome
 from launcher.machine.watcher import Watcher
 from launcher.protocol.task import Task, TaskRun
-from launcher.script import here
+from launcher.script import local_script
 from launcher.sweep.control import Control
 from launcher.sweep.progress import Progress
 from launcher.sweep.work import LOG_HINT, PlaceWork, one_line, rate_text, too_large_text
@@ -162,13 +162,17 @@ class _Seat:
         alike = RunSpec(device=spec.device, compile=spec.compile)
         if alike not in self._choices:
             script = self._work.plan.place.script
-            asked = here.runtime_of(script.options, options.asked_runtime()) if script else options.asked_runtime()
+            asked = (
+                local_script.runtime_of(script.options, options.asked_runtime()) if script else options.asked_runtime()
+            )
             choice = choose(asked, spec, image=options.image, flavour=options.flavour)
             if script and choice.runtime is Runtime.DOCKER:
-                here.require_visible(spec.script, script.workplace.folder)
+                local_script.require_visible(spec.script, script.workplace.folder)
             elif script:
-                here.require_gpu(spec)
-            self._choices[alike] = here.with_packages(choice, script.options, is_dry=False) if script else choice
+                local_script.require_gpu(spec)
+            self._choices[alike] = (
+                local_script.with_packages(choice, script.options, is_dry=False) if script else choice
+            )
         return self._choices[alike]
 
 

@@ -14,9 +14,9 @@ from launcher.protocol.backend import Backend, Estimate, Job
 from launcher.protocol.task import Task
 from launcher.sweep.blocks import plan_place, run_key, with_blocks
 from launcher.sweep.code import code_of, is_by_tag
+from launcher.sweep.existing_runs import There, first_lines, seconds_of_runs
 from launcher.sweep.matrix import Matrix, PlaceMatrix, impossible
 from launcher.sweep.places import LOCAL, Place, PlacePlan, Sweep
-from launcher.sweep.there import There, first_lines, seconds_of_runs
 from workload.contract.bundle import DAMAGED
 from workload.contract.errors import UsageError
 from workload.contract.script import without_secrets

@@ -15,7 +15,7 @@ from launcher.images import layer
 from launcher.jobs.commands import Script
 from launcher.kinds import Runtime
 from launcher.machine.script import Workplace
-from launcher.script import files, here
+from launcher.script import files, local_script
 from launcher.script.command import HereOptions, ThereOptions
 from launcher.script.files import ScriptFiles
 from launcher.sweep.matrix import Matrix, PlaceMatrix
@@ -60,10 +60,10 @@ def _here(one: PlaceMatrix, file: Path, folder: Path, environment: Mapping[str, 
     commands = [configuration.spec.script for configuration in one.configurations]
     workplace = Workplace(folder=folder)
     for words in commands:
-        workplace = here.workplace_of(words, options, folder, environment, example=EXAMPLE)
+        workplace = local_script.workplace_of(words, options, folder, environment, example=EXAMPLE)
         workplace.require(words)
         if getattr(one.place.options, "runtime", None) is Runtime.PROCESS:
-            here.require_module(words, folder)
+            local_script.require_module(words, folder)
     requirements = layer.read(options.requirements) if options.requirements else b""
     code = _digest(folder, _files_here(folder, commands), file, requirements)
     script = PlacedScript(options=options, workplace=workplace, code=code, text="runs in this folder")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from launcher import backends
 from launcher.protocol.backend import Backend
-from launcher.sweep import there
+from launcher.sweep import existing_runs
 from launcher.sweep import until as stopping
 from launcher.sweep.blocks import with_blocks
 from launcher.sweep.drive import SweepPorts, drive
@@ -78,7 +78,7 @@ def planned(
     at = now()
     plan = make_plan(
         matrix,
-        there.look(asked.output),
+        existing_runs.look(asked.output),
         output=asked.output,
         backend=backend,
         now=at,

@@ -23,8 +23,7 @@ from sentence_runs import (
     with_roofs,
 )
 
-from analysis.figures import legible, registry
-from analysis.figures.figure import Figure
+from analysis.figures import Figure, legible, registry
 from analysis.figures.registry import REGISTRY, built
 from analysis.figures.shares import MOST_RUNS
 

@@ -11,8 +11,7 @@ from by_hand import BYTES, for_every_figure, results
 from by_hand import run as made_run
 from report_bundles import HOSTILE
 
-from analysis.figures import export, labels, material, registry, rooflines, shares, style, throughput
-from analysis.figures.figure import Figure
+from analysis.figures import Figure, export, labels, material, registry, rooflines, shares, style, throughput
 from analysis.figures.material import Material
 from analysis.kernels.breakdown import kernel_points
 from analysis.roofline.points import points

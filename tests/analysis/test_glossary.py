@@ -7,7 +7,7 @@ from typing import Any
 from analysis.report import glossary
 from analysis.report.compose import SECTIONS
 from analysis.report.content import Table
-from analysis.report.sections import glossary as section
+from analysis.report.sections import context
 from workload.contract.verdict import Bound
 
 ROOT = Path(__file__).parents[2]
@@ -32,9 +32,9 @@ def test_the_bounds_of_verdicts_are_explained() -> None:
 
 
 def test_the_report_explains_its_words() -> None:
-    assert section.section in SECTIONS
+    assert context.glossary in SECTIONS
     evidence: Any = None  # the words are the same for all
-    [table] = section.section(evidence).blocks
+    [table] = context.glossary(evidence).blocks
     assert isinstance(table, Table)
     shown = [row[0] for row in table.rows]
     assert {"roof", "ridge", "intensity", "overhead", "block", "ceiling", "peak", "bound", "MFU"} <= set(shown)

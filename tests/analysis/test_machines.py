@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from analysis.statistics.machines import PlacedRun, machine_split, position_effect
+from analysis.statistics.hosts import PlacedRun, machine_split, position_effect
 
 ZONE = "us-central1-a"
 

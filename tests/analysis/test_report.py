@@ -14,8 +14,7 @@ from report_texts import of, repeats, texts
 
 import analysis
 from analysis import __main__ as door
-from analysis.figures import registry
-from analysis.figures.figure import Figure
+from analysis.figures import Figure, registry
 from analysis.report import words
 from analysis.report.compose import compose
 from analysis.report.content import Paragraph, Picture, Report, Table, figures_of

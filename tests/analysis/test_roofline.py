@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import analysis
 from analysis.__main__ import main
-from analysis.figures.figure import Figure
+from analysis.figures import Figure
 from analysis.kernels.breakdown import kernel_points
 from analysis.loading.configurations import UNNAMED
 from analysis.report.evidence import gather

@@ -14,7 +14,7 @@ from by_hand import noisy, results, run
 from analysis.__main__ import main
 from analysis.api import Results
 from analysis.audit import audit
-from analysis.audit.text import render
+from analysis.commands.audit import render
 from workload.contract.errors import ExitCode
 from workload.contract.tables import TableFormat
 

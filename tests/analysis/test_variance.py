@@ -8,8 +8,7 @@ import pytest
 from by_hand import noisy, results, run
 
 from analysis.audit import audit
-from analysis.variance.machines import machines
-from analysis.variance.tables import BETWEEN_COLUMNS, WITHIN_COLUMNS, between, within
+from analysis.variance.tables import BETWEEN_COLUMNS, WITHIN_COLUMNS, between, machines, within
 
 
 def one(*runs: dict[str, Any]) -> dict[str, Any]:

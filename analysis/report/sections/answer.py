@@ -7,12 +7,12 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.audit.finding import Finding, Severity
+from analysis.audit.rule import Finding, Severity
 from analysis.compare.pairing import Side
-from analysis.figures import registry
-from analysis.figures.figure import Figure
+from analysis.figures import Figure, registry
 from analysis.kernels.breakdown import ALL
 from analysis.loading.configurations import label
+from analysis.loading.rows import rows as rows_of
 from analysis.report import words
 from analysis.report.content import Block, Bullets, Picture, Section
 from analysis.report.contrasts import Contrast, value_of
@@ -200,7 +200,7 @@ def _models(evidence: ReportEvidence) -> list[str]:
     lines = Counter(known["task"])
     best = known.loc[known.groupby("task", sort=False)["images_per_s"].idxmax()]
     imported = set(evidence.results.runs.loc[evidence.results.runs["imported"].eq(True), "run_id"])
-    rows = sorted(words.rows_of(best), key=lambda row: (row["run_ids"][0] in imported, -row["images_per_s"]))
+    rows = sorted(rows_of(best), key=lambda row: (row["run_ids"][0] in imported, -row["images_per_s"]))
     return [
         f"{'; '.join([_best(row, lines[row['task']]), *_limit(row), *_too_large(row, evidence)])}."
         for row in rows[:MOST_MODELS]
@@ -246,7 +246,7 @@ def _without_times(evidence: ReportEvidence) -> Iterator[str]:
     shares = _kernel_shares(evidence)
     points = evidence.material.points
     timed = points[points["flop_per_s"].notna()] if len(points) else points
-    rows = words.rows_of(timed) + [dict(zip(KEYS, key, strict=True)) for key in shares]
+    rows = rows_of(timed) + [dict(zip(KEYS, key, strict=True)) for key in shares]
     said = set()
     for row in rows:
         key = tuple(row[name] for name in KEYS)
@@ -279,7 +279,7 @@ def _kernel_shares(evidence: ReportEvidence) -> dict[tuple[Any, ...], str]:
     points = evidence.material.kernel_points
     profiles = points[(points["family"] != ALL) & points["share_of_time"].notna()] if len(points) else points
     shares: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
-    for row in words.rows_of(profiles.sort_values("share_of_time", ascending=False) if len(profiles) else profiles):
+    for row in rows_of(profiles.sort_values("share_of_time", ascending=False) if len(profiles) else profiles):
         shares.setdefault(tuple(row[name] for name in KEYS), []).append(row)
     return {
         key: "most time of its kernels goes to "
@@ -296,13 +296,13 @@ def _cost(evidence: ReportEvidence) -> Iterator[str]:
     costs = registry.cheapest(evidence.material.costs)
     if costs.empty:
         return
-    best = words.rows_of(costs.loc[costs.groupby("task", sort=False)["usd_per_million_images"].idxmin()])
+    best = rows_of(costs.loc[costs.groupby("task", sort=False)["usd_per_million_images"].idxmin()])
     shown = [_price(row, costs) for row in best[:MOST_MODELS]]
     yield f"A million {evidence.material.unit} cost least {'; '.join(shown)}."
 
 
 def _price(row: Mapping[str, Any], costs: pd.DataFrame) -> str:
-    dearest = words.rows_of(costs[costs["task"] == row["task"]].nlargest(1, "usd_per_million_images"))[0]
+    dearest = rows_of(costs[costs["task"] == row["task"]].nlargest(1, "usd_per_million_images"))[0]
     ends = words.between(row["usd_per_million_images_low"], row["usd_per_million_images_high"])
     interval = f" (95 % interval {ends})" if ends != words.ABSENT else ""
     most = (
@@ -319,7 +319,7 @@ def _price(row: Mapping[str, Any], costs: pd.DataFrame) -> str:
 def _repeat(evidence: ReportEvidence) -> Iterator[str]:
     """Sentence on the number of our configurations with too few runs for an interval."""
     imported = set(evidence.results.runs.loc[evidence.results.runs["imported"].eq(True), "run_id"])
-    ours = [row for row in words.rows_of(evidence.material.measured) if row["run_ids"][0] not in imported]
+    ours = [row for row in rows_of(evidence.material.measured) if row["run_ids"][0] not in imported]
     few = sum(row["runs"] < LEAST_REPLICATES for row in ours)
     if few:
         which = "The only configuration has" if len(ours) == 1 else f"{few} of {len(ours)} configurations have"

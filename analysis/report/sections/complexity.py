@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.loading import units
+from analysis.loading.rows import rows as rows_of
 from analysis.report import words
 from analysis.report.content import Block, Paragraph, Section
 from analysis.report.evidence import ReportEvidence
@@ -50,16 +51,16 @@ def section(evidence: ReportEvidence) -> Section:
     """The section: work per model and per step, FLOP by operation, and Big-O per layer type."""
     runs = evidence.material.every
     known = runs[runs["parameters"].notna()].drop_duplicates("task")
-    rows = {row["task"]: row for row in words.rows_of(known)}
+    rows = {row["task"]: row for row in rows_of(known)}
     ordered = [rows[task] for task in evidence.material.tasks if task in rows]
     # Traces contain the work of a step, but no parameters.
-    traced = words.rows_of(_traced(runs).drop_duplicates("task"))
+    traced = rows_of(_traced(runs).drop_duplicates("task"))
     if not ordered and not traced:
         return Section(name="complexity", title="Model complexity")
     known_here = {row["task"] for row in ordered}
     by_operation = [*ordered, *(row for row in traced if row["task"] not in known_here)]
     blocks: list[Block] = [*([_models(ordered, evidence.material.unit)] if ordered else []), *_steps(evidence)]
-    blocks += [*_by_operation(evidence, by_operation), *_words(words.rows_of(runs)), _big_o()]
+    blocks += [*_by_operation(evidence, by_operation), *_words(rows_of(runs)), _big_o()]
     return Section(name="complexity", title="Model complexity", blocks=blocks, folded=True)
 
 
@@ -84,12 +85,12 @@ def _steps(evidence: ReportEvidence) -> list[Block]:
     table = evidence.material.measured.drop_duplicates(["task", "variant", "batch_size"])
     runs = evidence.material.runs.drop_duplicates("line").set_index("line")
     rows = []
-    for line, row in zip(table.index, words.rows_of(table), strict=True):
+    for line, row in zip(table.index, rows_of(table), strict=True):
         low, high = (_number(runs, line, f"bytes_{end}_per_step") for end in ("lower", "upper"))
         flop = row["train_flop_per_step"]
         intensity = words.between(words.quotient(flop, high), words.quotient(flop, low))
         rows.append(row | {"bytes_low": low, "bytes_high": high, "intensity": intensity})
-    for row in words.rows_of(_traced(evidence.material.every).drop_duplicates(["task", "variant", "batch_size"])):
+    for row in rows_of(_traced(evidence.material.every).drop_duplicates(["task", "variant", "batch_size"])):
         flop, low, high = (
             row[name] for name in ("train_flop_per_step", "bytes_lower_per_step", "bytes_upper_per_step")
         )

@@ -6,11 +6,13 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import pandas as pd
 
-from analysis.audit.finding import Finding, Severity
+from analysis.audit.rule import Finding, Severity
 from analysis.figures.labels import file_stem
+from analysis.loading.rows import rows as rows_of
 from analysis.report import words
-from analysis.report.content import Block, Bullets, Commands, Paragraph, Section
+from analysis.report.content import Block, Bullets, Commands, Heading, Paragraph, Section, Table
 from analysis.report.evidence import ReportEvidence
+from analysis.report.glossary import load as glossary_words
 from analysis.report.reproduce import commands
 from workload.contract.tables import Column, Role
 
@@ -102,7 +104,7 @@ def environment(evidence: ReportEvidence) -> Section:
             "image": words.text(row["image_digest"])[:HASH_CHARACTERS],
             "commit": words.text(row["commit"])[:12] + (" with changes" if row["commit_dirty"] is True else ""),
         }
-        for row in words.rows_of(distinct)
+        for row in rows_of(distinct)
     ]
     table = words.table("Environments; a row for each set of software", ENVIRONMENTS, rows)
     return Section(name="environment", title="Environments", blocks=[table], folded=True)
@@ -116,7 +118,7 @@ def _joined(*values: object) -> str:
 def _storage(evidence: ReportEvidence, runs: pd.DataFrame) -> dict[str, str]:
     """Storage of the data set, from the first run of each environment."""
     storage_of = {}
-    for row in words.rows_of(runs.drop_duplicates("env")):
+    for row in rows_of(runs.drop_duplicates("env")):
         record = evidence.record(row["run_id"])
         host = record.environment.host if record else None
         if host and host.dataset_storage:
@@ -213,3 +215,11 @@ def reproduce(evidence: ReportEvidence) -> Section:
         blocks=[Paragraph(text=intro), Commands(lines=lines)],
         folded=True,
     )
+
+
+def glossary(_: ReportEvidence) -> Section:
+    """The words of docs/glossary.md that the report uses."""
+    rows = [(word.word, word.meaning) for words in glossary_words().values() for word in words if word.in_report]
+    headings = (Heading(text="word"), Heading(text="means"))
+    table = Table(caption="The words of this page", headings=headings, rows=rows)
+    return Section(name="words", title="Words", blocks=[table], folded=True)

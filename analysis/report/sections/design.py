@@ -6,6 +6,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.loading.configurations import completed
+from analysis.loading.rows import rows as rows_of
 from analysis.report import words
 from analysis.report.content import Block, Bullets, Section
 from analysis.report.evidence import ReportEvidence
@@ -101,10 +102,10 @@ def _matrix_row(env: str, runs: pd.DataFrame) -> dict[str, Any]:
         "device": words.listed(runs["device_name"]),
         "runtime": words.listed(
             f"{row['backend'] or 'unknown'}, {row['runtime'] or 'unknown'}"
-            for row in words.rows_of(runs[["backend", "runtime"]])
+            for row in rows_of(runs[["backend", "runtime"]])
         ),
         "models": words.listed(sorted(set(runs["model"]))),
-        "data": words.listed(_data(row) for row in words.rows_of(runs[["dataset", "image_size"]])),
+        "data": words.listed(_data(row) for row in rows_of(runs[["dataset", "image_size"]])),
         "precision": words.listed(sorted(set(runs["variant"]))),
         "batch_sizes": words.listed(sorted(set(runs["batch_size"].dropna()))),
         "steps": _range(runs["steps"].dropna()),
@@ -127,5 +128,5 @@ def _range(values: "pd.Series[Any]") -> str:
 
 
 def _broken(runs: pd.DataFrame) -> Block:
-    rows = [row | {"ending": str(row["status"]).replace("_", " ")} for row in words.rows_of(runs)]
+    rows = [row | {"ending": str(row["status"]).replace("_", " ")} for row in rows_of(runs)]
     return words.table("Runs that did not come to their end", BROKEN, rows)

@@ -6,6 +6,7 @@ from typing import Any
 from analysis.figures import registry
 from analysis.loading import units
 from analysis.loading.configurations import label
+from analysis.loading.rows import rows as rows_of
 from analysis.report import words
 from analysis.report.content import Block, Picture, Section
 from analysis.report.contrasts import value_of
@@ -103,7 +104,7 @@ def _cheapest(evidence: ReportEvidence) -> list[Block]:
     costs = registry.cheapest(evidence.material.costs)
     rows = [
         row | {"interval": words.between(row["usd_per_million_images_low"], row["usd_per_million_images_high"])}
-        for row in words.rows_of(costs)
+        for row in rows_of(costs)
     ]
     if not rows:
         return []
@@ -114,7 +115,7 @@ def _cheapest(evidence: ReportEvidence) -> list[Block]:
 def _summary(evidence: ReportEvidence) -> list[Block]:
     points = _points(evidence)
     rows = []
-    for row in words.rows_of(evidence.material.measured):
+    for row in rows_of(evidence.material.measured):
         point = points.get((row["env"], row["task"], row["variant"], row["batch_size"]), {})
         rows.append(
             row
@@ -131,7 +132,7 @@ def _summary(evidence: ReportEvidence) -> list[Block]:
 def _points(evidence: ReportEvidence) -> dict[tuple[Any, ...], dict[str, Any]]:
     """The roofline point of each configuration: from counters if available, else modelled."""
     point_of: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for point in words.rows_of(evidence.material.points):
+    for point in rows_of(evidence.material.points):
         key = (point["env"], point["task"], point["variant"], point["batch_size"])
         if point["source"] == "counters" or key not in point_of:
             point_of[key] = point

@@ -2,8 +2,9 @@
 
 from dataclasses import replace
 
-from analysis.figures.figure import Figure
+from analysis.figures import Figure
 from analysis.kernels.operators import SHOWN, longest
+from analysis.loading.rows import rows as rows_of
 from analysis.report import words
 from analysis.report.content import Block, Picture, Section
 from analysis.report.evidence import ReportEvidence
@@ -36,18 +37,12 @@ SHIFTS = (
     Column(name="bounds", heading="limited by", role=Role.FACT),
 )
 IMPORTED = (
-    Column(name="env", heading="environment", role=Role.FACT),
-    Column(name="task", heading="model", role=Role.FACT),
-    Column(name="batch_size", heading="batch", digits=0),
-    Column(name="variant", heading="precision", role=Role.FACT),
+    *words.OF_FIGURES,
     Column(name="imported_file", heading="file", role=Role.FACT),
     Column(name="said", heading="what is known of it", role=Role.FACT),
 )
 FAMILIES = (
-    Column(name="env", heading="environment", role=Role.FACT),
-    Column(name="task", heading="model", role=Role.FACT),
-    Column(name="batch_size", heading="batch", digits=0),
-    Column(name="variant", heading="precision", role=Role.FACT),
+    *words.OF_FIGURES,
     Column(name="family", heading="kernels", role=Role.FACT),
     Column(name="duration_s", heading="time", unit="s", prefixed=True),
     Column(name="share_of_time", heading="share", unit="%", digits=2),
@@ -57,10 +52,7 @@ FAMILIES = (
     Column(name="dram_percent", heading="DRAM"),
 )
 OPERATORS = (
-    Column(name="place", heading="environment", role=Role.FACT),
-    Column(name="model", heading="model", role=Role.FACT),
-    Column(name="batch_size", heading="batch", digits=0),
-    Column(name="precision", heading="precision", role=Role.FACT),
+    *words.OF_FACTS,
     Column(name="name", heading="operator", role=Role.FACT),
     Column(name="launches", heading="calls", digits=3),
     Column(name="duration_s", heading="own time", unit="s", prefixed=True),
@@ -74,10 +66,7 @@ OF_OPERATORS = (
 )
 OF_KERNELS = "Kernels by torch.profiler, per step: their time on the GPU"
 ATTRIBUTED = (
-    Column(name="place", heading="environment", role=Role.FACT),
-    Column(name="model", heading="model", role=Role.FACT),
-    Column(name="batch_size", heading="batch", digits=0),
-    Column(name="precision", heading="precision", role=Role.FACT),
+    *words.OF_FACTS,
     Column(name="family", heading="family", role=Role.FACT),
     Column(name="name", heading="operator", role=Role.FACT),
     Column(name="launches", heading="calls", digits=3),
@@ -121,7 +110,7 @@ def others(evidence: ReportEvidence, *names: str) -> list[Figure]:
 
 def _roofs(evidence: ReportEvidence) -> list[Block]:
     roofs = evidence.material.roofs
-    rows = [row | {"ridge": words.quotient(row["flop_per_s"], row["bytes_per_s"])} for row in words.rows_of(roofs)]
+    rows = [row | {"ridge": words.quotient(row["flop_per_s"], row["bytes_per_s"])} for row in rows_of(roofs)]
     return (
         [words.table("Ceilings measured on the machine, and the vendors' peaks (dense)", ROOFS, rows)] if rows else []
     )
@@ -130,14 +119,14 @@ def _roofs(evidence: ReportEvidence) -> list[Block]:
 def _imported(evidence: ReportEvidence) -> list[Block]:
     """Table of the sources of imported figures."""
     runs = evidence.material.every
-    rows = [row | {"said": "; ".join(row["notes"]) or None} for row in words.rows_of(runs[runs["imported"].eq(True)])]
+    rows = [row | {"said": "; ".join(row["notes"]) or None} for row in rows_of(runs[runs["imported"].eq(True)])]
     return [words.table("Imported, measured by others", IMPORTED, rows)] if rows else []
 
 
 def _shifts(evidence: ReportEvidence) -> list[Block]:
     shifts = evidence.shifts
     rows = []
-    for row in words.rows_of(shifts):
+    for row in rows_of(shifts):
         bounds = dict.fromkeys(words.text(row[f"bound_{side}"]) for side in ("left", "right"))
         rows.append(row | {"changed": row["changed"].replace("_", " "), "bounds": " to ".join(bounds)})
     caption = "How batch size and precision move a step (medians, without intervals: they are no claim by themselves)"
@@ -151,7 +140,7 @@ def _families(evidence: ReportEvidence) -> list[Block]:
             name: f"{words.figure(row[name])} %" if words.is_known(row.get(name)) else None
             for name in ("sm_percent", "dram_percent")
         }
-        for row in words.rows_of(evidence.material.kernel_points)
+        for row in rows_of(evidence.material.kernel_points)
     ]
     return [words.table("Kernel families of each profile", FAMILIES, rows)] if rows else []
 
@@ -163,7 +152,7 @@ def _operators(evidence: ReportEvidence) -> list[Block]:
         return []
     works, _ = evidence.attributed
     whole = f"{OF_TRACES}; the {SHOWN} longest of each profile, and the whole"
-    tables: list[Block] = [words.table(whole, ATTRIBUTED, words.rows_of(longest(works, SHOWN)))] if len(works) else []
+    tables: list[Block] = [words.table(whole, ATTRIBUTED, rows_of(longest(works, SHOWN)))] if len(works) else []
     # On a CPU, the operators of imported traces are already in the first table; on a GPU, kernels are not operators.
     alone, kernels = evidence.listed_alone, traced[traced["device_type"] != Device.CPU]
     own = longest(alone[alone["device_type"] == Device.CPU], SHOWN)
@@ -174,5 +163,5 @@ def _operators(evidence: ReportEvidence) -> list[Block]:
         if len(rows):
             columns = [replace(column, heading=name) if column.name == "name" else column for column in OPERATORS]
             whole = f"{caption}; the {SHOWN} longest of each profile, and the whole"
-            tables.append(words.table(whole, columns, words.rows_of(rows)))
+            tables.append(words.table(whole, columns, rows_of(rows)))
     return tables

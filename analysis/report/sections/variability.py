@@ -4,16 +4,14 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
+from analysis.loading.rows import rows as rows_of
 from analysis.report import words
 from analysis.report.content import Block, Picture, Section
 from analysis.report.evidence import ReportEvidence
 from workload.contract.tables import Column, Role
 
 BETWEEN = (
-    Column(name="place", heading="environment", role=Role.FACT),
-    Column(name="model", heading="model", role=Role.FACT),
-    Column(name="batch_size", heading="batch", digits=0),
-    Column(name="precision", heading="precision", role=Role.FACT),
+    *words.OF_FACTS,
     Column(name="runs", heading="runs", digits=0),
     Column(name="cov_between", heading="CoV between runs", unit="%", digits=2),
     Column(name="interval", heading="95 % interval"),
@@ -44,7 +42,7 @@ def section(evidence: ReportEvidence) -> Section:
 
 def _between(evidence: ReportEvidence) -> list[Block]:
     known = evidence.between.dropna(subset=["cov_between", "cov_within"], how="all")
-    rows = [row | {"interval": _interval(row, "cov_between")} for row in words.rows_of(known)]
+    rows = [row | {"interval": _interval(row, "cov_between")} for row in rows_of(known)]
     caption = (
         "Variation of step times (standard deviation of the logarithm): between runs, and within a run; what "
         "the steps are "
@@ -57,7 +55,7 @@ def _causes(evidence: ReportEvidence) -> list[Block]:
     """A table with a line per cause and environment: number of runs, and the run with the largest share."""
     env_of = dict(zip(evidence.material.runs["run_id"], evidence.material.runs["env"], strict=True))
     by_cause: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
-    for row in words.rows_of(evidence.causes):
+    for row in rows_of(evidence.causes):
         by_cause[env_of.get(row["run_id"], words.ABSENT), row["cause"]].append(row)
     strongest = []
     for (env, _), rows in by_cause.items():

@@ -38,7 +38,7 @@ def show_gpus(
     From tables that come with this program, each figure with its source and date, or from Google's price list of today:
     without --live nobody is asked, and what was read within a day is shown.
     """
-    from launcher.backends.gcp import offers
+    from launcher.backends.gcp import gpus_table
     from launcher.backends.gcp.backend import backend
 
     prices = backend.prices(backend.settings(Where(project=project)).project if live else None)
@@ -46,7 +46,7 @@ def show_gpus(
         print(f"warning: these are the prices of the table: {prices.why}", file=sys.stderr)
         if prices.hint:
             print(f"hint: {as_typed(prices.hint)}", file=sys.stderr)
-    print(offers.render(output_format, wide=wide, today=prices.prices))
+    print(gpus_table.render(output_format, wide=wide, today=prices.prices))
     return ExitCode.DONE
 
 

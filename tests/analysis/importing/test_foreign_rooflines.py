@@ -9,7 +9,7 @@ from ncu_files import DRAM, FADD, FFMA, FMUL, TIME, save, wide
 
 import analysis
 from analysis import __main__ as door
-from analysis.figures.figure import Figure
+from analysis.figures import Figure
 from analysis.importing import Given, import_file
 from analysis.report.evidence import gather
 from analysis.roofline.points import points, shifts

@@ -208,13 +208,16 @@ def test_a_commit_of_a_script_that_is_slower_and_one_against_itself(project: Pat
 
 def test_a_run_of_a_script_that_is_under_way_ends_with_the_time(project: Path) -> None:
     endless = ("--cpu", "--iterations", "1000000")
-    done = duel(project, *endless, "--max-time", "30s", "--", "train.py", "---", "train.py", "--large")
-
-    assert done.returncode == ExitCode.NOT_DECIDABLE, done.stderr
-    assert done.stdout.startswith(
-        "verdict    not decidable on this machine within the budget: the time of 30 s was used up before"
-        " a quadruple was complete"
-    )
+    # Again for longer if the machine was so busy that the first run had not begun to measure.
+    for limit, text in (("30s", "30 s"), ("5m", "5 min")):
+        done = duel(project, *endless, "--max-time", limit, "--", "train.py", "---", "train.py", "--large")
+        assert done.returncode == ExitCode.NOT_DECIDABLE, done.stderr
+        assert done.stdout.startswith(
+            f"verdict    not decidable on this machine within the budget: the time of {text} was used up before"
+            " a quadruple was complete"
+        )
+        if list(project.glob("results/2*")):
+            break
     [folder] = project.glob("results/2*")
     run = bundle.read(folder).record
     assert run.status == "interrupted"

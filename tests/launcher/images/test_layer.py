@@ -17,7 +17,7 @@ from launcher.machine.containers import ContainerLimits
 from launcher.machine.runtime import Choice
 from launcher.machine.script import Workplace
 from launcher.script.command import HereOptions
-from launcher.script.here import require_gpu, require_visible, runtime_of, with_packages
+from launcher.script.local_script import require_gpu, require_visible, runtime_of, with_packages
 from workload.contract.errors import ExitCode, ToolError, UsageError
 from workload.contract.spec import Device, RunSpec, resolve
 

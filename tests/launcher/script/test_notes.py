@@ -10,7 +10,7 @@ import pytest
 from launcher.__main__ import main
 from launcher.kinds import Runtime
 from launcher.machine.script import Workplace
-from launcher.script import here, notes
+from launcher.script import local_script, notes
 from launcher.script.command import HereOptions
 from launcher.script.files import pack
 
@@ -159,7 +159,7 @@ def test_what_a_container_does_not_see(tmp_path: Path) -> None:
     place = Workplace(folder=folder, data=str(data))
     words = ("-m", "train", str(data / "a"), str(tmp_path))
     away = f"'{tmp_path}' of the arguments lies outside of this folder and stays here: --data says where data lies"
-    assert here.notes_of(words, options, place, Runtime.DOCKER) == (away,)
+    assert local_script.notes_of(words, options, place, Runtime.DOCKER) == (away,)
     unseen = "no module 'lightning.run' lies in this folder: whether the image has it is not known"
-    assert here.notes_of(("-m", "lightning.run"), options, place, Runtime.DOCKER) == (unseen,)
-    assert here.notes_of(("-m", "known"), options, place, Runtime.PROCESS) == ()
+    assert local_script.notes_of(("-m", "lightning.run"), options, place, Runtime.DOCKER) == (unseen,)
+    assert local_script.notes_of(("-m", "known"), options, place, Runtime.PROCESS) == ()

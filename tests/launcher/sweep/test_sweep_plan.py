@@ -10,7 +10,7 @@ from launcher.backends.gcp import catalog
 from launcher.backends.gcp.backend import ComputeEngine
 from launcher.backends.ssh.backend import backend as ssh
 from launcher.images import contents
-from launcher.sweep import code, matrix, there
+from launcher.sweep import code, existing_runs, matrix
 from launcher.sweep.blocks import with_blocks
 from launcher.sweep.plan import SweepPlan, make_plan, require_affordable
 from workload.contract.errors import UsageError
@@ -47,7 +47,7 @@ def plan(text: str, results: Path, **more: Any) -> SweepPlan:
     gcp = ComputeEngine(prices=lambda _: catalog.Current(prices=None))
     backends = {"gcp": gcp, "ssh": ssh}
     return make_plan(
-        whole, there.look(results), output=results, backend=backends.__getitem__, now=NOW, file=FILE, **more
+        whole, existing_runs.look(results), output=results, backend=backends.__getitem__, now=NOW, file=FILE, **more
     )
 
 

@@ -17,7 +17,7 @@ from workload import cli
 from workload.contract import bundle
 from workload.contract.errors import ExitCode
 
-pytestmark = [pytest.mark.world, pytest.mark.slow]
+pytestmark = [pytest.mark.world, pytest.mark.slow, pytest.mark.timeout(400)]
 
 ROOT = Path(__file__).parents[3]
 TINY = ["--model", "resnet18", "--device", "cpu", "--image-size", "32", "--batch-size", "2", "--warmup", "1"]
@@ -33,7 +33,7 @@ def start(folder: Path, *words: str) -> "subprocess.Popen[str]":
 
 def finish(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
     with process:
-        output, error = process.communicate(timeout=100)
+        output, error = process.communicate(timeout=380)
     return process.returncode, output, error
 
 

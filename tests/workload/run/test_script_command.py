@@ -151,8 +151,8 @@ for _ in range(3):
 time.sleep(100)
 """
 BY_FORCE = (
-    "note       script.py did not end within 2 s after it was asked to (it catches SystemExit, or waits for a thread or"
-    " a process): it was ended by force; what was measured is written"
+    "note       script.py did not end within 10 s after it was asked to (it catches SystemExit, or waits for a thread"
+    " or a process): it was ended by force; what was measured is written"
 )
 # script: (what it does, exit code, what it prints, how our messages end, status of its bundle)
 ENDS: dict[str, tuple[str, int, str, str, str | None]] = {

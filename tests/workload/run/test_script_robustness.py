@@ -23,8 +23,8 @@ def train(loader=None):
         yield number
 """
 ENDED = (
-    "note       script.py did not end within 2 s after it was asked to (it catches SystemExit, or waits for a thread or"
-    " a process): it was ended by force; what was measured is written"
+    "note       script.py did not end within 10 s after it was asked to (it catches SystemExit, or waits for a thread"
+    " or a process): it was ended by force; what was measured is written"
 )
 DONE = "  next          "
 

@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from launcher.backends.gcp import gpus, offers, skus
+from launcher.backends.gcp import gpus, gpus_table, skus
 from launcher.backends.gcp.skus import PriceList
 from tests.launcher.backends.gcp.price_list import SKUS
 from workload.contract import peaks
@@ -24,15 +24,15 @@ h200       a3-ultragpu-8g  unknown      unknown   unknown  -        141  4800  6
 
 
 def test_the_table_for_people() -> None:
-    text = offers.render(TableFormat.TABLE, wide=True)
+    text = gpus_table.render(TableFormat.TABLE, wide=True)
     assert text.startswith(TABLE)
-    assert text.endswith("\n".join(offers.NOTES))
+    assert text.endswith("\n".join(gpus_table.NOTES))
 
 
 def test_todays_list_replaces_what_it_has_of_the_table() -> None:
     parts = skus.all_parts(gpus.load().values())
     today = PriceList(skus=tuple(skus.wanted(SKUS, parts)), read="2026-11-21")
-    rows = [row for row in json.loads(offers.render(TableFormat.JSON, today=today)) if row["gpu"] in ("t4", "l4")]
+    rows = [row for row in json.loads(gpus_table.render(TableFormat.JSON, today=today)) if row["gpu"] in ("t4", "l4")]
     told = [(row["machine_type"], row["usd_per_h"], row["usd_per_h_spot"], row["read"]) for row in rows]
     assert told == [
         ("n1-standard-4", pytest.approx(0.539999), pytest.approx(0.273), "2026-11-21"),
@@ -40,24 +40,24 @@ def test_todays_list_replaces_what_it_has_of_the_table() -> None:
         ("g2-standard-4", 0.707, 0.361, "2026-07"),
         ("g2-standard-8", 0.854, 0.436, "2026-07"),
     ]
-    assert "\nas of 2026-11-21: Google's price list\n" in offers.render(TableFormat.TABLE, wide=True, today=today)
+    assert "\nas of 2026-11-21: Google's price list\n" in gpus_table.render(TableFormat.TABLE, wide=True, today=today)
 
 
 def test_every_source_is_named_with_its_date() -> None:
-    text = offers.render(TableFormat.TABLE, wide=True)
+    text = gpus_table.render(TableFormat.TABLE, wide=True)
     assert "\nas of 2026-07: Google Cloud's public catalog of mid-2026\nas of 2025-03: Cyclenerd/" in text
 
 
 def test_on_a_narrow_terminal_the_price_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    lines = offers.render(TableFormat.TABLE).splitlines()
+    lines = gpus_table.render(TableFormat.TABLE).splitlines()
     assert lines[0].split()[:5] == ["GPU", "machine", "region", "USD/h", "spot"]
     assert "not shown  fp32, tf32, amp, bf16; --wide shows all" in lines
     assert max(map(len, lines[: lines.index("")])) <= 80
 
 
 def test_every_gpu_is_there_with_its_own_peaks() -> None:
-    rows = json.loads(offers.render(TableFormat.JSON))
+    rows = json.loads(gpus_table.render(TableFormat.JSON))
     assert list(dict.fromkeys(row["gpu"] for row in rows)) == list(gpus.load())
     for row in rows:
         device = peaks.named(gpus.require(row["gpu"]).device)
@@ -67,10 +67,10 @@ def test_every_gpu_is_there_with_its_own_peaks() -> None:
 
 
 def test_what_is_unknown_is_absent_in_data_and_said_to_people() -> None:
-    a100 = next(row for row in json.loads(offers.render(TableFormat.JSON)) if row["gpu"] == "a100")
+    a100 = next(row for row in json.loads(gpus_table.render(TableFormat.JSON)) if row["gpu"] == "a100")
     assert (a100["usd_per_h"], a100["usd_per_h_spot"], a100["read"]) == (3.673385, None, "2025-03")
     assert a100["source"].startswith("Cyclenerd/google-cloud-pricing-cost-calculator")
-    h200 = list(csv.DictReader(offers.render(TableFormat.CSV).splitlines()))[-1]
+    h200 = list(csv.DictReader(gpus_table.render(TableFormat.CSV).splitlines()))[-1]
     assert (h200["gpu"], h200["region"], h200["usd_per_h"], h200["source"]) == ("h200", "", "", "")
-    h100 = next(row for row in json.loads(offers.render(TableFormat.JSON)) if row["gpu"] == "h100")
+    h100 = next(row for row in json.loads(gpus_table.render(TableFormat.JSON)) if row["gpu"] == "h100")
     assert (h100["sold_on_demand"], h100["usd_per_h"], h100["usd_per_h_spot"]) == (False, None, 6.571)

@@ -1,7 +1,7 @@
 import json
 from pathlib import Path
 
-from launcher.sweep import there
+from launcher.sweep import existing_runs
 from workload.storage.inventory import SealedRun
 
 NAME = "20261121T142530Z-gcp-t4-us-central1-a-resnet18-b32-fp32-{:06x}"
@@ -23,7 +23,7 @@ def test_a_key_counts_where_its_run_is_completed_or_out_of_memory(tmp_path: Path
         for number, status in enumerate(statuses)
     ]
     make_manifest(tmp_path, 9, status="completed")
-    found = there.look(tmp_path)
+    found = existing_runs.look(tmp_path)
     assert found.by_key == {
         f"{number:016x}": SealedRun(
             run_id=names[number], status=statuses[number], run_key=f"{number:016x}", job="night"
@@ -36,17 +36,17 @@ def test_a_key_counts_where_its_run_is_completed_or_out_of_memory(tmp_path: Path
 def test_a_failed_run_does_not_hide_the_completed_one_of_its_key(tmp_path: Path) -> None:
     for number, status in enumerate(("failed", "completed", "failed")):
         make_manifest(tmp_path, number, status=status, run_key="00ff")
-    assert there.look(tmp_path).by_key["00ff"].run_id == NAME.format(1)
+    assert existing_runs.look(tmp_path).by_key["00ff"].run_id == NAME.format(1)
 
 
 def test_what_else_there_is_of_a_sweep_by_configuration(tmp_path: Path) -> None:
     for number, (job, key) in enumerate((("night", "a"), ("night", "b"), ("night", "c"), ("day", "d"))):
         make_manifest(tmp_path, number, status="failed", run_key=key, job=job)
-    assert there.look(tmp_path).of_job("night", frozenset("a")) == {
+    assert existing_runs.look(tmp_path).of_job("night", frozenset("a")) == {
         "resnet18, batch 32, fp32 at gcp-t4-us-central1-a": 2
     }
 
 
 def test_a_long_list_is_cut() -> None:
-    assert there.first_lines([("a", 1), ("b", 2), ("c", 1), ("d", 1)], 2) == "a, b (2) and 2 more"
-    assert there.first_lines([("a", 1)], 2) == "a"
+    assert existing_runs.first_lines([("a", 1), ("b", 2), ("c", 1), ("d", 1)], 2) == "a, b (2) and 2 more"
+    assert existing_runs.first_lines([("a", 1)], 2) == "a"
