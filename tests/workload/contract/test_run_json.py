@@ -184,7 +184,7 @@ OTHER_DOCUMENTS = {
     "workload/measure/ceiling_cache.py": "a file of its own",
     "launcher/backends/ssh/keeper.py": "the variables of a process",
     "workload/contract/record.py": "the reader itself: what a document of schema 1 had",
-    "workload/run/train.py": "when each phase of the timeline began",
+    "workload/measure/timing.py": "when each phase of the timeline began",
 }
 PATH = tuple(f"{section}." for section in SECTIONS | {"spec", "bound", "imported"})
 
