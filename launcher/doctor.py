@@ -1,12 +1,11 @@
 """`launch doctor`: check one by one what a run needs from this machine."""
 
+import os
 import platform
 import re
-import shutil
 import subprocess
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from launcher import docker_engine
 from launcher.docker_engine import Engine
@@ -16,11 +15,11 @@ from launcher.machine import containers, runtime
 from launcher.protocol import checks
 from launcher.protocol.checks import Check, Health
 from workload.contract.errors import ExitCode, ToolError
+from workload.environment import ncu_paths
 
 TOOL_LIMIT_S = 20
 NO_GPU = "nvidia-smi shows no GPU"
 GPU_FIELDS = ("name", "compute_cap", "driver_version", "memory.total")
-NCU_FOLDERS = ("/opt/nvidia/nsight-compute/*/ncu", "/usr/local/cuda*/bin/ncu")
 UNLOCK = (
     "options nvidia NVreg_RestrictProfilingToAdminUsers=0 in /etc/modprobe.d/, then reboot; "
     "or --runtime docker, which asks for CAP_SYS_ADMIN in the profile pass alone"
@@ -108,11 +107,8 @@ def run_tool(command: Sequence[str]) -> str | None:
 
 
 def find_ncu() -> str | None:
-    """Path of Nsight Compute's command line: from PATH, else the newest in its usual folders; None if there is none."""
-    if on_path := shutil.which("ncu"):
-        return on_path
-    usual = (path for pattern in NCU_FOLDERS for path in sorted(Path("/").glob(pattern[1:]), reverse=True))
-    return next((str(path) for path in usual), None)
+    """Path of the `ncu` that a profile tries first; None if there is none."""
+    return next(map(str, ncu_paths.find(os.environ)), None)
 
 
 def _docker_checks(host: DoctorPorts) -> Iterator[Check]:

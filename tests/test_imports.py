@@ -21,6 +21,7 @@ CROSSING = {
     "workload.run.unfinished",
     "workload.environment.machine",
     "workload.environment.metadata",
+    "workload.environment.ncu_paths",
     "workload.environment.outside",
     "workload.storage.address",
     "workload.storage.folder",

@@ -415,25 +415,7 @@ def test_tool_that_is_absent_or_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert doctor.run_tool([sys.executable, "-c", "import time; time.sleep(600)"]) is None
 
 
-def test_ncu_from_the_path_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "which", {"ncu": "/usr/bin/ncu"}.__getitem__)
-    assert doctor.find_ncu() == "/usr/bin/ncu"
-
-
-@pytest.mark.parametrize(
-    ("versions", "found"),
-    [
-        ([], None),
-        (["2025.3.1"], "2025.3.1"),
-        (["2024.1.0", "2025.3.1", "2022.4.1"], "2025.3.1"),
-    ],
-)
-def test_newest_ncu_of_the_usual_folders(
-    versions: list[str], found: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shutil, "which", lambda _: None)
-    monkeypatch.setattr(doctor, "NCU_FOLDERS", (f"{tmp_path}/nsight-compute/*/ncu",))
-    for version in versions:
-        (tmp_path / "nsight-compute" / version).mkdir(parents=True)
-        (tmp_path / "nsight-compute" / version / "ncu").touch()
-    assert doctor.find_ncu() == (found and f"{tmp_path}/nsight-compute/{found}/ncu")
+@pytest.mark.parametrize("found", [[], ["/usr/bin/ncu", "/opt/ncu"]])
+def test_the_ncu_that_a_profile_tries_first(found: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.ncu_paths, "find", lambda _: [Path(path) for path in found])
+    assert doctor.find_ncu() == next(iter(found), None)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from workload.contract.spec import Device
+from workload.environment import ncu_paths
 from workload.environment.container import runtime
 from workload.environment.machine import HostSystem, fields
 from workload.profile import tool
@@ -48,7 +49,7 @@ def gather(device: Device, machine: HostSystem) -> Facts:
     return Facts(
         device=device,
         driver=any(machine.exists(path) for path in (DRIVER_VERSION, WSL_DEVICE)),
-        ncus=tuple(tool.find(machine.environ, machine.root)),
+        ncus=tuple(ncu_paths.find(machine.environ, machine.root)),
         admin_only=None if restricted is None else restricted != "0",
         is_admin=has_capability(machine.text("/proc/self/status"), CAP_SYS_ADMIN),
         in_container=runtime(machine) is not None,

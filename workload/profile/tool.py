@@ -1,24 +1,17 @@
-"""Interface to Nsight Compute's `ncu`: finds it, chooses one that fits the GPU, and lists its metrics. Needs no GPU."""
+"""Interface to Nsight Compute's `ncu`: chooses one that fits the GPU, and lists its metrics. Needs no GPU."""
 
-import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from workload.environment.machine import run_tool
+from workload.environment.ncu_paths import PLACES
 from workload.profile.metrics import table
 from workload.profile.status import ProfileError, unavailable
 
 # `--query-metrics` takes 0.2 s, and some seconds the first time on a cold disk.
 ANSWER_LIMIT_S = 60.0
-# Places where NVIDIA's installers and the CUDA toolkit put ncu, relative to the root of the file system.
-PLACES = (
-    "opt/nvidia/nsight-compute/*/ncu",
-    "usr/local/NVIDIA-Nsight-Compute*/ncu",
-    "usr/local/cuda*/bin/ncu",
-    "usr/lib/nsight-compute/ncu",
-)
 INSTALL = (
     "install Nsight Compute (apt install nsight-compute, or developer.nvidia.com/nsight-compute) and put ncu on PATH"
 )
@@ -67,24 +60,6 @@ class Fitting:
     version: str | None
     chip: str | None
     metrics: frozenset[str]
-
-
-def find(environ: Mapping[str, str], root: Path = Path("/")) -> list[Path]:
-    """Every installed ncu: the one on PATH first, then the others, newest first."""
-    found = [path for path in (*_on_path(environ), *_installed(root)) if os.access(path, os.X_OK) and path.is_file()]
-    unique = {path.resolve(): path for path in reversed(found)}
-    return [path for path in found if unique[path.resolve()] is path]
-
-
-def _on_path(environ: Mapping[str, str]) -> Iterator[Path]:
-    for folder in environ.get("PATH", "").split(os.pathsep):
-        if folder:
-            yield Path(folder) / "ncu"
-
-
-def _installed(root: Path) -> list[Path]:
-    paths = [path for place in PLACES for path in root.glob(place)]
-    return sorted(paths, key=lambda path: [int(digits) for digits in re.findall(r"\d+", str(path))], reverse=True)
 
 
 def choose(candidates: Sequence[Ncu], capability: str) -> Fitting:

@@ -81,6 +81,8 @@ def _rules(
             else np.where(duration_s > 0, values / duration_s, np.nan)
         )
     peak = f"{TIMES_PEAK:g} x the peak of {limits.whose}"
+    peak_flop = f"{peak}, {si(limits.flop_per_s / TIMES_PEAK, 'FLOP/s')}"
+    peak_bytes = f"{peak}, {si(limits.bytes_per_s / TIMES_PEAK, 'B/s')}"
     match kind:
         case Quantity.TIME:
             yield values > LONGEST_LAUNCH_S, "no launch takes an hour: its unit may be another one"
@@ -88,31 +90,21 @@ def _rules(
             yield rate > MOST_CLOCK_HZ, "with the launch's time it makes a clock above 30 GHz"
             yield rate < LEAST_CLOCK_HZ, "with the launch's time it makes a clock below 10 MHz"
         case Quantity.COUNT:
-            yield (
-                rate > limits.flop_per_s,
-                f"in the launch's time that is above {peak}, {_si(limits.flop_per_s, 'FLOP/s')}",
-            )
+            yield rate > limits.flop_per_s, f"in the launch's time that is above {peak_flop}"
         case Quantity.BYTES if role.startswith("dram"):
-            yield (
-                rate > limits.bytes_per_s,
-                f"in the launch's time that is above {peak}, {_si(limits.bytes_per_s, 'B/s')}",
-            )
+            yield rate > limits.bytes_per_s, f"in the launch's time that is above {peak_bytes}"
         case Quantity.BYTES:
             # A cache serves 128 bytes per clock and multiprocessor; a multiprocessor does at least as many FLOP per
             # clock.
             yield rate > limits.flop_per_s, "in the launch's time no cache moves so much"
         case Quantity.BYTES_PER_SECOND:
-            yield values > limits.bytes_per_s, f"that is above {peak}, {_si(limits.bytes_per_s, 'B/s')}"
+            yield values > limits.bytes_per_s, f"that is above {peak_bytes}"
         case Quantity.FREQUENCY:
             yield values > MOST_CLOCK_HZ, "no GPU has a clock above 30 GHz"
         case Quantity.PER_CYCLE:
             yield values > limits.flop_per_s / LEAST_CLOCK_HZ, f"that is above {peak} at any clock"
         case Quantity.PERCENT:
             yield values > MOST_PERCENT, f"a share of a peak is at most {MOST_PERCENT:g} %"
-
-
-def _si(limit: float, unit: str) -> str:
-    return si(limit / TIMES_PEAK, unit)
 
 
 def _refusal(

@@ -144,7 +144,7 @@ def _of_long(section: NcuTable, form: NumberFormat) -> Launches:
     unit_codes, unit_names = _units_of_rows(columns)
     known = metrics.known(metric_names)
     read = {metric for role in known for metric in role.metrics}
-    wanted = _flags(metric_names, lambda name: name in read)[metric_codes]
+    wanted = np.array([name in read for name in metric_names], dtype=bool)[metric_codes]
     cells, foreign = _numbers(columns.column(VALUE).filter(pa.array(wanted)), form)
     rows = _Rows(
         launch=launch[wanted],
@@ -201,7 +201,8 @@ class _Rows:
 
     def of(self, role: MetricRole, launches: int) -> Floats | None:
         """A value per launch, from the role's first metric with a value in a fitting unit; None if there is none."""
-        factors = np.array([_nan_if_none(factor(role.kind, unit)) for unit in self.unit_names])
+        # An unknown unit becomes NaN.
+        factors = np.array([factor(role.kind, unit) for unit in self.unit_names], dtype=np.float64)
         for metric in role.metrics:
             rows = self.metric == self.metric_names.index(metric)
             scaled = self.value[rows] * factors[self.unit[rows]]
@@ -231,10 +232,6 @@ class _Rows:
         return {metric: tuple(units) for metric, units in units_of.items()}
 
 
-def _nan_if_none(value: float | None) -> float:
-    return np.nan if value is None else value
-
-
 def _launch_of_row(columns: pa.Table) -> tuple[Codes, Codes]:
     """Index of each row's launch in order of appearance, and the first row of each launch.
 
@@ -259,10 +256,6 @@ def _units_of_rows(columns: pa.Table) -> tuple[Codes, list[str]]:
     if UNIT not in columns.column_names:
         return np.zeros(len(columns), np.int64), [""]
     return _coded(columns.column(UNIT))
-
-
-def _flags(names: Sequence[str], test: Callable[[str], bool]) -> npt.NDArray[np.bool_]:
-    return np.array([test(name) for name in names], dtype=bool)
 
 
 def _coded(column: pa.ChunkedArray) -> tuple[Codes, list[str]]:

@@ -129,7 +129,11 @@ def plan(header: tuple[str, ...], units: Sequence[str] | None) -> ReadingPlan:
         numbers=tuple(dict.fromkeys(reading.metric for reading in readings)),
         readings=readings,
         units=unit_of,
-        warnings=tuple(_unknown(role, unit_of) for role, reading in chosen.items() if reading is None),
+        warnings=tuple(
+            unknown_unit(role.metrics[0], unit_of.get(role.metrics[0], ""), role)
+            for role, reading in chosen.items()
+            if reading is None
+        ),
     )
 
 
@@ -141,11 +145,6 @@ def _reading(role: MetricRole, unit_of: Mapping[str, str]) -> MetricReading | No
         if base_units is not None:
             return MetricReading(role=role, metric=metric, unit=unit, factor=base_units)
     return None
-
-
-def _unknown(role: MetricRole, unit_of: Mapping[str, str]) -> str:
-    metric = role.metrics[0]
-    return unknown_unit(metric, unit_of.get(metric, ""), role)
 
 
 def unknown_unit(metric: str, unit: str, role: MetricRole) -> str:

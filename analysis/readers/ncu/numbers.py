@@ -5,7 +5,6 @@ are therefore thousands, unless other numbers contradict.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
 
@@ -22,6 +21,8 @@ ABSENT = ("", "n/a", "N/A", "nan", "-nan", "inf", "-inf")
 _NUMBER = r"^\s*[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?\s*$"
 # Patterns of unambiguous marks; {0} separates thousands, {1} the fraction.
 _SURE = r"\d{0}\d\d\d{0}\d|{0}\d\d\d{1}\d|{1}\d{{1,2}}$|{1}\d{{4,}}|^[-+]?0{1}\d|\d\d\d\d{1}\d"
+_PATTERNS = {"english": _SURE.format(",", r"\."), "european": _SURE.format(r"\.", ","), "comma": ","}
+_PATTERNS_OF_WHOLE = {"whole dot": r"\.\d\d\d$", "whole comma": r",\d\d\d$"}
 # Number of rows at either end that are examined first.
 _END_ROWS = 10_000
 # Grouping by apostrophes or any kind of blank: 1'234, 1 234.
@@ -43,64 +44,36 @@ class MixedNumbersError(ValueError):
         super().__init__(f"'{english}' and '{european}' cannot be numbers of one format")
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Evidence:
-    """Evidence for a format: a number that can only be English, one that can only be European, and marks that occur.
-
-    `whole_dots`, `whole_commas`: 3 digits follow that mark in a number that is an integer by nature.
-    """
-
-    english: str | None = None
-    european: str | None = None
-    commas: bool = False
-    whole_dots: bool = False
-    whole_commas: bool = False
-
-    @property
-    def is_sure(self) -> bool:
-        return self.english is not None or self.european is not None
-
-    def __or__(self, other: "_Evidence") -> "_Evidence":
-        return _Evidence(
-            english=self.english if other.english is None else other.english,
-            european=self.european if other.european is None else other.european,
-            commas=self.commas or other.commas,
-            whole_dots=self.whole_dots or other.whole_dots,
-            whole_commas=self.whole_commas or other.whole_commas,
-        )
-
-
 def decide(columns: Sequence[tuple[Text, bool]]) -> NumberFormat:
     """The format of all columns together; each column comes with whether its values are integers by nature.
 
     Both ends of the file decide if possible, else the whole file. Raises `MixedNumbersError`.
     """
     ends = [(part, is_whole) for column, is_whole in columns for part in (column[:_END_ROWS], column[-_END_ROWS:])]
-    evidence = _evidence(ends)
-    if not evidence.is_sure:
-        evidence = _evidence(columns)
-    if evidence.english is not None and evidence.european is not None:
-        raise MixedNumbersError(evidence.english, evidence.european)
-    if evidence.european is not None or (
-        evidence.english is None and evidence.whole_dots and not evidence.whole_commas
-    ):
+    marks = _marks(ends)
+    if not {"english", "european"} & marks.keys():
+        marks = _marks(columns)
+    if {"english", "european"} <= marks.keys():
+        raise MixedNumbersError(marks["english"], marks["european"])
+    if "european" in marks or ("whole dot" in marks and not {"english", "whole comma"} & marks.keys()):
         return NumberFormat.EUROPEAN
-    return NumberFormat.ENGLISH if evidence.commas or evidence.english is not None else NumberFormat.PLAIN
+    return NumberFormat.ENGLISH if {"english", "comma"} & marks.keys() else NumberFormat.PLAIN
 
 
-def _evidence(columns: Iterable[tuple[Text, bool]]) -> _Evidence:
-    evidence = _Evidence()
+def _marks(columns: Iterable[tuple[Text, bool]]) -> dict[str, str]:
+    """Numbers by what they show of the format: that it is `english` or `european`, or that a mark occurs.
+
+    `whole dot`, `whole comma`: 3 digits follow that mark in a number that is an integer by nature.
+    """
+    found: dict[str, str] = {}
     for column, is_whole in columns:
-        commas = _has(column, ",")
-        if commas or _has(column, "."):
-            evidence |= _Evidence(
-                english=_first(column, _SURE.format(",", r"\.")),
-                european=_first(column, _SURE.format(r"\.", ",")),
-                commas=commas,
-                whole_dots=is_whole and _first(column, r"\.\d\d\d$") is not None,
-                whole_commas=is_whole and _first(column, r",\d\d\d$") is not None,
-            )
-    return evidence
+        if not _has(column, ",") and not _has(column, "."):
+            continue
+        for shown, pattern in (_PATTERNS | _PATTERNS_OF_WHOLE if is_whole else _PATTERNS).items():
+            cell = _first(column, pattern)
+            if cell is not None:
+                found[shown] = cell
+    return found
 
 
 def convert(column: Text, form: NumberFormat) -> tuple[Floats, str | None]:

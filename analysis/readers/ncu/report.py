@@ -4,7 +4,6 @@ import importlib
 import shlex
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +25,6 @@ _AXES = ("x", "y", "z")
 Action = Any
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Value:
-    """A metric's value in base units of its role, and the spelling of its unit."""
-
-    metric: str
-    unit: str
-    base_units: float
-
-
 def read(path: Path) -> Launches:
     """Every launch of a report. Raises `ToolError` without `ncu_report`, `NcuFileError` if the file is no report."""
     _check(path)
@@ -45,9 +35,9 @@ def read(path: Path) -> Launches:
     for role in metrics.known(names):
         values_of_role = [_value(action, role) for action in actions]
         if any(values_of_role):
-            values[role.name] = np.array([np.nan if value is None else value.base_units for value in values_of_role])
-        for value in filter(None, values_of_role):
-            units[value.metric][value.unit] = None
+            values[role.name] = np.array([np.nan if value is None else value[2] for value in values_of_role])
+        for metric, unit, _ in filter(None, values_of_role):
+            units[metric][unit] = None
     return Launches(
         ids=np.arange(len(actions)),
         gpus=pd.Categorical([_text(action, metrics.DEVICE_NAME) for action in actions]),
@@ -100,14 +90,14 @@ def _damaged(path: Path, reason: str) -> NcuFileError:
     return NcuFileError(path, Failure.DAMAGED, f"{_MODULE} cannot read it: {reason}", hint=hint)
 
 
-def _value(action: Action, role: metrics.MetricRole) -> _Value | None:
-    """The value of the first metric of the role that was measured; None if none was."""
+def _value(action: Action, role: metrics.MetricRole) -> tuple[str, str, float] | None:
+    """Name, unit and value in base units of the first metric of the role that was measured; None if none was."""
     for name in role.metrics:
         metric = action.metric_by_name(name)
         value = None if metric is None else metric.value()
         base_units = None if metric is None else factor(role.kind, metric.unit())
         if isinstance(value, int | float) and base_units is not None and np.isfinite(value):
-            return _Value(metric=name, unit=metric.unit(), base_units=value * base_units)
+            return name, metric.unit(), value * base_units
     return None
 
 

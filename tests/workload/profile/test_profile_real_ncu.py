@@ -12,6 +12,7 @@ import pytest
 from benchmarks.gpu_truth import parts
 from workload.contract.interrupt import stoppable
 from workload.contract.spec import Device, Precision
+from workload.environment import ncu_paths
 from workload.profile import command, diagnosis, kernels, metrics, supervise, tool
 from workload.profile.command import Caches, Replay
 from workload.profile.metrics import base, table
@@ -32,7 +33,7 @@ def ncu(request: pytest.FixtureRequest) -> Ncu:
     """An installed one, or one that is unpacked beside the system once (12 s, 1 GB) and kept in pytest's cache."""
     # It answers the same every time.
     ask = functools.cache(tool.ask)
-    installed = tool.find(os.environ)
+    installed = ncu_paths.find(os.environ)
     if installed:
         return Ncu(path=installed[0], ask=lambda argv: ask(tuple(argv)))
     if not FETCH.is_file():
@@ -184,4 +185,4 @@ def test_damaged_report_is_said(ncu: Ncu, damage: Callable[[bytes], bytes], tmp_
     broken.write_bytes(damage(samples(ncu, "sobelFloat").read_bytes()))
     text = tool.ask(command.import_report(ncu.path, broken))
     with pytest.raises(Exception, match="there is no table; ncu says: ==ERROR== Failed to load report file"):
-        kernels.parse((text or "").splitlines(keepends=True), {})
+        kernels.parse(text or "", {})

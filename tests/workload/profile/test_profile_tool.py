@@ -55,30 +55,6 @@ def test_one_that_does_not_start_knows_nothing() -> None:
     assert (ncu.version(), ncu.chips(), ncu.metrics("ad104")) == (None, frozenset(), frozenset())
 
 
-def executable(path: Path) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("#!/bin/sh\n")
-    path.chmod(0o755)
-    return path
-
-
-def test_path_comes_first_then_the_newest(tmp_path: Path) -> None:
-    old = executable(tmp_path / "opt/nvidia/nsight-compute/2022.3.0/ncu")
-    newer = executable(tmp_path / "opt/nvidia/nsight-compute/2024.1.1/ncu")
-    newest = executable(tmp_path / "opt/nvidia/nsight-compute/2024.10.0/ncu")
-    mine = executable(tmp_path / "bin/ncu")
-    (tmp_path / "usr/local/cuda/bin").mkdir(parents=True)
-    (tmp_path / "usr/local/cuda/bin/ncu").symlink_to(newer)
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere/ncu").write_text("not executable")
-    found = tool.find({"PATH": f"{tmp_path}/elsewhere:{tmp_path}/bin:"}, tmp_path)
-    assert found == [mine, newest, newer, old]
-
-
-def test_nothing_is_found_where_nothing_is(tmp_path: Path) -> None:
-    assert tool.find({}, tmp_path) == []
-
-
 def test_first_that_knows_the_chip_is_taken() -> None:
     too_new = Ncu(path=Path("/new/ncu"), ask=FakeNcu(version="2026.1.0.0", chips="gb202, ad104, tu104"))
     fitting = tool.choose([too_new, fake()], "7.0")
