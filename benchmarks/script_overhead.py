@@ -34,7 +34,7 @@ from workload.steps import hooks
 from workload.steps.program import Program
 from workload.steps.session import Session, Stage
 from workload.steps.step import Limits
-from workload.steps.step_log import Tape
+from workload.steps.step_log import StepLog
 
 ENOUGH_S, WANTED = 0.02, 0.005
 SAMPLES = 100
@@ -138,7 +138,7 @@ LOOPS = {
 class Hooks:
     """Ours in torch, and out of it."""
 
-    def __init__(self, tape: Tape) -> None:
+    def __init__(self, step_log: StepLog) -> None:
         data = torch.utils.data
         # As workload/steps/hooks.py patches them.
         self._known = [getattr(optimizers, f"_global_optimizer_{when}_hooks") for when in ("pre", "post")]
@@ -148,15 +148,15 @@ class Hooks:
         switches = (torch.no_grad, torch.inference_mode, torch.set_grad_enabled)
         self._places += [(switch, name) for switch in switches for name in ("__enter__", "__exit__")]
         originals = [getattr(owner, name) for owner, name in self._places]
-        hooks.install(tape)
-        self.between_s, self._catch_up = 0.0, tape.catch_up
-        tape.catch_up = self.catch_up  # type: ignore[method-assign]
+        hooks.install(step_log)
+        self.between_s, self._catch_up = 0.0, step_log.flush_events
+        step_log.flush_events = self.flush_events  # type: ignore[method-assign]
         patched = [getattr(owner, name) for owner, name in self._places]
         self._attributes = {True: patched, False: originals}
         self._hooks = [dict(known) for known in self._known]
 
-    def catch_up(self, *, is_over: bool = False) -> None:
-        """As the tape does, timed."""
+    def flush_events(self, *, is_over: bool = False) -> None:
+        """As the step log does, timed."""
         began_s = time.perf_counter()
         self._catch_up(is_over=is_over)
         self.between_s += time.perf_counter() - began_s
@@ -178,7 +178,7 @@ def measured(loop: Loop, stack: ExitStack) -> tuple[Step, Hooks]:
     stack.callback(region.close)
     limits = Limits(warmup=1, iterations=10**9, samples_per_step=None)
     session = Session(limits, program, lambda *_: region, lambda: None, goes_on=True)
-    ours, step = Hooks(Tape(session)), loop.make()
+    ours, step = Hooks(StepLog(session)), loop.make()
     while session.stage is not Stage.MEASURED:
         step()
     return step, ours

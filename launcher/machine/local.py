@@ -269,7 +269,7 @@ def _tell(plan: LocalPlan, folders: list[Path], passed_s: float) -> None:
 
 def _broken_off(plan: LocalPlan, code: int, error: RooflaunchError | None, folders: list[Path]) -> LocalOutcome:
     """Outcome of a run that ended early, with a bundle for everything that had begun."""
-    settled = unfinished.settle(code, error, folders, output=plan.output, spec=plan.spec, context=plan.context)
+    settled = unfinished.seal_all(code, error, folders, output=plan.output, spec=plan.spec, context=plan.context)
     return LocalOutcome(exit_code=code if error is None else error.exit_code, bundles=_sealed(settled), error=error)
 
 

@@ -13,7 +13,7 @@ MAX_DEPTH = 30
 
 
 @dataclass(kw_only=True)
-class Tidy:
+class Cleaner:
     """Removes unusable values from documents; `remarks` name each removed value and its rule, `places` its path."""
 
     remarks: list[str] = field(default_factory=list)
@@ -24,10 +24,10 @@ class Tidy:
 
         Nearly all records need none, and checking takes a tenth of the time of copying.
         """
-        if _is_tidy(record):
+        if _is_clean(record):
             return record
-        tidied: dict[str, Any] = self.value(record)
-        return tidied
+        cleaned: dict[str, Any] = self.value(record)
+        return cleaned
 
     def value(self, value: Any, where: tuple[str, ...] = ()) -> Any:
         """Copy `value` with None for unusable values, and with text that can be encoded as UTF-8."""
@@ -60,7 +60,7 @@ def _broken_rule(value: Any, *, depth: int) -> str | None:
     return None
 
 
-def _is_tidy(record: Mapping[str, Any]) -> bool:
+def _is_clean(record: Mapping[str, Any]) -> bool:
     level: list[Any] = [record]
     for _ in range(MAX_DEPTH):
         inner: list[Any] = []

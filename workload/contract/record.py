@@ -13,7 +13,7 @@ from statistics import fmean, median, quantiles, stdev
 from typing import Annotated, Any, ClassVar, Self
 
 from workload.contract import script as scripts
-from workload.contract.clean_json import Tidy
+from workload.contract.clean_json import Cleaner
 from workload.contract.environment_record import Environment
 from workload.contract.errors import BundleError
 from workload.contract.fields import (
@@ -514,9 +514,9 @@ def read(document: Mapping[str, Any]) -> Reading:
     `BundleError` if a required field is missing, or if a timing figure is impossible, because every figure is then in
     doubt. Callers may rely on the types and ranges of the result.
     """
-    tidy = Tidy()
-    findings = Findings(remarks=tidy.remarks)
-    record = decode(Record, tidy.document(upgraded(document)), "", findings)
+    cleaner = Cleaner()
+    findings = Findings(remarks=cleaner.remarks)
+    record = decode(Record, cleaner.document(upgraded(document)), "", findings)
     for name in findings.missing:
         raise _unusable(f"run.json has no usable {name}")
     if record.status not in set(Status):
@@ -524,7 +524,7 @@ def read(document: Mapping[str, Any]) -> Reading:
     findings.impossible += [
         f"run.json: {leaf.where} must be {WANTED[leaf.kind]}"
         for leaf in FIELDS
-        if leaf.measured and leaf.where in tidy.places
+        if leaf.measured and leaf.where in cleaner.places
     ]
     if findings.impossible:
         raise BundleError("; ".join(findings.impossible), hint=RUN_AGAIN)

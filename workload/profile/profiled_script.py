@@ -152,10 +152,10 @@ def run(parsed: Namespace, _: Timeline) -> int:
     if profiled and profiled[0].is_done:
         profiled[0].write()
         return ExitCode.DONE
-    raise _why_nothing(script, end.code, end.error, profiled[0] if profiled else None)
+    raise _error_without_profile(script, end.code, end.error, profiled[0] if profiled else None)
 
 
-def _why_nothing(
+def _error_without_profile(
     script: program.Program, code: int, error: BaseException | None, profiled: "ProfiledScript | None"
 ) -> Exception:
     if profiled and profiled.session.refusal:

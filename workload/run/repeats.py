@@ -42,7 +42,7 @@ def repeat_trainer(resolved: Resolved, context: Context, output: Path) -> int:
             [*TRAINER, "train", *arguments(alone), "-o", str(output), "--context", repeat.to_argument()], on_line=show
         )
         failure, known = ended.error(), len(opened)
-        settled = unfinished.settle(ended.code, failure, opened, output=output, spec=alone, context=repeat)
+        settled = unfinished.seal_all(ended.code, failure, opened, output=output, spec=alone, context=repeat)
         for folder in settled[known:]:
             show(folder)
         folders.extend(opened)

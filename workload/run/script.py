@@ -44,7 +44,7 @@ from workload.steps import script_facts
 from workload.steps.program import Program
 from workload.steps.session import Session
 from workload.steps.step import Limits, Phase, Step
-from workload.steps.step_log import Tape
+from workload.steps.step_log import StepLog
 from workload.steps.step_work import Work
 
 LOGGER = logging.getLogger("workload")
@@ -112,7 +112,7 @@ class ScriptRun:
         # Made before the script changes its working folder, or the files in it.
         self._machine = HostSystem()
         self.session = Session(request.limits, request.program, self._open, self._complete, goes_on=request.goes_on)
-        self.tape = Tape(self.session)
+        self.step_log = StepLog(self.session)
 
     @property
     def measured_steps(self) -> int:
@@ -262,8 +262,8 @@ class ScriptRun:
             return
         self._timeline.enter("finish")
         with undisturbed():
-            self.tape.catch_up(is_over=True)
-            region = self._region if self.session.region else None
+            self.step_log.flush_events(is_over=True)
+            region = self._region if self.session.receiver else None
             if region:
                 if region.measured is None:
                     region.leave()

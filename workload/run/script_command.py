@@ -144,9 +144,9 @@ def run(parsed: Namespace, timeline: Timeline) -> int:
             is_launched=is_launched,
         )
         measured.append(ScriptRun(request, timeline))
-        rooflaunch.listen(measured[0].tape)
-        hooks.install(measured[0].tape)
-        _hear_exits(measured[0], script.name)
+        rooflaunch.listen(measured[0].step_log)
+        hooks.install(measured[0].step_log)
+        _observe_exits(measured[0], script.name)
 
     log.LOGGER.info("script     %s: looking for its training step", script.name)
     timeline.enter("script")
@@ -203,7 +203,7 @@ def _printer() -> Callable[[Path], None]:
     return print
 
 
-def _hear_exits(measured: "ScriptRun", name: str) -> None:
+def _observe_exits(measured: "ScriptRun", name: str) -> None:
     """Seal the bundle if the script calls `os._exit`; log a note if it replaces itself by another program."""
     leave = os._exit
     process = os.getpid()
@@ -239,7 +239,7 @@ def _without_torch(script: program.Program, end: program.End, *, is_launched: bo
 def _close(measured: "ScriptRun", script: program.Program, end: program.End, *, is_launched: bool) -> int:
     """Seal the bundle and report the script's end; return the exit code."""
     session = measured.session
-    measured.tape.catch_up(is_over=True)
+    measured.step_log.flush_events(is_over=True)
     session.active = False
     if interruption := asked() or (end.error if isinstance(end.error, InterruptedRunError) else None):
         measured.close(Status.INTERRUPTED, str(interruption))
@@ -262,7 +262,7 @@ def _close(measured: "ScriptRun", script: program.Program, end: program.End, *, 
         measured.close(Status.COMPLETED)
         measured.show()
         return ExitCode.DONE
-    raise _nothing(measured, script)
+    raise _error_without_steps(measured, script)
 
 
 def _failed(measured: "ScriptRun", script: program.Program, end: program.End, *, is_launched: bool) -> int:
@@ -295,7 +295,7 @@ def _is_of_memory(error: Exception) -> bool:
     return device.is_out_of_memory(error)
 
 
-def _nothing(measured: "ScriptRun", script: program.Program) -> RooflaunchError:
+def _error_without_steps(measured: "ScriptRun", script: program.Program) -> RooflaunchError:
     """Error for a script that ended without failure, but has no measured step."""
     session = measured.session
     if measured.folder:

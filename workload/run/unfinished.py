@@ -21,7 +21,7 @@ from workload.run.first_record import first_record
 NOTE = "the trainer ended before it could describe the run: what is recorded here was seen from outside"
 
 
-def settle(
+def seal_all(
     code: int, error: Exception | None, folders: Sequence[Path], *, output: Path, spec: RunSpec, context: Context
 ) -> list[Path]:
     """Seal the bundles of a trainer that ended with a bug or was ended by `error`; return all its bundles' folders.
@@ -34,12 +34,12 @@ def settle(
     for folder in folders:
         # A full disk has been reported by the trainer.
         with suppress(BundleError, OSError):
-            close(folder, spec, context, status_of(why), str(why))
+            seal(folder, spec, context, status_of(why), str(why))
     is_next = len(folders) < spec.repeats and all(_is_completed(folder) for folder in folders)
     if not is_next or isinstance(why, InterruptedRunError):
         return list(folders)
-    told = replace(context, repeat=len(folders) + 1, repeats=spec.repeats) if spec.repeats > 1 else context
-    return [*folders, leave(output, spec, told, status_of(why), str(why))]
+    numbered = replace(context, repeat=len(folders) + 1, repeats=spec.repeats) if spec.repeats > 1 else context
+    return [*folders, write_new(output, spec, numbered, status_of(why), str(why))]
 
 
 def status_of(error: Exception) -> Status:
@@ -59,7 +59,7 @@ def _is_completed(folder: Path) -> bool:
     return False
 
 
-def leave(output: Path, spec: RunSpec, context: Context, status: Status, error: str) -> Path:
+def write_new(output: Path, spec: RunSpec, context: Context, status: Status, error: str) -> Path:
     """Write a sealed bundle for a trainer that ended before it opened one; return its folder."""
     now, spec = datetime.now(UTC), _filled(spec)
     assert spec.batch_size is not None
@@ -71,11 +71,11 @@ def leave(output: Path, spec: RunSpec, context: Context, status: Status, error: 
         precision=spec.precision,
     )
     folder = bundle.create(output, run_id)
-    close(folder, spec, context, status, error)
+    seal(folder, spec, context, status, error)
     return folder
 
 
-def close(folder: Path, spec: RunSpec, context: Context, status: Status, error: str) -> None:
+def seal(folder: Path, spec: RunSpec, context: Context, status: Status, error: str) -> None:
     """Seal a bundle that a trainer left open, with the steps that it had flushed; a complete bundle is not changed."""
     if (folder / bundle.MANIFEST).exists():
         return

@@ -55,10 +55,10 @@ class Observer(Protocol):
     def left_out(self, optimizer: Any) -> None:
         """Called when a GradScaler has left out an optimizer's step."""
 
-    def stretch_began(self, site: Site) -> None:
+    def gradients_off(self, site: Site) -> None:
         """Called when gradients are switched off, with the place of the statement."""
 
-    def stretch_ended(self) -> None:
+    def gradients_on(self) -> None:
         """Called when gradients are switched on again."""
 
     def saving(self) -> None:
@@ -121,8 +121,8 @@ def install(observer: Observer) -> None:
     from torch.optim import optimizer as optimizers  # noqa: PLC0415
 
     os.register_at_fork(after_in_child=observer.silence)
-    _hear_loaders(observer, torch.utils.data)
-    _hear_backward(observer, torch.autograd)
+    _observe_loaders(observer, torch.utils.data)
+    _observe_backward(observer, torch.autograd)
     # Optimizers that are stepping now, the outermost first. Steps in a second thread are refused in any case.
     stack: list[Any] = []
 
@@ -145,14 +145,14 @@ def install(observer: Observer) -> None:
     optimizers.register_optimizer_step_pre_hook(before)
     optimizers.register_optimizer_step_post_hook(after)
     for module, name, method in OTHER_OPTIMIZERS:
-        patch = functools.partial(_hear_other_optimizer, module, name, method, before, after)
+        patch = functools.partial(_observe_other_optimizer, module, name, method, before, after)
         when_imported(module, patch)
-    _hear_scaler(observer, torch.amp.GradScaler)
-    _hear_saves(observer, torch)
-    _hear_stretches(observer, torch)
+    _observe_scaler(observer, torch.amp.GradScaler)
+    _observe_saves(observer, torch)
+    _observe_gradient_switches(observer, torch)
 
 
-def _hear_loaders(observer: Observer, data: Any) -> None:
+def _observe_loaders(observer: Observer, data: Any) -> None:
     iterator = data.dataloader._BaseDataLoaderIter  # noqa: SLF001 - every DataLoader's iterator is one; there is no hook
     fetch, start = iterator.__next__, data.DataLoader.__iter__
 
@@ -168,7 +168,7 @@ def _hear_loaders(observer: Observer, data: Any) -> None:
         return made
 
     @functools.wraps(fetch)
-    def fetch_and_tell(self: Any) -> Any:
+    def fetch_and_report(self: Any) -> Any:
         if not observer.active:
             return fetch(self)
         observer.fetch_began()
@@ -179,10 +179,10 @@ def _hear_loaders(observer: Observer, data: Any) -> None:
             observer.fetched(getattr(self, "rooflaunch_loader", None), batch)
         return batch
 
-    data.DataLoader.__iter__, iterator.__next__ = begin, fetch_and_tell
+    data.DataLoader.__iter__, iterator.__next__ = begin, fetch_and_report
 
 
-def _hear_backward(observer: Observer, autograd: Any) -> None:
+def _observe_backward(observer: Observer, autograd: Any) -> None:
     # Checkpointed layers run a backward pass inside the backward pass, on a GPU in another thread.
     inside = [False]
 
@@ -207,16 +207,16 @@ def _hear_backward(observer: Observer, autograd: Any) -> None:
     grad = autograd.grad
 
     @functools.wraps(grad)
-    def grad_and_tell(*given: Any, **named: Any) -> Any:
+    def grad_and_report(*given: Any, **named: Any) -> Any:
         result = grad(*given, **named)
         if not inside[0] and observer.active:
             observer.gradient_taken()
         return result
 
-    autograd.grad = grad_and_tell
+    autograd.grad = grad_and_report
 
 
-def _hear_other_optimizer(
+def _observe_other_optimizer(
     module: str, name: str, method: str, before: Callable[[Any], None], after: Callable[[Any], None]
 ) -> None:
     """Observe the steps of an optimizer outside torch.optim, whose own optimizers have hooks."""
@@ -224,20 +224,20 @@ def _hear_other_optimizer(
     step = getattr(kind, method)
 
     @functools.wraps(step)
-    def step_and_tell(self: Any, *given: Any, **named: Any) -> Any:
+    def step_and_report(self: Any, *given: Any, **named: Any) -> Any:
         before(self)
         result = step(self, *given, **named)
         after(self)
         return result
 
-    setattr(kind, method, step_and_tell)
+    setattr(kind, method, step_and_report)
 
 
-def _hear_scaler(observer: Observer, scaler: Any) -> None:
+def _observe_scaler(observer: Observer, scaler: Any) -> None:
     step = scaler.step
 
     @functools.wraps(step)
-    def step_and_tell(self: Any, optimizer: Any, *given: Any, **named: Any) -> Any:
+    def step_and_report(self: Any, optimizer: Any, *given: Any, **named: Any) -> Any:
         heard = [False]
         handle = optimizer.register_step_post_hook(lambda *_: heard.__setitem__(0, True))
         try:
@@ -248,14 +248,14 @@ def _hear_scaler(observer: Observer, scaler: Any) -> None:
             observer.left_out(optimizer)
         return result
 
-    scaler.step = step_and_tell
+    scaler.step = step_and_report
 
 
-def _hear_saves(observer: Observer, torch: Any) -> None:
+def _observe_saves(observer: Observer, torch: Any) -> None:
     save = torch.save
 
     @functools.wraps(save)
-    def save_and_tell(*given: Any, **named: Any) -> Any:
+    def save_and_report(*given: Any, **named: Any) -> Any:
         if not observer.active:
             return save(*given, **named)
         observer.saving()
@@ -264,10 +264,10 @@ def _hear_saves(observer: Observer, torch: Any) -> None:
         finally:
             observer.saved()
 
-    torch.save = save_and_tell
+    torch.save = save_and_report
 
 
-def _hear_stretches(observer: Observer, torch: Any) -> None:
+def _observe_gradient_switches(observer: Observer, torch: Any) -> None:
     """Observe the outermost `no_grad`, `inference_mode` or `set_grad_enabled(False)`, as a block or a decorator."""
     is_on = torch.is_grad_enabled
 
@@ -275,22 +275,22 @@ def _hear_stretches(observer: Observer, torch: Any) -> None:
         enter, leave = kind.__enter__, kind.__exit__
 
         @functools.wraps(enter)
-        def enter_and_tell(self: Any) -> Any:
+        def enter_and_report(self: Any) -> Any:
             was_on = self.prev and not self.mode if is_set_at_once else is_on()
             result = enter(self)
             if was_on and observer.active and not is_on():
-                observer.stretch_began(_site(sys._getframe(1)))  # noqa: SLF001 - as traceback does
+                observer.gradients_off(_site(sys._getframe(1)))  # noqa: SLF001 - as traceback does
             return result
 
         @functools.wraps(leave)
-        def leave_and_tell(self: Any, *details: Any) -> Any:
+        def leave_and_report(self: Any, *details: Any) -> Any:
             was_off = observer.active and not is_on()
             result = leave(self, *details)
             if was_off and is_on():
-                observer.stretch_ended()
+                observer.gradients_on()
             return result
 
-        kind.__enter__, kind.__exit__ = enter_and_tell, leave_and_tell
+        kind.__enter__, kind.__exit__ = enter_and_report, leave_and_report
 
     patch(torch.no_grad, is_set_at_once=False)
     patch(torch.inference_mode, is_set_at_once=False)

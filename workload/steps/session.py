@@ -23,9 +23,9 @@ from workload.steps.batches import Batch, Unit, fetched_at, measure, size_of
 from workload.steps.hooks import Site
 from workload.steps.program import STEP_HINT, Program, several_processes
 from workload.steps.script_end import EndOfScript, end_by_force_after
-from workload.steps.step import Amount, Fetch, Limits, Loader, Now, Optimizers, Phase, Step, describe
+from workload.steps.step import Amount, Fetch, Limits, Loader, OpenStep, Optimizers, Phase, Step, describe
 from workload.steps.step_finder import MOST_SEGMENTS, REPEATS, Pattern, Seen, Segment, StepFinder
-from workload.steps.step_receiver import StepTaker
+from workload.steps.step_receiver import StepReceiver
 from workload.steps.step_work import MOST_COUNTED, Work, WorkCounter, chosen, usual
 
 LOGGER = log.LOGGER
@@ -45,7 +45,7 @@ class Stage(Enum):
 
 
 # Called when the step is known, and counted if counting is on. Returns the receiver of all later steps.
-Open = Callable[[Step, Work | None, Device], StepTaker]
+Open = Callable[[Step, Work | None, Device], StepReceiver]
 
 
 class Session:
@@ -55,7 +55,7 @@ class Session:
         self,
         limits: Limits,
         program: Program,
-        open_taker: Open,
+        open_receiver: Open,
         finish: Callable[[], None],
         *,
         goes_on: bool,
@@ -74,27 +74,27 @@ class Session:
         # Samples and tokens of each step of the phase so far.
         self.samples: list[int] = []
         self.tokens: list[int] = []
-        self.region: StepTaker | None = None
+        self.receiver: StepReceiver | None = None
         # Places where gradients are turned off: True for an evaluation, which is no part of a step.
         self.sites: dict[Site, bool] = {}
         self._limits, self.goes_on, self._counts = limits, goes_on, counts
         self._name, self._folder = program.name, program.folder
-        self._open, self._finish = open_taker, finish
+        self._open, self._finish = open_receiver, finish
         self._finder = StepFinder()
         self._optimizers = Optimizers()
         self._loaders: dict[int, Loader] = {}
         self.thread: int | None = None
-        self._by_hand = False
+        self._is_marked = False
         self._in_optimizer = False
         self._stepped_in_backward: Any = None
         self._steps_in_backward = self._in_backward = False
         # While replaying an event: its original time stamp, and whether more events of its kind are queued.
-        self._then: Any = None
-        self._is_behind = False
-        self._now = Now()
+        self._event_mark: Any = None
+        self._more_events_follow = False
+        self._open_step = OpenStep()
         self._guard = _Guard(self)
         self._device = Device.CPU
-        self._is_evaluating = self._was_looked_at = False
+        self._is_evaluating = self._is_classified_step = False
         self._counter: WorkCounter | None = None
         self._works: list[Work] = []
         self._recent: list[Amount] = []
@@ -115,13 +115,13 @@ class Session:
 
     def fetch_began(self) -> None:
         """Assign the time until now to the script's own work."""
-        if self._is_ours():
+        if self._is_observed():
             self._mark(Aside.OTHER)
 
     def fetched(self, loader: Any, batch: Any) -> None:
         """Assign the time since `fetch_began` to the wait for data."""
-        if self._is_ours():
-            self.came(self.batch_of(loader, batch))
+        if self._is_observed():
+            self.batch_arrived(self.batch_of(loader, batch))
 
     def batch_of(self, loader: Any, batch: Any) -> Batch | None:
         """Contents of the batch; None at the end of the data."""
@@ -137,18 +137,18 @@ class Session:
             self.failed(error)
             return None
 
-    def came(self, batch: Batch | None) -> None:
+    def batch_arrived(self, batch: Batch | None) -> None:
         """Assign the time since `fetch_began` to the wait for this batch."""
         if self._counter:
-            self._look_at_what_came_before()
+            self._classify_earlier_work()
         parts = self._mark(StepPart.DATA) - 2
         if batch is not None and not self._is_evaluating:
-            self._now.batches += 1
-            self._now.fetches.append(Fetch(batch=batch, parts=max(0, parts)))
+            self._open_step.batches += 1
+            self._open_step.fetches.append(Fetch(batch=batch, parts=max(0, parts)))
 
     def backward_began(self) -> None:
         """Assign the time until now to the forward pass."""
-        if self._is_ours():
+        if self._is_observed():
             self._in_backward = True
             if self._counter:
                 self._counter.in_backward = True
@@ -156,30 +156,30 @@ class Session:
 
     def backward_ended(self) -> None:
         """Assign the time since `backward_began` to the backward pass."""
-        if not self._is_ours():
+        if not self._is_observed():
             return
         self._in_backward = False
         if self._counter:
             self._counter.in_backward = False
         self._mark(StepPart.BACKWARD)
         if self._counter and self.stage is not Stage.COUNTING:
-            self._look_at_no_more()
+            self._stop_classifying()
         self.backward_passes += 1
         if self._in_optimizer:
-            self._now.closures += 1
+            self._open_step.closures += 1
         else:
-            self._now.backward += 1
+            self._open_step.backward += 1
         if self._stepped_in_backward is not None:
             optimizer, self._stepped_in_backward = self._stepped_in_backward, None
             self._optimizer_stepped(optimizer, skipped=False)
-        elif self._now.backward >= BACKWARD_WITHOUT_STEP and not self._by_hand:
-            self._refuse_updates_by_hand(f"{self._now.backward} backward passes")
+        elif self._open_step.backward >= BACKWARD_WITHOUT_STEP and not self._is_marked:
+            self._refuse_updates_by_hand(f"{self._open_step.backward} backward passes")
 
     def gradient_taken(self) -> None:
         """Count gradients that `torch.autograd.grad` returned, of a penalty or of the loss."""
         self.gradients += 1
         is_all = self.optimizer_steps == self.backward_passes == 0
-        if is_all and self.gradients >= BACKWARD_WITHOUT_STEP and not self._by_hand and self._is_ours():
+        if is_all and self.gradients >= BACKWARD_WITHOUT_STEP and not self._is_marked and self._is_observed():
             self._refuse_updates_by_hand(f"gradients were taken {self.gradients} times by torch.autograd.grad")
 
     def _refuse_updates_by_hand(self, what: str) -> None:
@@ -198,13 +198,13 @@ class Session:
 
     def stepped(self, optimizer: Any) -> None:
         """End a segment of the script's work: an optimizer has stepped."""
-        self._heard_of(optimizer, skipped=False)
+        self._optimizer_event(optimizer, skipped=False)
 
     def left_out(self, optimizer: Any) -> None:
         """End a segment of the script's work: a GradScaler left out the optimizer's step."""
-        self._heard_of(optimizer, skipped=True)
+        self._optimizer_event(optimizer, skipped=True)
 
-    def _heard_of(self, optimizer: Any, *, skipped: bool) -> None:
+    def _optimizer_event(self, optimizer: Any, *, skipped: bool) -> None:
         if not self.active:
             return
         if self.stage is Stage.OVER:
@@ -223,9 +223,9 @@ class Session:
             return
         self._optimizer_stepped(optimizer, skipped=skipped)
 
-    def stretch_began(self, site: Site) -> None:
+    def gradients_off(self, site: Site) -> None:
         """Called when gradients are switched off, for an evaluation or for values that the loss uses."""
-        if not self._is_ours():
+        if not self._is_observed():
             return
         is_timed = self.stage in (Stage.WARMUP, Stage.MEASURED)
         if is_timed and self.sites.get(site) is not False:
@@ -233,39 +233,39 @@ class Session:
         self._is_evaluating = self.sites.get(site, False)
         if is_timed and self._counts and site not in self.sites:
             # Counting is slow, but needed only once for each place. This step will not be timed.
-            self._counter, self._was_looked_at = self._counter or WorkCounter(self._device).start(), True
+            self._counter, self._is_classified_step = self._counter or WorkCounter(self._device).start(), True
         if self._counter:
-            self._counter.stretches.enter(site)
+            self._counter.without_gradients.enter(site)
             self._counter.ignores = self._is_evaluating
 
-    def stretch_ended(self) -> None:
+    def gradients_on(self) -> None:
         """Called when gradients are switched on again."""
-        if not self._is_ours():
+        if not self._is_observed():
             return
         if self._counter:
-            self._counter.stretches.enter(None)
+            self._counter.without_gradients.enter(None)
             self._counter.ignores = False
         if self._is_evaluating:
             self._mark(Aside.VALIDATION)
             self._is_evaluating = False
 
-    def _look_at_what_came_before(self) -> None:
+    def _classify_earlier_work(self) -> None:
         """A batch has arrived: earlier work without gradients was an evaluation if no loss used it."""
-        if self._counter is None or self.region is None or not self.region.is_open:
+        if self._counter is None or self.receiver is None or not self.receiver.is_open:
             return
-        site = self._counter.stretches.now
+        site = self._counter.without_gradients.now
         if site is not None:
             # An evaluation of a loader's batches, which begins with this one.
             self.sites[site] = self._is_evaluating = True
-        self._was_looked_at = not (self._look_at_no_more() or self._is_evaluating)
-        if not self._was_looked_at:
-            self.region.recorder.relabel(self.region.recorder.mark(Aside.OTHER, self._then), Aside.VALIDATION)
+        self._is_classified_step = not (self._stop_classifying() or self._is_evaluating)
+        if not self._is_classified_step:
+            self.receiver.recorder.relabel(self.receiver.recorder.mark(Aside.OTHER, self._event_mark), Aside.VALIDATION)
 
-    def _look_at_no_more(self) -> bool:
+    def _stop_classifying(self) -> bool:
         """Stop observing work without gradients; return whether the step had an evaluation at a new place."""
         if self._counter is None:
             return False
-        found = self._counter.stretches.are_evaluations()
+        found = self._counter.without_gradients.are_evaluations()
         is_new = any(found[site] and site not in self.sites for site in found)
         # A known evaluation was not counted, and therefore has no FLOP here.
         self.sites = {site: found[site] for site in found if site not in self.sites} | self.sites
@@ -276,22 +276,22 @@ class Session:
 
     def saving(self) -> None:
         """Assign the time until now to the script's own work."""
-        if self._is_ours():
+        if self._is_observed():
             self._mark(Aside.OTHER)
 
     def saved(self) -> None:
         """Assign the time since `saving` to a checkpoint."""
-        if self._is_ours():
+        if self._is_observed():
             self._mark(Aside.CHECKPOINT)
 
     def step_began(self) -> None:
         """Called when `with rooflaunch.step():` is entered: earlier work is no part of a step, but data waits are."""
         if not self.active or self.stage is Stage.OVER:
             return
-        self._say_by_hand()
-        if self.region and self.region.is_open:
-            parts = self.region.recorder.mark(Aside.OUTSIDE, self._then)
-            self.region.recorder.relabel(parts, Aside.OUTSIDE, but=StepPart.DATA)
+        self._use_marks()
+        if self.receiver and self.receiver.is_open:
+            parts = self.receiver.recorder.mark(Aside.OUTSIDE, self._event_mark)
+            self.receiver.recorder.relabel(parts, Aside.OUTSIDE, but=StepPart.DATA)
 
     def step_done(self) -> None:
         """End a step that the script marks."""
@@ -299,29 +299,29 @@ class Session:
             return
         if self.stage is Stage.OVER:
             raise EndOfScript
-        self._say_by_hand()
+        self._use_marks()
         self._mark(StepPart.OPTIMIZER)
         with self._guard:
             self._step_ended(is_regular=True)
 
-    def _say_by_hand(self) -> None:
+    def _use_marks(self) -> None:
         self.thread = self.thread or threading.get_ident()
-        if not self._by_hand:
-            self._by_hand = True
+        if not self._is_marked:
+            self._is_marked = True
             if self.stage is not Stage.SEARCHING:
                 self._start_again()
-            self._now = Now()
+            self._open_step = OpenStep()
 
     # --- replay of buffered events
 
     @property
     def instant(self) -> Callable[[], Any] | None:
         """Function that reads the clock for an event reported later; None if events must be reported at once."""
-        taker = self.region
+        receiver = self.receiver
         is_on = self.active and self.stage is not Stage.OVER and not self._steps_in_backward
-        return taker.instant if is_on and taker and taker.is_open and not self._counter else None
+        return receiver.instant if is_on and receiver and receiver.is_open and not self._counter else None
 
-    def patience(self) -> tuple[int, float]:
+    def buffer_limits(self) -> tuple[int, float]:
         """Number of optimizer steps that may be buffered, and the latest end by `time.perf_counter`."""
         warmup, iterations, least_s = self._limits.filled(self._device)
         left = (warmup if self.stage is Stage.WARMUP else iterations) - self._taken
@@ -331,38 +331,38 @@ class Session:
         until_s = self._began_s + least_s
         return (sys.maxsize, until_s) if time.perf_counter() < until_s else (1, math.inf)
 
-    def hear_again(self, events: Sequence[tuple[str, Any, tuple[Any, ...]]], *, is_over: bool) -> None:
+    def replay(self, events: Sequence[tuple[str, Any, tuple[Any, ...]]], *, is_over: bool) -> None:
         """Replay `events`: method, mark and arguments of each.
 
         Only the last event may end the script, and none if the script `is_over`.
         """
         last = None if is_over else len(events) - 1
         try:
-            for place, (name, self._then, details) in enumerate(events):
-                self._is_behind = place != last
+            for place, (name, self._event_mark, details) in enumerate(events):
+                self._more_events_follow = place != last
                 getattr(self, name)(*details)
         finally:
-            self._then, self._is_behind = None, False
+            self._event_mark, self._more_events_follow = None, False
         # The script waited during the replay.
         self._mark(Aside.MEASURING)
 
     # --- reactions
 
-    def _is_ours(self) -> bool:
+    def _is_observed(self) -> bool:
         is_on = self.active and self.stage is not Stage.OVER
         return is_on and (self.thread is None or self.thread == threading.get_ident())
 
     def _mark(self, part: StepPart | Aside) -> int:
-        region = self.region
-        if region is None or not region.is_open:
+        receiver = self.receiver
+        if receiver is None or not receiver.is_open:
             return 0
-        return region.recorder.mark(Aside.VALIDATION if self._is_evaluating else part, self._then)
+        return receiver.recorder.mark(Aside.VALIDATION if self._is_evaluating else part, self._event_mark)
 
     def _optimizer_stepped(self, optimizer: Any, *, skipped: bool) -> None:
         self._mark(StepPart.OPTIMIZER)
         with self._guard:
             self.optimizer_steps += 1
-            now = self._now
+            now = self._open_step
             now.skipped += skipped
             number = self._optimizers.number_of(optimizer)
             segment = Segment(
@@ -376,7 +376,7 @@ class Session:
             now.segments.append(segment)
             if self.stage is Stage.SEARCHING and (error := several_processes()):
                 self._refuse(error)
-            if not self._by_hand:
+            if not self._is_marked:
                 self._follow(self._finder.add(segment))
 
     def _follow(self, seen: Seen) -> None:
@@ -395,7 +395,7 @@ class Session:
             case Seen.LOST:
                 LOGGER.info("script     the steps are no longer of this kind: looking for what repeats now")
                 self._start_again()
-            case Seen.UNCLEAR if self._is_behind:
+            case Seen.UNCLEAR if self._more_events_follow:
                 pass
             case Seen.UNCLEAR if self._counts and any(phase.taken for phase in self.phases):
                 self.complete()
@@ -409,7 +409,7 @@ class Session:
 
     def _remember(self) -> None:
         """Keep the data fetched for an optimizer's step until the rule is known."""
-        fetches, self._now = self._now.fetches, Now()
+        fetches, self._open_step = self._open_step.fetches, OpenStep()
         self._recent.append(Amount.of(fetches))
         self._last_fetches = fetches or self._last_fetches
 
@@ -419,10 +419,10 @@ class Session:
         if self.phases and self.stage is Stage.MEASURED:
             self.phases[-1].taken = self._taken
         self._counter, self._works, self._recent, self._taken = None, [], [], 0
-        if self.region:
-            self.region.close()
-        self.region, self.stage, self._now = None, Stage.SEARCHING, Now()
-        self._is_evaluating = self._was_looked_at = False
+        if self.receiver:
+            self.receiver.close()
+        self.receiver, self.stage, self._open_step = None, Stage.SEARCHING, OpenStep()
+        self._is_evaluating = self._is_classified_step = False
 
     def _found(self, pattern: Pattern | None) -> None:
         """Announce the rule, found or marked by the script, and count FLOP in the next step."""
@@ -438,12 +438,12 @@ class Session:
         self._begin_counting()
 
     def _step_ended(self, *, is_regular: bool) -> None:
-        now, self._now = self._now, Now()
-        if not self._is_behind and asked():
+        now, self._open_step = self._open_step, OpenStep()
+        if not self._more_events_follow and asked():
             raise EndOfScript
         match self.stage:
             case Stage.SEARCHING:
-                self._now = now
+                self._open_step = now
                 self._remember()
                 if len(self._recent) > 1:
                     self._found(None)
@@ -459,19 +459,19 @@ class Session:
     # --- counting
 
     def _begin_counting(self) -> None:
-        self.stage, self._now = Stage.FOUND, Now()
-        if self._is_behind:
+        self.stage, self._open_step = Stage.FOUND, OpenStep()
+        if self._more_events_follow:
             return
         if not self._counts:
-            self._begin_taking(None)
+            self._start_receiver(None)
             return
         self.stage = Stage.COUNTING
         self._counter = WorkCounter(self._device).start()
 
-    def _counted(self, now: Now, *, is_regular: bool) -> None:
+    def _counted(self, now: OpenStep, *, is_regular: bool) -> None:
         assert self._counter is not None
         assert self.step is not None
-        has_evaluation = self._look_at_no_more()
+        has_evaluation = self._stop_classifying()
         work = self._counter.stop()
         self._counter = None
         is_whole = not has_evaluation and is_regular and not now.skipped and not self._excess(now)
@@ -483,26 +483,26 @@ class Session:
         if known is None and self._taken < 2 * MOST_COUNTED and len(self._works) < MOST_COUNTED:
             self._begin_counting()
             return
-        self._begin_taking(known or chosen(self._works or [work]))
+        self._start_receiver(known or chosen(self._works or [work]))
 
-    def _begin_taking(self, work: Work | None) -> None:
+    def _start_receiver(self, work: Work | None) -> None:
         assert self.step is not None
-        self._taken, self._now = 0, Now()
-        self.region = self._open(self.step, work, self._device)
+        self._taken, self._open_step = 0, OpenStep()
+        self.receiver = self._open(self.step, work, self._device)
         self.skipped = Counter()
         self._enter(Stage.WARMUP if self._limits.filled(self._device)[0] else Stage.MEASURED)
 
     # --- timing
 
     def _enter(self, stage: Stage) -> None:
-        assert self.region is not None
+        assert self.receiver is not None
         self.stage, self._taken = stage, 0
         self.samples, self.tokens = [], []
-        self.region.enter(StepPhase.WARMUP if stage is Stage.WARMUP else StepPhase.MEASURED)
+        self.receiver.enter(StepPhase.WARMUP if stage is Stage.WARMUP else StepPhase.MEASURED)
         self._began_s = time.perf_counter()
-        self.region.begin()
+        self.receiver.begin()
 
-    def _excess(self, now: Now) -> list[Fetch]:
+    def _excess(self, now: OpenStep) -> list[Fetch]:
         """Batches fetched before those that the step trained on, for example by a validation loop."""
         assert self.step is not None
         if self.step.pattern is None:
@@ -515,47 +515,47 @@ class Session:
         # One more batch of the same loader is a prefetched one, at the beginning of the data.
         return now.fetches[:extra] if extra > 1 or (extra == 1 and is_foreign) else []
 
-    def _timed(self, now: Now, *, is_regular: bool) -> None:
-        assert self.region is not None
+    def _timed(self, now: OpenStep, *, is_regular: bool) -> None:
+        assert self.receiver is not None
         assert self.step is not None
         if self._counter:
-            self._look_at_no_more()
-        is_regular, self._was_looked_at = is_regular and not self._was_looked_at, False
+            self._stop_classifying()
+        is_regular, self._is_classified_step = is_regular and not self._is_classified_step, False
         excess = self._excess(now) if is_regular else []
         if excess and len(excess) < len(now.fetches):
-            self.region.recorder.relabel(now.fetches[len(excess)].parts + 1, Aside.VALIDATION)
+            self.receiver.recorder.relabel(now.fetches[len(excess)].parts + 1, Aside.VALIDATION)
         kept = now.fetches[len(excess) :]
         images = sum(fetch.batch.count for fetch in kept)
         if self._limits.samples_per_step or len(kept) != self.step.batches or self.step.unit is Unit.STEPS:
             images = self.step.samples
         if is_regular:
             self._taken += 1
-            self.skipped[self.region.phase] += now.skipped
+            self.skipped[self.receiver.phase] += now.skipped
             self.samples.append(images)
             self.tokens.append(sum(fetch.batch.real_tokens for fetch in kept))
-        self.region.end(images, is_step=is_regular)
+        self.receiver.end(images, is_step=is_regular)
         warmup, iterations, least_s = self._limits.filled(self._device)
         if self.stage is Stage.WARMUP and self._taken >= warmup:
-            self.region.leave()
+            self.receiver.leave()
             self._enter(Stage.MEASURED)
             return
         if (
             self.stage is Stage.MEASURED
             and self._taken >= iterations
-            and not self._is_behind
-            and not self.region.wants_more
+            and not self._more_events_follow
+            and not self.receiver.wants_more
             and time.perf_counter() - self._began_s >= least_s
         ):
             self.complete()
             return
-        self.region.begin(self._then)
+        self.receiver.begin(self._event_mark)
 
     def complete(self) -> None:
         """Write everything down after the last step, then end the script or let it continue."""
         # If the script catches the exit and steps again, it is ended again.
         self.active, self.stage = not self.goes_on, Stage.OVER
-        if self.region:
-            self.region.leave()
+        if self.receiver:
+            self.receiver.leave()
         self._finish()
         if not self.goes_on:
             code, last_words = (self.unended.exit_code, self.unended.report()) if self.unended else (ExitCode.DONE, "")

@@ -38,7 +38,7 @@ class Amount(NamedTuple):
 
 
 @dataclass(kw_only=True)
-class Now:
+class OpenStep:
     """Events since the last optimizer step, and since the last end of a step."""
 
     backward: int = 0

@@ -139,7 +139,7 @@ class StepFinder:
         if self._regular < LONGEST and all(segment.optimizer != known for known, *_ in keys):
             return self._lose()
         if self._off_the_rule:
-            return self._follow_off_the_rule(keys)
+            return self._follow_irregular_step(keys)
         if segment.key != keys[self._position]:
             return self._broken(len(keys))
         self._position = (self._position + 1) % len(keys)
@@ -148,7 +148,7 @@ class StepFinder:
         self._regular, self._irregular_in_a_row = self._regular + 1, 0
         return Seen.STEP
 
-    def _follow_off_the_rule(self, keys: list[tuple[int, int, bool]]) -> Seen:
+    def _follow_irregular_step(self, keys: list[tuple[int, int, bool]]) -> Seen:
         last = list(self._segments)[-len(keys) :]
         if [self._successors.named(segment).key for segment in last] != keys:
             self._off_the_rule += 1

@@ -23,7 +23,7 @@ MOST_STEPS = 64
 MOST_EVENTS = 4096
 
 
-class Tape:
+class StepLog:
     """Observer of a script that buffers the events of timed steps for its session, and passes on all others at once.
 
     See `workload.steps.hooks.Observer`.
@@ -38,7 +38,7 @@ class Tape:
         self._steps, self._most, self._due_s = 0, 1, 0.0
         # The last batch: its loader, the shape of its first tensor, its contents.
         self._loader: int | None = None
-        self._is_in_stretch = False
+        self._is_in_evaluation = False
         # Whether a backward pass or an optimizer's step is running: both turn gradients off themselves.
         self._is_inside = False
         # Optimizers that have stepped, by identity.
@@ -72,9 +72,9 @@ class Tape:
             if id(loader) != self._loader or type(first) is not Tensor or first.shape != self._shape:
                 self._batch = self._session.batch_of(loader, batch)
                 self._loader, self._shape = id(loader), first.shape if type(first) is Tensor else None
-            self._events.append(("came", mark, (self._batch,)))
+            self._events.append(("batch_arrived", mark, (self._batch,)))
             if len(self._events) >= MOST_EVENTS:
-                self.catch_up()
+                self.flush_events()
         else:
             self._session.fetched(loader, batch)
 
@@ -110,86 +110,86 @@ class Tape:
     def stepped(self, optimizer: Any) -> None:
         """Record that an optimizer has stepped."""
         self._is_inside = False
-        self._hear_of_end("stepped", optimizer)
+        self._record_end("stepped", optimizer)
         if id(optimizer) not in self._optimizers:
             # A new optimizer may begin steps of another kind.
             self._optimizers.add(id(optimizer))
-            self.catch_up()
+            self.flush_events()
 
     def left_out(self, optimizer: Any) -> None:
         """Record that a GradScaler left out an optimizer's step."""
-        self._hear_of_end("left_out", optimizer)
+        self._record_end("left_out", optimizer)
 
     def step_done(self) -> None:
         """Record that the script marks the end of a step."""
-        self._hear_of_end("step_done")
+        self._record_end("step_done")
 
     def step_began(self) -> None:
         """Record that the script marks the beginning of a step."""
-        self._hear("step_began")
+        self._record("step_began")
 
-    def stretch_began(self, site: Site) -> None:
+    def gradients_off(self, site: Site) -> None:
         """Record that gradients are switched off, if the place is an evaluation or not classified yet."""
         session = self._session
         if self._is_inside:
             return
         if self._mark is None or get_ident() != self._thread:
-            session.stretch_began(site)
+            session.gradients_off(site)
             return
         is_evaluation = session.sites.get(site)
         if is_evaluation:
-            self._events.append(("stretch_began", self._mark(), (site,)))
-            self._is_in_stretch = True
+            self._events.append(("gradients_off", self._mark(), (site,)))
+            self._is_in_evaluation = True
         elif is_evaluation is None:
-            self.catch_up()
-            session.stretch_began(site)
-            self._settle()
+            self.flush_events()
+            session.gradients_off(site)
+            self._choose_buffering()
 
-    def stretch_ended(self) -> None:
+    def gradients_on(self) -> None:
         """Record that gradients are switched on again."""
         if self._mark is None or get_ident() != self._thread:
-            self._session.stretch_ended()
-        elif self._is_in_stretch:
-            self._events.append(("stretch_ended", self._mark(), ()))
-            self._is_in_stretch = False
+            self._session.gradients_on()
+        elif self._is_in_evaluation:
+            self._events.append(("gradients_on", self._mark(), ()))
+            self._is_in_evaluation = False
 
     def saving(self) -> None:
         """Record that a checkpoint is being written."""
-        self._hear("saving")
+        self._record("saving")
 
     def saved(self) -> None:
         """Record that the checkpoint was written."""
-        self._hear("saved")
+        self._record("saved")
 
-    def _hear(self, name: str) -> None:
+    def _record(self, name: str) -> None:
         if self._mark is not None and get_ident() == self._thread:
             self._events.append((name, self._mark(), ()))
         else:
             getattr(self._session, name)()
 
-    def _hear_of_end(self, name: str, *details: Any) -> None:
+    def _record_end(self, name: str, *details: Any) -> None:
         if self._mark is not None and get_ident() == self._thread:
             self._events.append((name, self._mark(), details))
             self._steps += 1
             if self._steps >= self._most or perf_counter() >= self._due_s:
-                self.catch_up()
+                self.flush_events()
             return
         try:
             getattr(self._session, name)(*details)
         finally:
-            self._settle()
+            self._choose_buffering()
 
-    def _settle(self) -> None:
+    def _choose_buffering(self) -> None:
         """Decide whether to buffer from here on, and for how many steps or seconds."""
         session = self._session
         self._mark = session.instant
         if self._mark is not None:
             self._thread = session.thread
-            most, until_s = session.patience()
+            most, until_s = session.buffer_limits()
             self._steps, self._most = 0, min(MOST_STEPS, most)
             self._due_s = min(perf_counter() + FLUSH_EVERY_S, until_s)
 
-    def catch_up(self, *, is_over: bool = False) -> None:
+    def flush_events(self, *, is_over: bool = False) -> None:
         """Pass all buffered events to the session, which may end the script then.
 
         `is_over`: the script has ended anyway.
@@ -198,6 +198,6 @@ class Tape:
             return
         events, self._events = self._events, []
         try:
-            self._session.hear_again(events, is_over=is_over)
+            self._session.replay(events, is_over=is_over)
         finally:
-            self._settle()
+            self._choose_buffering()

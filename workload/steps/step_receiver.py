@@ -19,7 +19,7 @@ class Marks(Protocol):
         """Reassign the first `parts` parts of the open step to `aside`, except parts of kind `but`."""
 
 
-class StepTaker(Protocol):
+class StepReceiver(Protocol):
     """Receives the steps after the counted ones, and times or profiles them."""
 
     phase: StepPhase

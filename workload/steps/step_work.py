@@ -59,7 +59,7 @@ class Work:
         return max(self.flop_by_precision, key=lambda name: self.flop_by_precision[name], default="fp32")
 
 
-class Stretches:
+class WorkWithoutGradients:
     """Work without gradients in a step, by place: used by a loss, or an evaluation.
 
     The memory of each result is followed to see whether an operation with gradients reads it.
@@ -113,13 +113,13 @@ class Stretches:
 class WorkCounter(FlopCounter):
     """A `FlopCounter` that times each operation; `start` and `stop` replace a `with` block, which is impossible here.
 
-    `ignores`: run operations without counting them. `stretches`: work without gradients.
+    `ignores`: run operations without counting them. `without_gradients`: work without gradients.
     """
 
     def __init__(self, device: Device) -> None:
         super().__init__()
         self.in_backward = self.ignores = False
-        self.stretches = Stretches()
+        self.without_gradients = WorkWithoutGradients()
         self._timer = _Events() if device is Device.CUDA else _HostTimes()
         self._forward_flop = 0
         self._block = ExitStack()
@@ -170,7 +170,7 @@ class WorkCounter(FlopCounter):
         began = self._timer.mark()
         output = func(*args, **kwargs)
         ended = self._timer.mark()
-        self.stretches.follow((args, kwargs), output, in_backward=self.in_backward)
+        self.without_gradients.follow((args, kwargs), output, in_backward=self.in_backward)
         if copied := _bytes_to_device(func, args, output):
             self._copied_bytes += copied
             name = COPY_TO_DEVICE
@@ -183,7 +183,7 @@ class WorkCounter(FlopCounter):
 
     def counted(self, flop: int, args: tuple[Any, ...]) -> None:
         """Record the FLOP of a contraction by precision and pass."""
-        self.stretches.compute(flop)
+        self.without_gradients.compute(flop)
         if not self.in_backward:
             self._forward_flop += flop
         factor = next((arg for arg in args if isinstance(arg, Tensor) and arg.is_floating_point()), None)

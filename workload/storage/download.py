@@ -46,7 +46,7 @@ class StoppedError(Exception):
     """The fetch is stopping: another worker failed for good, or the user pressed Ctrl-C."""
 
 
-class Bringer:
+class Downloader:
     """Downloads files of one store; shared by threads."""
 
     def __init__(self, store: Store, traffic: Traffic) -> None:
@@ -64,16 +64,16 @@ class Bringer:
                 return arrived
         raise BundleError(f"{bundle.MANIFEST} arrived damaged {ATTEMPTS} times", hint="fetch again")
 
-    def bring(self, folder: Path, wanted: Iterable[Wanted]) -> tuple[int, int]:
+    def download(self, folder: Path, wanted: Iterable[Wanted]) -> tuple[int, int]:
         """Download every wanted file that `folder` lacks; return the number of files downloaded, and their bytes."""
         files = count = 0
         for file in wanted:
             if not self._is_as_wanted(folder / file.name, file):
-                count += self._bring_file(folder, file)
+                count += self._download_file(folder, file)
                 files += 1
         return files, count
 
-    def _bring_file(self, folder: Path, wanted: Wanted) -> int:
+    def _download_file(self, folder: Path, wanted: Wanted) -> int:
         """Download to a partial file, compare, move to its place; return the number of bytes received."""
         token = hashlib.sha256(wanted.name.encode()).hexdigest()[:16]
         # The version in its name ensures that a partial file is continued only with the same content.

@@ -17,7 +17,7 @@ from typing import Any
 
 from workload.contract import bundle
 from workload.contract.errors import BundleError, RooflaunchError
-from workload.storage.download import Bringer, LocalState, Traffic, disk_errors, local_state, seal
+from workload.storage.download import Downloader, LocalState, Traffic, disk_errors, local_state, seal
 from workload.storage.inventory import (
     PARTIAL,
     Refused,
@@ -186,7 +186,7 @@ class _Worker:
     def __init__(self, store: Store, output: Path, traffic: Traffic, *, incomplete: bool, replace: bool) -> None:
         self.traffic = traffic
         self._store = store
-        self._bringer = Bringer(store, traffic)
+        self._downloader = Downloader(store, traffic)
         self._output = output
         self._incomplete = incomplete
         self._replace = replace
@@ -223,11 +223,11 @@ class _Worker:
         for name in (bundle.MANIFEST, bundle.RECORD):
             if name in run.objects and run.objects[name].bytes > MAX_DOCUMENT_BYTES:
                 raise run.damaged(f"{name} has {run.objects[name].bytes} bytes")
-        manifest = self._bringer.manifest(run.manifest)
+        manifest = self._downloader.manifest(run.manifest)
         wanted = wanted_files(run, manifest)
         folder.mkdir(exist_ok=True)
         (folder / bundle.MANIFEST).unlink(missing_ok=True)
-        files, count = self._bringer.bring(folder, wanted)
+        files, count = self._downloader.download(folder, wanted)
         read_document(run, bundle.RECORD, (folder / bundle.RECORD).read_bytes())
         seal(folder, manifest)
         return FetchedRun(run_id=run.run_id, state=FetchState.FETCHED, files=files + 1, bytes=count + len(manifest))
@@ -244,6 +244,6 @@ class _Worker:
             )
         folder.mkdir(exist_ok=True)
         wanted = [Wanted(name=name, remote=remote) for name, remote in run.objects.items()]
-        files, count = self._bringer.bring(folder, wanted)
+        files, count = self._downloader.download(folder, wanted)
         shutil.rmtree(folder / PARTIAL, ignore_errors=True)
         return FetchedRun(run_id=run.run_id, state=FetchState.INCOMPLETE, files=files, bytes=count, reason=reason)

@@ -299,7 +299,9 @@ def test_a_script_that_fails_ends_the_repeats(
 
 def test_the_bundle_of_a_script_that_was_killed_says_what_it_was(tmp_path: Path) -> None:
     spec = RunSpec(script=("runs/my train.py", "--token", "abc"))
-    left = bundle.read(unfinished.leave(tmp_path, spec, Context(outside={"host": {}}), Status.FAILED, "killed")).record
+    left = bundle.read(
+        unfinished.write_new(tmp_path, spec, Context(outside={"host": {}}), Status.FAILED, "killed")
+    ).record
     assert "-my-train.py-b1-" in left.run_id
     assert (left.spec.model, left.status) == ("my train.py", Status.FAILED)
     assert left.spec.script is not None

@@ -70,7 +70,7 @@ def test_bundles_of_today_are_valid(tmp_path: Path) -> None:
     folders = [
         make(tmp_path, 1),
         *import_file(log, Given(model="resnet18", batch_size=4), output=tmp_path / "imported"),
-        unfinished.leave(tmp_path, RunSpec(device=Device.CPU), Context(), Status.FAILED, "killed"),
+        unfinished.write_new(tmp_path, RunSpec(device=Device.CPU), Context(), Status.FAILED, "killed"),
     ]
     for folder in folders:
         document = bundle.read(folder).document

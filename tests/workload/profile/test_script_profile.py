@@ -382,34 +382,34 @@ class FakeSession:
 
 
 def take(
-    taker: ProfiledSteps, *parts: StepPart | Aside, is_step: bool = True, skips: int = 0, session: Any = None
+    receiver: ProfiledSteps, *parts: StepPart | Aside, is_step: bool = True, skips: int = 0, session: Any = None
 ) -> None:
-    taker.begin()
+    receiver.begin()
     for part in parts:
-        taker.mark(part)
+        receiver.mark(part)
     if session:
-        session.skipped[taker.phase] += skips
-    taker.end(4, is_step=is_step)
+        session.skipped[receiver.phase] += skips
+    receiver.end(4, is_step=is_step)
 
 
 def warmed_up(tool: script_tools.Tool, session: Any) -> ProfiledSteps:
-    taker = ProfiledSteps(tool, Device.CPU, session)
-    taker.enter(StepPhase.WARMUP)
+    receiver = ProfiledSteps(tool, Device.CPU, session)
+    receiver.enter(StepPhase.WARMUP)
     for _ in range(2):
-        take(taker, *USUAL)
-    take(taker, StepPart.FORWARD, is_step=False)
-    taker.enter(StepPhase.MEASURED)
-    return taker
+        take(receiver, *USUAL)
+    take(receiver, StepPart.FORWARD, is_step=False)
+    receiver.enter(StepPhase.MEASURED)
+    return receiver
 
 
 def test_ranges_name_the_parts_of_the_usual_step(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu, tool = FakeCuda(monkeypatch), Counters(request(Mode.CALIBRATED, steps=2))
-    taker = warmed_up(tool, FakeSession())
+    receiver = warmed_up(tool, FakeSession())
     assert gpu.calls == [], "nothing of the warm-up"
     for _ in range(2):
-        assert taker.wants_more
-        take(taker, *USUAL)
-    assert not taker.wants_more
+        assert receiver.wants_more
+        take(receiver, *USUAL)
+    assert not receiver.wants_more
     ranges = [f"step {n} {part}" for n in range(2) for part in ("forward", "data", "forward", "backward", "optimizer")]
     assert gpu.calls == [
         "start",
@@ -436,9 +436,9 @@ def test_a_step_that_is_no_whole_one_is_said_to_be(
 ) -> None:
     FakeCuda(monkeypatch)
     session, tool = FakeSession(), Counters(request(Mode.STEPS, steps=1))
-    taker = warmed_up(tool, session)
-    taker._is_behind_gap = False
-    take(taker, *parts, is_step=is_step, skips=skips, session=session)
+    receiver = warmed_up(tool, session)
+    receiver._is_behind_gap = False
+    take(receiver, *parts, is_step=is_step, skips=skips, session=session)
     assert tool.answer()["skipped_steps"] == 1
 
 
@@ -446,15 +446,15 @@ def test_counting_says_after_which_steps_whole_ones_come(monkeypatch: pytest.Mon
     gpu, tool = FakeCuda(monkeypatch), Count(request(Mode.COUNT, steps=3))
     monkeypatch.setattr(script_tools, "_kernels_of", lambda *_: next(gpu.kernels))
     monkeypatch.setattr(script_tools, "_Profiler", lambda **_: SimpleNamespace(start=lambda: None, stop=lambda: None))
-    taker = warmed_up(tool, FakeSession())
-    take(taker, *USUAL)  # step 2, behind a gap
-    take(taker, *USUAL)
-    take(taker, *USUAL, StepPart.DATA)
-    take(taker, *USUAL)
-    take(taker, StepPart.FORWARD, is_step=False)
+    receiver = warmed_up(tool, FakeSession())
+    take(receiver, *USUAL)  # step 2, behind a gap
+    take(receiver, *USUAL)
+    take(receiver, *USUAL, StepPart.DATA)
+    take(receiver, *USUAL)
+    take(receiver, StepPart.FORWARD, is_step=False)
     for _ in range(5):
-        take(taker, *USUAL)
-    assert not taker.wants_more
+        take(receiver, *USUAL)
+    assert not receiver.wants_more
     answer = tool.answer()
     # Steps 2 to 5, a gap, step 6 behind it, and 7, 8 and 9 in a row.
     assert (answer["warmup_steps"], answer["kernels_per_step"], answer["calibration_kernels"]) == (7, None, 1)
@@ -462,8 +462,8 @@ def test_counting_says_after_which_steps_whole_ones_come(monkeypatch: pytest.Mon
 
 def test_a_profile_is_given_up_where_no_step_is_like_another(monkeypatch: pytest.MonkeyPatch) -> None:
     FakeCuda(monkeypatch)
-    taker = warmed_up(Count(request(Mode.COUNT, steps=1)), FakeSession())
+    receiver = warmed_up(Count(request(Mode.COUNT, steps=1)), FakeSession())
     for _ in range(50):
-        take(taker, StepPart.FORWARD, is_step=False)
+        take(receiver, StepPart.FORWARD, is_step=False)
     with pytest.raises(RooflaunchError, match="51 steps after the warm-up were no whole ones that are alike"):
-        take(taker, StepPart.FORWARD, is_step=False)
+        take(receiver, StepPart.FORWARD, is_step=False)

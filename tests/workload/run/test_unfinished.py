@@ -22,7 +22,7 @@ def settle(
 ) -> list[tuple[str, str | None, int]]:
     """Status, error and number of each bundle."""
     spec = RunSpec(device=Device.CPU, repeats=repeats)
-    settled = unfinished.settle(code, error, folders, output=output, spec=spec, context=Context(outside=OUTSIDE))
+    settled = unfinished.seal_all(code, error, folders, output=output, spec=spec, context=Context(outside=OUTSIDE))
     records = [bundle.read(folder).document for folder in settled]
     return [(record["status"], record["error"], record["repeat"]["index"]) for record in records]
 
@@ -83,7 +83,7 @@ def test_a_repeat_that_has_told_its_failure_is_not_followed_by_another(tmp_path:
 
 def test_what_is_known_from_outside_is_recorded(tmp_path: Path) -> None:
     context = Context(place="here", runtime="docker", outside=OUTSIDE, spec_origin={"model": "option"})
-    folder = unfinished.leave(tmp_path, ON_CPU, context, Status.OUT_OF_MEMORY, "no memory")
+    folder = unfinished.write_new(tmp_path, ON_CPU, context, Status.OUT_OF_MEMORY, "no memory")
     found = bundle.read(folder)
     where = found.document["environment"]
     assert "-here-resnet18-b16-fp32-" in found.document["run_id"]

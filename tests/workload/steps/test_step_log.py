@@ -20,14 +20,14 @@ from workload.steps.program import Program
 from workload.steps.script_end import EndOfScript
 from workload.steps.session import Session, Stage
 from workload.steps.step import Limits
-from workload.steps.step_log import Tape
+from workload.steps.step_log import StepLog
 
 PARTS = [Aside.OTHER, StepPart.DATA, StepPart.FORWARD, StepPart.BACKWARD, StepPart.OPTIMIZER]
 MANY = 20
 BATCH = (torch.zeros(8, 4), torch.zeros(8))
 
 
-class Taker:
+class Receiver:
     """Writes down what it is told: (`begin`, mark), (part, mark), (`end`, images)."""
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class Taker:
         return self.time
 
     @property
-    def recorder(self) -> "Taker":
+    def recorder(self) -> "Receiver":
         return self
 
     def enter(self, phase: StepPhase) -> None:
@@ -77,29 +77,29 @@ class Script:
     """A loop over a loader, and who hears it; `finished`: how often its measurement was complete."""
 
     def __init__(self, folder: Path, *, iterations: int = 20, warmup: int = 0, goes_on: bool = False) -> None:
-        self.taker, self.finished = Taker(), 0
+        self.receiver, self.finished = Receiver(), 0
         program = Program(words=("t.py",), module=None, path=folder / "t.py", arguments=(), folder=folder)
         limits = Limits(warmup=warmup, iterations=iterations, samples_per_step=None)
         self.session = Session(limits, program, self._open, self._finish, goes_on=goes_on, counts=False)
-        self.tape = Tape(self.session)
+        self.step_log = StepLog(self.session)
         self.optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))])
 
-    def _open(self, *_: Any) -> Taker:
-        return self.taker
+    def _open(self, *_: Any) -> Receiver:
+        return self.receiver
 
     def _finish(self) -> None:
         self.finished += 1
 
     def fetch(self, batch: Any = BATCH) -> None:
-        self.tape.fetch_began()
-        self.tape.fetched(self, batch)
+        self.step_log.fetch_began()
+        self.step_log.fetched(self, batch)
 
     def step(self, optimizer: Any = None, batch: Any = BATCH) -> None:
         self.fetch(batch)
-        self.tape.backward_began()
-        self.tape.backward_ended()
-        self.tape.stepping(optimizer or self.optimizer)
-        self.tape.stepped(optimizer or self.optimizer)
+        self.step_log.backward_began()
+        self.step_log.backward_ended()
+        self.step_log.stepping(optimizer or self.optimizer)
+        self.step_log.stepped(optimizer or self.optimizer)
 
 
 def until_the_end(step: Callable[[], None]) -> int:
@@ -123,28 +123,28 @@ def timed(tmp_path: Path) -> Script:
     script = Script(tmp_path)
     while script.session.stage is not Stage.MEASURED:
         script.step()
-    script.taker.told.clear()
+    script.receiver.told.clear()
     return script
 
 
 def test_steps_are_told_together_as_they_were(timed: Script) -> None:
     for _ in range(19):
         timed.step()
-    assert timed.taker.told == []
+    assert timed.receiver.told == []
     with pytest.raises(EndOfScript):
         timed.step()
 
-    told = [(what, mark) for what, mark in timed.taker.told if what != "begin"]
+    told = [(what, mark) for what, mark in timed.receiver.told if what != "begin"]
     one_by_one = [(part, 5 * step + place) for step in range(20) for place, part in enumerate(PARTS, 1)]
     assert [(what, mark) for what, mark in told if what != "end"] == one_by_one
     assert [mark for what, mark in told if what == "end"] == [8] * 20
     # Each begins where the one before ended.
-    assert [mark for what, mark in timed.taker.told if what == "begin"] == [5 * step for step in range(1, 20)]
+    assert [mark for what, mark in timed.receiver.told if what == "begin"] == [5 * step for step in range(1, 20)]
     assert timed.finished == 1
 
 
 def test_what_is_worked_through_at_the_end_is_no_wall_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    came, late_s = Session.came, [0.0]
+    came, late_s = Session.batch_arrived, [0.0]
 
     def slow(*given: Any) -> Any:
         late_s[0] += 1000.0
@@ -157,7 +157,7 @@ def test_what_is_worked_through_at_the_end_is_no_wall_time(tmp_path: Path, monke
     monkeypatch.setattr(script.session, "_open", lambda *_: region)
     while script.session.stage is not Stage.MEASURED:
         script.step()
-    monkeypatch.setattr(Session, "came", slow)
+    monkeypatch.setattr(Session, "batch_arrived", slow)
     assert until_the_end(script.step) == 19
 
     assert region.measured is not None
@@ -170,24 +170,24 @@ def test_no_more_is_kept_than_a_number_of_steps(tmp_path: Path) -> None:
     script = Script(tmp_path, iterations=1000)
     while script.session.stage is not Stage.MEASURED:
         script.step()
-    script.taker.told.clear()
+    script.receiver.told.clear()
     for _ in range(tapes.MOST_STEPS - 1):
         script.step()
-    assert script.taker.told == []
+    assert script.receiver.told == []
     script.step()
 
-    assert script.taker.steps == tapes.MOST_STEPS
+    assert script.receiver.steps == tapes.MOST_STEPS
     # The time that the telling took is nobody's.
-    assert script.taker.told[-1] == (Aside.MEASURING, None)
+    assert script.receiver.told[-1] == (Aside.MEASURING, None)
 
 
 def test_long_steps_are_told_each_second(timed: Script, monkeypatch: pytest.MonkeyPatch) -> None:
     timed.step()
-    assert timed.taker.steps == 0
+    assert timed.receiver.steps == 0
     monkeypatch.setattr(tapes, "perf_counter", lambda: perf_counter() + 1.5)
     timed.step()
 
-    assert timed.taker.steps == 2
+    assert timed.receiver.steps == 2
 
 
 def test_a_long_validation_is_told_before_its_end(timed: Script, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,7 +195,7 @@ def test_a_long_validation_is_told_before_its_end(timed: Script, monkeypatch: py
     for _ in range(6):
         timed.fetch()
 
-    assert [what for what, _ in timed.taker.told] == [*[Aside.OTHER, StepPart.DATA] * 5, Aside.MEASURING]
+    assert [what for what, _ in timed.receiver.told] == [*[Aside.OTHER, StepPart.DATA] * 5, Aside.MEASURING]
 
 
 def test_the_warmup_ends_in_time(tmp_path: Path) -> None:
@@ -203,20 +203,20 @@ def test_the_warmup_ends_in_time(tmp_path: Path) -> None:
     while script.session.stage is not Stage.WARMUP:
         script.step()
     for _ in range(3):
-        assert script.taker.phase is StepPhase.WARMUP
+        assert script.receiver.phase is StepPhase.WARMUP
         script.step()
 
-    assert script.taker.phase is StepPhase.MEASURED
+    assert script.receiver.phase is StepPhase.MEASURED
     # The first measured step begins now.
-    assert script.taker.told[-2:] == [("begin", None), (Aside.MEASURING, None)]
+    assert script.receiver.told[-2:] == [("begin", None), (Aside.MEASURING, None)]
 
 
 def test_a_script_that_is_over_keeps_its_steps_and_is_not_ended_again(timed: Script) -> None:
     for _ in range(5):
         timed.step()
-    timed.tape.catch_up(is_over=True)
+    timed.step_log.flush_events(is_over=True)
 
-    assert timed.taker.steps == 5
+    assert timed.receiver.steps == 5
     assert timed.session.measured_steps == 5
     assert timed.finished == 0
 
@@ -226,9 +226,9 @@ def test_what_another_thread_does_waits_for_nothing(timed: Script) -> None:
     thread = threading.Thread(target=timed.fetch)
     thread.start()
     thread.join()
-    timed.tape.catch_up(is_over=True)
+    timed.step_log.flush_events(is_over=True)
 
-    assert [what for what, _ in timed.taker.told].count(StepPart.DATA) == 1
+    assert [what for what, _ in timed.receiver.told].count(StepPart.DATA) == 1
 
 
 def test_a_step_that_is_none_is_looked_for_in_what_follows(timed: Script) -> None:
@@ -236,26 +236,26 @@ def test_a_step_that_is_none_is_looked_for_in_what_follows(timed: Script) -> Non
     timed.step()
     timed.step(other)
     timed.step()
-    timed.tape.catch_up(is_over=True)
+    timed.step_log.flush_events(is_over=True)
 
     assert timed.session.stage is Stage.SEARCHING
-    assert timed.session.region is None
-    assert timed.taker.steps == 1
+    assert timed.session.receiver is None
+    assert timed.receiver.steps == 1
 
 
 def test_an_optimizer_that_replaces_another_of_its_kind_goes_on_with_its_steps(timed: Script) -> None:
     timed.step()
     timed.step(torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))]))
-    timed.tape.catch_up(is_over=True)
+    timed.step_log.flush_events(is_over=True)
 
     assert timed.session.stage is Stage.MEASURED
-    assert timed.taker.steps == 2
+    assert timed.receiver.steps == 2
 
 
 def evaluate(timed: Script, site: Site) -> None:
-    timed.tape.stretch_began(site)
+    timed.step_log.gradients_off(site)
     timed.fetch()
-    timed.tape.stretch_ended()
+    timed.step_log.gradients_on()
 
 
 CODE = (lambda: None).__code__
@@ -266,10 +266,10 @@ def test_an_evaluation_is_a_gap_with_all_that_it_fetches(timed: Script) -> None:
     timed.session.sites[HERE] = True
     evaluate(timed, HERE)
     timed.step()
-    timed.tape.catch_up(is_over=True)
+    timed.step_log.flush_events(is_over=True)
 
     parts = [Aside.OTHER, *[Aside.VALIDATION] * 3, *PARTS, "end", "begin", Aside.MEASURING]
-    assert [what for what, _ in timed.taker.told] == parts
+    assert [what for what, _ in timed.receiver.told] == parts
 
 
 @pytest.mark.parametrize("is_known", [True, False])
@@ -277,13 +277,13 @@ def test_what_a_loss_uses_or_an_optimizer_does_is_told_to_nobody(timed: Script, 
     if is_known:
         timed.session.sites[HERE] = False
     else:
-        timed.tape.stepping(timed.optimizer)
-    timed.tape.stretch_began(HERE)
-    timed.tape.stretch_ended()
-    timed.tape.stepped(timed.optimizer)
-    timed.tape.catch_up(is_over=True)
+        timed.step_log.stepping(timed.optimizer)
+    timed.step_log.gradients_off(HERE)
+    timed.step_log.gradients_on()
+    timed.step_log.stepped(timed.optimizer)
+    timed.step_log.flush_events(is_over=True)
 
-    assert [what for what, _ in timed.taker.told if isinstance(what, Aside)] == [Aside.MEASURING]
+    assert [what for what, _ in timed.receiver.told if isinstance(what, Aside)] == [Aside.MEASURING]
 
 
 def test_optimizers_within_the_backward_pass_are_told_at_once(tmp_path: Path) -> None:
@@ -291,22 +291,22 @@ def test_optimizers_within_the_backward_pass_are_told_at_once(tmp_path: Path) ->
 
     def step() -> None:
         script.fetch()
-        script.tape.backward_began()
-        script.tape.stepped(script.optimizer)
-        script.tape.backward_ended()
+        script.step_log.backward_began()
+        script.step_log.stepped(script.optimizer)
+        script.step_log.backward_ended()
 
     assert until_the_end(step) < MANY
-    assert script.taker.steps == 2
+    assert script.receiver.steps == 2
 
 
 def test_a_copy_of_the_process_tells_nothing(timed: Script) -> None:
     timed.step()
-    timed.tape.silence()
+    timed.step_log.silence()
     timed.step()
-    timed.tape.step_done()
-    timed.tape.catch_up(is_over=True)
+    timed.step_log.step_done()
+    timed.step_log.flush_events(is_over=True)
 
-    assert timed.taker.told == []
+    assert timed.receiver.told == []
     assert not timed.session.active
 
 
@@ -314,39 +314,39 @@ def test_a_refused_script_is_not_heard_on(tmp_path: Path) -> None:
     script = Script(tmp_path, goes_on=True)
     while script.session.stage is not Stage.MEASURED:
         script.step()
-    thread = threading.Thread(target=script.tape.stepped, args=(script.optimizer,))
+    thread = threading.Thread(target=script.step_log.stepped, args=(script.optimizer,))
     thread.start()
     thread.join()
-    script.taker.told.clear()
+    script.receiver.told.clear()
     for _ in range(2 * tapes.MOST_STEPS):
         script.step()
 
     assert str(script.session.refusal) == "optimizers step in more than one thread of the script"
-    assert script.taker.told == []
+    assert script.receiver.told == []
 
 
 def test_slow_steps_beyond_their_least_time_are_still_told_together(
     timed: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Limits, "filled", lambda *_: (0, 20, 1e-9))
-    timed.tape.catch_up()
-    timed.taker.told.clear()
+    timed.step_log.flush_events()
+    timed.receiver.told.clear()
     for _ in range(3):
         timed.step()
 
-    assert timed.taker.steps == 0
+    assert timed.receiver.steps == 0
 
 
 def test_steps_marked_in_the_script(tmp_path: Path) -> None:
     script = Script(tmp_path, iterations=3)
 
     def step() -> None:
-        script.tape.step_began()
+        script.step_log.step_began()
         script.fetch()
-        script.tape.backward_began()
-        script.tape.backward_ended()
-        script.tape.step_done()
+        script.step_log.backward_began()
+        script.step_log.backward_ended()
+        script.step_log.step_done()
 
     assert until_the_end(step) < MANY
-    assert script.taker.steps == 3
+    assert script.receiver.steps == 3
     assert script.finished == 1

@@ -86,14 +86,14 @@ def test_work_that_a_loss_uses_is_no_evaluation(name: str, switch: Callable[[], 
     compute, use, is_evaluation = WITHOUT_GRADIENTS[name]
     counter = WorkCounter(Device.CPU).start()
     with switch():
-        counter.stretches.enter(HERE)
+        counter.without_gradients.enter(HERE)
         made = compute()
-        counter.stretches.enter(None)
+        counter.without_gradients.enter(None)
     use(made if switch is torch.no_grad or is_evaluation else made.clone())
     loss(torch.zeros(5, 4))
     counter.stop()
 
-    assert counter.stretches.are_evaluations() == {HERE: is_evaluation}
+    assert counter.without_gradients.are_evaluations() == {HERE: is_evaluation}
 
 
 def test_what_is_ignored_is_run_and_not_counted() -> None:
