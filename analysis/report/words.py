@@ -123,7 +123,7 @@ def listed(names: Iterable[Any], limit: int = 12) -> str:
 
 
 def table(caption: str, columns: Sequence[Column], rows: Sequence[Mapping[str, Any]]) -> Table:
-    """A table with a row of cells per mapping, see `cell`. Columns without any content are left out."""
+    """Make a table of the report: a row for each mapping, with texts by `cell`; columns without a value are dropped."""
     cells = {column: [cell(column, row.get(column.name)) for row in rows] for column in columns}
     kept = [column for column in columns if not rows or any(text != ABSENT for text in cells[column])]
     return Table(

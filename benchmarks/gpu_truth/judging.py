@@ -64,7 +64,7 @@ class GpuClaim:
 
 
 def exact(found: Mapping[str, float], expected: float, *, within: float = 0.0) -> Observation:
-    """Whether every figure equals `expected`, within the share `within` of it."""
+    """Check that every figure equals `expected`; `within`: the allowed relative deviation."""
     holds = all(abs(value - expected) <= within * abs(expected) for value in found.values())
     return Observation(found=figures(found), holds=holds)
 

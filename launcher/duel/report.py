@@ -99,7 +99,7 @@ class Result:
 
     @property
     def notes(self) -> list[str]:
-        """Further remarks, a sentence each."""
+        """Warnings about the comparison, each a sentence: files that changed, equal code, a busy machine."""
         notes = list(self.pair.warnings)
         state, wall = self.outcome.state, self.outcome.wall
         files = {one.variant: one.files for one in self.outcome.segments if one.files}

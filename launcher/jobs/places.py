@@ -91,7 +91,7 @@ def flags_of(name: str) -> list[str]:
 
 
 def other_places(name: str) -> str:
-    """Options to type to ask another backend: the required ones of each; empty if none has any."""
+    """Required options of the backends other than `name`, as a text for a hint; empty if they require none."""
     kinds = (options_of(other).Where for other in BACKENDS if other != name)
     needed = (item for kind in kinds for item in fields(kind) if item.default is MISSING)
     return " or ".join(f"{flag_of(item)} {item.metadata['shown'].get('metavar')}" for item in needed)

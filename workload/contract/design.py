@@ -349,7 +349,11 @@ class _Fit:
 
 
 def _of_position(cell: _Cell, number: int, starts: float) -> float:
-    """Value of term `number`. 0: 1 after the first run; 1: positions after the second; n: 1 if n - 1 after first."""
+    """Regressor of a run's position in its block; `starts` is the block's first position.
+
+    Term 0 is 1 for every run but the first. Term 1 counts positions after the second. Term n > 1 is 1 for the run
+    that is n - 1 positions after the first.
+    """
     after = (cell.position or 0.0) - starts
     if number == 0:
         return min(after, 1.0)

@@ -42,7 +42,7 @@ SINGLE = frozenset(NAMES.split())
 
 @cache
 def is_known(func: OpOverload) -> bool:
-    """Whether the work of an operation without products is the bytes of its tensors. Views do nothing."""
+    """Whether an operation without a FLOP formula is known to only move the bytes of its tensors, or none (a view)."""
     name = func.overloadpacket.__name__
     return func.namespace == "aten" and (
         torch.Tag.pointwise in func.tags

@@ -19,7 +19,10 @@ TOP = 5
 
 @dataclass(frozen=True, kw_only=True)
 class TraceRow:
-    """A GPU kernel, or on a CPU an operator without the operators that it calls; sums over all profiled steps."""
+    """Total time and number of calls of one GPU kernel over all profiled steps.
+
+    On a CPU a row is an operator, and its time excludes the operators that it calls.
+    """
 
     name: str
     calls: int

@@ -43,7 +43,7 @@ def seal_all(
 
 
 def status_of(error: Exception) -> Status:
-    """Status of a run that `error` ended."""
+    """Status that run.json records for a run that failed with `error`."""
     match error:
         case OutOfDeviceMemoryError():
             return Status.OUT_OF_MEMORY

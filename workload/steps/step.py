@@ -93,7 +93,11 @@ class Phase:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Numbers of steps to measure; None means the device's default. `min_seconds`: least time of all measured steps."""
+    """How many steps a script's measurement takes, as the user asked; None: the default of the device.
+
+    `warmup`, `iterations`: numbers of steps. `samples_per_step`: samples in one step, if hooks cannot count them.
+    `min_seconds`: measure more steps until all measured steps together took this long.
+    """
 
     warmup: int | None
     iterations: int | None

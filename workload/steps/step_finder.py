@@ -229,7 +229,7 @@ class _Successors:
             later = self._later.get(later)
 
     def named(self, segment: Segment) -> Segment:
-        """The segment with the number of the first optimizer of its row."""
+        """Rename the segment's optimizer to the first of the optimizers that step one after another."""
         first = self._first.get(segment.optimizer, segment.optimizer)
         return segment if first == segment.optimizer else replace(segment, optimizer=first)
 

@@ -47,7 +47,7 @@ class StoppedError(Exception):
 
 
 class Downloader:
-    """Downloads files of one store; shared by threads."""
+    """Downloads a store's files to this machine and counts their bytes in `traffic`. Several threads may use one."""
 
     def __init__(self, store: Store, traffic: Traffic) -> None:
         self._store = store

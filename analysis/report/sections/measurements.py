@@ -77,7 +77,7 @@ def section(evidence: ReportEvidence) -> Section:
 
 
 def _compared(evidence: ReportEvidence) -> list[Block]:
-    """The tables of `analysis.compare.ratios` for every fact in which runs differ, as one."""
+    """Comparisons of `analysis.compare.ratios` for every fact in which runs differ, in one table."""
     number_of: Counter[str] = Counter()
     rows = []
     for one in evidence.contrasts:

@@ -142,7 +142,7 @@ class BatchMachines:
         return Listing(there=tuple(left))
 
     def _machines(self, job: BatchJob, wanted: set[str] | None) -> Iterator[Machine]:
-        """Wanted tasks of a job as machines. Tasks of a job that has not begun are not requested."""
+        """Yield a machine for each wanted task of a job; all if `wanted` is None. A queued job lists no tasks yet."""
         if wanted is not None and not wanted & set(job.launches):
             return
         has_begun = job.state not in ("QUEUED", "SCHEDULED", "STATE_UNSPECIFIED")

@@ -53,7 +53,7 @@ class Keeper:
             signal.signal(number, self.on_signal)
 
     def on_signal(self, number: int, _: object) -> None:
-        """Handle a signal: a request to end, or the end of a child."""
+        """Remember a request to end (SIGTERM, SIGINT); SIGCHLD only wakes the main loop."""
         self.is_asked = self.is_asked or number != signal.SIGCHLD
 
     def run(self) -> None:
