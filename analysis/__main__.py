@@ -39,7 +39,7 @@ def _reported() -> int:
         if not _lacks_memory(error):
             raise
         short = ToolError(
-            f"this process may not have the memory that it needs: {str(error) or type(error).__name__}",
+            f"this process cannot get the memory that it needs: {str(error) or type(error).__name__}",
             hint="ulimit -v unlimited, or a machine or a job with more memory",
         )
         print(short.report(), file=sys.stderr)

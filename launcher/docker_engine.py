@@ -221,7 +221,7 @@ class Engine:
         platform: str = "",
     ) -> Iterator[EngineEvent]:
         """Build an image for `platform` (`linux/amd64`), or for the engine's own; yields its messages."""
-        with translated("the build broke off"):
+        with translated("the build was interrupted"):
             stream = self._client.api.build(
                 fileobj=io.BytesIO(context),
                 custom_context=True,
@@ -240,7 +240,7 @@ class Engine:
 
     def push(self, name: str) -> Iterator[EngineEvent]:
         """Push an image to its registry; one of the events has the digest."""
-        with translated(f"'{name}' was not pushed", "docker login, and a repository that you may write"):
+        with translated(f"'{name}' was not pushed", "docker login, and use a repository to which you may push"):
             yield from map(_event, self._client.api.push(name, stream=True, decode=True))
 
     @contextmanager
@@ -297,7 +297,7 @@ class Running:
             yield from self._stream
 
     def _while_running(self) -> AbstractContextManager[None]:
-        return translated(f"the Docker engine went away while container {self.name} ran", START_DOCKER)
+        return translated(f"the Docker engine stopped while container {self.name} ran", START_DOCKER)
 
     def signal(self, name: str) -> None:
         """Send a signal. A container that has already ended is ignored."""

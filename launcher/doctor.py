@@ -136,16 +136,16 @@ def _version_check(engine: Engine) -> Check:
 
 def _gpu_runtime_check(engine: Engine, host: DoctorPorts) -> Check:
     if engine.has_gpus:
-        return DOCKER.ok("GPUs", "the engine can give containers NVIDIA GPUs")
+        return DOCKER.ok("GPUs", "containers can use NVIDIA GPUs")
     if _gpus(host):
-        return DOCKER.problem("GPUs", "this machine has a GPU that containers cannot get", runtime.TOOLKIT)
+        return DOCKER.problem("GPUs", "this machine has a GPU, but containers cannot use it", runtime.TOOLKIT)
     return DOCKER.note("GPUs", "no NVIDIA runtime, and no GPU here that would need it")
 
 
 def _space_check(engine: Engine) -> Check:
     free, needed = engine.free_bytes(), build.NEEDED_BYTES
     if free is None:
-        return DOCKER.note("disk", f"{engine.root_folder} cannot be seen from here")
+        return DOCKER.note("disk", f"{engine.root_folder} is not visible from here")
     space = f"{free / 1e9:.1f} GB free in {engine.root_folder}"
     if free < needed:
         return DOCKER.problem("disk", f"{space}; a build needs {needed / 1e9:.0f} GB", "docker system prune")
@@ -182,7 +182,7 @@ def _leftover_check(engine: Engine) -> Check:
 def _gpu_checks(host: DoctorPorts, *, needed: bool) -> Iterator[Check]:
     gpus = _gpus(host)
     if not gpus and not needed:
-        yield GPU.note("driver", NO_GPU, "where there is none, runs take the CPU; else launch doctor gpu")
+        yield GPU.note("driver", NO_GPU, "without a GPU, runs use the CPU; otherwise: launch doctor gpu")
         return
     if not gpus:
         cure = "install NVIDIA's driver" if platform.system() == "Linux" else "use a machine with an NVIDIA GPU"
@@ -202,7 +202,7 @@ def _driver_check(gpu: SeenGpu, name: str) -> Check:
     flavour = contents.flavour_for(gpu.capability)
     if flavour is None:
         wanted = f"{gpu.name} has compute capability {_dotted(gpu.capability)}: no image flavour has code for it"
-        return GPU.problem(name, wanted, "--runtime process with a torch build that knows the GPU")
+        return GPU.problem(name, wanted, "--runtime process with a torch build that supports the GPU")
     drivers = f"{gpu.driver}; flavour {flavour.name} needs {flavour.driver}"
     if flavour.driver and _numbers(gpu.driver) < _numbers(flavour.driver):
         return GPU.problem(name, drivers, f"install driver {flavour.driver} or newer")
@@ -219,15 +219,15 @@ def _counters_check(host: DoctorPorts) -> Check:
 
 def _dcgm_check(host: DoctorPorts) -> Check:
     if host.tool(("pgrep", "-x", "nv-hostengine")):
-        cure = "only for --profile ncu: sudo systemctl stop nvidia-dcgm, or dcgmi profile --pause, while it runs"
-        return GPU.note("DCGM", "nv-hostengine runs and may hold the counters", cure)
-    return GPU.ok("DCGM", "does not run")
+        cure = "while --profile ncu runs: sudo systemctl stop nvidia-dcgm, or dcgmi profile --pause"
+        return GPU.note("DCGM", "nv-hostengine is running and may block the counters", cure)
+    return GPU.ok("DCGM", "is not running")
 
 
 def _ncu_check(host: DoctorPorts) -> Check:
     path = host.find_ncu()
     if path is None:
-        cure = "install Nsight Compute, or --runtime docker: flavours cuda and volta hold it"
+        cure = "install Nsight Compute, or --runtime docker: flavours cuda and volta contain it"
         return GPU.note("ncu", "not on this machine", cure)
     version = re.search(r"Version (\S+)", host.tool((path, "--version")) or "")
     if version is None:

@@ -56,10 +56,10 @@ def require_data(spec: RunSpec, *, is_here: bool) -> None:
     if spec.dataset in DATA_SETS or (path.is_dir() if is_here else path.is_absolute()):
         return
     near = difflib.get_close_matches(spec.dataset, DATA_SETS, n=1)
-    folder = "no folder" if is_here else "no whole path of a folder there"
+    folder = "no folder" if is_here else "not a full path of a folder there"
     raise UsageError(
         f"data set '{spec.dataset}' is {folder}, and none of {', '.join(DATA_SETS)}",
-        hint=f"--dataset {near[0]}" if near else "--dataset FOLDER; images lie in FOLDER/<class>/<image>.jpg",
+        hint=f"--dataset {near[0]}" if near else "--dataset FOLDER, with images in FOLDER/<class>/<image>.jpg",
     )
 
 
@@ -71,7 +71,7 @@ def require_profile(spec: RunSpec, capability: Callable[[], object] | None = Non
     if spec.profile is not Profile.NCU:
         return
     if spec.device in (Device.CPU, Device.MPS):
-        raise UsageError(f"--profile ncu counts on an NVIDIA GPU; the device is '{spec.device}'", hint=TRACES)
+        raise UsageError(f"--profile ncu needs an NVIDIA GPU; the device is '{spec.device}'", hint=TRACES)
     if capability and capability() is None:
         raise ToolError("nvidia-smi shows no GPU here; got --profile ncu", hint=f"{TRACES}; launch doctor gpu")
 
@@ -84,6 +84,6 @@ def require_folder(output: Path) -> Path:
     if there is not None and not os.access(there, os.W_OK | os.X_OK):
         raise UsageError(
             f"output folder '{output}' cannot be written: you may not write to '{there}'",
-            hint="-o FOLDER, one that you may write",
+            hint="-o FOLDER, with a folder that you may write",
         )
     return output

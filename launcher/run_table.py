@@ -183,7 +183,7 @@ def _bound(name: str | None) -> str:
 
 def _next(completed: Sequence[Bundle]) -> str:
     if len(completed) == 1:
-        return "the same again for an interval: add --repeats 3"
+        return "to get an interval, run again with --repeats 3"
     return f"analyze report {shlex.quote(str(completed[0].path.parent))}"
 
 
@@ -202,7 +202,7 @@ def _profile(profile: ProfileResult) -> list[str]:
 
 def _counted(profile: ProfileResult, flop_per_step: float) -> str:
     bound = "at least " if profile.flop_is_lower_bound else ""
-    verified = "" if profile.checks and profile.checks.flop_verified else " (unverified: the calibration is off)"
+    verified = "" if profile.checks and profile.checks.flop_verified else " (unverified: the calibration disagrees)"
     moved, intensity = profile.dram_bytes_per_step, profile.intensity_flop_per_byte
     bytes_moved = "" if moved is None else f", {si(moved, 'B')} of DRAM traffic with cold caches"
     per_byte = "" if intensity is None else f", {intensity:.3g} FLOP/byte"

@@ -37,7 +37,7 @@ def _folder(context: typer.Context, value: Path) -> Path:
 
 
 OutputOption = Annotated[Path, typer.Option("-o", "--output", help="folder for the bundles", callback=_folder)]
-FormatOption = Annotated[Format, typer.Option("--format", help="what stdout gets")]
+FormatOption = Annotated[Format, typer.Option("--format", help="format of stdout")]
 
 
 def run_options(command: Callable[..., int], *, without: Collection[str] = ()) -> Callable[..., int]:

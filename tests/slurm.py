@@ -60,7 +60,7 @@ class SlurmCluster:
                 is_ours = f"SLURM_CONF={self.settings}".encode() in (path / "environ").read_bytes().split(b"\0")
                 if is_ours and line[: len(words)] == words:
                     return int(path.name)
-        raise AssertionError(f"{program} does not run")
+        raise AssertionError(f"{program} is not running")
 
     def end(self, program: str) -> None:
         """SIGTERM, and wait until it has ended. Whoever started it may not have asked for its end yet: a zombie."""

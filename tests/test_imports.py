@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -172,6 +173,48 @@ def test_only_the_shared_modules_cross() -> None:
     used.discard("workload.__version__")
     assert {name for name in used if not any(name == ok or name.startswith(f"{ok}.") for ok in CROSSING)} == set()
     assert crossings("workload", {"launcher", "analysis"}) == set()
+
+
+def imports() -> dict[str, set[str]]:
+    """Each module of the packages, and those that it imports, wherever the import stands."""
+    names = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in sources.modules()
+    }
+    return {
+        name: {each if each in names else each.rpartition(".")[0] for each in imported(path)} & (names.keys() - {name})
+        for name, path in names.items()
+    }
+
+
+def rooms(page: str) -> list[list[str]]:
+    """Rooms of each package from the top down, as the tables of docs/architecture.md list them."""
+    found = []
+    for table in re.split(r"^\| `(\w+)/` \| contents \|$", page, flags=re.MULTILINE)[1:]:
+        if re.fullmatch(r"\w+", table):
+            found.append([table])
+        else:
+            lines = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
+            found[-1] += [name for line in lines for name in re.findall(r"`(\w+)(?:/|\.py)`", line)]
+    return found
+
+
+def test_imports_point_downwards() -> None:
+    graph = imports()
+    TopologicalSorter(graph).prepare()  # raises if modules import each other
+    tables = rooms((ROOT / "docs/architecture.md").read_text())
+    assert [package for package, *_ in tables] == ["launcher", "workload", "analysis"]
+    for package, *names in tables:
+        folders = {path.parent.name for path in (ROOT / package).glob("*/*.py")}
+        assert folders - {"commands"} == set(names) - {"api"}, "the page lists every folder"
+        rank = {f"{package}.{name}": place for place, name in enumerate(names)}
+        upwards = [
+            f"{module} imports {other}"
+            for module, others in graph.items()
+            for other in others
+            if rank.get(".".join(module.split(".")[:2]), -1) > rank.get(".".join(other.split(".")[:2]), len(rank))
+        ]
+        assert upwards == []
 
 
 def reached_from(module: str) -> set[str]:

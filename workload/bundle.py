@@ -11,8 +11,8 @@ from workload.contract.invocation import as_typed
 
 HELP = """usage: python -m workload.bundle [-h] BUNDLE...
 
-Verify that bundles are complete and undamaged, a line each: every file is there, with the bytes that were sealed.
-The exit code is 8 if one is incomplete, damaged or foreign.
+Verify that bundles are complete and undamaged: every file exists and has the right content. Prints a line per bundle.
+The exit code is 8 if a bundle is incomplete or damaged, or a folder is no bundle.
 
 example:
   python -m workload.bundle results/*"""

@@ -52,29 +52,29 @@ EXAMPLES = """examples:
   python -m workload profile results/*-cpu-* --profile torch
   python -m workload ceilings --device cpu --format json
 """
-PROFILE_TEXT = """Train the configuration of each BUNDLE again for a few steps and put the profile into it.
-Its timing stays as it is. Prints each bundle that got a profile.
+PROFILE_TEXT = """Train the configuration of each BUNDLE again for a few steps, and add the profile to the bundle.
+Its timing does not change. Prints each bundle that got a profile.
 
-ncu    FLOP and bytes per kernel, by Nsight Compute; needs an NVIDIA GPU and the right to read its counters
+ncu    FLOP and bytes per kernel, by Nsight Compute; needs an NVIDIA GPU and permission to read its counters
 torch  time per kernel, or per operator on a CPU, by torch.profiler; needs no privileges
 """
 PROFILE_EXAMPLES = """examples:
-  python -m workload profile results/RUN                                       as its own --profile says
+  python -m workload profile results/RUN                                       with the bundle's own --profile
   python -m workload profile results/RUN --profile torch                       trace.json.gz for Perfetto, kernels.csv
   python -m workload profile results/RUN --profile ncu --profile-steps 4       counters, mean of four steps
   python -m workload profile results/RUN --profile ncu --profile-step-bytes --profile-throughput
-  python -m rooflaunch profile results/RUN --profile torch -- train.py --token T  a script whose secrets are not in it
+  python -m rooflaunch profile results/RUN --profile torch -- train.py --token T  a script with a secret
 """
 
-GPU_TRUTH_TEXT = """Collect which of this project's assumptions about GPUs hold on this one: counters, clocks, power,
-rates, memory and failures, each part by children with a time limit. Every part is a file in DIR/parts; the same
-command goes on where the last one stopped. Prints the archive of all parts, at most 16 MiB. Without a GPU it says what
-was skipped and why.
+GPU_TRUTH_TEXT = """Check which of this project's assumptions about GPUs are true on this one: counters, clocks, power,
+rates, memory and failures. Each part runs in child processes with a time limit, and is a file in DIR/parts; the same
+command continues where the last one stopped. Prints the path of an archive of all parts, at most 16 MiB. Without a
+GPU it prints what was skipped and why.
 """
 GPU_TRUTH_EXAMPLES = """examples:
-  python -m workload gpu-truth -o truth                          all of it, about 25 minutes
-  python -m workload gpu-truth -o truth --max-seconds 540        9 minutes of it; again until nothing is left
-  python -m workload gpu-truth -o truth --part counters --again  one part, anew
+  python -m workload gpu-truth -o truth                          everything, about 25 minutes
+  python -m workload gpu-truth -o truth --max-seconds 540        stop after 9 minutes; repeat until nothing is left
+  python -m workload gpu-truth -o truth --part counters --again  repeat one part
   analyze gpu-truth truth                                        claim, expected, found, verdict
 """
 # Default time limit in seconds: collecting all evidence of a GPU must cost no more of its time.
@@ -147,7 +147,9 @@ def _parser() -> argparse.ArgumentParser:
     _add_script_ceilings(commands)
     _add_ceilings(commands)
     _add_gpu_truth(commands)
-    environment = commands.add_parser("env", help="print what identifies this machine, as JSON", allow_abbrev=False)
+    environment = commands.add_parser(
+        "env", help="print hardware and software of this machine, as JSON", allow_abbrev=False
+    )
     environment.add_argument("--device", choices=tuple(Device), default=Device.AUTO)
     environment.set_defaults(command=_environment)
     models = commands.add_parser("models", help="list the models that can be trained", allow_abbrev=False)
@@ -158,8 +160,8 @@ def _parser() -> argparse.ArgumentParser:
 def _add_train(commands: Any) -> None:
     train = commands.add_parser(
         "train",
-        help="run one configuration and leave a bundle",
-        description="Train one configuration and leave a bundle; prints the bundle's folder.",
+        help="run one configuration and write a bundle",
+        description="Train one configuration and write a bundle; prints the bundle's folder.",
         allow_abbrev=False,
     )
     for option in options():
@@ -174,9 +176,9 @@ def _add_train(commands: Any) -> None:
             action="store_const",
             const=str(device),
             default=argparse.SUPPRESS,
-            help=f"as --device {device}",
+            help=f"same as --device {device}",
         )
-    train.add_argument("-o", "--output", type=Path, default=Path("results"), help="where bundles go (results)")
+    train.add_argument("-o", "--output", type=Path, default=Path("results"), help="folder for bundles (results)")
     train.add_argument("--context", help=argparse.SUPPRESS)
     train.set_defaults(command=_train)
 
@@ -184,7 +186,7 @@ def _add_train(commands: Any) -> None:
 def _add_profile(commands: Any) -> None:
     profile = commands.add_parser(
         "profile",
-        help="profile the configuration of complete bundles, in processes of their own",
+        help="profile the configuration of complete bundles, each in a new process",
         description=PROFILE_TEXT,
         epilog=PROFILE_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -194,7 +196,7 @@ def _add_profile(commands: Any) -> None:
     for option in _profile_options():
         # Without the defaults of a run: options left out are taken from the bundle.
         _add_option(profile, replace(option, default=None))
-    profile.add_argument("--data", metavar="PATH", help="what {data} in the arguments of a script stands for")
+    profile.add_argument("--data", metavar="PATH", help="path that replaces {data} in the arguments of a script")
     profile.set_defaults(command=_profile, script_words=())
 
 
@@ -237,7 +239,7 @@ def _add_option(parser: argparse.ArgumentParser, option: Option) -> None:
             default=absent,
             help=option.help + turn_on,
         )
-        text = f"leave out: {option.help}" if option.default else argparse.SUPPRESS
+        text = f"do not: {option.help}" if option.default else argparse.SUPPRESS
         parser.add_argument(
             option.off_flag, dest=option.name, action="store_const", const=False, default=absent, help=text
         )
@@ -251,11 +253,13 @@ def _add_option(parser: argparse.ArgumentParser, option: Option) -> None:
 def _add_ceilings(commands: Any) -> None:
     ceilings = commands.add_parser(
         "ceilings",
-        help="measure the FLOP/s and bytes/s that this machine reaches at best",
+        help="measure the best FLOP/s and bytes/s of this machine",
         allow_abbrev=False,
     )
     ceilings.add_argument("--device", choices=tuple(Device), default=Device.AUTO)
-    ceilings.add_argument("--precision", choices=tuple(Precision), action="append", help="only this one; repeatable")
+    ceilings.add_argument(
+        "--precision", choices=tuple(Precision), action="append", help="only this precision; repeatable"
+    )
     ceilings.add_argument("--format", choices=("table", "json"), default="table")
     ceilings.set_defaults(command=_ceilings)
 
@@ -263,18 +267,20 @@ def _add_ceilings(commands: Any) -> None:
 def _add_gpu_truth(commands: Any) -> None:
     truth = commands.add_parser(
         "gpu-truth",
-        help="collect the evidence of one GPU, in parts",
+        help="check assumptions about GPUs on this machine's GPU",
         description=GPU_TRUTH_TEXT,
         epilog=GPU_TRUTH_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    truth.add_argument("-o", "--output", type=Path, default=Path("gpu-truth"), help="where it goes (gpu-truth)")
+    truth.add_argument(
+        "-o", "--output", type=Path, default=Path("gpu-truth"), help="folder for the results (gpu-truth)"
+    )
     truth.add_argument("--part", action="append", default=[], metavar="NAME", help="only this part; repeatable")
     truth.add_argument(
-        "--max-seconds", type=float, default=GPU_TRUTH_S, metavar="N", help=f"end by then ({GPU_TRUTH_S:g})"
+        "--max-seconds", type=float, default=GPU_TRUTH_S, metavar="N", help=f"end after this time ({GPU_TRUTH_S:g})"
     )
-    truth.add_argument("--again", action="store_true", help="also parts that are there")
+    truth.add_argument("--again", action="store_true", help="repeat parts that exist already")
     truth.add_argument("--quick", action="store_true", help="tiny models and short loads: to try the collector itself")
     truth.set_defaults(command=_gpu_truth)
 

@@ -157,7 +157,8 @@ def mac_as_flop(claim: Claim) -> str | None:
     if not stated or not model or not MAC_SHARE_FROM <= stated / model <= MAC_SHARE_TO:
         return None
     figure = (
-        f"{stated / 1e9:.3g} GFLOP per image are published, training takes {model / 1e9:.3g}: {stated / model:.2f} x"
+        f"{stated / 1e9:.3g} GFLOP per image are published, but training takes {model / 1e9:.3g}: "
+        f"{stated / model:.2f} x"
     )
     return f"{figure}{_corrected(claim, model)}"
 
@@ -253,16 +254,16 @@ def wrong_intensity(claim: Claim) -> str | None:
     right = claim.flop_per_s / claim.bytes_per_s
     if abs(claim.intensity_flop_per_byte / right - 1) <= INTENSITY_WITHIN:
         return None
-    return f"{claim.intensity_flop_per_byte:.4g} FLOP/byte are published, FLOP/s over bytes/s is {right:.4g}"
+    return f"{claim.intensity_flop_per_byte:.4g} FLOP/byte are published, but FLOP/s divided by bytes/s are {right:.4g}"
 
 
 CLAIM_RULES: Sequence[ClaimRule] = (
     ClaimRule(
         name="MACs counted as FLOP",
         severity=Severity.ERROR,
-        threshold=f"the FLOP that training takes by the model's own count; {MAC_SHARE_FROM:g} to {MAC_SHARE_TO:g} x"
-        " that is what a count of MACs gives",
-        why="vendors' peaks count a fused multiply-add as 2: the efficiency comes out half",
+        threshold=f"the FLOP of training by the model's own count; {MAC_SHARE_FROM:g} to {MAC_SHARE_TO:g} x of it "
+        "means that MACs were counted",
+        why="vendors' peaks count a fused multiply-add as 2, so the efficiency is half of the true one",
         cure="count a multiply-accumulate as 2 FLOP, forward and backward",
         check=mac_as_flop,
     ),
@@ -270,14 +271,14 @@ CLAIM_RULES: Sequence[ClaimRule] = (
         name="wrong peak",
         severity=Severity.ERROR,
         threshold=f"within {percent(PEAK_WITHIN)} of the vendor's figure for this device, at any of its power limits",
-        why="a fraction of another device's peak says nothing about this one",
-        cure="the peak of this very device: workload/contract/peaks.toml",
+        why="a fraction of another device's peak says nothing about this device",
+        cure="use the peak of this device: workload/contract/peaks.toml",
         check=wrong_peak,
     ),
     ClaimRule(
         name="above a roof",
         severity=Severity.ERROR,
-        threshold=f"at most {percent(OVER_PEAK)} of the vendor's peak: nothing runs faster than the device",
+        threshold=f"at most {percent(OVER_PEAK)} of the vendor's peak, because nothing runs faster than the device",
         why="the roof is another device's or another precision's, or the FLOP are too many",
         cure="check device and precision: fp32 on a device with TF32 is often TF32",
         check=above_peak,
@@ -286,7 +287,7 @@ CLAIM_RULES: Sequence[ClaimRule] = (
         name="tensor FLOP missing",
         severity=Severity.ERROR,
         threshold=f"at least {MODEL_RATIO_FROM:g} x the model's training FLOP: Winograd and FFT kernels save less",
-        why="fadd, fmul and ffma do not see tensor cores: FLOP/s and intensity are many times too low",
+        why="the counters of fadd, fmul and ffma leave out tensor cores: FLOP/s and intensity are many times too low",
         cure="count tensor operations too (launch local --profile ncu), or measure with TF32 off",
         check=tensor_flop_missing,
     ),
@@ -294,24 +295,26 @@ CLAIM_RULES: Sequence[ClaimRule] = (
         name="counted FLOP against model",
         severity=Severity.WARNING,
         threshold=f"{MODEL_RATIO_FROM:g} to {MODEL_RATIO_TO:g} x the model's training FLOP",
-        why="something was not counted, counted twice, or is not the model or the image size that the label says",
+        why="some work was not counted or was counted twice, or the label names another model or image size",
         cure="compare the counters with a product of known size; check model, image size and steps",
         check=counted_against_model,
     ),
     ClaimRule(
         name="wrong unit of time",
         severity=Severity.ERROR,
-        threshold=f"FLOP over peak as the estimate; {THOUSAND_FROM:g} to {THOUSAND_TO:g} times is a slip of a unit",
+        threshold=f"the estimate is FLOP divided by the peak; a factor of {THOUSAND_FROM:g} to {THOUSAND_TO:g} means a "
+        "wrong unit",
         why="milliseconds were published as seconds",
-        cure="FLOP / (FLOP/s) is in seconds",
+        cure="FLOP divided by FLOP/s gives seconds",
         check=wrong_unit,
     ),
     ClaimRule(
         name="wrong intensity",
         severity=Severity.ERROR,
-        threshold=f"within {percent(INTENSITY_WITHIN)} of FLOP/s over bytes/s: both are of the same time",
-        why="the point stands in the wrong place of the roofline; a mean over kernels or a prefix of 1024 does this",
-        cure="sum of FLOP over sum of bytes, decimal prefixes",
+        threshold=f"within {percent(INTENSITY_WITHIN)} of FLOP/s divided by bytes/s, because both rates have the same "
+        "duration",
+        why="the point is at a wrong place in the roofline; likely causes are a mean over kernels, or prefixes of 1024",
+        cure="divide the sum of FLOP by the sum of bytes, and use decimal prefixes",
         check=wrong_intensity,
     ),
 )

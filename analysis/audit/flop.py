@@ -147,7 +147,7 @@ def too_slow(case: Case) -> str | None:
     rate = work / step_s
     share = percent(rate / peak, decimals=2)
     took = f"{seconds(step_s)} for a step of {si(work, 'FLOP', 4)}: {si(rate, 'FLOP/s', 4)}"
-    like_a_cpu = "; a CPU does as much" if rate < OF_A_CPU else ""
+    like_a_cpu = "; a CPU is as fast as this" if rate < OF_A_CPU else ""
     return f"{took}, {share} of the fp32 peak of {whose}{like_a_cpu}"
 
 
@@ -260,8 +260,8 @@ def counted_against_model(evidence: AuditEvidence) -> Iterator[Hit]:
 
 
 NAME_IT_RIGHT = (
-    "import it again as what it is: --model, --batch-size, --profile-steps and --image-size say so; analyze kernels"
-    " shows where the FLOP are"
+    "import it again with the right --model, --batch-size, --profile-steps and --image-size; analyze "
+    "kernels shows where the FLOP are"
 )
 
 
@@ -301,7 +301,7 @@ def no_backward(evidence: AuditEvidence) -> Iterator[Hit]:
         if kernels is not None and not any(is_backward(str(name)) for name in kernels["name"].unique()):
             yield Hit(
                 subject=(case.run_id,),
-                figure=f"{_launches(len(kernels))}, none of a kernel that only a backward pass has",
+                figure=f"{_launches(len(kernels))}, but no kernel that occurs only in a backward pass",
             )
 
 
@@ -320,7 +320,7 @@ def uncounted(evidence: AuditEvidence) -> Iterator[Hit]:
             continue
         lacking = [what for column, what in UNCOUNTED.items() if bool(kernels[column].isna().all())]
         if lacking:
-            yield Hit(subject=(case.run_id,), figure=f"{' and '.join(lacking)} are unavailable: no counter tells them")
+            yield Hit(subject=(case.run_id,), figure=f"{' and '.join(lacking)} are unavailable: they were not counted")
         if case.record.profile.lower_bound_reason == PARTLY:
             yield Hit(subject=(case.run_id,), figure=f"FLOP are a lower bound: {PARTLY}")
 
@@ -331,10 +331,11 @@ RULES = (
     Rule(
         name="MACs counted as FLOP",
         severity=Severity.ERROR,
-        threshold=f"{FLOP_PER_MAC_FROM:g} to {FLOP_PER_MAC_TO:g} FLOP per multiply-accumulate (a fused one is 2), and"
-        f" {TRAIN_OVER_FORWARD_FROM:g} to {TRAIN_OVER_FORWARD_TO:g} x the forward pass for training: the backward pass"
-        " has two products for one",
-        why="vendors' peaks count a fused multiply-add as 2: with MACs, efficiency and intensity come out half",
+        threshold=f"{FLOP_PER_MAC_FROM:g} to {FLOP_PER_MAC_TO:g} FLOP per multiply-accumulate (a fused multiply-add is "
+        f"2 FLOP), and {TRAIN_OVER_FORWARD_FROM:g} to {TRAIN_OVER_FORWARD_TO:g} x the FLOP of the forward "
+        "pass for training, because the backward pass has two products for each product of the forward pass",
+        why="vendors' peaks count a fused multiply-add as 2: with MACs, efficiency and intensity are half of "
+        "the true ones",
         cure="multiply MACs by 2, and count forward and backward",
         check=each_case(mac_as_flop),
     ),
@@ -342,18 +343,20 @@ RULES = (
         name="above a roof",
         severity=Severity.ERROR,
         threshold=f"at most {percent(ABOVE_CEILING)} of a measured ceiling, {percent(OVER_PEAK)} of a vendor's peak, "
-        f"and {percent(OVER_BANDWIDTH)} of a bandwidth (cold caches): nothing runs faster than the device",
+        f"and {percent(OVER_BANDWIDTH)} of a bandwidth (cold caches), because nothing runs faster than the "
+        "device",
         why="the roof is another device's or another precision's, or the FLOP are too many",
-        cure="check device, precision, model, batch size and peak; measure the ceilings again on a quiet machine",
+        cure="check device, precision, model, batch size and peak; measure the ceilings again on an idle machine",
         check=each_case(above_roof),
     ),
     Rule(
         name="wrong peak",
         severity=Severity.WARNING,
-        threshold=f"a measured ceiling of {percent(CEILING_FROM)} to {percent(CEILING_TO)} of the vendor's peak:"
-        " products reach 80 % to 90 %, copies 77 % to 92 %",
+        threshold=f"a measured ceiling of {percent(CEILING_FROM)} to {percent(CEILING_TO)} of the vendor's peak, "
+        "because matrix products reach 80 % to 90 % and copies 77 % to 92 %",
         why="fractions of this peak say nothing about this device",
-        cure="check the device's name and precision; if they are right, what held the ceilings down",
+        cure="check the device's name and precision; if they are right, find out what slowed down the "
+        "measurement of the ceilings",
         check=wrong_peak,
     ),
     Rule(
@@ -361,8 +364,9 @@ RULES = (
         severity=Severity.NOTE,
         threshold=f"{percent(MFU_FROM)} to {percent(MFU_TO)} of the vendor's peak: outside, FLOP or peak are often"
         " wrong",
-        why="more is rarely true, less is rarely the device's fault",
-        cure="check precision and FLOP where it is high, data waits and launches where it is low",
+        why="a higher share is rarely true, and a lower share is rarely caused by the device",
+        cure="if the share is too high, check precision and FLOP; if it is too low, check data waits and kernel "
+        "launches",
         check=each_case(odd_utilisation),
     ),
     Rule(
@@ -370,56 +374,61 @@ RULES = (
         severity=Severity.ERROR,
         threshold=f"at least {percent(TOO_SLOW, decimals=1)} of the GPU's fp32 peak beyond {LAUNCHES_S:g} s a step: the"
         " slowest published training of a whole GPU reaches 1.9 %",
-        why="the device is not the one that the label says, or the run did not wait for it: it may be a CPU's log",
-        cure="look where it ran and what it waited for; import it again with --gpu, or without the label",
+        why="the label names a wrong device (perhaps the log is from a CPU), or the run did not wait for the device",
+        cure="find out on which device it ran and what it waited for; import it again with the right --gpu, or without",
         check=each_case(too_slow),
     ),
     Rule(
         name="fp32 that is tf32",
         severity=Severity.ERROR,
-        threshold="fp32 without any work on tensor cores, and not above the fp32 peak: tensor cores do not compute in"
-        " fp32",
-        why="PyTorch sends fp32 convolutions to tensor cores unless told otherwise: label and roof are wrong",
-        cure="torch.backends.cudnn.allow_tf32 = False, or call it tf32 and use that roof",
+        threshold="no work on tensor cores in fp32, and no rate above the fp32 peak, because tensor cores do not "
+        "compute in fp32",
+        why="by default PyTorch runs fp32 convolutions on tensor cores in TF32: label and roof are then wrong",
+        cure="set torch.backends.cudnn.allow_tf32 = False, or label the run tf32 and use that roof",
         check=fp32_is_tf32,
     ),
     Rule(
         name="tensor FLOP missing",
         severity=Severity.ERROR,
-        threshold="a count of the work on tensor cores, where there is any: fadd, fmul and ffma do not see it",
-        why="FLOP/s and intensity are then many times too low, and the point lies in another part of the roofline",
-        cure="launch local --profile ncu with ncu 2023.2 or newer, which counts them by compute capability",
+        threshold="a count of the work on tensor cores, if there is any: the counters of fadd, fmul and ffma leave it "
+        "out",
+        why="FLOP/s and intensity are then many times too low, and the point is in the wrong part of the roofline",
+        cure="launch local --profile ncu with ncu 2023.2 or newer, which counts work on tensor cores",
         check=tensor_flop_missing,
     ),
     Rule(
         name="counted FLOP against model",
         severity=Severity.WARNING,
-        threshold=f"{MODEL_RATIO_FROM:g} to {MODEL_RATIO_TO:g} x the model's: padding adds, Winograd and FFT save less",
-        why="something was not counted, counted twice, or is not the model that the label says",
-        cure="look at the likely cause; analyze kernels shows where the FLOP are",
+        threshold=f"{MODEL_RATIO_FROM:g} to {MODEL_RATIO_TO:g} x the model's FLOP: padding adds some, and Winograd and "
+        "FFT kernels save less than that",
+        why="some work was not counted or was counted twice, or the label names another model",
+        cure="check the likely cause; analyze kernels shows where the FLOP are",
         check=counted_against_model,
     ),
     Rule(
         name="calibration unverified",
         severity=Severity.WARNING,
-        threshold="counted FLOP within 0.98 to 1.10 of a product of known size: libraries pad a few per cent",
-        why="the metric does not count on this GPU what it says, and every FLOP figure of the profile is in doubt",
-        cure="another version of ncu; until then use the model's FLOP",
+        threshold="counted FLOP of 0.98 to 1.10 x the true FLOP of a product of known size, because libraries pad a "
+        "few per cent",
+        why="on this GPU the metric counts something else than its name says, so every FLOP figure of the "
+        "profile may be wrong",
+        cure="use another version of ncu; until then use the model's FLOP",
         check=each_case(unverified),
     ),
     Rule(
         name="no backward kernels",
         severity=Severity.ERROR,
         threshold="at least one kernel of a backward pass: a training step has a gradient for every layer",
-        why="two thirds of the work are missing: autograd has its own thread, which a push/pop range does not cover",
-        cure="cudaProfilerStart/Stop or a process-wide range: launch local --profile ncu",
+        why="two thirds of the work are missing: autograd runs in its own thread, which a push/pop range does "
+        "not cover",
+        cure="use cudaProfilerStart/Stop or a process-wide range, as launch local --profile ncu does",
         check=no_backward,
     ),
     Rule(
         name="partial profile",
         severity=Severity.WARNING,
-        threshold="a profile that ended by itself, without an error of ncu's",
-        why="sums over its kernels are those of a part of the step",
+        threshold="a profile that ended normally, without an error of ncu",
+        why="sums over its kernels cover only a part of the step",
         cure="profile again: python -m workload profile BUNDLE",
         check=each_case(partial_profile),
     ),
@@ -427,8 +436,8 @@ RULES = (
         name="counters unavailable",
         severity=Severity.NOTE,
         threshold="at least one launch with a count of FLOP and of DRAM bytes",
-        why="such a profile gives no intensity: unavailable is not 0",
-        cure="ask ncu for the metrics: launch local --profile ncu does",
+        why="without these counts there is no intensity; a missing count is not 0",
+        cure="let ncu collect these metrics, as launch local --profile ncu does",
         check=uncounted,
     ),
 )

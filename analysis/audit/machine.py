@@ -65,7 +65,7 @@ def power_capped(case: Case) -> str | None:
         return None
     _, watts = case.samples("power_w")
     drawn = f" at {watts.mean():.0f} W" if watts.size else ""
-    return f"the power limit held the clock down in {percent(share)} of the samples{drawn}"
+    return f"the power limit lowered the clock in {percent(share)} of the samples{drawn}"
 
 
 def spilling(evidence: AuditEvidence) -> Iterator[Hit]:
@@ -130,64 +130,64 @@ RULES = (
     Rule(
         name="throttling",
         severity=Severity.WARNING,
-        threshold=f"thermal limit, hardware slowdown and power brake in less than {percent(LEAST_HELD)} of the samples"
-        " each: a clock that is held down is no property of the machine",
-        why="the run measured the cooling or the power supply, and a longer or shorter one would read differently",
-        cure="cool it, warm up until the temperature holds, or lock a clock that it keeps",
+        threshold=f"thermal limit, hardware slowdown and power brake in less than {percent(LEAST_HELD)} of the samples "
+        "each, because a lowered clock is no permanent property of the machine",
+        why="the run measured the cooling or the power supply: a longer or shorter run would give other figures",
+        cure="improve the cooling, warm up until the temperature is stable, or lock a clock that the device can keep",
         check=each_case(throttled),
     ),
     Rule(
         name="at the power limit",
         severity=Severity.NOTE,
-        threshold=f"the clock held down by the power limit in less than {percent(LEAST_CAPPED)} of the samples, or a"
-        " board that always meets its limit (T4, L4)",
-        why="the figure holds for this power limit only",
-        cure="say the limit beside the figure; nvidia-smi --power-limit changes it",
+        threshold=f"the clock lowered by the power limit in less than {percent(LEAST_CAPPED)} of the samples, or a "
+        "board that always reaches its limit (T4, L4)",
+        why="the figure is valid only for this power limit",
+        cure="state the limit with the figure; nvidia-smi --power-limit changes it",
         check=each_case(power_capped),
     ),
     Rule(
         name="spill cliff",
         severity=Severity.ERROR,
-        threshold=f"at least {percent(SPILL_RATIO)} of the {{unit}}/s of a smaller batch: a device that is full does"
-        " not get slower with a bigger batch, one whose memory has run out does",
-        why="tensors live in the host's memory and cross the bus in every step: this is no speed of the device",
+        threshold=f"at least {percent(SPILL_RATIO)} of the {{unit}}/s of a smaller batch: a larger batch does not slow "
+        "down a busy device, unless its memory is full",
+        why="tensors are in the host's memory and cross the bus in every step, so this is not the speed of the device",
         cure="a smaller batch",
         check=spilling,
     ),
     Rule(
         name="CPU competition",
         severity=Severity.WARNING,
-        threshold=f"at least {percent(COMPETED_SHARE)} of the CPUs that the run has threads for, while it does not wait"
-        " for data (alone it gets 90 % to 100 %); or, where that is known, waits for a CPU of less than"
-        f" {percent(LEAST_WAITED_SHARE)} of the time in which the run wanted one, or of less than"
-        f" {percent(LEAST_WAITED_CPUS)} of the wall time, summed over threads",
-        why="other work had the rest: the figure is that of a busy machine",
+        threshold=f"at least {percent(COMPETED_SHARE)} of the CPUs for which the run has threads, while it does not "
+        "wait for data (on an idle machine it gets 90 % to 100 %); or, if known, waits for a CPU of less "
+        f"than {percent(LEAST_WAITED_SHARE)} of the time in which the run wanted one, or of less than "
+        f"{percent(LEAST_WAITED_CPUS)} of the wall time, summed over threads",
+        why="other processes used the other CPUs: the figure describes a busy machine",
         cure="stop other work and run again, or give the run fewer threads",
         check=each_case(competing),
     ),
     Rule(
         name="CPU held back",
         severity=Severity.WARNING,
-        threshold=f"at most {percent(LEAST_TIME_SHARE)} of the CPU time for a quota or other virtual machines: a wall"
-        " time is no more accurate than that",
-        why="the limit of a container or a neighbour on the host decides the speed",
-        cure="--cpus as many as threads, or no limit; a machine type without shared CPUs",
+        threshold=f"at most {percent(LEAST_TIME_SHARE)} of the CPU time lost to a quota or to other virtual machines, "
+        "because wall times are not more accurate than that",
+        why="a container's limit, or another virtual machine on the host, decides the speed",
+        cure="give the container as many --cpus as threads, or no limit; use a machine type without shared CPUs",
         check=each_case(held_back),
     ),
     Rule(
         name="debug variables",
         severity=Severity.ERROR,
-        threshold="every variable of debug_variables.toml unset, or at its harmless value",
-        why="it was set to look for an error, and changes what is measured",
+        threshold="every variable in debug_variables.toml is unset, or has a value that changes nothing",
+        why="it is for finding errors, and changes what is measured",
         cure="unset it, and run again",
         check=each_case(debug_variables),
     ),
     Rule(
         name="memory is another device's",
         severity=Severity.WARNING,
-        threshold=f"bandwidth from memory clock and bus within {percent(peaks.BANDWIDTH_TOLERANCE)} of the table's:"
-        " vendors round by less",
-        why="the roof is then that of another device of a similar name",
+        threshold=f"bandwidth from memory clock and bus within {percent(peaks.BANDWIDTH_TOLERANCE)} of the bandwidth "
+        "in the table: vendors round by less",
+        why="the roof then belongs to another device with a similar name",
         cure="check the device's name in nvidia-smi -q, and its row in workload/contract/peaks.toml",
         check=each_case(other_bandwidth),
     ),

@@ -193,26 +193,26 @@ RULES = (
     Rule(
         name="labels disagree",
         severity=Severity.ERROR,
-        threshold="a file, label and place that name what the device says of itself; one device per place",
-        why="names are given by people: a public 'resnet18-v100' is VGG11 on an A100",
+        threshold="file, label and place name the device that the run reports, and each place has one device",
+        why="people choose names, and may be wrong: a public file 'resnet18-v100' is VGG11 on an A100",
         cure="trust the device's attributes; import again with --gpu and --model, and name each place differently",
         check=labels,
     ),
     Rule(
         name="claims against the file",
         severity=Severity.ERROR,
-        threshold="what the import was told (model, batch size, precision, device, steps) as the file has it",
-        why="figures and their comparison are then those of another run than the label says",
-        cure="remove the bundle, and import the file again as what it is: --model, --batch-size, --precision, --gpu,"
-        " --image-size, --profile-steps",
+        threshold="model, batch size, precision, device and steps that were given to the import agree with the file",
+        why="the label then describes another run than the figures",
+        cure="remove the bundle, and import the file again with the right --model, --batch-size, --precision, "
+        "--gpu, --image-size, --profile-steps",
         check=against_the_file,
     ),
     Rule(
         name="imported without facts",
         severity=Severity.NOTE,
-        threshold=f"a file that gives {', '.join(NEEDED_FACTS.values())}: each has explained a difference between runs"
-        " before",
-        why="such a run can be looked at, but a difference to another one cannot be explained",
+        threshold=f"a file that gives {', '.join(NEEDED_FACTS.values())}: each of them can explain a difference "
+        "between runs",
+        why="a difference between this run and another one cannot be explained",
         cure="analyze import FILE --gpu G --precision P --driver V --torch V --dataset NAME --image-size 224; or"
         " measure it: launch local",
         check=each_case(unknown_facts),
@@ -220,15 +220,15 @@ RULES = (
     Rule(
         name="lost at import",
         severity=Severity.WARNING,
-        threshold="a file of which every row counts once, with units that are known",
-        why="sums and rates are then those of a part of the run, or of more than it",
-        cure="export the file again, whole and once, and import that",
+        threshold="a file in which every row counts once and every unit is known",
+        why="sums and rates then cover only a part of the run, or count some of it twice",
+        cure="export the complete file again, and import that",
         check=each_case(lost_at_import),
     ),
     Rule(
         name="uncommitted changes",
         severity=Severity.WARNING,
-        threshold="a trainer that is exactly a commit",
+        threshold="code that is exactly a commit",
         why="nobody can run this code again",
         cure="commit, and run again",
         check=each_case(dirty_commit),
@@ -236,8 +236,8 @@ RULES = (
     Rule(
         name="price out of date",
         severity=Severity.WARNING,
-        threshold=f"a dated price, read at most {PRICE_DAYS} days before the run: a quarter",
-        why="cost per million {unit} follows the price",
+        threshold=f"a price with a date, read at most {PRICE_DAYS} days before the run: a quarter",
+        why="the cost of a million {unit} depends on the price",
         cure="read the price list again, and give the run's price with its date",
         check=each_case(old_price),
     ),

@@ -116,7 +116,7 @@ def _differing(case: Case) -> Iterator[str]:
             continue
         again = figure.again(case)
         if again is None:
-            yield f"{figure.field} is {stated:.6g}, and steps.csv gives none"
+            yield f"{figure.field} is {stated:.6g}, but steps.csv gives no such figure"
         elif abs(stated - again) > figure.rounding(case) + DIGITS * abs(again):
             yield f"{figure.field} is {stated:.6g}, steps.csv gives {again:.6g}"
 
@@ -176,34 +176,33 @@ RULES = (
         severity=Severity.ERROR,
         threshold=f"what steps.csv gives, within {seconds(ROUNDING_S)} or {DIGITS * 1e6:g} millionth of the figure: its"
         " times are rounded",
-        why="figures that their own steps do not give were changed, or are those of another run",
-        cure="copy the bundle again from where it was made, or run again",
+        why="figures that do not follow from their steps were changed, or belong to another run",
+        cure="copy the bundle again from the machine that made it, or run again",
         check=each_case(other_figures),
     ),
     Rule(
         name="wall time against steps",
         severity=Severity.ERROR,
-        threshold=f"the time between the first and the last time stamp of the steps, or up to {percent(WALL_WITHIN)}"
-        f" and {ENDING_S:g} s more for ending the measurement; of a log, just the time between",
-        why="{unit}/s is {unit} over this time: it is off by the same factor",
-        cure="copy the bundle again from where it was made, or run again",
+        threshold=f"the time between the first and the last time stamp of the steps, or up to {percent(WALL_WITHIN)} "
+        f"and {ENDING_S:g} s more for ending the measurement; for a log, exactly this time",
+        why="{unit}/s is {unit} divided by this time, so it is wrong by the same factor",
+        cure="copy the bundle again from the machine that made it, or run again",
         check=each_case(other_wall_time),
     ),
     Rule(
         name="parts against steps",
         severity=Severity.ERROR,
-        threshold=f"forward, backward and optimizer that add up to step_s within {seconds(ROUNDING_S)}: times are"
-        " rounded",
-        why="one of them was changed, or a part of the step is in none",
-        cure="copy the bundle again from where it was made, or run again",
+        threshold=f"forward, backward and optimizer add up to step_s within {seconds(ROUNDING_S)}: times are rounded",
+        why="one of them was changed, or a part of the step is missing",
+        cure="copy the bundle again from the machine that made it, or run again",
         check=each_case(other_parts),
     ),
     Rule(
         name="clock set back",
         severity=Severity.WARNING,
-        threshold="time stamps that grow from row to row: time does",
-        why="wall time and {unit}/s follow from time stamps; a clock that was set leaves them wrong",
-        cure="a log with a monotonic clock, or the part of it after the jump",
+        threshold="time stamps that increase from row to row",
+        why="wall time and {unit}/s are calculated from time stamps, and are wrong if the clock was set during the run",
+        cure="use a log with a monotonic clock, or only the part after the jump",
         check=each_case(clock_set_back),
     ),
 )

@@ -103,7 +103,10 @@ def mean_of_rates(evidence: AuditEvidence) -> Iterator[Hit]:
             yield Hit(subject=(case.run_id,), figure=f"{figure}; {gaps.words}, which does not explain it")
 
 
-GAP_CURE = "none, if it is an epoch's end or a first step: both rates are true, one of the run and one of its steps"
+GAP_CURE = (
+    "none, if the gap is the end of an epoch or a first step: both rates are true, one for the run and one for "
+    "its steps"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +131,7 @@ def _gaps(case: Case) -> _Gaps | None:
     shown = [f"{seconds(float(stamps[row]))} up to step {steps[row]:.0f}" for row in sorted(longest[:SHOWN_GAPS])]
     more = [f"{longest.size - SHOWN_GAPS} more"] if longest.size > SHOWN_GAPS else []
     share = percent(float(stamps[slow.mask].sum() / stamps.sum()), decimals=1)
-    holds = "1 gap holds" if slow.count == 1 else f"{slow.count} gaps hold"
+    holds = "1 gap takes" if slow.count == 1 else f"{slow.count} gaps take"
     return _Gaps(
         words=f"{holds} {share} of the wall time ({', '.join([*shown, *more])})",
         them="it" if slow.count == 1 else "them",
@@ -149,7 +152,7 @@ def unexplained(case: Case) -> str | None:
         return None
     rest = percent(abs(explained - 1), decimals=1)
     sums = f"steps and waits add up to {percent(explained, decimals=1)} of the wall time"
-    return f"{sums}: {rest} too much" if explained > 1 else f"{sums}: {rest} lie outside the timed part"
+    return f"{sums}: {rest} too much" if explained > 1 else f"{sums}: {rest} are outside of the timed parts"
 
 
 def time_outside(evidence: AuditEvidence) -> Iterator[Hit]:
@@ -161,7 +164,7 @@ def time_outside(evidence: AuditEvidence) -> Iterator[Hit]:
         number = case.step_s.size
         outside_s = (1 - explained) * case["measured_s"] / number if number and case["measured_s"] else 0.0
         if isinstance(case["script"], str) and 0 < outside_s <= HOOKS_S:
-            cure = "larger batches: our hooks take this long between steps of any length, and the rate holds it"
+            cure = "use larger batches: our hooks take this time between any two steps, and the rate includes it"
             yield Hit(subject=(case.run_id,), figure=f"{figure}, {seconds(outside_s)} a step", cure=cure)
         else:
             yield Hit(subject=(case.run_id,), figure=figure)
@@ -240,7 +243,7 @@ def _two_speeds(case: Case, steps: Floats) -> str | None:
     speeds = None if is_told else two_speeds(steps[state.warmup_steps or 0 :])
     if speeds is None or speeds.slow / speeds.n * (speeds.ratio - 1) <= CHANGE:
         return None
-    return f"{speeds.slow} of {speeds.n} steps, here and there, take {speeds.ratio:.2f} x the others: two speeds"
+    return f"{speeds.slow} of {speeds.n} steps, spread over the run, take {speeds.ratio:.2f} x the others: two speeds"
 
 
 def _range(values: Floats) -> str:
@@ -303,54 +306,58 @@ RULES = (
     Rule(
         name="unsynchronised timing",
         severity=Severity.ERROR,
-        threshold="a timer that agrees with the time stamps: no step ends before the device has done it. It disagrees"
-        " where steps stand out by the timer (every n-th one, as chance makes it in 1 of 1000 series, or at least"
-        f" {LEAST_ODD_STEPS} and {percent(LEAST_ODD_SHARE)} of them below {percent(SHORT)} of the median) and are"
-        f" within {percent(STAMPS_ALIKE)} of the others by their time stamps",
-        why="a GPU works behind its program: a timer that does not wait for it reads how long the launch took",
+        threshold="a timer that agrees with the time stamps, because no step ends before the device has finished it. "
+        "They disagree if some steps stand out in the timer (every n-th step, which chance produces in 1 of "
+        f"1000 series, or at least {LEAST_ODD_STEPS} and {percent(LEAST_ODD_SHARE)} of them below "
+        f"{percent(SHORT)} of the median) but are within {percent(STAMPS_ALIKE)} of the other steps in their "
+        "time stamps",
+        why="a GPU works asynchronously: a timer that does not wait for it measures only how long it took to "
+        "submit the work",
         cure="synchronise at both ends of the measured region, or time with CUDA events; use the time stamps",
         check=each_case(unsynchronised),
     ),
     Rule(
         name="mean of rates",
         severity=Severity.ERROR,
-        threshold=f"a rate within {percent(EXPLAINED_WITHIN)} of {{unit}} over wall time (and the unit of its time"
-        " stamps): a wall time is as accurate as that",
-        why="a mean of {unit}/s counts fast steps too much, and time outside the timed part not at all",
-        cure="use {unit} over wall time, as `images_per_s` here is",
+        threshold=f"a rate within {percent(EXPLAINED_WITHIN)} of {{unit}} over wall time (plus the unit of its time "
+        "stamps), because wall times are as accurate as that",
+        why="a mean of {unit}/s gives fast steps too much weight, and leaves out the time outside of the timed parts",
+        cure="use {unit} divided by wall time, as `images_per_s` here",
         check=mean_of_rates,
     ),
     Rule(
         name="wall time not explained",
         severity=Severity.WARNING,
-        threshold=f"steps and data waits that add up to the wall time within {percent(EXPLAINED_WITHIN)}: no"
-        " bookkeeping takes longer",
-        why="step times alone then say too much: the rest of the time is the run's as well",
+        threshold=f"steps and data waits add up to the wall time within {percent(EXPLAINED_WITHIN)}, because other "
+        "work between steps takes less",
+        why="step times alone then promise too much, because the rest of the time belongs to the run too",
         cure="find what runs between the timed parts (loading, logging, validation), or compare wall times only",
         check=time_outside,
     ),
     Rule(
         name="too few runs",
         severity=Severity.NOTE,
-        threshold=f"at least {LEAST_RUNS} runs: an interval of 2 is 12.7 standard errors wide, one of 3 is 4.3",
-        why="steps of one run say nothing about the next run, and most of the variation is between runs",
+        threshold=f"at least {LEAST_RUNS} runs: the interval of 2 runs is +- 12.7 standard errors, that of 3 runs +- "
+        "4.3",
+        why="the steps of one run do not predict the next run, because most of the variation is between runs",
         cure="--repeats 3, or more",
         check=each_group(too_few_runs),
     ),
     Rule(
         name="runs disagree",
         severity=Severity.WARNING,
-        threshold=f"repeats at most {percent(RUNS_APART)} apart, or no further than the variation of their steps"
-        f" explains (1 false alarm in {1 / RUNS_ALPHA:.0f}); on a quiet machine they differ by about 0.6 %",
-        why="something that is not the configuration decided the speed",
+        threshold=f"repeats at most {percent(RUNS_APART)} apart, or no further than the variation of their steps can "
+        f"explain (1 false alarm in {1 / RUNS_ALPHA:.0f}); on an idle machine they differ by about 0.6 %",
+        why="something other than the configuration changed the speed",
         cure="analyze variance shows the causes found; stop other work, and repeat",
         check=each_group(runs_apart),
     ),
     Rule(
         name="warm-up too short",
         severity=Severity.WARNING,
-        threshold="first measured steps as fast as the rest, as far as chance goes (1 false alarm in 200 runs), or a"
-        f" mean that they move by at most {percent(CHANGE)}: too little to decide between machines",
+        threshold="first measured steps that are as fast as the rest, except for chance (1 false alarm in 200 runs), "
+        f"or that change the mean by at most {percent(CHANGE)}, which is too little to decide between "
+        "machines",
         why="compilation, autotuning and cold caches are then part of the measurement",
         cure="--warmup 20, or more",
         check=each_case(short_warmup),
@@ -358,16 +365,19 @@ RULES = (
     Rule(
         name="change within the run",
         severity=Severity.WARNING,
-        threshold=f"steps at one level, within {percent(CHANGE)} or as far as chance goes (1 false alarm in 200 runs)",
-        why="a clock that falls, other work or a neighbour changed the speed: the figure is that of no state",
-        cure="analyze variance shows clock, temperature and load; lock the clock, or measure until the level holds",
+        threshold=f"steps that stay at one level, within {percent(CHANGE)} or except for chance (1 false alarm in 200 "
+        "runs)",
+        why="a falling clock, other processes or other virtual machines changed the speed: the figure mixes "
+        "several speeds",
+        cure="analyze variance shows clock, temperature and load; lock the clock, or measure until the speed is stable",
         check=each_case(changed),
     ),
     Rule(
         name="drift",
         severity=Severity.WARNING,
-        threshold=f"at most {percent(CHANGE)} of change over the run, or what chance makes (1 false alarm in 200 runs)",
-        why="the figure then depends on how long the run was: heat, a falling clock, memory filling up",
+        threshold=f"at most {percent(CHANGE)} of change over the run, except for chance (1 false alarm in 200 runs)",
+        why="the figure then depends on the length of the run; likely causes are heat, a falling clock or "
+        "memory that fills up",
         cure="more warm-up, or more iterations until it levels off; analyze variance shows clock and temperature",
         check=each_case(drifting),
     ),
@@ -377,8 +387,9 @@ RULES = (
         threshold=f"at most {percent(CHANGE)} of the throughput lost in stalls: single steps, at most"
         f" {percent(MOST_STALLS)} of all, above {STALL_RATIO:g} x the median, or {REPEATED} or more above"
         f" {REPEATED_RATIO:g} x",
-        why="{unit}/s holds them, the median step does not: the two then tell different stories",
-        cure="look at what ran then (validation, a checkpoint, other work); compare medians beside {unit}/s",
+        why="{unit}/s includes stalls and the median step does not, so the two figures disagree",
+        cure="find out what ran at that time (validation, a checkpoint, other work); compare medians as well as "
+        "{unit}/s",
         check=each_case(stalled),
     ),
     Rule(
@@ -386,34 +397,34 @@ RULES = (
         severity=Severity.NOTE,
         threshold=f"enough steps to see a change of {percent(WANTED_VISIBLE)} over {percent(VISIBLE_SHARE)} of them 9"
         " times in 10",
-        why="a run is called steady where nothing was found; so few or so noisy steps do not show much",
-        cure="--iterations 100, or a quieter machine",
+        why="a run is called steady if no change was found, but in so few or so noisy steps a change is hard to find",
+        cure="--iterations 100, or a machine with less other work",
         check=each_case(unseen),
     ),
     Rule(
         name="scattered steps",
         severity=Severity.WARNING,
-        threshold=f"the slowest 5 % of the steps to begin within {SCATTER:g} x of where the fastest 5 % end, and steps"
-        " at one speed: the same work on an idle machine varies by 1 %",
-        why="the median of such steps is the figure of no step; memory at its limit or other work looks like this",
+        threshold=f"the slowest 5 % of the steps to begin within {SCATTER:g} x of the end of the fastest 5 %, and "
+        "steps at one speed, because the same work on an idle machine varies by 1 %",
+        why="the median of such steps describes none of them; likely causes are full memory or other work",
         cure="a smaller batch, or a machine without other work; analyze variance shows the causes found",
         check=each_case(scattered),
     ),
     Rule(
         name="steps skipped by AMP",
         severity=Severity.WARNING,
-        threshold="an optimizer in every measured step: one without it is shorter, and trains nothing",
-        why="a gradient overflowed in fp16: the GradScaler halves its scale and leaves the optimizer's kernels out",
+        threshold="every measured step runs the optimizer; a step without it is shorter, and trains nothing",
+        why="a gradient overflowed in fp16: the GradScaler halves its scale and skips the optimizer's kernels",
         cure="--warmup 50, so that the scale has settled; if it never does, --precision bf16",
         check=each_case(skipped_by_amp),
     ),
     Rule(
         name="incomplete series",
         severity=Severity.WARNING,
-        threshold="all steps that were planned, and of a log as many rows as another of the same configuration in the"
-        " same place",
-        why="what ended the run may have slowed it before, and the missing steps may be the slow ones",
-        cure="run again what did not complete",
+        threshold="all planned steps; and for a log as many rows as other logs of the same configuration at the same "
+        "place",
+        why="whatever ended the run may have slowed it down before, and the missing steps may be the slow ones",
+        cure="repeat the runs that did not complete",
         check=incomplete_series,
     ),
 )

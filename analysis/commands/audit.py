@@ -29,7 +29,7 @@ Examples:
   analyze audit results --strict && analyze report results
   analyze audit --claims published.csv
 
-Exit code with --strict: 10 where an error or a warning was found; notes do not count.
+Exit code with --strict: 10 if there is an error or a warning; notes do not count.
 """
 
 
@@ -37,7 +37,9 @@ def audit(
     *,
     results: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[RESULTS...]", help="as for the others; may be left out with --claims"),
+        typer.Argument(
+            metavar="[RESULTS...]", help="folders of bundles, or single bundles; may be left out with --claims"
+        ),
     ] = None,
     claims: Annotated[
         Path | None,

@@ -37,7 +37,7 @@ def compare(
         typer.Option(
             "--by",
             metavar="COLUMN",
-            help="place, device_name, precision, runtime, torch, …; default: the first in which runs differ",
+            help="place, device_name, precision, runtime, torch, …; default: the first one in which runs differ",
             show_default=False,
         ),
     ] = None,
@@ -46,18 +46,21 @@ def compare(
         typer.Option(
             "--baseline",
             metavar="VALUE",
-            help="compare all others with it alone; default: each with each, of more than six values with that of the "
-            "most runs",
+            help="compare all others only with this value; default: every pair, or, with more than six values, "
+            "the value with most runs",
             show_default=False,
         ),
     ] = None,
     all_pairs: Annotated[
-        bool, typer.Option("--all-pairs", help="each with each, however many", show_default=False)
+        bool, typer.Option("--all-pairs", help="compare every pair, however many there are", show_default=False)
     ] = False,
     allow_mixed: Annotated[
         list[str] | None,
         typer.Option(
-            "--allow-mixed", metavar="COLUMN", help="pool runs that differ in it; may be repeated", show_default=False
+            "--allow-mixed",
+            metavar="COLUMN",
+            help="pool runs although they differ in this fact; may be repeated",
+            show_default=False,
         ),
     ] = None,
     verify: VerifyOption = False,
@@ -91,18 +94,19 @@ def _notes(
         yield f"compared by {label(pairing.by)}, in which these runs differ{others}"
     if pairing.baselines and baseline is None:
         yield (
-            f"too many values for each with each: compared with {_some(pairing.baselines)}, which the most runs have "
-            f"({counted(len(pairing.pairs), 'pair')}); --baseline VALUE for another, --all-pairs for each with each"
+            f"too many values to compare every pair: compared only with {_some(pairing.baselines)}, which "
+            f"the most runs have ({counted(len(pairing.pairs), 'pair')}); --baseline VALUE chooses another, "
+            "--all-pairs compares every pair"
         )
     if pairing.mixed:
         mixed = [*allow_mixed, *pairing.mixed]
         command = ["analyze", "compare", *map(str, folders), "--by", pairing.by]
         command += [word for fact in mixed for word in ("--allow-mixed", fact)]
         facts = ", ".join(map(label, pairing.mixed))
-        yield f"kept apart: runs that differ in {facts}; to pool them: {as_typed(printable(shlex.join(command)))}"
+        yield f"not pooled: runs that differ in {facts}; to pool them: {as_typed(printable(shlex.join(command)))}"
     if pairing.alone:
         yield (
-            f"not compared: {counted(len(pairing.alone), 'run')} without a like run on the other side: "
+            f"not compared: {counted(len(pairing.alone), 'run')} without a matching run on the other side: "
             f"{_some(pairing.alone)}"
         )
     if pairing.unpaired:

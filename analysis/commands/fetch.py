@@ -44,17 +44,18 @@ class FetchFormat(StrEnum):
 def run_fetch(
     *,
     source: Annotated[
-        str, typer.Argument(metavar="gs://BUCKET/PREFIX | FOLDER", help="where runs/RUN_ID/ lie, or one run")
+        str,
+        typer.Argument(metavar="gs://BUCKET/PREFIX | FOLDER", help="where the folders runs/RUN_ID/ are, or one run"),
     ],
     output: Annotated[Path, typer.Option("-o", "--output", help="folder for the bundles")] = Path("results"),
     incomplete: Annotated[
-        bool, typer.Option("--incomplete", help="also runs without MANIFEST.json", show_default=False)
+        bool, typer.Option("--incomplete", help="copy runs without MANIFEST.json too", show_default=False)
     ] = False,
     replace: Annotated[
         bool, typer.Option("--replace", help="overwrite complete bundles that differ here", show_default=False)
     ] = False,
     jobs: Annotated[int, typer.Option(min=1, max=256, metavar="N", help="runs at a time")] = JOBS,
-    output_format: Annotated[FetchFormat, typer.Option("--format", help="what stdout gets")] = FetchFormat.TABLE,
+    output_format: Annotated[FetchFormat, typer.Option("--format", help="format of stdout")] = FetchFormat.TABLE,
 ) -> int:
     """Bring bundles home from Cloud Storage or a folder: only what is new, every file compared with its manifest."""
     # Imported here, because `analyze --help` needs no store.

@@ -32,16 +32,16 @@ def import_files(
         ),
     ],
     model: Annotated[
-        str | None, typer.Option(metavar="M", help="the model, where the file does not say", show_default=False)
+        str | None, typer.Option(metavar="M", help="the model, if the file does not name it", show_default=False)
     ] = None,
     batch_size: Annotated[
-        int | None, typer.Option(metavar="N", help="images per step, where the file does not say", show_default=False)
+        int | None, typer.Option(metavar="N", help="images per step, if the file does not give it", show_default=False)
     ] = None,
     precision: Annotated[
         str | None, typer.Option(metavar="fp32|tf32|amp|bf16", help="of the run, if known", show_default=False)
     ] = None,
     gpu: Annotated[
-        str | None, typer.Option(metavar="NAME", help='the device, as "Tesla T4"', show_default=False)
+        str | None, typer.Option(metavar="NAME", help='the device, for example "Tesla T4"', show_default=False)
     ] = None,
     profile_steps: Annotated[
         int | None, typer.Option(metavar="N", help="training steps in a profile, if known", show_default=False)
@@ -51,10 +51,11 @@ def import_files(
         str | None, typer.Option(metavar="V", help="version of PyTorch, if known", show_default=False)
     ] = None,
     dataset: Annotated[
-        str | None, typer.Option(metavar="NAME", help="what it trained on, as cifar10", show_default=False)
+        str | None, typer.Option(metavar="NAME", help="the data set, for example cifar10", show_default=False)
     ] = None,
     image_size: Annotated[
-        int | None, typer.Option(metavar="N", help="edge of its images in pixels, if known", show_default=False)
+        int | None,
+        typer.Option(metavar="N", help="width and height of its images in pixels, if known", show_default=False),
     ] = None,
     device: Annotated[
         int | None, typer.Option(metavar="N", help="which GPU of a trace with several", show_default=False)

@@ -32,7 +32,7 @@ def kernels(
     paths: Annotated[
         list[Path], typer.Argument(metavar="RESULTS...", help="folders of bundles, or files of Nsight Compute")
     ],
-    by: Annotated[By, typer.Option("--by", help="what a row sums up")] = By.FAMILY,
+    by: Annotated[By, typer.Option("--by", help="what one row stands for")] = By.FAMILY,
     top: Annotated[
         int | None, typer.Option("--top", metavar="N", help="the N longest of each profile", show_default=False)
     ] = None,

@@ -117,7 +117,9 @@ def _require_writable(path: Path, *, option: str) -> None:
     if not path.is_dir() and there.is_dir():
         reason = "" if os.access(there, os.W_OK | os.X_OK) else f"you may not write to '{there}'"
     if reason:
-        raise UsageError(f"report '{path}' cannot be written: {reason}", hint=f"{option} FILE, one that you may write")
+        raise UsageError(
+            f"report '{path}' cannot be written: {reason}", hint=f"{option} FILE, with a file that you may write"
+        )
 
 
 def _write(path: Path, text: str, *, option: str) -> None:
@@ -129,5 +131,5 @@ def _write(path: Path, text: str, *, option: str) -> None:
     except OSError as error:
         raise UsageError(
             f"report '{path}' cannot be written: {error.strerror or error}",
-            hint=f"{option} FILE, one that you may write",
+            hint=f"{option} FILE, with a file that you may write",
         ) from error

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 ResultsArgument = Annotated[
     list[Path], typer.Argument(metavar="RESULTS...", help="folders of bundles, nested ones too, or single bundles")
 ]
-FormatOption = Annotated[TableFormat, typer.Option("--format", help="what stdout gets")]
+FormatOption = Annotated[TableFormat, typer.Option("--format", help="format of stdout")]
 VerifyOption = Annotated[
     bool, typer.Option("--verify", help="check every file again, also those that look unchanged", show_default=False)
 ]

@@ -37,7 +37,8 @@ def variance(
     *,
     results: ResultsArgument,
     part: Annotated[
-        VariancePart | None, typer.Option("--part", help="one table; CSV holds one: between", show_default=False)
+        VariancePart | None,
+        typer.Option("--part", help="only this table; CSV needs one (default: between)", show_default=False),
     ] = None,
     verify: VerifyOption = False,
     output_format: FormatOption = TableFormat.TABLE,
@@ -53,8 +54,8 @@ def variance(
     first = TABLES[parts[0]]
     if within(loaded).empty or (of_steps and all(frame.empty for frame in of_steps)):
         raise NothingToDoError(
-            f"no variance to tell: {first.nothing} among {counted(len(loaded.runs), 'run')}",
-            hint="analyze summary says how they ended",
+            f"no variance to show: {first.nothing} among {counted(len(loaded.runs), 'run')}",
+            hint="analyze summary shows how they ended",
         )
     match output_format:
         case TableFormat.TABLE:

@@ -135,7 +135,9 @@ def pair_up(
     `by` but none has a counterpart on the other side, and `NothingToDoError` if no two runs differ in `by` alone.
     """
     if baseline is not None and all_pairs:
-        raise UsageError("--baseline compares with one value, --all-pairs each with each", hint="leave out one of them")
+        raise UsageError(
+            "--baseline compares with one value, --all-pairs compares every pair", hint="leave out one of them"
+        )
     _require_comparable([*([by] if by else []), *allow_mixed])
     runs = measured(results.runs)
     runs = runs[runs["images_per_s"] > 0]
@@ -143,7 +145,7 @@ def pair_up(
     compared = [case for case in cases(results) if case.run_id in wanted]
     if not compared:
         raise NothingToDoError(
-            "nothing to compare: no run completed its measured steps", hint="analyze summary says how they ended"
+            "nothing to compare: no run completed its measured steps", hint="analyze summary shows how they ended"
         )
     asked = _Asked(
         baseline=None if baseline is None else _value_of(compared, by, baseline),
@@ -162,9 +164,9 @@ def pair_up(
     if not pairing.pairs:
         values = sorted({value_text(by, case[by]) for case in compared})
         raise NothingToDoError(
-            f"nothing to compare: no two runs that differ in {label(by)} and agree in the rest; "
+            f"nothing to compare: no two runs that differ in {label(by)} and agree in everything else; "
             f"{label(by)} is {', '.join(values) or 'unknown'}",
-            hint="name folders with other runs too, or compare --by " + " | ".join(BY_EXAMPLES),
+            hint="add folders with other runs, or compare --by " + " | ".join(BY_EXAMPLES),
         )
     return pairing
 
@@ -203,9 +205,9 @@ def _by_what_differs(compared: Sequence[Case], asked: _Asked) -> Pairing:
         where = f"they differ in {_listed(differing)}" if differing else "they agree in everything"
         what = f"{len(compared)} measured run{'' if len(compared) == 1 else 's'}"
         raise NothingToDoError(
-            f"nothing to compare: among {what} no two differ in one fact and agree in the rest"
+            f"nothing to compare: among {what} no two differ in one fact and agree in everything else"
             + (f"; {where}" if len(compared) > 1 else ""),
-            hint="name folders with other runs too: analyze compare RESULTS MORE_RESULTS",
+            hint="add folders with other runs: analyze compare RESULTS MORE_RESULTS",
         )
     first, *others = pairings
     also = tuple(pairing.by for pairing in others)

@@ -61,7 +61,7 @@ COLUMNS = (
     Column(name="position_right", heading="right", digits=3, optional=True),
     Column(name="narrower_than_unpaired", heading="narrower than unpaired", digits=2, optional=True),
     Column(name="effect", heading="effect", digits=3),
-    Column(name="smallest_detectable_ratio", heading="would be seen from"),
+    Column(name="smallest_detectable_ratio", heading="detectable from"),
     Column(name="busy", heading="busy", optional=True, detail=True),
     Column(name="verdict", heading="verdict", role=Role.SENTENCE),
     Column(name="note", heading="note", optional=True, role=Role.NOTE),
@@ -156,7 +156,7 @@ def _confirmed(every: Comparison, without_busy: Callable[[], Comparison | None],
         return every
     said = f"{busy} of {counted(len(runs), 'run')} on a busy machine"
     if _winner(every) and ((quiet := without_busy()) is None or _winner(quiet) != _winner(every)):
-        every = every.without_difference(f"{said}, and the others alone show no difference")
+        every = every.without_difference(f"{said}; without them there is no difference")
     return replace(every, busy=said)
 
 
@@ -265,14 +265,15 @@ def verdict(comparison: Comparison, *, left: str, right: str, level: float, seen
     times = f"{faster} is {plain(ratio, digits)} x as fast as {slower}"
     if not corrected.holds(1.0):
         return f"{times} ({_percent(level)}: {_ends_words(corrected, comparison.ratio, digits)}){busy}"
-    would_be_seen = "" if seen is None else f"{_factor(float(np.exp(seen)))} or more would have been seen"
+    would_be_seen = "" if seen is None else f"{_factor(float(np.exp(seen)))} or more would have been detected"
     if not comparison.interval.holds(1.0):
         digits = digits_beside_one((ratio, *_ends(comparison.interval, comparison.ratio)))
         times = f"{faster} is {plain(ratio, digits)} x as fast as {slower}"
         return (
-            f"not certain in {of} comparisons: {times} ({_percent(level)}: {_ends_words(corrected, comparison.ratio)}"
-            f"{'; ' if would_be_seen else ''}{would_be_seen}); as the only comparison it would be certain "
-            f"({_percent(LEVEL)}: {_ends_words(comparison.interval, comparison.ratio, digits)}){busy}"
+            f"not certain in {of} comparisons: {times} ({_percent(level)}: "
+            f"{_ends_words(corrected, comparison.ratio)}{'; ' if would_be_seen else ''}{would_be_seen}); if "
+            f"it were the only comparison, it would be certain ({_percent(LEVEL)}: "
+            f"{_ends_words(comparison.interval, comparison.ratio, digits)}){busy}"
         )
     return f"no difference found{': ' if would_be_seen else ''}{would_be_seen}{busy}"
 
@@ -324,7 +325,7 @@ def _blocks_words(pair: Pair, comparison: Comparison) -> Iterator[str]:
     if pairing.shared > len((pair.left, pair.right)) and comparison.difference:
         yield f"scatter estimated from {pairing.shared} configurations"
     if pairing.outstanding and comparison.difference:
-        yield "one side may scatter more than the others (F test): only the blocks of this pair count"
+        yield "one side may scatter more than the others (F test): only the blocks of this pair are used"
     if pairing.left_out:
         yield f"{counted(pairing.left_out, 'run')} without a partner in the same block left out"
 
@@ -473,10 +474,10 @@ def _interaction(family: Sequence[Pair], designs: Designs, ratio: float) -> str:
         p_values.append(np.nan if difference is None else difference.p_value)
     corrected = holm(p_values)
     if np.isnan(corrected).all():
-        return "whether it depends on them is unknown"
+        return "whether it depends on the other options is unknown"
     p = float(np.nanmin(corrected))
     if p >= ALPHA:
-        return f"no dependence on them found (p = {plain(p, 2)})"
+        return f"no dependence on the other options found (p = {plain(p, 2)})"
     sign = 1.0 if ratio >= 1 else -1.0
     ratios = [
         (float(np.exp(sign * value)), pair)
@@ -488,7 +489,7 @@ def _interaction(family: Sequence[Pair], designs: Designs, ratio: float) -> str:
         f"{plain(end, digits_beside_one((end,)))} x for {', '.join(shown(name, pair.shared[name]) for name in varying)}"
         for end, pair in (chosen(ratios, key=lambda found: found[0]) for chosen in (min, max))
     )
-    return f"it depends on them (p = {plain(p, 2)}), from {least} to {most}"
+    return f"it depends on the other options (p = {plain(p, 2)}), from {least} to {most}"
 
 
 # --- the position of a run in its block

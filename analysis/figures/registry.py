@@ -27,7 +27,7 @@ MOST_LISTED = 6
 # Least number of values for a figure; a table is easier to read for fewer.
 LEAST_DOTS, LEAST_ON_A_CURVE = 4, 3
 INTERVALS = "Bars are 95 % intervals over runs, where there are at least two."
-ARROWS = "An arrowhead: the interval goes on beyond the frame."
+ARROWS = "An arrowhead means that the interval continues outside of the figure."
 COUNTERS = "counters"
 # Up to this many environments, two batch sizes make a curve; with more, batch_size_scaling compares them instead.
 FEW_ENVIRONMENTS = 3
@@ -65,7 +65,7 @@ def _throughput_env(material: Material) -> Iterator[Figure]:
             name=f"throughput_env-{stems[env]}",
             title=f"Throughput against batch size: {env}",
             caption=f"{more}{_shared(table, 'task', 'variant')}{_devices(table)}. {_intervals(table, 'images_per_s')}"
-            + (" A cross at the bottom marks a batch size of which no run came to its end." if len(failed) else ""),
+            + (" A cross at the bottom marks a batch size with no completed run." if len(failed) else ""),
             text=_rate_text(table),
             chart=throughput.against_batch(material, table, failed),
         )
@@ -83,9 +83,9 @@ def _variance(material: Material) -> Iterator[Figure]:
     yield Figure(
         name=name,
         title=f"Variability of one configuration: {what}",
-        caption=f"Each point is a run, relative to the median of its environment{_spans(rows)}. The configuration that "
-        "was repeated in most environments."
-        + (f" Of more than {shares.MOST_RUNS} runs, that many are drawn." if len(rows) < len(runs) else ""),
+        caption=f"Each point is a run, relative to the median of its environment{_spans(rows)}. This is the "
+        "configuration that was repeated in most environments."
+        + (f" Of more than {shares.MOST_RUNS} runs, only this number is drawn." if len(rows) < len(runs) else ""),
         text="; ".join(
             f"{env}: {size:g} runs from {signed_percent(low)} to {signed_percent(high)}"
             for env, low, high, size in spread.itertuples(name=None)
@@ -98,7 +98,7 @@ def _spans(rows: pd.DataFrame) -> str:
     """Caption text on the lines through the points, which span the steps of each run."""
     known = rows[["slow", "fast"]].notna().all(axis=1)
     if not known.any():
-        return "; no run says how its steps vary"
+        return "; no run recorded how its steps vary"
     return f"; the line spans the middle 90 % of its steps{'' if known.all() else ', where they are known'}"
 
 
@@ -134,11 +134,7 @@ def _roofline_env(material: Material) -> Iterator[Figure]:
             name=f"roofline_{stems[env]}",
             title=f"Roofline: {_with_devices(env, table)}",
             caption=f"{more}{_shared(table, 'task', 'variant')}{_roofline_caption(table, roofs)}"
-            + (
-                " The numbers are batch sizes, where there is room for them."
-                if table["batch_size"].notna().any()
-                else ""
-            ),
+            + (" The numbers are batch sizes, if there is room for them." if table["batch_size"].notna().any() else ""),
             text=_points_text(table),
             chart=rooflines.steps(material, table, roofs),
         )
@@ -157,7 +153,7 @@ def _roofline_combined(material: Material) -> Iterator[Figure]:
         title="Roofline: all environments",
         caption=f"{_shared(points, 'task')}The configuration of each model and environment with the most FLOP/s. "
         f"{_roofline_caption(points, roofs)}"
-        + (" One roof per environment: that of its most frequent precision." if len(roofs) else ""),
+        + (" Each environment has one roof, for its most frequent precision." if len(roofs) else ""),
         text=_points_text(points),
         chart=rooflines.combined(material, points, roofs),
     )
@@ -180,7 +176,7 @@ def _intensity(material: Material) -> Iterator[Figure]:
             name=f"ai_vs_batch_{stems[task]}",
             title=f"Arithmetic intensity against batch size: {task}",
             caption=f"{more}{_shared(table, 'env', 'variant')}{_source_caption(table)}"
-            + (" Points of one batch size stand side by side." if len(set(table["env"])) > 1 else ""),
+            + (" Points of the same batch size are side by side." if len(set(table["env"])) > 1 else ""),
             text=_intensity_text(table),
             chart=rooflines.against_batch(material, table),
         )
@@ -216,9 +212,8 @@ def _scaling(material: Material) -> Iterator[Figure]:
     yield Figure(
         name="batch_size_scaling",
         title="Throughput gained by larger batches",
-        caption=f"{_shared(table, 'env', 'task', 'variant')}"
-        "Throughput relative to the smallest batch of the same model, precision and environment. A flat line "
-        "means that larger batches no longer pay.",
+        caption=f"{_shared(table, 'env', 'task', 'variant')}Throughput relative to the smallest batch of the same "
+        "model, precision and environment. A flat line means that larger batches do not help any more.",
         text=gain,
         chart=throughput.scaling(material, table),
     )
@@ -230,7 +225,7 @@ def _efficiency(material: Material) -> Iterator[Figure]:
         return
     yield Figure(
         name="efficiency_comparison",
-        title="Attained share of what the device does",
+        title="Attained share of the device's roof",
         caption=f"{_shared(table, 'env', 'of')}FLOP of the formulas divided by the unprofiled step time, for the "
         "fastest configuration of each model and environment, divided by "
         f"{_listed_roofs(table)} of its precision. {_intervals(table, 'fraction')}",
@@ -274,9 +269,9 @@ def _models(material: Material) -> Iterator[Figure]:
     yield Figure(
         name="model_comparison",
         title=f"Models: work per {units.one(material.unit)} and throughput",
-        caption=f"{_shared(known, 'env')}Best throughput against training FLOP per {units.one(material.unit)}. Along "
-        "a dotted diagonal the attained FLOP/s are equal: a model further up and right uses the device better. "
-        f"{_intervals(known, 'images_per_s')}",
+        caption=f"{_shared(known, 'env')}Best throughput against training FLOP per {units.one(material.unit)}. On a "
+        "dotted diagonal the attained FLOP/s are equal: a model further up and to the right uses the device "
+        f"better. {_intervals(known, 'images_per_s')}",
         text=_rate_text(known),
         chart=throughput.models(material, known),
     )
@@ -298,12 +293,13 @@ def _kernel_rooflines(material: Material) -> Iterator[Figure]:
         table = _one_configuration(rows)
         first = table.iloc[0]
         roofs = usable_roofs(_of(material.roofs, env), table)
-        rates = f"Rates are of the profiled kernels, not of whole steps.{_l2(first)}"
+        rates = f"Rates are those of the profiled kernels, not of whole steps.{_l2(first)}"
         yield Figure(
             name=f"kernel_roofline_{stems[shown_name]}",
             title=f"Kernel families: {first['task']}, batch {_batch(first)}, {first['variant']}, {env}",
-            caption=f"{more}Each point is a kernel family, its area the share of the profiled time; with L2 or L1 "
-            f"bytes counted, a shape per level of memory. {rates}" + " ".join(["", *_lower_bound_caption(table)]),
+            caption=f"{more}Each point is a kernel family, its area the share of the profiled time; if L2 or L1 "
+            f"bytes were counted, each level of memory has its own shape. {rates}"
+            + " ".join(["", *_lower_bound_caption(table)]),
             text=_kernels_text(table),
             chart=rooflines.kernels(table, roofs, shares.FAMILY_COLOURS),
         )
@@ -322,7 +318,7 @@ def _cost(material: Material) -> Iterator[Figure]:
         name="cost",
         title=f"Cost of a million {material.unit}",
         caption=f"{_shared(table, 'env')}Price per hour of the machine divided by throughput, for the cheapest "
-        "configuration of each model and environment; setting up not included. "
+        "configuration of each model and environment; without the time to set up. "
         f"{_intervals(table, 'usd_per_million_images')}",
         text="; ".join(
             f"{row['task']}, {row['env']}: {number(row['usd_per_million_images'], 3)} USD"
@@ -354,7 +350,7 @@ def _breakdown(material: Material) -> Iterator[Figure]:
     yield Figure(
         name="kernel_breakdown",
         title="Time by kernel family",
-        caption=f"{more}Share of the profiled kernels' time, by what a kernel is for.",
+        caption=f"{more}Share of the profiled kernels' time, by family of kernels.",
         text=_kernels_text(table),
         chart=shares.breakdown(table),
     )
@@ -493,12 +489,12 @@ def _batch(row: Any) -> str:
 
 def _roofline_caption(points: pd.DataFrame, roofs: pd.DataFrame) -> str:
     held = set(roofs["kind"]) if len(roofs) else set()
-    drawn = {"measured": "solid roofs were measured", "peak": "dashed ones are the vendor's peaks"}
+    drawn = {"measured": "solid roofs are measured ceilings", "peak": "dashed roofs are the vendor's peaks"}
     meanings = "; ".join(text for kind, text in drawn.items() if kind in held)
     roof_text = (
         f" {meanings[0].upper()}{meanings[1:]}."
         if meanings
-        else " No ceiling was measured and no peak is known: no roof."
+        else " There is no roof, because no ceiling was measured and no peak is known."
     )
     bars = f" {_intervals(points, 'flop_per_s')}" if style.has_bars(points, "flop_per_s") else ""
     is_foreign = points["env"].str.endswith("(imported)").any()
@@ -509,19 +505,23 @@ def _roofline_caption(points: pd.DataFrame, roofs: pd.DataFrame) -> str:
 def _source_caption(points: pd.DataFrame) -> str:
     meanings = {
         "counters": "Filled points: FLOP and DRAM bytes from the GPU's counters.",
-        "under the profiler": "Pale points: the kernels of a profile over their own time, which is no step's.",
-        "modelled": "Hollow points: FLOP by formula, bytes modelled, the dashed line from every operation going to "
-        "memory (low intensity) to each tensor moved once (high).",
+        "under the profiler": "Pale points: the kernels of a profile, by their own time, not by the time of a step.",
+        "modelled": "Hollow points: FLOP by formula and modelled bytes. The dashed line goes from each operation using "
+        "memory (low intensity) to every tensor moved once (high intensity).",
     }
     texts = [text for source, text in meanings.items() if source in set(points["source"])]
     if "note" in points and points["note"].astype(str).str.contains(TRACED_TIME, regex=False).any():
-        texts.append("The time of an imported trace is the one under torch.profiler.")
+        texts.append("The time of an imported trace was measured under torch.profiler.")
     return " ".join([*texts, *_lower_bound_caption(points)])
 
 
 def _lower_bound_caption(points: pd.DataFrame) -> list[str]:
     held = "flop_is_lower_bound" in points and points["flop_is_lower_bound"].any()
-    return ["≥ marks a lower bound: FLOP are missing, and the point lies further up and right."] if held else []
+    return (
+        ["≥ marks a lower bound: some FLOP were not counted, and the true point is further up and to the right."]
+        if held
+        else []
+    )
 
 
 def _points_text(points: pd.DataFrame) -> str:

@@ -107,14 +107,14 @@ def without_peaks(device_name: str | None) -> list[str]:
     """A note if the file names a GPU without known peaks."""
     if device_name is None or any(device_name in gpu.names for gpu in peaks.gpus()):
         return []
-    return [f"the file names the device '{device_name}', whose peaks are not known here: it has no roof"]
+    return [f"the file names the device '{device_name}', whose peaks are not known: it has no roof"]
 
 
 def precision_of(label: str, who: str) -> str:
     if label.lower() not in set(Precision):
         raise UsageError(
             f"{who} must be one of {', '.join(Precision)}; got '{label[:80]}'",
-            hint="--precision amp, if it was fp16 with loss scaling",
+            hint="use --precision amp if it was fp16 with loss scaling",
         )
     return label.lower()
 

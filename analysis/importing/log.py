@@ -22,7 +22,7 @@ from workload.contract.spec import Device, Precision
 
 # Path of the file in the bundle.
 LOG_COPY = "imported/log.csv"
-_BREAKS_OFF = "the file breaks off in its last row, which is left out"
+_BREAKS_OFF = "the file ends within its last row, which is left out"
 
 
 def make(file: File, given: Given, output: Path) -> list[Path]:
@@ -43,7 +43,9 @@ def make(file: File, given: Given, output: Path) -> list[Path]:
             reason = str(error).removeprefix(f"'{file.path}' ")
             left_out.append(f"line {log.lines[0]} is left out: {reason}")
     if not bundles:
-        raise UsageError(f"'{file.path}': {left_out[0]}", hint="name what the file does not say, as --batch-size 32")
+        raise UsageError(
+            f"'{file.path}': {left_out[0]}", hint="give what the file does not, for example --batch-size 32"
+        )
     return [seal(output, _with_losses(record, left_out), contents) for record, contents in bundles]
 
 
@@ -149,7 +151,7 @@ def _unknown_words(facts: Facts, log: Log) -> list[str]:
     word = log.labels.get("precision")
     if not word or facts.precision is not None:
         return []
-    return [f"the file's precision '{word[:80]}' is none of {', '.join(Precision)}: it is left out"]
+    return [f"the file's precision '{word[:80]}' is not one of {', '.join(Precision)}: it is left out"]
 
 
 def _contradictions(facts: Facts, log: Log) -> Iterator[str]:
@@ -157,7 +159,7 @@ def _contradictions(facts: Facts, log: Log) -> Iterator[str]:
     for field, known in asdict(facts).items():
         own = log.labels.get(field)
         if own and known is not None and field != "device_type" and not _is_same(field, own, str(known)):
-            yield f"the file says {field.replace('_', ' ')} '{own}', the import was told '{known}'"
+            yield f"the file says {field.replace('_', ' ')} '{own}', but the import was given '{known}'"
     if (
         log.images_per_row
         and "batch_size" in log.columns
@@ -238,8 +240,8 @@ def _stride(log: Log) -> int:
 def _without_wait(path: Path, line: int, iteration_s: float, data_s: float) -> float:
     if data_s >= iteration_s:
         raise UsageError(
-            f"'{path}' line {line}: the wait for data is as long as the iteration that holds it;"
-            f" got {data_s:g} s of {iteration_s:g} s",
+            f"'{path}' line {line}: the wait for data is as long as the whole iteration; got {data_s:g} s of "
+            f"{iteration_s:g} s",
             hint="correct the file, or leave the column of data waits out",
         )
     return iteration_s - data_s

@@ -26,8 +26,8 @@ def make(file: File, given: Given, output: Path) -> Path:
     if len(found.gpus) > 1:
         launches = ", ".join(f"{gpu}: {number}" for gpu, number in found.gpus.items())
         raise UsageError(
-            f"'{file.path}' holds the launches of {len(found.gpus)} GPUs, and a run is of one ({launches})",
-            hint="keep the rows of one GPU, by the column Device, or profile with CUDA_VISIBLE_DEVICES=0",
+            f"'{file.path}' holds the launches of {len(found.gpus)} GPUs, but a run has one ({launches})",
+            hint="keep only the rows of one GPU (column Device), or profile with CUDA_VISIBLE_DEVICES=0",
         )
     model, batch_size = required(file.path, given.model, given.batch_size)
     device_name = found.attributes.get(DEVICE_NAME)
@@ -43,7 +43,7 @@ def make(file: File, given: Given, output: Path) -> Path:
     notes = [f"ncu: {warning}" for warning in found.warnings]
     contradictions = []
     if device_name and given.gpu and not fits(given.gpu, device_name):
-        contradictions.append(f"the profile says device '{device_name}', the import was told '{given.gpu}'")
+        contradictions.append(f"the profile says device '{device_name}', but the import was given '{given.gpu}'")
     notes += [*without_peaks(device_name), *contradictions]
     copy = REPORT_COPY if file.path.suffix == report.SUFFIX else KERNELS_COPY
     imported = replace(

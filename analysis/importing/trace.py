@@ -117,7 +117,7 @@ def _read(decoded: Decoded, given: Given, file: str) -> _Traced:
     steps = steps_of(trace, given.profile_steps)
     if steps is None:
         raise UsageError(
-            f"'{file}' does not mark its steps: nobody can say how many it holds",
+            f"'{file}' does not mark its steps, so their number is unknown",
             hint="--profile-steps N, or call profiler.step() after each step",
         )
     found = attribute(trace, steps, device=device)
@@ -133,17 +133,21 @@ def _contradictions(traced: _Traced, given: Given) -> Iterator[str]:
     """Sentences on differences between the trace and the user's options: device, precision, steps and first input."""
     model, device_name, precision = traced.found.model, traced.device_name, _precision(traced.found)
     if device_name and given.gpu and not fits(given.gpu, device_name):
-        yield f"the trace says device '{device_name}', the import was told '{given.gpu}'"
+        yield f"the trace says device '{device_name}', but the import was given '{given.gpu}'"
     if traced.is_told_a_gpu(given):
-        yield f"the trace has no kernels and is of a CPU, the import was told device '{given.gpu}'"
+        yield f"the trace has no kernels and is from a CPU, but the import was given device '{given.gpu}'"
     if precision and given.precision and precision != given.precision.lower():
-        yield f"the trace says precision '{precision}', the import was told '{given.precision}'"
+        yield f"the trace says precision '{precision}', but the import was given '{given.precision}'"
     if wrong := traced.found.steps.contradiction or _uneven(traced.found, given.profile_steps):
         yield wrong
     if model.batch_size and given.batch_size not in {None, model.batch_size, model.batch_size * traced.passes_per_step}:
-        yield f"the trace says batch size {model.batch_size} ({model.first}), the import was told {given.batch_size}"
+        yield (
+            f"the trace says batch size {model.batch_size} ({model.first}), but the import was given {given.batch_size}"
+        )
     if model.image_size and given.image_size not in {None, model.image_size}:
-        yield f"the trace says image size {model.image_size} ({model.first}), the import was told {given.image_size}"
+        yield (
+            f"the trace says image size {model.image_size} ({model.first}), but the import was given {given.image_size}"
+        )
 
 
 def _require_possible(found: Attribution, device_name: str | None, file: str) -> None:
@@ -170,7 +174,7 @@ def _device(trace: Trace, wanted: int | None, file: str) -> str | None:
     """Number of the GPU whose kernels are read, as text; None for a trace of a CPU. `UsageError` if ambiguous."""
     if len(trace.processes) > 1:
         raise UsageError(
-            f"'{file}' holds {len(trace.processes)} processes, and a run is of one",
+            f"'{file}' holds {len(trace.processes)} processes, but a run has one",
             hint="import the trace of each rank",
         )
     devices = trace.devices
@@ -190,7 +194,7 @@ def _device(trace: Trace, wanted: int | None, file: str) -> str | None:
         return str(wanted)
     if len(devices) > 1:
         raise UsageError(
-            f"'{file}' holds the kernels of {len(devices)} GPUs, and a run is of one ({launches})",
+            f"'{file}' holds the kernels of {len(devices)} GPUs, but a run has one ({launches})",
             hint=f"--device {max(devices, key=lambda device: devices[device])}",
         )
     return next(iter(devices))
@@ -204,7 +208,7 @@ def _of_machine(trace: Trace, device: str | None) -> Iterable[str]:
         yield f"rank {ranks.get('rank')} of {world_size}: the figures are of this process alone"
     gpu = trace.device_properties("0").get("name")
     if device is None and gpu:
-        yield f"the machine has a GPU, {gpu}, and the trace no kernels: it is taken for the trace of a CPU"
+        yield f"the machine has a GPU, {gpu}, but the trace has no kernels: it is read as the trace of a CPU"
 
 
 def _profile(traced: _Traced) -> ProfileResult:
@@ -242,7 +246,9 @@ def _uneven(found: Attribution, told: int | None) -> str | None:
     passes = found.model.passes
     if found.steps.windows is not None or not told or not passes or passes % found.steps.number == 0:
         return None
-    return f"the trace has {passes} forward {'pass' if passes == 1 else 'passes'}, the import was told {told} steps"
+    return (
+        f"the trace has {passes} forward {'pass' if passes == 1 else 'passes'}, but the import was given {told} steps"
+    )
 
 
 def _wall_s(found: Attribution) -> float:

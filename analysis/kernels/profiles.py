@@ -158,7 +158,7 @@ def _texts(rows: pd.DataFrame, profiles: Profiles, top: int, *, wide: bool) -> I
     if len(traced := longest(profiles.traced, top)):
         table = render_table(traced, OPERATORS, TableFormat.TABLE, wide=wide)
         on_cpu = traced["device_type"] == Device.CPU
-        what = "own time of operators on a CPU, kernels on a GPU"
+        what = "operators' own time on a CPU, kernels on a GPU"
         what = "the own time of each operator" if on_cpu.all() else what
         what = "kernels on a GPU" if not on_cpu.any() else what
         yield f"by torch.profiler: {what}, per step\n{table}"

@@ -234,7 +234,7 @@ def _works(flop_per_step: Sequence[float | None]) -> list[str | None]:
     ]
 
 
-def require_poolable(runs: pd.DataFrame, *, hint: str = "name folders that hold one configuration each") -> None:
+def require_poolable(runs: pd.DataFrame, *, hint: str = "name folders that contain one configuration each") -> None:
     """Raise `NotPoolableError` that names the first fact in which two runs differ; incomplete runs are ignored."""
     done = measured(runs)
     columns = ("device_name", *SOFTWARE, *CONFIGURATION, *PLACE)

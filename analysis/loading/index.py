@@ -202,7 +202,9 @@ def _foreign(strangers: Sequence[str], candidates: Sequence[Candidate], root: st
         if folder in inhabited or (told and folder.startswith(f"{told[-1]}{os.sep}")):
             continue
         told.append(folder)
-        yield Problem(path=folder, reason=f"no rooflaunch bundle: neither {bundle.MANIFEST} nor {bundle.RECORD}")
+        yield Problem(
+            path=folder, reason=f"not a rooflaunch bundle: it has neither {bundle.MANIFEST} nor {bundle.RECORD}"
+        )
 
 
 # --- reading bundles

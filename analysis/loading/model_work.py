@@ -166,6 +166,8 @@ def of_spec(spec: Spec) -> KnownWork | None:
     )
     size = f"{work.image_size} x {work.image_size}"
     assumption = (
-        None if is_stated else f"FLOP and bytes are those of {work.model} at {size} pixels: nobody said the size"
+        None
+        if is_stated
+        else f"FLOP and bytes are those of {work.model} at {size} pixels, because the size was not given"
     )
     return KnownWork(complexity=complexity, assumption=assumption)

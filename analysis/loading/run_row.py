@@ -90,7 +90,7 @@ def row_of(document: Mapping[str, Any]) -> Row:
     cells["shown_flop_per_step"] = (shown or cells["counted_flop_per_step"]) if run.imported is not None else None
     if run.status is Status.COMPLETED and run.imported is None:
         remarks += [
-            f"run.json: {leaf.where} is absent or 0, and yet the run completed"
+            f"run.json: {leaf.where} is missing or 0, although the run completed"
             for leaf in contract.COLUMNS
             if leaf.column in EXPECTED and not cells[leaf.column]
         ]

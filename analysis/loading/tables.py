@@ -54,7 +54,7 @@ class Tables:
         """run.json of a run; `UsageError` for an unknown run, `BundleError` if the bundle has gone since loading."""
         paths = self.runs.loc[self.runs["run_id"] == run_id, "path"]
         if paths.empty:
-            raise UsageError(f"no run is called '{run_id}'", hint="results.runs.run_id has their names")
+            raise UsageError(f"no run is called '{run_id}'", hint="results.runs.run_id lists the names")
         return bundle.read_record(Path(paths.iloc[0]))
 
     @cached_property
@@ -108,7 +108,7 @@ def _require_folder(folder: Path) -> Path:
         raise UsageError(f"results folder '{folder}' does not exist", hint="name a folder of bundles, as results")
     if not folder.is_dir():
         raise UsageError(
-            f"'{folder}' is a file, not a folder of bundles", hint=f"analyze import {folder}, if it is a log of a run"
+            f"'{folder}' is a file, not a folder of bundles", hint=f"if it is the log of a run: analyze import {folder}"
         )
     return folder
 
@@ -136,7 +136,7 @@ def _without_repeats(table: pa.Table) -> tuple[pa.Table, list[Problem]]:
         if kept == row:
             rows.append(row)
         elif prints[kept] != prints[row]:
-            problems.append(Problem(path=paths[row], reason=f"holds the same run as {paths[kept]}; counted once"))
+            problems.append(Problem(path=paths[row], reason=f"contains the same run as {paths[kept]}; counted once"))
     return (table if len(rows) == table.num_rows else table.take(rows)), problems
 
 

@@ -59,7 +59,7 @@ def ncu_text_as_csv(text: str) -> str:
     number = len(repeated) + len(launches) * is_doubled
     if number:
         messages.append(
-            f"==WARNING== {counted(number, 'kernel')} in the file again (same figures): each is counted once"
+            f"==WARNING== {counted(number, 'kernel')} a second time in the file (same figures): each is counted once"
         )
     kept = (rows for index, rows in enumerate(launches) if index not in repeated)
     return _csv(messages, [_LONG, *((str(launch), *row[1:]) for launch, rows in enumerate(kept) for row in rows)])
@@ -192,9 +192,11 @@ def gpu_trace_as_csv(text: str) -> str:
     doubled += len(kernels) * is_doubled
     messages = []
     if copies:
-        messages.append(f"==WARNING== {copies} copies and memsets of the trace are left out: they are no kernels")
+        messages.append(
+            f"==WARNING== {copies} copies and memsets of the trace are left out, because they are not kernels"
+        )
     if doubled:
-        messages.append(f"==WARNING== {doubled} rows are in the file again (same start): each is counted once")
+        messages.append(f"==WARNING== {doubled} rows are in the file twice (same start): each is counted once")
     if broken:
         messages.append(f"==WARNING== {broken} broken rows left out: the file is cut off or damaged")
     units = ["" for _ in _WIDE[:-1]] + [_UNITS.get(header.unit, header.unit)]

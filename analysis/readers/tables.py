@@ -61,7 +61,7 @@ def read(text: str, *, file: str, is_header: Callable[[Sequence[str]], bool]) ->
     Raises `UsageError`, which names the first line that does not fit.
     """
     if "\0" in text:
-        raise UsageError(f"'{file}' is no text: it holds a zero byte", hint="import a CSV file")
+        raise UsageError(f"'{file}' is not text: it contains a zero byte", hint="import a CSV file")
     before, delimiter = find_header(text, is_header) or (0, ",")
     lines = io.StringIO(text, newline="")
     for _ in range(before):
@@ -103,7 +103,7 @@ def plain_numbers(cells: Iterable[str], *, file: str) -> Callable[[str], str]:
     if decimal and grouped:
         raise UsageError(
             f"'{file}': the comma is a decimal mark in '{decimal[0]}' and separates thousands in '{grouped[0]}'",
-            hint="write all numbers in one way",
+            hint="write all numbers in the same format",
         )
     if decimal:
         return lambda cell: cell.strip().replace(",", ".") if _COMMA_NUMBER.fullmatch(cell.strip()) else cell.strip()
@@ -112,7 +112,7 @@ def plain_numbers(cells: Iterable[str], *, file: str) -> Callable[[str], str]:
     if numbers:
         raise UsageError(
             f"'{file}': the comma in '{numbers[0]}' may be a decimal mark or separate thousands",
-            hint="write numbers with a dot, as 1234.5",
+            hint="write numbers with a decimal point, for example 1234.5",
         )
     return str.strip
 

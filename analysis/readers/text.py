@@ -92,7 +92,7 @@ def _unpacked(content: bytes) -> tuple[bytes, str | None]:
         try:
             parts.append(member.decompress(left, MOST_BYTES - total))
         except zlib.error as error:
-            before = ": what comes before the damage was read" if parts else ""
+            before = ": the part before the damage was read" if parts else ""
             return b"".join(parts), f"the gzip file is damaged ({error}){before}"
         total += len(parts[-1])
         if total >= MOST_BYTES:
@@ -101,7 +101,7 @@ def _unpacked(content: bytes) -> tuple[bytes, str | None]:
             # Drop the incomplete last line, which may end within a number. UTF-16 keeps a part, which is refused if
             # invalid.
             whole, newline, _ = b"".join(parts).rpartition(b"\n")
-            return whole + newline, "the gzip file breaks off: what is there was read"
+            return whole + newline, "the gzip file ends too early: its beginning was read"
         left = member.unused_data
     return b"".join(parts), None
 
@@ -123,9 +123,9 @@ _MAGIC = (
     (b"\x28\xb5\x2f\xfd", "compressed with Zstandard", "zstd -d it first"),
     (b"\xfd7zXZ", "compressed with xz", "xz -d it first"),
     (b"BZh", "compressed with bzip2", "bzip2 -d it first"),
-    (b"%PDF", "a PDF document", "import the data that it was made from"),
-    (b"\x89PNG", "a picture", "import the data that it was drawn from"),
-    (b"\xff\xd8\xff", "a picture", "import the data that it was drawn from"),
+    (b"%PDF", "a PDF document", "import the data from which it was made"),
+    (b"\x89PNG", "a picture", "import the data from which it was drawn"),
+    (b"\xff\xd8\xff", "a picture", "import the data from which it was drawn"),
     (b"PAR1", "a Parquet file", "write it as CSV: pandas.read_parquet(FILE).to_csv(…)"),
 )
 _NSYS = "nsys stats --report cuda_gpu_trace --format csv FILE > trace.csv"
@@ -145,7 +145,7 @@ _TEXTS = (
     (r"==\d+== (?:NVPROF|Profiling)", "output of nvprof", "profile with ncu, or nsys"),
     (r"utilization\.gpu|\bNVIDIA-SMI\b", "output of nvidia-smi", "import the log of the training instead"),
     (r"\d+%\|[^|]*\|\s*\d+/\d+ \[", "a progress bar (tqdm), which redraws itself",
-     "have the program print a line per iteration"),
+     "let the program print a line per iteration"),
     (r"\bms/step\b|\d+s \d+ms/step", "output of Keras", "log a row per step, with its time"),
     (r"Epoch\s*:?\s*\[?\d+", "a training log without the time of an iteration", "log the time of each iteration"),
     (r"(?m)^(?:import|from|def|class) \w+", "a program", "import what it printed"),

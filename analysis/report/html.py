@@ -74,7 +74,7 @@ def _shown(value: Any) -> Any:
 
 def _raw(text: str, end: str) -> Markup:
     if end in text.lower() or "<!--" in text:
-        raise ValueError(f"the inlined code holds {end} or a comment: it would end its block")
+        raise ValueError(f"the inlined code contains {end} or a comment, which would end its block")
     return Markup(text)  # noqa: S704 - a file of this package, or Vega
 
 

@@ -87,10 +87,10 @@ def of_trace(
     if named is None:
         return
     if not model.has_convolution and model.has_embedding:
-        yield f"the trace embeds tokens and has no convolution, the import was told model '{spec.model}'"
+        yield f"the trace embeds tokens and has no convolution, but the import was given model '{spec.model}'"
         return
     if other := _other_model(model, named):
-        yield f"{other}, the import was told model '{spec.model}'"
+        yield f"{other}, but the import was given model '{spec.model}'"
         return
     work = model_work.find(spec.model, model.image_size or size)
     if work is None:

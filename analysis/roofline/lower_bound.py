@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 LOWER_BOUND = "FLOP are a lower bound"
-TENSOR = "tensor operations that nothing counts"
-PARTLY = "not every operation of a number type was counted"
+TENSOR = "tensor operations that are not counted"
+PARTLY = "some operations of a number type were not counted"
 PARTIAL = "the profile is partial"
 FEWER = "fewer than the model has"
 NO_BACKWARD = "no kernels of a backward pass, so a part of a step"

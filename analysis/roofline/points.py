@@ -292,12 +292,12 @@ def _notes(pool: Group, measurement: _Measurement, row: PointRow) -> Iterator[st
     match measurement.source:
         case WorkSource.MODELLED:
             if not row.runs:
-                yield "no time without a profiler: no rate"
+                yield "no rate, because there is no time without a profiler"
             elif measurement.is_traced:
                 yield from traced_times.notes(pool, None if row.flop_is_lower_bound else row.flop_per_step, row.bound)
             yield from dict.fromkeys(pool.texts("work_assumption"))
             if row.runs and not measurement.is_traced and not pool.known("step_median_s"):
-                yield f"by {units.of(pool.facts)} over wall time, waits included: the run has no steps"
+                yield f"by {units.of(pool.facts)} over wall time, including waits, because the run has no steps"
             yield _other_verdicts(pool, row.bound)
         case WorkSource.COUNTERS | WorkSource.PROFILER:
             yield "bytes with a cold cache, per kernel"
@@ -306,11 +306,11 @@ def _notes(pool: Group, measurement: _Measurement, row: PointRow) -> Iterator[st
 
 def _counter_notes(pool: Group, measurement: _Measurement, row: PointRow) -> Iterator[str | None]:
     if measurement.source is WorkSource.PROFILER:
-        yield "kernels under the profiler: one by one, at its clocks, without the gaps between them"
+        yield ("kernels under the profiler: each one alone, at the profiler's clocks, without the gaps between them")
         if measurement.is_whole_profile:
-            yield "the whole profile: nobody said how many steps it holds"
+            yield "the whole profile, because its number of steps is unknown"
     if not row.runs:
-        yield "no time without a profiler: no rate"
+        yield "no rate, because there is no time without a profiler"
     if 0 < measurement.uncounted_launches < measurement.launches:
         some = f"{measurement.uncounted_launches} of {measurement.launches} launches"
         yield f"no FLOP: {some} have no count, and the sum of the others would be too low"
@@ -319,7 +319,7 @@ def _counter_notes(pool: Group, measurement: _Measurement, row: PointRow) -> Ite
     elif not row.flop_is_lower_bound and any(
         value is False for value in pool.runs["calibration_verified"].astype(object)
     ):
-        yield "FLOP unverified: the calibration's product was counted wrong"
+        yield "FLOP unverified: the product of the calibration was counted wrongly"
     yield model_warning(row.counted_over_model)
 
 

@@ -130,7 +130,7 @@ def _roofs(results: Tables, keys: Mapping[str, Any], runs: pd.DataFrame) -> Iter
 def _burst_note(bursts: pd.Series) -> str | None:
     """Note on the burst rate, if measurements slowed down under load; else None."""
     known = bursts.dropna()
-    return f"what it sustains; {si(float(known.median()), 'FLOP/s')} in a burst" if len(known) else None
+    return f"sustained rate; {si(float(known.median()), 'FLOP/s')} in a burst" if len(known) else None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -155,7 +155,9 @@ def _difference(first: Floats, second: Floats) -> tuple[Difference | None, str |
     if sizes.min() < LEAST_FOR_SPREAD:
         return None, f"{runs}: no interval with fewer than 2 on either side"
     if np.ptp(first) == 0 or np.ptp(second) == 0:
-        return None, "the runs of one side read exactly the same: no interval (copies of one run?)"
+        return None, (
+            "the runs of one side have exactly the same figure: no interval (perhaps they are copies of one run)"
+        )
     degrees = sizes - 1.0
     variances = np.array([first.var(ddof=1), second.var(ddof=1)])
     own = degrees / (degrees + SHARED_DEGREES)
@@ -170,7 +172,7 @@ def _difference(first: Floats, second: Floats) -> tuple[Difference | None, str |
     )
     if sizes.min() >= RUNS_FOR_ANY_DISTRIBUTION:
         return difference, None
-    return difference, f"{runs}: the interval supposes that runs differ as a normal sample does"
+    return difference, f"{runs}: the interval assumes that runs are normally distributed"
 
 
 def pooled_stdev(*groups: Floats) -> float | None:
@@ -306,7 +308,7 @@ def difference_of(contrast: Contrast) -> tuple[Difference | None, str | None]:
     )
     if contrast.blocks >= RUNS_FOR_ANY_DISTRIBUTION:
         return difference, None
-    return difference, f"{contrast.blocks} blocks: the interval supposes that differences vary as a normal sample does"
+    return difference, f"{contrast.blocks} blocks: the interval assumes that differences are normally distributed"
 
 
 def _narrower(paired: Difference | None, first: Floats, second: Floats, *, level: float) -> float | None:

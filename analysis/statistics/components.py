@@ -103,7 +103,7 @@ def variance_split(runs: Runs, *, level: float = LEVEL) -> VarianceSplit:
 def _refusal(used: int, *, offered: int) -> str | None:
     lost = offered - used
     left_out = (
-        f"{counted(lost, 'run')} with fewer than {LEAST_STEPS} steps or none that varies left out" if lost else ""
+        f"{counted(lost, 'run')} with fewer than {LEAST_STEPS} steps or constant step times left out" if lost else ""
     )
     if used < LEAST_FOR_SPREAD:
         few = f"{counted(used, 'run')}: no variance between runs"

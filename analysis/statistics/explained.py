@@ -37,7 +37,7 @@ def share_explained(values: npt.ArrayLike, covariate: npt.ArrayLike, *, level: f
         return Estimate(value=correlation**2, n=n, dropped=dropped, reason=reason)
     low, high = _squared(*_fisher(correlation, effective=effective, level=level))
     interval = Interval(low=low, high=high, level=level, method=Method.FISHER_Z)
-    chance = "" if low > 0 else ": what is explained can be chance"
+    chance = "" if low > 0 else ": the explained share may be chance"
     reason = f"{n} pairs are worth {effective:.0f} independent ones{chance}"
     return Estimate(value=correlation**2, interval=interval, n=n, dropped=dropped, reason=reason)
 

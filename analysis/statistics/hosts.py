@@ -189,7 +189,7 @@ def _zones(
         return Estimate(value=None, n=n, reason=f"unknown: {reason}")
     if by_host is None:
         return Estimate(
-            value=None, n=n, reason="unknown: one host in each zone, so that zones cannot be told from hosts"
+            value=None, n=n, reason="unknown: one host in each zone, so zones and hosts cannot be separated"
         )
     share = by_zone.hosts / by_host.hosts
     parts = [(share, by_host)] + ([(1 - share, rest)] if rest else [])
@@ -249,7 +249,7 @@ def position_effect(runs: Sequence[PlacedRun], *, level: float = LEVEL) -> Posit
     degrees = n - fixed.shape[1] - effects_count
     if np.linalg.svd(places, compute_uv=False)[-1] < RANK_TOLERANCE * np.sqrt(n):
         return _no_position_effect(
-            "positions cannot be told from configurations: they have the same order in all blocks", n=n
+            "positions and configurations cannot be separated: all blocks have the same order", n=n
         )
     if degrees < 1:
         return _no_position_effect(f"{counted(n, 'run')}: too few for a test of their positions", n=n)
@@ -257,7 +257,7 @@ def position_effect(runs: Sequence[PlacedRun], *, level: float = LEVEL) -> Posit
     effects = np.linalg.solve(precision, places.T @ logs)
     variance = float(np.sum((logs - places @ effects) ** 2)) / degrees
     if variance == 0:
-        return _no_position_effect("the runs read exactly the same", n=n)
+        return _no_position_effect("all runs have exactly the same figure", n=n)
     errors = np.sqrt(variance * np.diag(np.linalg.inv(precision)))
     first, *others = (
         Estimate(value=float(np.exp(effect)), interval=_factor(effect, reach, level), n=n)

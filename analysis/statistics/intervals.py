@@ -72,12 +72,12 @@ def no_spread(figures: Floats) -> str | None:
     if figures.size < LEAST_REPLICATES:
         return f"{too_few(figures.size, 'run')} for an interval"
     if np.ptp(figures) == 0:
-        return f"all {figures.size} runs read exactly the same: no interval (copies of one run?)"
+        return f"all {figures.size} runs have exactly the same figure: no interval (perhaps they are copies of one run)"
     return None
 
 
 def few_runs(n: int) -> str:
-    return f"{counted(n, 'run')}: the interval supposes that runs differ as a normal sample does"
+    return f"{counted(n, 'run')}: the interval assumes that runs are normally distributed"
 
 
 def order_statistics_from(level: float) -> int:

@@ -152,7 +152,7 @@ def _price(pool: Group, spot: bool | None) -> tuple[HourlyPrice | None, str | No
         region=regions.pop() if len(regions) == 1 else None,
         spot=spot,
     )
-    return listed, None if listed else "no price: none in the run, none listed for its machine and region"
+    return listed, None if listed else "no price: the run has none, and no list has one for its machine and region"
 
 
 def _task(row: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -70,10 +70,11 @@ REASON_BITS: Mapping[Reason, int] = {
     Reason.POWER_BRAKE: 0x80,
 }
 REASON_CURES: Mapping[Reason, str] = {
-    Reason.POWER_CAP: "nvidia-smi --power-limit raises it where the board allows more; compare at equal limits",
-    Reason.THERMAL: "better cooling, more warm-up until the temperature holds, or a pause between runs",
-    Reason.SLOWDOWN: "the board protects itself: check cooling and power supply (nvidia-smi -q -d PERFORMANCE)",
-    Reason.POWER_BRAKE: "the power supply asks for less load: check it, or tell the provider",
+    Reason.POWER_CAP: "nvidia-smi --power-limit raises the limit if the board allows it; compare at equal limits",
+    Reason.THERMAL: "better cooling, more warm-up until the temperature is stable, or a pause between runs",
+    Reason.SLOWDOWN: "the board protects itself from damage: check cooling "
+    "and power supply (nvidia-smi -q -d PERFORMANCE)",
+    Reason.POWER_BRAKE: "the power supply limits the load: check it, or tell the provider",
 }
 
 
@@ -93,7 +94,7 @@ COVARIATES = (
         cause="GPU clock",
         column="sm_clock_mhz",
         unit="MHz",
-        cure="lock the clock (nvidia-smi --lock-gpu-clocks), or warm up until it holds",
+        cure="lock the clock (nvidia-smi --lock-gpu-clocks), or warm up until it is stable",
         is_clock=True,
     ),
     Covariate(
@@ -254,7 +255,7 @@ def _held(case: Case, reason: Reason, share: float) -> Cause:
     limit = capped_by_design(case) if reason is Reason.POWER_CAP else None
     evidence = f"in {percent(share)} of {at.size} samples"
     if limit:
-        evidence += f"; normal: this board meets its {limit} W under any steady load"
+        evidence += f"; this is normal, because this board reaches its {limit} W under any steady load"
     return Cause(
         cause=reason,
         share=follows.value if follows else None,
@@ -312,8 +313,8 @@ def _cpu_shares(case: Case) -> Iterator[Cause]:
             cause="CPU quota",
             share=throttled,
             share_of=ShareOf.CPU_TIME,
-            evidence="the container's CPU limit held its threads back for"
-            f" {percent(throttled, decimals=1)} of their time",
+            evidence=f"the container's CPU limit stopped its threads for {percent(throttled, decimals=1)} of their "
+            "time",
             cure="--cpus as many as the run has threads, or no limit",
         )
 
@@ -323,7 +324,7 @@ def competition_words(case: Case) -> str:
     if case["threads"] == 1:
         got = f"the run got {of_cpus(case['cpus_used'], 1)}"
     else:
-        got = f"the run got {case['cpus_used']:.1f} of the {case['threads']:.0f} CPUs that it has threads for"
+        got = f"the run got {case['cpus_used']:.1f} of the {case['threads']:.0f} CPUs for which it has threads"
     return verdict.competition(case.record) or got
 
 
@@ -370,7 +371,7 @@ def _retries(case: Case) -> Iterator[Cause]:
             cause="allocator retries",
             share=None,
             share_of=ShareOf.STEP_TIME,
-            evidence=f"{retries} times the allocator emptied its cache and asked again",
+            evidence=f"{retries} times the allocator emptied its cache and tried again",
             cure=f"--batch-size {max(1, case['batch_size'] // 2)}; --grad-accumulation for the same step",
         )
 

@@ -75,7 +75,7 @@ class Bench:
         except OSError as error:
             raise PartFailedError(f"{words[0]} cannot be started: {error}") from error
         if end.interrupted:
-            raise InterruptedRunError("interrupted", hint="the same command goes on where it stopped")
+            raise InterruptedRunError("interrupted", hint="the same command continues where it stopped")
         if end.timed_out and left_s < limit_s:
             raise OutOfTimeError
         return end
@@ -91,7 +91,7 @@ class Bench:
             content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             why = "its time limit ended it" if end.timed_out else f"it ended with exit code {end.returncode}"
-            last = (end.output.strip().splitlines() or ["it said nothing"])[-1]
+            last = (end.output.strip().splitlines() or ["it printed nothing"])[-1]
             raise PartFailedError(f"{path.stem}: {why}: {last}", last_lines(end.output)) from error
         return content
 

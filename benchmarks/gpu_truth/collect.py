@@ -89,8 +89,8 @@ def _require_same_gpu(folder: Path, bench: Bench) -> None:
     before = (read_part(folder, "machine") or {}).get("evidence", {}).get("gpu")
     if before and bench.gpu and before.get("name") != bench.gpu["name"]:
         raise UsageError(
-            f"'{folder}' holds evidence of {before.get('name')}, and this is {bench.gpu['name']}",
-            hint="another folder for another GPU: -o DIR",
+            f"'{folder}' has results of {before.get('name')}, but this GPU is {bench.gpu['name']}",
+            hint="use another folder for this GPU: -o DIR",
         )
 
 
@@ -122,7 +122,7 @@ def _attempt(part: EvidencePart, bench: Bench, *, is_first: bool) -> dict[str, A
             evidence = part.collect(own)
         except OutOfTimeError:
             if end_s == bench.end_s and not is_first:
-                LOGGER.info("%-12s not finished: the time of this call is over", part.name)
+                LOGGER.info("%-12s not finished: the time limit of this call was reached", part.name)
                 return None
             state, reason = CollectState.FAILED, f"it did not end within {bench.now_s() - began_s:.0f} s"
         except InterruptedRunError:
@@ -179,9 +179,9 @@ def _close(folder: Path, parts: Sequence[EvidencePart], elapsed_s: float) -> int
     left = [name for name, document in documents.items() if not document]
     LOGGER.info("parts        %s, %d left, in %.0f s", numbers, len(left), elapsed_s)
     if left:
-        LOGGER.info("left         %s; the same command goes on with them", ", ".join(left))
+        LOGGER.info("left         %s; the same command continues with them", ", ".join(left))
     else:
-        LOGGER.info("that is all this machine can tell; analyze gpu-truth %s", shlex.quote(str(folder)))
+        LOGGER.info("all parts are complete; next: analyze gpu-truth %s", shlex.quote(str(folder)))
     return ExitCode.DONE if by_state[CollectState.DONE] else ExitCode.NOTHING_TO_DO
 
 

@@ -103,7 +103,7 @@ def _document(path: Path, name: str, text: bytes) -> Mapping[str, Any]:
     except (ValueError, RecursionError) as error:
         raise BundleError(f"part {name} of '{path}' is damaged: it is no JSON", hint=_again(name)) from error
     if not isinstance(document, dict) or document.get("format") != FORMAT or document.get("part") != name:
-        raise BundleError(f"part {name} of '{path}' is not of the collector", hint=HINT)
+        raise BundleError(f"part {name} of '{path}' was not written by the collector", hint=HINT)
     if document.get("schema") != SCHEMA:
         raise BundleError(
             f"part {name} of '{path}' has schema {document.get('schema')}; this version reads {SCHEMA}",

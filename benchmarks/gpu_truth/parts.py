@@ -200,7 +200,7 @@ def _interrupt(bench: Bench) -> dict[str, Any]:
     run = bench.train(*words, limit_s=120, output=folder)
     bundles = [path.parent for path in folder.glob("*/run.json")]
     if not bundles:
-        raise PartFailedError(f"the run before it left no bundle: {run['said']}")
+        raise PartFailedError(f"the run before it wrote no bundle: {run['said']}")
     ask = ["profile", str(bundles[0]), "--profile", "ncu", "--profile-steps", "50"]
     after_s = 2 if bench.quick else INTERRUPT_AFTER_S
     end = bench.run([*bench.trainer, *ask], limit_s=after_s)
@@ -323,7 +323,7 @@ def _tests(bench: Bench) -> dict[str, Any]:
     if importlib.util.find_spec("pytest") is None:
         raise PartFailedError("pytest is not installed")
     if not (ROOT / "tests" / "gpu").is_dir():
-        raise PartFailedError("there is no tests/gpu beside the package: run it from a checkout")
+        raise PartFailedError("tests/gpu is missing: run this part from a checkout")
     # Our settings and fixtures need plugins that a machine with only pytest lacks. These tests need none of them.
     words = [bench.trainer[0], "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull, "--noconftest"]
     words += ["-W", "ignore", "--rootdir", str(ROOT), str(ROOT / "tests" / "gpu")]

@@ -58,7 +58,7 @@ MARGIN_S = 90.0
 MOST_BROKEN_OFF = 2
 # Option that sets the time limit, by backend.
 USUAL_LIMIT_FLAG, LIMIT_FLAGS = "--max-run-time", {"slurm": "--time"}
-BROKEN_OFF = "the machine broke off the run and started again"
+BROKEN_OFF = "the machine interrupted the run and started again"
 KILLED = "the job was broken off: its machine was restarted, or its processes were killed"
 # Time limit of a start that only saves bundles.
 SAVING_S = 600.0
@@ -181,7 +181,7 @@ class Agent:
     def _work_through(self, task: Task, uploads: ThreadPoolExecutor) -> WorkEnd:
         broken_off = self._broken_off()
         outcomes = [
-            Outcome(run=run, number=number, end=End.NOT_STARTED, why=f"it was broken off {MOST_BROKEN_OFF} times here")
+            Outcome(run=run, number=number, end=End.NOT_STARTED, why=f"it was interrupted {MOST_BROKEN_OFF} times here")
             for number, run in enumerate(task.runs, 1)
             if run.run_key and broken_off[run.run_key] >= MOST_BROKEN_OFF
         ]
@@ -223,7 +223,7 @@ class Agent:
             script_files.fetch_data(data, folder, is_over=lambda: self.stop.why is not None)
             data = str(folder)
         elif data and not (self.root / data.lstrip("/")).exists():
-            raise UsageError(f"no data at '{data}' on this machine", hint="--data PATH, one that is there")
+            raise UsageError(f"no data at '{data}' on this machine", hint="--data with a path that exists")
         return replace(workplace, data=data)
 
     def _in_store(self, task: Task) -> dict[str, str]:
@@ -286,7 +286,7 @@ class Agent:
         if not task.job and first.was_started:
             return WorkEnd(exit_code=code, error=first.why, hint=first.hint)
         timed_out = not first.was_started and first.out_of_time
-        why = f"the launch came to its time limit of {self.request.limit_s} s" if timed_out else first.why
+        why = f"the launch reached its time limit of {self.request.limit_s} s" if timed_out else first.why
         error = f"{len(missing)} of {counted(len(task.runs), 'run')} are missing: {why}"
         hint = first.hint or ("a longer --max-run-time" if timed_out else "launch logs RUN")
         return WorkEnd(exit_code=code, error=error, hint=hint, timed_out=timed_out)
@@ -406,13 +406,13 @@ class Agent:
                     "--rerun-preempted 1, or leave --spot out",
                 )
             case Why.TIMED_OUT:
-                limit = f"the launch came to its time limit of {self.request.limit_s} s"
+                limit = f"the launch reached its time limit of {self.request.limit_s} s"
                 return (
                     limit,
                     f"a longer {LIMIT_FLAGS.get(self.request.backend, USUAL_LIMIT_FLAG)}, or fewer --iterations",
                 )
             case Why.ASKED:
-                return "the machine was told to stop", "launch again"
+                return "the machine was asked to stop", "launch again"
             case Why.TAKEN_OVER:
                 return "another agent has taken the launch over", "launch status RUN"
 

@@ -100,7 +100,7 @@ class Delivery:
             )
         renamed = bundle.rename(folder)
         self.folders[self.folders.index(folder)] = renamed
-        print(f"{folder.name} is in the store as a broken run: the complete one is {renamed.name}", flush=True)
+        print(f"{folder.name} is in the store as an incomplete run: the complete one is {renamed.name}", flush=True)
         return renamed
 
     def _close(self, folder: Path, error: str) -> None:

@@ -61,7 +61,7 @@ def take(
             return lease
         if wait(HEARTBEAT_EVERY_S):
             raise InterruptedRunError(
-                f"told to stop while another agent works on '{name}'", hint=f"launch status {name}"
+                f"asked to stop while another agent works on '{name}'", hint=f"launch status {name}"
             )
     return None
 
@@ -80,7 +80,7 @@ class _Queue:
         number = max((int(found[1]) for found in numbers if found), default=0)
         heartbeat = versions.get(status_object(self._name), "")
         if number and not self._number:
-            print(f"another agent has lease {number} of '{self._name}': waiting for its end", flush=True)
+            print(f"another agent has lease {number} of '{self._name}': waiting until it ends", flush=True)
         is_quiet = (number, heartbeat) == (self._number, self._heartbeat)
         self._number, self._heartbeat = number, heartbeat
         self._quiet_looks = self._quiet_looks + 1 if is_quiet else 0

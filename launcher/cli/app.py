@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="launch",
-    help="Run an instrumented vision training step somewhere, and bring home what it measured.",
+    help="Measure PyTorch training steps on this machine or elsewhere, and collect the results.",
     rich_markup_mode=None,
 )
 
@@ -139,32 +139,35 @@ jobs.register(app)
 def build_image(
     *,
     flavour: Annotated[
-        str, typer.Option(metavar="cpu|cuda|volta", help="for a CPU, NVIDIA's GPUs, or the V100")
+        str, typer.Option(metavar="cpu|cuda|volta", help="cpu: for CPUs; cuda: for NVIDIA GPUs; volta: for the V100")
     ] = "cpu",
     base: Annotated[
-        str | None, typer.Option(metavar="IMAGE", help="build on this image instead of the row's", show_default=False)
+        str | None,
+        typer.Option(metavar="IMAGE", help="base image to use instead of the one in images.toml", show_default=False),
     ] = None,
     wheel_index: Annotated[
         str | None,
-        typer.Option(metavar="URL|pip", help="torch's wheel index; pip: what pip uses by itself", show_default=False),
+        typer.Option(metavar="URL|pip", help="package index for torch; pip: pip's own default", show_default=False),
     ] = None,
     network: Annotated[
-        str | None, typer.Option(metavar="NAME", help="network of the build's steps, as host", show_default=False)
+        str | None,
+        typer.Option(metavar="NAME", help="network for the steps of the build, for example host", show_default=False),
     ] = None,
     rebuild: Annotated[
-        bool, typer.Option("--rebuild", help="build every layer again, without cache", show_default=False)
+        bool, typer.Option("--rebuild", help="build every layer again, without the cache", show_default=False)
     ] = False,
     pin: Annotated[
-        bool, typer.Option("--pin", help="write the base image's digest of today into images.toml", show_default=False)
+        bool, typer.Option("--pin", help="write the base image's current digest into images.toml", show_default=False)
     ] = False,
     push: Annotated[
         bool, typer.Option("--push", help="push the image and print its digest", show_default=False)
     ] = False,
     repository: Annotated[
-        str | None, typer.Option(metavar="HOST/NAME", help="where --push sends it", show_default=False)
+        str | None, typer.Option(metavar="HOST/NAME", help="repository for --push", show_default=False)
     ] = None,
     sif: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="also write it as a file for Apptainer", show_default=False)
+        Path | None,
+        typer.Option(metavar="FILE", help="also write the image to a file for Apptainer", show_default=False),
     ] = None,
     output_format: FormatOption = Format.TABLE,
 ) -> int:
@@ -179,7 +182,7 @@ def build_image(
 
     row = contents.require_flavour(flavour)
     if repository and not push:
-        raise UsageError(f"--repository says where --push sends the image; got {repository}", hint="add --push")
+        raise UsageError(f"--repository is only for --push; got {repository}", hint="add --push")
     target = building.require_repository(repository) if push else None
     tool = apptainer.require_tool(sif) if sif else None
     docker = docker_engine.connect()
@@ -218,7 +221,7 @@ def run_doctor(
         list[str] | None,
         typer.Argument(
             metavar=f"[{'|'.join((*HERE, *BACKENDS))}]...",
-            help=f"what to look at ({' and '.join(HERE)}; the others ask elsewhere)",
+            help=f"what to check ({' and '.join(HERE)}; the others contact other machines)",
             callback=_known_parts,
             autocompletion=lambda: [*HERE, *BACKENDS],
             show_default=False,

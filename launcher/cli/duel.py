@@ -18,17 +18,17 @@ from workload.contract.text import printable, printable_lines
 
 # \b keeps the line breaks of the help text.
 EXAMPLES = """\b
-What A and B share stands before --, what is A's own after it, what is B's own after ---:
+Options of both sides stand before --, those of A after --, and those of B after ---:
   launch duel --model resnet50 -- --precision fp32 --- --precision bf16
   launch duel --cpu --batch-size 8 -- --- --channels-last
-A script of your own, with two sets of arguments, or of two commits of its repository (. is the working tree):
+Your own script, with two sets of arguments, or at two commits of its repository (. is the working tree):
   launch duel --cpu -- train.py --lr 0.1 --- train.py --lr 0.2
   launch duel --commit main HEAD -- train.py --epochs 1
 Two commits of rooflaunch, from a checkout:
   launch duel --commit HEAD . --model mobilenet_v2 --same-within 1%
 Two images:
   launch duel --image rooflaunch:cpu rooflaunch:cpu-new --max-time 1h
-Exit codes, of B against A: 11 slower, 12 faster, by --same-within or more; 0 the same, or slower or faster by less;
+Exit codes: 11 B is slower than A, 12 faster, by --same-within or more; 0 the same, or slower or faster by less;
 13 not decidable within the budget.
 """
 
@@ -63,15 +63,15 @@ def run_duel(
     data: Annotated[
         str | None,
         typer.Option(
-            metavar="PATH", help="a script's data, which {data} in its arguments stands for", show_default=False
+            metavar="PATH", help="the script's data; {data} in its arguments becomes this path", show_default=False
         ),
     ] = None,
     same_within: Annotated[
-        str, typer.Option(metavar="X%", help="a smaller difference passes, with exit code 0")
+        str, typer.Option(metavar="X%", help="a smaller difference counts as the same, with exit code 0")
     ] = "2%",
-    max_time: Annotated[str, typer.Option(metavar="TIME", help="not decidable after it")] = "30m",
+    max_time: Annotated[str, typer.Option(metavar="TIME", help="end as not decidable after this time")] = "30m",
     max_segments: Annotated[
-        int | None, typer.Option(metavar="N", help="not decidable after so many runs", show_default=False)
+        int | None, typer.Option(metavar="N", help="end as not decidable after this number of runs", show_default=False)
     ] = None,
     summary: Annotated[
         Path | None,

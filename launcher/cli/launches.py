@@ -52,8 +52,10 @@ Examples:
   launch reap --dry-run
   launch reap
 """
-BACKEND_HELP = "which backend's launches are meant (that of the other options or of rooflaunch.toml, else gcp)"
-RUN_HELP = "the launch's name, a start or end of it that no other has (its 6 last digits), or a run that it left"
+BACKEND_HELP = "backend of the launches (default: the backend of the other options or of rooflaunch.toml, else gcp)"
+RUN_HELP = (
+    "the launch's name, or its beginning or end if unique (for example the last 6 characters), or one of its runs"
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -82,7 +84,7 @@ def _add_backend(app: typer.Typer, name: str, module: Any) -> None:
         detach: Annotated[
             bool,
             typer.Option(
-                "--detach", help=f"leave as soon as the {declared.noun} runs; it ends by itself", show_default=False
+                "--detach", help=f"return as soon as the {declared.noun} runs; it ends by itself", show_default=False
             ),
         ] = False,
         output: OutputOption = Path("results"),
@@ -90,7 +92,7 @@ def _add_backend(app: typer.Typer, name: str, module: Any) -> None:
         request: Annotated[
             bool,
             typer.Option(
-                "--request", help=f"with --dry-run: also what {declared.sent_to} would be sent", show_default=False
+                "--request", help=f"with --dry-run: also print the request to {declared.sent_to}", show_default=False
             ),
         ] = False,
         output_format: FormatOption = Format.TABLE,
@@ -161,7 +163,8 @@ def show_status(
     *,
     name: Annotated[str | None, typer.Argument(metavar="RUN", help=RUN_HELP, show_default=False)] = None,
     every: Annotated[
-        bool, typer.Option("--all", help="not only the newest and those whose machine is there", show_default=False)
+        bool,
+        typer.Option("--all", help="all launches, not only the newest and those with a machine", show_default=False),
     ] = False,
     output_format: FormatOption = Format.TABLE,
     **where: Any,
@@ -179,7 +182,7 @@ def show_logs(
     *,
     name: Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP)],
     follow: Annotated[
-        bool, typer.Option("-f", "--follow", help="go on until the VM or the job is gone", show_default=False)
+        bool, typer.Option("-f", "--follow", help="follow until the VM or the job is gone", show_default=False)
     ] = False,
     output_format: FormatOption = Format.TABLE,
     **where: Any,
@@ -197,9 +200,9 @@ def take_down(
     *,
     names: Annotated[list[str] | None, typer.Argument(metavar="RUN", help=RUN_HELP, show_default=False)] = None,
     every: Annotated[
-        bool, typer.Option("--all", help="all launches of the project, or on the host", show_default=False)
+        bool, typer.Option("--all", help="all launches in the project, or on the host", show_default=False)
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="--all without a question", show_default=False)] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="with --all: do not ask", show_default=False)] = False,
     output_format: FormatOption = Format.TABLE,
     **where: Any,
 ) -> int:
@@ -214,7 +217,9 @@ def take_down(
 
 def reap(
     *,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="show what would be deleted", show_default=False)] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="only show what would be deleted", show_default=False)
+    ] = False,
     output_format: FormatOption = Format.TABLE,
     **where: Any,
 ) -> int:

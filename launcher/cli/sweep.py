@@ -47,39 +47,45 @@ def place_names(ctx: typer.Context) -> list[str]:
 def run_sweep(
     *,
     file: Annotated[
-        Path | None, typer.Argument(metavar="MATRIX.toml", help="what to run, and where", show_default=False)
+        Path | None,
+        typer.Argument(metavar="MATRIX.toml", help="the sweep's file: what to run, and where", show_default=False),
     ] = None,
     on: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="this place alone; again for more", autocompletion=place_names),
+        typer.Option(metavar="NAME", help="run only at this place; repeatable", autocompletion=place_names),
     ] = None,
     until: Annotated[
-        str | None, typer.Option(metavar="SHARE", help="add blocks until every throughput is known so well, as 1%")
+        str | None,
+        typer.Option(
+            metavar="SHARE", help="add blocks until every throughput is known within this share, for example 1%"
+        ),
     ] = None,
     until_ratio: Annotated[
-        str | None, typer.Option(metavar="SHARE", help="the same of every difference from --baseline")
+        str | None,
+        typer.Option(metavar="SHARE", help="add blocks until every ratio to --baseline is known within this share"),
     ] = None,
     baseline: Annotated[
-        str | None, typer.Option(metavar="NAME=VALUE,...", help="what --until-ratio compares with, as precision=fp32")
+        str | None, typer.Option(metavar="NAME=VALUE,...", help="baseline of --until-ratio, for example precision=fp32")
     ] = None,
     max_repeats: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="with --until: at most so many blocks")
+        int | None, typer.Option(metavar="N", min=1, help="with --until: at most this number of blocks")
     ] = None,
     max_cost: Annotated[
-        float | None, typer.Option(metavar="USD", help="of the whole sweep: machines get time for no more")
+        float | None,
+        typer.Option(metavar="USD", help="limit of the cost of the whole sweep, by limits of the machines' time"),
     ] = None,
     max_time: Annotated[
-        str | None, typer.Option(metavar="TIME", help="begin no run after this time, as 8h or 90m")
+        str | None, typer.Option(metavar="TIME", help="begin no run after this time, for example 8h or 90m")
     ] = None,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="measure everything again, whatever is there", show_default=False)
+        bool, typer.Option("--fresh", help="measure everything again, even if results exist", show_default=False)
     ] = False,
-    yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="more than 10,000 runs are meant", show_default=False)
-    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="allow more than 10,000 runs", show_default=False)] = False,
     example: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="print a matrix to start from", autocompletion=examples, show_default=False),
+        typer.Option(
+            metavar="NAME", help="print an example of a sweep's file", autocompletion=examples, show_default=False
+        ),
     ] = None,
     output: OutputOption = Path("results"),
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the plan and stop", show_default=False)] = False,

@@ -69,7 +69,7 @@ class Exports:
 TRAINERS = Code(
     path=TRAINER,
     main=(f"{TRAINER}/__main__.py",),
-    name=f"{TRAINER}/__main__.py: it is no commit of rooflaunch",
+    name=f"{TRAINER}/__main__.py: it is not a commit of rooflaunch",
     hint="launch duel --commit main HEAD, in a checkout of rooflaunch; for a script of your own add -- train.py",
 )
 
@@ -88,7 +88,7 @@ def code_of_script(words: Sequence[str], where: Path) -> Code:
     path = Path(os.path.normpath(where.resolve() / words[0]))
     if not path.is_relative_to(root):
         raise UsageError(
-            f"'{words[0]}' lies outside of the repository {root}, whose commits are meant",
+            f"'{words[0]}' is outside of the repository {root}",
             hint=f"cd {path.parent}, then {example.replace('train.py', path.name)}",
         )
     below = path.relative_to(root).as_posix()
@@ -110,7 +110,9 @@ def _warnings(root: Path, asked: tuple[str, str], code: Code) -> Iterator[str]:
     changed = _git(root, "status", "--porcelain", "--", code.path or ".").splitlines()
     if changed and WORKING_TREE not in asked:
         files, of = counted(len(changed), "file"), f" of {code.path}/" if code.path else ""
-        yield f"{files}{of} changed since the last commit: in neither side (--commit HEAD . has them)"
+        yield (
+            f"{files}{of} changed since the last commit, and belong to neither side (to compare them: --commit HEAD .)"
+        )
 
 
 def _export(root: Path, name: str, folder: Path, code: Code) -> Export:
@@ -192,7 +194,7 @@ def _require_small(root: Path, code: Code) -> None:
         raise UsageError(
             f"files of {root} that git neither tracks nor ignores have {si(sum(sizes.values()), 'B')}, at most"
             f" {si(MOST_NEW_BYTES, 'B')}; the largest is {largest}",
-            hint="data belongs into .gitignore: both sides then use it in place",
+            hint="add data to .gitignore: both sides then use the original files",
         )
 
 

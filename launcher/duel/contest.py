@@ -78,8 +78,9 @@ class Budget:
             return None
         enough = f"--max-time {ceil(runs * (run_s + START_S) / MINUTE_S)}m"
         return (
-            f"no verdict within {minutes(self.max_time_s)}: {runs} runs, the fewest that decide, measure for"
-            f" {minutes(runs * run_s)}, and each takes seconds to start; {enough} or a shorter --min-seconds would do"
+            f"no verdict is possible within {minutes(self.max_time_s)}: at least {runs} runs are needed, "
+            f"which measure for {minutes(runs * run_s)} and each need some seconds to start; {enough} or a "
+            "shorter --min-seconds would do"
         )
 
     def ended(self, segments: int, elapsed_s: float) -> str | None:
@@ -92,7 +93,7 @@ class Budget:
         quadruple_s = elapsed_s / quadruples
         allowed = minutes(self.max_time_s)
         if KNOWN_AFTER <= quadruples < LEAST_QUADRUPLES and quadruple_s * LEAST_QUADRUPLES > self.max_time_s:
-            least = f"{counted(LEAST_QUADRUPLES, 'quadruple')}, the fewest that decide,"
+            least = f"{counted(LEAST_QUADRUPLES, 'quadruple')}, the minimum for a verdict,"
             return f"{least} take about {minutes(quadruple_s * LEAST_QUADRUPLES)}, and {allowed} were allowed"
         return f"the time of {allowed} was used up" if elapsed_s + quadruple_s > self.max_time_s else None
 
@@ -189,8 +190,12 @@ class Compared:
         """Warning that a step of A and a step of B are not the same work; empty if they are."""
         if self.is_same_work:
             return ""
-        how = f"throughput is compared, in {self.unit}/s" if self.by_sample else "steps are compared all the same"
-        return f"a step is not the same work, A {self.a} and B {self.b}: {how}"
+        how = (
+            f"throughput is compared, in {self.unit}/s"
+            if self.by_sample
+            else "the times of steps are compared nevertheless"
+        )
+        return f"a step is different work, A {self.a} and B {self.b}: {how}"
 
     def seconds(self, one: Measured, *, wall: bool = False) -> float:
         """Compared seconds of a segment."""
@@ -403,11 +408,11 @@ def _failed(side: Side, position: int, outcome: LocalOutcome, lines: deque[str])
         last = lines[-1] if lines else f"exit code {outcome.exit_code}"
         why = said.get("error") or (last if outcome.exit_code == ExitCode.BUG else recorded) or last
         hint = said.get("hint", "")
-    usual = "python -m workload train with its options shows all"
+    usual = "run python -m workload train with its options to see the whole error"
     if side.plan.workplace:
         # The script's own message; our trainer reports only the class of its error.
         raised = next((line for line in reversed(lines) if RAISED.match(line)), "")
-        why, usual = f"{why}: {raised}" if raised else why, f"python {side.plan.spec.title} shows all, by itself"
+        why, usual = f"{why}: {raised}" if raised else why, f"python {side.plan.spec.title} alone shows the whole error"
     kind = ERRORS.get(outcome.exit_code, RunFailedError)
     where = f"segment {position + 1}, of {side.variant} ({side.label})"
     return kind(f"{where}: {why}", hint=hint or usual)

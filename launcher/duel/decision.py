@@ -135,13 +135,13 @@ class DuelState:
     def _busy_words(self) -> str:
         if not self.busy:
             return ""
-        alone = f", and without them B is not known to be {self.withheld}" if self.withheld else ""
+        alone = f", and without these runs it is unknown whether B is {self.withheld}" if self.withheld else ""
         return f"; {self.busy} of {SEGMENTS * self.quadruples} runs on a busy machine{alone}"
 
     @property
     def _verdict_words(self) -> str:
         after = f"after {counted(self.quadruples, 'quadruple')}"
-        about = f"; about {counted(self.expected, 'quadruple')} more would decide" if self.expected else ""
+        about = f"; about {counted(self.expected, 'quadruple')} more would decide it" if self.expected else ""
         match self.verdict:
             case None:
                 return f"undecided {after} ({self.interval}){about}"
@@ -152,7 +152,7 @@ class DuelState:
                 return f"B takes {percent(abs(self.ratio - 1))} {less_or_more} than A ({self.interval}), {after}"
         if self.spread is None:
             return f"{self.ended} before a quadruple was complete"
-        noise = f"segments of one variant differ by {percent(self.spread)} themselves"
+        noise = f"runs of the same side differ by {percent(self.spread)}"
         return f"{self.ended} {after} ({self.interval}); {noise}{about}"
 
 

@@ -21,7 +21,7 @@ CODES = {
     DuelVerdict.FASTER: ExitCode.FASTER,
     DuelVerdict.NOT_DECIDABLE: ExitCode.NOT_DECIDABLE,
 }
-EQUAL = "both sides are the same program: such a duel shows what this machine can tell"
+EQUAL = "both sides are the same program: this duel shows how small a difference this machine can detect"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,13 @@ class Plan:
             *((name, self.pair.side(name).label) for name in VARIANTS),
             *self.pair.facts,
             ("decides", f"whether B is slower or faster than A by {percent(self.budget.margin)} or more"),
-            ("takes", f"{least} or more, ABBA or BAAB by lot; at most {minutes(self.budget.max_time_s)}{limit}"),
+            (
+                "takes",
+                (
+                    f"{least} or more, in the order ABBA or BAAB, chosen at random; at most "
+                    f"{minutes(self.budget.max_time_s)}{limit}"
+                ),
+            ),
             ("bundles", f"{self.output}/"),
             *((f"command {name}", shlex.join(self._command(name))) for name in VARIANTS),
             *(("warning", warning) for warning in self.warnings),
@@ -101,20 +107,21 @@ class Result:
             notes.append("the script's files changed during the duel: a duel of commits (--commit) compares copies")
         if self.pair.compares_code and not self.pair.are_equal and len(files) > 1 and len(set(files.values())) == 1:
             notes.append(
-                "the commits differ, and the script's Python files that were run do not: what differs between them was"
-                " not imported, or was imported from elsewhere"
+                "the commits differ, but the Python files that the script ran do not: the changed files "
+                "were not imported, or were imported from another folder"
             )
         if wall.verdict != state.verdict and wall.verdict in (DuelVerdict.SLOWER, DuelVerdict.FASTER):
             notes.append(
-                f"by the whole wall time B is {wall.verdict} by {percent(wall.margin)} or more ({wall.interval}):"
-                " single steps or the time between steps differ, which the median step leaves out"
+                f"by the whole wall time B is {wall.verdict} by {percent(wall.margin)} or more "
+                f"({wall.interval}): single steps or the time between steps differ, which the median step "
+                "does not show"
             )
         if state.verdict is DuelVerdict.NOT_DECIDABLE and not self.outcome.interrupted:
             wider = min(2 * self.budget.margin, MOST_MARGIN)
             # A margin far below the noise would still decide nothing.
             is_of_use = self.budget.margin < wider and (state.spread or 0.0) <= wider
             margin = f"--same-within {100 * wider:g}%, " if is_of_use else ""
-            notes.append(f"what would help: a longer --max-time, {margin}or a machine with less other work")
+            notes.append(f"to decide it: a longer --max-time, {margin}or a machine with less other work")
         return notes
 
     def to_json(self) -> dict[str, Any]:
@@ -162,7 +169,7 @@ class Result:
         """Result as lines of text."""
         outcome = self.outcome
         spread = outcome.state.spread
-        apart = "" if spread is None else f"; those of one side differ by {percent(spread)} themselves"
+        apart = "" if spread is None else f"; runs of the same side differ by {percent(spread)}"
         rows = [
             *self._first(),
             ("verdict", f"{self._headline()}: {outcome.state.reason}"),

@@ -105,10 +105,10 @@ def prepared(request: Request, environment: Mapping[str, str]) -> Iterator[Pair]
         raise UsageError("a duel needs two sides: options, commits or images", hint=EXAMPLE)
     if sum(asked) > 1:
         raise UsageError(
-            "a duel compares options, commits or images, one of the three", hint="options of both stand before --"
+            "a duel compares either options, or commits, or images", hint="options of both sides stand before --"
         )
     if request.data is not None and not any(is_script(words) for words in (request.words, after(request.words))):
-        raise UsageError("--data is for a script of one's own", hint=f"leave --data out, or {SCRIPT_EXAMPLE}")
+        raise UsageError("--data is only for your own script", hint=f"leave --data out, or {SCRIPT_EXAMPLE}")
     if request.commits and request.words:
         code = commits.code_of_script(request.words, Path.cwd())
         with commits.exported(request.commits, Path.cwd(), code) as exports:
@@ -139,7 +139,8 @@ def _of_words(request: Request, environment: Mapping[str, str]) -> Pair:
         side, other = ("A", "B") if is_script(a_words) else ("B", "A")
         named, words = (a_words, b_words) if side == "A" else (b_words, a_words)
         raise UsageError(
-            f"{side} is the script '{scripts.name_of(named)}' and {other} is '{shlex.join(words)}', which is none",
+            f"{side} is the script '{scripts.name_of(named)}', but {other} is '{shlex.join(words)}', which "
+            "is not a script",
             hint=SCRIPT_EXAMPLE,
         )
     sides = []
@@ -178,7 +179,8 @@ def _of_script_commits(request: Request, environment: Mapping[str, str], exports
         folder.mkdir(parents=True, exist_ok=True)
         if not folder.resolve().is_relative_to(export.folder.resolve()):
             raise UsageError(
-                f"{Path.cwd()} is ignored by git: no commit has this folder", hint=f"cd {exports.root}, then the same"
+                f"{Path.cwd()} is ignored by git, so no commit contains this folder",
+                hint=f"cd {exports.root}, then run the same command",
             )
         workplace = Workplace(
             folder=folder, data=data, commit=export.commit, variables=_imports(exports.root, export.folder, environment)
@@ -306,8 +308,8 @@ def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Words of A and words of B. Raises `UsageError` unless exactly one `---` separates them."""
     if words.count(BETWEEN) != 1:
         raise UsageError(
-            f"one {BETWEEN} stands between what is of A and what is of B; got {words.count(BETWEEN)} of them in"
-            f" '{shlex.join(words)}'",
+            f"exactly one {BETWEEN} must separate the arguments of A and B; got {words.count(BETWEEN)} in "
+            f"'{shlex.join(words)}'",
             hint=SCRIPT_EXAMPLE if is_script(words) else EXAMPLE,
         )
     middle = list(words).index(BETWEEN)
@@ -331,7 +333,7 @@ def parse(words: Sequence[str], variant: str) -> dict[str, object]:
         flag, equals, value = word.partition("=")
         if flag[2:].removeprefix("no-").replace("-", "_") in LEFT_OUT:
             raise UsageError(
-                f"a duel repeats its runs by itself and profiles none; got {flag} of {variant}",
+                f"a duel repeats its runs itself, and does not profile; got {flag} of {variant}",
                 hint=f"leave {flag} out; --max-segments limits the runs",
             )
         if flag in switches and not equals:

@@ -50,8 +50,8 @@ UNREACHABLE = (
     "connection refused",
 )
 EMULATION = (
-    "an engine without emulation gets it by docker run --privileged --rm tonistiigi/binfmt --install amd64, "
-    "or in the settings of Docker Desktop"
+    "to add emulation to an engine: docker run --privileged --rm tonistiigi/binfmt --install amd64, or the "
+    "settings of Docker Desktop"
 )
 STEP = re.compile(r"^Step (\d+)/(\d+) : (.*)")
 
@@ -78,7 +78,9 @@ class Built:
 
     def text(self) -> str:
         """Text with a line per fact."""
-        base = self.base_digest or "no digest: the tag's content on the day of the build (launch build --pin)"
+        base = (
+            self.base_digest or "no digest: the image that the tag names on the day of the build (launch build --pin)"
+        )
         lines = {
             "image": self.tag + (" (built before; nothing has changed)" if self.cached else ""),
             "id": self.image_id,
@@ -275,7 +277,7 @@ def _around(error: str) -> str:
         return f"{EMULATION}; "
     if not any(sign in error for sign in UNREACHABLE):
         return ""
-    return "launch build --base IMAGE takes a base image that the engine has, or of a registry that it reaches; "
+    return "launch build --base IMAGE uses a base image that the engine has or can pull; "
 
 
 def _shortened(command: str) -> str:

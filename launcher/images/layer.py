@@ -40,8 +40,8 @@ def read(path: str) -> bytes:
         ) from error
     if len(content) > MOST_BYTES:
         raise UsageError(
-            f"the requirements '{path}' have {len(content)} bytes: no list of packages",
-            hint="a list of packages, one a line",
+            f"the requirements '{path}' have {len(content)} bytes: this is not a list of packages",
+            hint="a list of packages, one per line",
         )
     return content
 
@@ -78,7 +78,7 @@ def pushed(engine: Engine, reference: str, requirements: bytes) -> str:
     """
     base = engine.image(reference)
     if base is None:
-        raise ToolError(f"the engine holds no image '{reference}'", hint=f"docker pull {reference}")
+        raise ToolError(f"the engine has no image '{reference}'", hint=f"docker pull {reference}")
     made = layered(engine, base, requirements, platform=building.platform_of_a_vm(engine))
     repository = reference.partition("@")[0]
     sent = building.push(engine, building.held_as(made, base), repository)

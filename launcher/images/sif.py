@@ -19,12 +19,12 @@ def require_tool(path: Path) -> str:
     if path.suffix != SUFFIX:
         raise UsageError(f"--sif makes a file whose name ends in {SUFFIX}; got '{path}'", hint="--sif rooflaunch.sif")
     if not path.absolute().parent.is_dir():
-        raise UsageError(f"--sif: there is no folder '{path.parent}'", hint="make it, or name another")
+        raise UsageError(f"--sif: there is no folder '{path.parent}'", hint="make it, or name another folder")
     tool = shutil.which("apptainer") or shutil.which("singularity")
     if tool is None:
         raise ToolError(
-            "apptainer is not installed, which makes a .sif of the image",
-            hint="install Apptainer here; or push the image (--push): a cluster's Apptainer takes it from its registry",
+            "apptainer, which makes a .sif file of the image, is not installed",
+            hint="install Apptainer here; or push the image (--push), so that the cluster's Apptainer can pull it",
         )
     return tool
 
@@ -35,4 +35,4 @@ def write(tool: str, tag: str, path: Path) -> None:
     print(shlex.join(command), file=sys.stderr)
     done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, check=False)
     if done.returncode != 0:
-        raise ToolError(f"apptainer ended with exit code {done.returncode}", hint="its own lines above say why")
+        raise ToolError(f"apptainer ended with exit code {done.returncode}", hint="its messages above give the reason")

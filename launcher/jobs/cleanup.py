@@ -150,7 +150,7 @@ def require_gone(removed: Sequence[Removed], unlisted: Sequence[str] = ()) -> No
     """Raise `ToolError` naming all items not confirmed to be gone, and zones that do not answer."""
     left = [f"{item.kind} {item.name} in {item.zone}: {item.reason}" for item in removed if not item.gone]
     sure = any(not item.gone and not item.unknown for item in removed)
-    left += [f"whatever is in {zone}, which does not answer" for zone in unlisted]
+    left += [f"anything in {zone}, which does not answer" for zone in unlisted]
     if left:
         verb = "confirmed" if sure else "known"
-        raise ToolError(f"not {verb} to be gone: {'; '.join(left)}", hint="the same command again; launch status")
+        raise ToolError(f"not {verb} to be gone: {'; '.join(left)}", hint="run the same command again; launch status")

@@ -106,7 +106,7 @@ class Script:
             return b""
         if not self.is_fresh:
             raise UsageError(
-                f"--requirements is for an image that is built here, and '{backend}' runs what is there",
+                f"--requirements is for an image that is built here, but '{backend}' uses what is installed there",
                 hint="install them into the Python that --python names, or into the image that --image names",
             )
         return layer.read(name)
@@ -151,7 +151,7 @@ def _connect(place: Place) -> _Connected:
         if not other or any(getattr(place.where, item.name) is not None for item in fields(place.where)):
             raise
         # No option was typed, so perhaps another backend than the default is meant.
-        raise UsageError(str(error), hint=f"{error.hint}; elsewhere: {other}") from error
+        raise UsageError(str(error), hint=f"{error.hint}; for another place: {other}") from error
 
 
 @_hints_name_the_place
@@ -173,11 +173,11 @@ def launch(
     reruns = getattr(options, "rerun_preempted", 0)
     if detach and reruns:
         raise UsageError(
-            f"--detach leaves nobody to start a preempted VM again; got --rerun-preempted {reruns}",
+            f"with --detach no command is left to start a preempted VM again; got --rerun-preempted {reruns}",
             hint="one of the two",
         )
     if request and not dry_run:
-        raise UsageError("--request shows what a dry run would send", hint="--dry-run --request")
+        raise UsageError("--request needs --dry-run", hint="--dry-run --request")
     words, script_files = script.packed(place.backend, Path.cwd(), os.environ) if script else ((), None)
     resolved = resolve(given, os.environ, Path.cwd(), script=words)
     models.require(resolved.spec.model)
@@ -197,7 +197,7 @@ def launch(
     sessions: list[Session] = []
     try:
         # Once a machine was requested, `LeftRunningError` or another error replaces this message.
-        with stoppable("nothing was submitted; the same command again"):
+        with stoppable("nothing was submitted; run the same command again"):
             outcome = _launch(
                 ports,
                 backend,
@@ -289,7 +289,7 @@ def _print_outcome(outcome: LaunchOutcome, plan: Plan, place: Place, machines: M
 def _closing(outcome: LaunchOutcome, plan: Plan, noun: str) -> list[tuple[str, str]]:
     """Rows below the table of measurements: machine, cost, attempts and zones tried."""
     price = plan.request.price(outcome.zone)
-    cost = "unknown: no price for this zone" if price is None else f"unknown: nobody says when the {noun} began"
+    cost = "unknown: no price for this zone" if price is None else f"unknown: the start of the {noun} is not recorded"
     if price is not None and outcome.usd is not None:
         per_h = f"{price.whole_usd_per_h:.4g} USD per hour as of {price.read}"
         since = f"from {outcome.billed_from} to {outcome.billed_to}"
@@ -320,7 +320,10 @@ def show_status(place: Place, *, name: str | None, every: bool, output_format: F
     _warn_of_stopped(listing.there, now_s)
     if listing.unreachable:
         silent, kind = ", ".join(listing.unreachable), session.store.kind
-        print(f"warning: no answer from {silent}: a {noun} there that the {kind} lacks is not shown", file=sys.stderr)
+        print(
+            f"warning: no answer from {silent}: a {noun} there that is missing in the {kind} is not shown",
+            file=sys.stderr,
+        )
     if output_format is Format.JSON:
         print(json.dumps([launch.to_json() for launch in listing], indent=1))
     elif listing.there:
@@ -336,7 +339,7 @@ def _warn_of_stopped(shown: Sequence[Launch], now_s: float) -> None:
     stopped = [machine.name for machine in machines if machine.stopped_for_good(now_s)]
     if stopped:
         vms = "a VM is" if len(stopped) == 1 else f"{len(stopped)} VMs are"
-        left = f"warning: {vms} stopped, which no cloud deletes: {', '.join(stopped)}"
+        left = f"warning: {vms} stopped, and the cloud does not delete stopped VMs: {', '.join(stopped)}"
         print(f"{left}\nhint: {as_typed('launch reap')}", file=sys.stderr)
 
 
@@ -357,7 +360,7 @@ def show_logs(place: Place, *, name: str, follow: bool, output_format: Format) -
 def take_down(place: Place, *, names: Sequence[str], every: bool, yes: bool, output_format: Format) -> int:
     """Carry out `launch down`."""
     if bool(names) == every:
-        raise UsageError("launch down takes launches or --all, one of the two", hint="launch down RUN, or --all")
+        raise UsageError("launch down takes either launches or --all", hint="launch down RUN, or --all")
     connected = _connect(place)
     machines = connected.machines()
     store = _store_or_none(connected)
@@ -428,7 +431,7 @@ def _named(word: str, names: list[str], there: Listing[Machine], store: Store | 
         silent = ", ".join(there.unreachable)
         raise ToolError(
             f"whether '{printable(word)}' has a VM is not known: {silent} does not answer",
-            hint="the same command again; launch status",
+            hint="run the same command again; launch status",
         ) from None
 
 
@@ -438,7 +441,7 @@ def _confirm_all(ports: Ports, chosen: Sequence[Machine], machines: Machines) ->
         print(f"{machine.name}  {machine.zone}  {machine.status}", file=sys.stderr)
     question = f"Delete {f'this {noun}' if count == 1 else f'these {count} {noun}s'} in {machines.place}?"
     if not ports.is_terminal():
-        raise UsageError(f"--all deletes {count} {noun}s and there is no terminal to ask on", hint="--all --yes")
+        raise UsageError(f"--all deletes {count} {noun}s, but there is no terminal to ask", hint="--all --yes")
     if not ports.confirm(question, False):
         raise InterruptedRunError(f"cancelled; no {noun} was deleted", hint="launch down RUN, for one of them")
 
@@ -449,7 +452,7 @@ def reap(place: Place, *, dry_run: bool, output_format: Format) -> int:
     connected = _connect(place)
     machines = connected.machines()
     left = machines.leftovers()
-    nothing = f"nothing of a launch is stopped for good or past its limit in {machines.place}"
+    nothing = f"no machine or disk of a launch is stopped or past its limit in {machines.place}"
     if not dry_run:
         removed = machines.stop(left.there)
         _erase_variables(_store_or_none(connected), machines)

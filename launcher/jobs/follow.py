@@ -152,7 +152,7 @@ class _Follower:
         if known.heartbeat is not None and known.heartbeat.last_line:
             return plain(known.heartbeat.last_line)
         last = next(reversed(known.phases), "")
-        return f"{last.replace('_', ' ')}; the next step is awaited" if last else f"the {self._noun} starts"
+        return f"{last.replace('_', ' ')}; waiting for the next phase" if last else f"the {self._noun} starts"
 
     def _look(self) -> Followed | None:
         machine = self._machine()
@@ -263,7 +263,7 @@ class _Follower:
             return
         if known.stopped_s is None:
             known.stopped_s = now_s
-            waits = "the cloud starts it again, to save what there is"
+            waits = "the cloud starts it again, to save its results"
             self._session.note(f"'{self._request.name}' is {machine.status}: {waits}")
         self._sign()
         self._booting_s = now_s
@@ -289,9 +289,9 @@ class _Follower:
         if judged is Liveness.OVERDUE:
             return "was still there after its time limit"
         if judged is Liveness.SILENT:
-            return f"has given no sign for {duration(known.silent_s)}"
+            return f"has sent no heartbeat for {duration(known.silent_s)}"
         last = next(reversed(known.phases), f"nothing, {self._noun} {machine.status}")
-        return f"did not come to start the run in {duration(now_s - self._booting_s)} (last: {last})"
+        return f"did not start the run within {duration(now_s - self._booting_s)} (last: {last})"
 
     def _answered(self) -> None:
         if self._failing:
@@ -301,7 +301,7 @@ class _Follower:
     def _not_answered(self, error: ToolError) -> Followed | None:
         """Note a failed poll, once. Give up only when the cloud must have deleted the machine."""
         if not self._failing:
-            self._session.note(f"{error}; the {self._noun} goes on by itself, trying again")
+            self._session.note(f"{error}; the {self._noun} continues by itself; trying again")
         self._failing += 1
         store = StoreSays.HEARTBEAT if self._known.heartbeat else StoreSays.NOTHING
         seen = Observed(place=PlaceSays.UNREACHABLE, store=store, over_limit_s=self._now() - self._limit_s)
@@ -325,8 +325,8 @@ class _Follower:
         name, machine = self._request.name, self._machine()
         judged = liveness(self._observed(machine))
         if judged is Liveness.PREEMPTED:
-            spot_hint = "--rerun-preempted 2 starts it again by itself; without --spot it is not taken back"
-            why = "the cloud took the spot VM back" if self._request.spot else machine.why
+            spot_hint = "--rerun-preempted 2 starts it again automatically; without --spot it is not taken away"
+            why = "the cloud took the spot VM away" if self._request.spot else machine.why
             hint = spot_hint if self._request.spot else "launch again"
             error = RunFailedError(f"'{name}' was preempted: {why}", hint=hint)
         elif judged is Liveness.OUT_OF_TIME and not machine.why:
@@ -335,7 +335,7 @@ class _Follower:
                 f"'{name}' reached its time limit of {limit} and left no result", hint="--max-run-time, longer"
             )
         elif why := "; ".join(self._known.unreadable):
-            error = RunFailedError(f"'{name}' has ended, and how is unknown: {why}", hint=f"launch logs {name}")
+            error = RunFailedError(f"'{name}' has ended, but it is unknown how: {why}", hint=f"launch logs {name}")
         elif machine.why:
             error = RunFailedError(f"'{name}' ended without a result: {machine.why}", hint=f"launch logs {name}")
         else:
@@ -351,7 +351,7 @@ class _Follower:
         self._read_objects()
         if self._known.result is not None:
             return self._ended(Ending.RESULT, is_gone=gone)
-        log_hint = f"what it said is in {saved}" if saved else f"launch logs {name}"
+        log_hint = f"its output is in {saved}" if saved else f"launch logs {name}"
         left = "" if gone else f"; the {noun} could not be removed"
         hint = log_hint if gone else f"launch down {name}; {log_hint}"
         return self._ended(ending, is_gone=gone, error=RunFailedError(f"'{name}' {why}{left}", hint=hint))

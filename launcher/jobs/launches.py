@@ -181,7 +181,7 @@ def judge(seen: Seen, now_s: float, *, was_preempted: Callable[[], bool]) -> Lau
     """State of a launch. `now_s`: by the cloud's clock; `was_preempted`: called only if a VM has vanished."""
     cost = cost_of(seen, now_s)
     if seen.problems:
-        why = "; ".join((*seen.problems, *([f"its {seen.noun} is there"] if seen.machine else [])))
+        why = "; ".join((*seen.problems, *([f"its {seen.noun} exists"] if seen.machine else [])))
         return Launch(seen=seen, state=LaunchState.UNREADABLE, why=why, cost=cost)
     judged = liveness(_observed(seen, now_s, was_preempted))
     state, why = _state_of(judged, seen, now_s)
@@ -254,7 +254,7 @@ def _state_of(judged: Liveness, seen: Seen, now_s: float) -> tuple[LaunchState, 
     elif judged is Liveness.ALIVE:
         assert seen.heartbeat is not None
         state, why = _progress_of(seen.heartbeat)
-        rest = _no_answer(seen, f"its {seen.noun} is there")
+        rest = _no_answer(seen, f"its {seen.noun} exists")
     else:
         state, why, rest = STATES[judged], _why(judged, seen, now_s), ""
     return state, "; ".join(filter(None, (why, rest)))
@@ -266,9 +266,9 @@ def _why(judged: Liveness, seen: Seen, now_s: float) -> str:
         case Liveness.REQUESTED:
             why = f"no {seen.noun} yet"
         case Liveness.PREEMPTED:
-            why = "the cloud took the spot VM back"
+            why = "the cloud took the spot VM away"
         case Liveness.UNKNOWN | Liveness.GIVEN_UP:
-            why = _no_answer(seen, f"its {seen.noun} is there")
+            why = _no_answer(seen, f"its {seen.noun} exists")
         case Liveness.RESTARTING | Liveness.STOPPED:
             why = _left(seen, seen.machine, now_s) if seen.machine else ""
         case Liveness.OVERDUE:
@@ -280,7 +280,7 @@ def _why(judged: Liveness, seen: Seen, now_s: float) -> str:
         case Liveness.QUEUED:
             why = seen.machine.status.lower() if seen.machine else ""
         case Liveness.BOOTING:
-            why = "no heartbeat yet" if seen.request else "no request in this bucket: another --bucket?"
+            why = "no heartbeat yet" if seen.request else "no request in this bucket; perhaps it is in another --bucket"
         case _:
             why = _why_lost(judged, seen)
     return why
@@ -290,7 +290,7 @@ def _why_lost(judged: Liveness, seen: Seen) -> str:
     if seen.request is None:
         return f"no readable request, no {seen.noun}, no result"
     if seen.heartbeat is None:
-        return f"no {seen.noun} came, or it left nothing: the launcher was ended meanwhile?"
+        return f"no {seen.noun} was made, or it left nothing; perhaps the launcher was killed"
     if judged is Liveness.OUT_OF_TIME:
         return f"the time limit of {duration(seen.request.limit_s)} was reached, without a result"
     return f"the {seen.noun} is gone and left no result"
@@ -298,9 +298,9 @@ def _why_lost(judged: Liveness, seen: Seen) -> str:
 
 def _left(seen: Seen, machine: Machine, now_s: float) -> str:
     if machine.may_start_again(now_s):
-        return f"its {seen.noun} is {machine.status}, and the cloud may start it again, to save what there is"
+        return f"its {seen.noun} is {machine.status}, and the cloud may start it again, to save its results"
     if machine.condition is Condition.STOPPED:
-        return f"its {seen.noun} is {machine.status}, which nobody deletes, and its disk costs: launch reap"
+        return f"its {seen.noun} is {machine.status}, and its disk still costs money: launch reap"
     return f"its {seen.noun} is still there"
 
 
@@ -406,7 +406,7 @@ def read_records(store: Store, name: str, machine: Machine | None) -> Seen:
     result = read(store, result_object(name), Result.from_bytes, problems)
     request = read(store, request_object(name), Request.from_bytes, problems)
     if request is not None and request.name != name:
-        problems.append(f"its request is that of '{request.name}'")
+        problems.append(f"its request belongs to '{request.name}'")
         request = None
     return Seen(
         name=name,
@@ -445,7 +445,7 @@ def find(word: str, names: Sequence[str], store: Store | None) -> str:
         return meant[0]
     if meant:
         some = ", ".join(meant[:4]) + (", …" if len(meant) > 4 else "")  # noqa: PLR2004 - a line of names
-        raise UsageError(f"'{word}' means {len(meant)} launches: {some}", hint="give more of the name")
+        raise UsageError(f"'{word}' matches {len(meant)} launches: {some}", hint="give a longer part of the name")
     owner = _owner_of_run(word, names, store) if store is not None else None
     if owner is None:
         raise NothingToDoError(f"no launch and no run of one is named '{word[:200]}'", hint="launch status --all")

@@ -68,7 +68,7 @@ def place_of(where: Mapping[str, Any], *, likely: Sequence[str] = ()) -> Place:
         raise UsageError(f"{foreign} is no option of --backend {named}", hint="leave one of them out")
     own = {name: [flag_of(item) for item in fields(options_of(name).Where) if item.name in typed] for name in BACKENDS}
     owners = ", ".join(f"{' and '.join(flags)} of {name}" for name, flags in own.items() if flags)
-    raise UsageError(f"a command looks at one place; got options of two: {owners}", hint="leave one of them out")
+    raise UsageError(f"a command works with one place; got options of two: {owners}", hint="leave one of them out")
 
 
 def implied_by(typed: Collection[str]) -> str:
@@ -111,7 +111,7 @@ def _where(name: str, typed: Mapping[str, Any]) -> Any:
     for item in needed:
         if item.name not in table:
             raise UsageError(
-                f"{flag_of(item)} is missing, which says where launches of {name} are",
+                f"{flag_of(item)} is missing: it says where launches of {name} are",
                 hint=f"{flag_of(item)} {item.metadata['shown'].get('metavar', item.name.upper())}",
             )
     return kind(**{item.name: table[item.name] for item in needed}, **typed)

@@ -197,8 +197,8 @@ class Launcher:
             return self._billed(self._home(outcome, followed, machine, plan.request), plan, machine), _ending(followed)
         except (KeyboardInterrupt, InterruptedRunError) as stopped:
             raise InterruptedRunError(
-                f"interrupted; '{outcome.name}' has ended, and not everything of it is here",
-                hint=f"launch status {outcome.name}, which says how to fetch the rest",
+                f"interrupted; '{outcome.name}' has ended, but not all of its results are here",
+                hint=f"launch status {outcome.name} shows how to fetch the rest",
             ) from stopped
 
     def record(self, plan: Plan) -> None:
@@ -222,7 +222,7 @@ class Launcher:
             return self._machines.submit(plan, self._session.note)
         except (KeyboardInterrupt, InterruptedRunError) as stopped:
             name, noun = plan.request.name, self._machines.noun
-            if self._give_up(plan, ExitCode.INTERRUPTED, f"interrupted while a {noun} was looked for"):
+            if self._give_up(plan, ExitCode.INTERRUPTED, f"interrupted while looking for a {noun}"):
                 raise InterruptedRunError(
                     f"interrupted; no {noun} of '{name}' is left", hint="launch again"
                 ) from stopped
@@ -303,9 +303,9 @@ class Launcher:
                 bundles.append(bundle.read(self._output / run_id))
             else:
                 reasons = [f"{run_id}: {outcome.reason}" for outcome in report.outcomes]
-                missing += reasons or [f"{run_id}: nothing there"]
+                missing += reasons or [f"{run_id}: no files there"]
         if missing:
-            lost = f"not in {self._store} as a whole: {'; '.join(missing)}"
+            lost = f"incomplete in {self._store}: {'; '.join(missing)}"
             self._session.note(lost)
             if followed.result is not None and not bundles:
                 raise BundleError(lost, hint=f"launch status {name}")
@@ -321,13 +321,13 @@ class Launcher:
                 if any(seen.condition is Condition.GONE for seen in listing):
                     return None
             self._session.sleep(GONE_EVERY_S)
-        self._session.note(f"the {noun} has not ended by itself: deleting it")
+        self._session.note(f"the {noun} did not end by itself: deleting it")
         [removed] = self._machines.stop([machine])
         if removed.gone:
             return None
         return ToolError(
             f"{noun} '{machine.name}' in {machine.zone} is not confirmed to be gone: {removed.reason}",
-            hint=f"launch down {machine.name}; at its time limit it is ended anyway",
+            hint=f"launch down {machine.name}; it is ended at its time limit in any case",
         )
 
     def settle(self, name: str, zone: str, code: int, error: str, ending: Ending | None = None) -> None:
@@ -361,7 +361,7 @@ def _error_of(result: Result | None, name: str) -> RooflaunchError | None:
         return None
     kind = ERRORS.get(result.exit_code, RunFailedError)
     if result.preempted:
-        usual, hint = "the cloud took the spot VM back", "--rerun-preempted 2, or without --spot"
+        usual, hint = "the cloud took the spot VM away", "--rerun-preempted 2, or without --spot"
     elif result.timed_out:
         usual, hint = "the time limit was reached", "--max-run-time, longer"
     else:
@@ -383,7 +383,7 @@ def _shortfall(request: Request, bundles: Sequence[Bundle]) -> RooflaunchError |
         return None
     broken = [run for run in bundles if run.record.status is not Status.COMPLETED]
     if not broken:
-        return BundleError(f"'{request.name}' left {completed} of {counted(asked, 'bundle')}", hint=hint)
+        return BundleError(f"'{request.name}' made only {completed} of {counted(asked, 'bundle')}", hint=hint)
     kind = OutOfDeviceMemoryError if Status.OUT_OF_MEMORY in statuses else RunFailedError
     why = launches.plain(broken[0].record.error or broken[0].record.status)
     done = f"{completed} of {counted(asked, 'run')} completed"

@@ -157,7 +157,7 @@ def explain(ended: ContainerEnd, limits: ContainerLimits) -> RooflaunchError | N
     # The kernel may kill only a data worker for its memory, and the run goes on.
     if ended.out_of_memory and ended.exit_code != ExitCode.DONE:
         where = (
-            "for want of memory"
+            "because memory ran out"
             if limits.memory_bytes is None
             else f"at the container's limit of {sizes.text(limits.memory_bytes)} of memory"
         )
@@ -166,9 +166,9 @@ def explain(ended: ContainerEnd, limits: ContainerLimits) -> RooflaunchError | N
             hint="a smaller --batch-size, fewer --workers, or more --memory",
         )
     if ended.exit_code == KILLED:
-        return RunFailedError("the container was killed (SIGKILL)", hint="run again; `docker events` tells who did it")
+        return RunFailedError("the container was killed (SIGKILL)", hint="run again; `docker events` shows who did it")
     if crash := CRASHES.get(ended.exit_code):
-        return RunFailedError(f"the trainer was killed by {crash}", hint="run again; `docker events` tells who did it")
+        return RunFailedError(f"the trainer was killed by {crash}", hint="run again; `docker events` shows who did it")
     return None
 
 

@@ -64,7 +64,7 @@ class LocalPlan:
 
     def text(self) -> str:
         """Text of the plan, with the command quoted for a shell."""
-        times = "one run" if self.spec.repeats == 1 else f"{self.spec.repeats} runs, a process each"
+        times = "one run" if self.spec.repeats == 1 else f"{self.spec.repeats} runs, each in its own process"
         image = self.choice.image
         lines = {
             "plan": f"{self.spec.title}, on {self.spec.where}; {times}",
@@ -290,7 +290,7 @@ def _run_container(plan: LocalPlan, container: Container, watcher: Watcher | Non
     except ToolError as lost:
         if not folders:
             raise
-        raise ToolError(f"{lost}; what it measured is in '{folders[-1]}'", hint=lost.hint) from lost
+        raise ToolError(f"{lost}; its measurements are in '{folders[-1]}'", hint=lost.hint) from lost
     error = containers.explain(ended, plan.limits)
     if error or ended.exit_code != ExitCode.DONE:
         return _broken_off(plan, ended.exit_code, error, folders)
@@ -314,7 +314,7 @@ def _profile(plan: LocalPlan, timing: Container, folder: Path, watcher: Watcher 
     try:
         ended = containers.follow(engine, container, on_line=lambda _: None, watcher=watcher)
     except ToolError as error:
-        print(f"warning: no profile, and the run is complete: {printable(str(error))}", file=sys.stderr)
+        print(f"warning: the run is complete, but without a profile: {printable(str(error))}", file=sys.stderr)
         return ExitCode.DONE
     code = ExitCode.INTERRUPTED if ended.signal is not None else ended.exit_code
     # With TOOL the profile pass itself has printed why there is no profile.

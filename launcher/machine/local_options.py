@@ -21,16 +21,16 @@ class LocalOptions:
     """
 
     runtime: Runtime = choice(
-        "a container if its image is built, else a process (auto)",
+        "auto: a container if its image is built, else a process",
         default=Runtime.AUTO,
         metavar="|".join(Runtime),
         show_default=False,
     )
     image: str | None = choice("run this image", default=None, metavar="NAME")
-    flavour: str | None = choice("run the image of this flavour", default=None, metavar="cpu|cuda|volta")
+    flavour: str | None = choice("use the image of this flavour", default=None, metavar="cpu|cuda|volta")
     shm_size: str = choice("a container's /dev/shm", default=sizes.text(sizes.DEFAULT_SHM_BYTES), metavar="SIZE")
-    memory: str | None = choice("a container's memory limit, as 8g", default=None, metavar="SIZE")
-    cpus: float | None = choice("a container's CPU limit, as 1.5", default=None, metavar="N")
+    memory: str | None = choice("a container's memory limit, for example 8g", default=None, metavar="SIZE")
+    cpus: float | None = choice("a container's CPU limit, for example 1.5", default=None, metavar="N")
 
     def limits(self) -> "ContainerLimits":
         """Limits of the container. Raises `UsageError` for a text that is no limit."""
@@ -56,7 +56,7 @@ class LocalOptions:
         ]
         if self.runtime is Runtime.PROCESS and for_a_container:
             raise UsageError(
-                f"--runtime process has no use for {' and '.join(for_a_container)}: these are for a container",
+                f"{' and '.join(for_a_container)} cannot be used with --runtime process: only containers have them",
                 hint="--runtime docker, or leave them out",
             )
         return self

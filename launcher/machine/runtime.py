@@ -16,8 +16,8 @@ CPU_FLAVOUR = "cpu"
 # Flavour if no tool tells which GPU the machine has.
 USUAL_FLAVOUR = "cuda"
 NO_MPS = "a container cannot reach Apple's GPU"
-OWN_PACKAGES = "a script finds its packages in this Python"
-NO_COMPILER = "--compile needs a C++ compiler, which the images leave out"
+OWN_PACKAGES = "a script's packages are in this Python"
+NO_COMPILER = "--compile needs a C++ compiler, which the images do not contain"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +81,7 @@ def choose(
     try:
         return _container(spec, None, None, ports)
     except ToolError as error:
-        return Choice(runtime=Runtime.PROCESS, why=f"{error}; to get there: {error.hint}")
+        return Choice(runtime=Runtime.PROCESS, why=f"{error}; to use it: {error.hint}")
 
 
 def gpu_capability() -> tuple[int, int] | None:
@@ -119,14 +119,14 @@ def _container(spec: RunSpec, image: str | None, flavour: str | None, ports: Run
     )
     left_out = capability is not None and not image and not flavour
     if not with_gpu and (spec.device is Device.CUDA or left_out):
-        raise ToolError("the Docker engine cannot give a container the GPU", hint=TOOLKIT)
+        raise ToolError("the Docker engine cannot give containers access to the GPU", hint=TOOLKIT)
     if spec.device is Device.CUDA and flavour == CPU_FLAVOUR:
         raise UsageError("flavour cpu has no CUDA; got --cuda", hint="--flavour cuda, or --cpu")
     if image:
         named = engine.image(image)
         if named is None:
-            raise ToolError(f"the engine holds no image '{image}'", hint=f"docker pull {image}, or launch build")
-        return Choice(runtime=Runtime.DOCKER, why="the image was named", engine=engine, image=named, gpus=with_gpu)
+            raise ToolError(f"the engine has no image '{image}'", hint=f"docker pull {image}, or launch build")
+        return Choice(runtime=Runtime.DOCKER, why="an image was named", engine=engine, image=named, gpus=with_gpu)
     name = flavour or (_flavour_for(capability) if with_gpu else CPU_FLAVOUR)
     from launcher.images import contents  # noqa: PLC0415 - no part of an image, where the agent is told which one to take
 
@@ -138,7 +138,7 @@ def _container(spec: RunSpec, image: str | None, flavour: str | None, ports: Run
         raise ToolError(f"no image of flavour {name} is built for this code", hint=f"launch build --flavour {name}")
     return Choice(
         runtime=Runtime.DOCKER,
-        why=f"Docker {engine.version} holds the image for this code, flavour {name}",
+        why=f"Docker {engine.version} has the image for this code, flavour {name}",
         engine=engine,
         image=matching[0],
         gpus=with_gpu and name != CPU_FLAVOUR,
@@ -149,7 +149,7 @@ def _require_possible(spec: RunSpec) -> None:
     if spec.device is Device.MPS:
         raise UsageError(f"{NO_MPS}; got --mps", hint="--runtime process")
     if spec.compile:
-        raise UsageError(f"{NO_COMPILER}; a container was asked for", hint="--runtime process")
+        raise UsageError(f"{NO_COMPILER}; a container was requested", hint="--runtime process")
 
 
 def _flavour_for(capability: tuple[int, int] | None) -> str:
@@ -163,6 +163,6 @@ def _flavour_for(capability: tuple[int, int] | None) -> str:
         major, minor = capability
         raise ToolError(
             f"no image flavour holds code for compute capability {major}.{minor}",
-            hint="--runtime process with a torch build that knows the GPU",
+            hint="--runtime process with a torch build that supports the GPU",
         )
     return flavour.name

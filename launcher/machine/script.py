@@ -32,7 +32,7 @@ class Workplace:
         """Raise `UsageError` if the arguments ask for data and no data was named."""
         if any(DATA in word for word in words) and not self.data:
             raise UsageError(
-                f"{DATA} in the script's arguments stands for its data, and there is no --data", hint="--data PATH"
+                f"{DATA} in the script's arguments stands for its data, but --data is missing", hint="--data PATH"
             )
 
 

@@ -156,7 +156,7 @@ class _Document:
 
 
 def _unreadable(kind: str, why: str) -> BundleError:
-    return BundleError(f"no readable {kind} of a launch: {why}", hint="launch again")
+    return BundleError(f"not a readable {kind} of a launch: {why}", hint="launch again")
 
 
 def _broken(name: str, wanted: str, value: object) -> str:

@@ -32,12 +32,14 @@ class HereOptions:
     """Options of a script on this machine."""
 
     data: str | None = choice(
-        f"the folder that {DATA} in the script's arguments stands for", default=None, metavar="PATH"
+        f"the script's data; {DATA} in its arguments becomes this folder", default=None, metavar="PATH"
     )
     env: tuple[str, ...] = choice(
-        "a variable of here for a script in a container; repeatable", default=(), metavar="NAME"
+        "environment variable that a script in a container gets; repeatable", default=(), metavar="NAME"
     )
-    requirements: str | None = choice("further packages of a container, a list for pip", default=None, metavar="FILE")
+    requirements: str | None = choice(
+        "more packages for a container, a requirements file of pip", default=None, metavar="FILE"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,22 +47,24 @@ class ThereOptions:
     """Options of a script on another machine."""
 
     data: str | None = choice(
-        f"a script's data, as {DATA_EXAMPLE} or a folder there; {DATA} in its arguments stands for it",
+        f"the script's data, {DATA_EXAMPLE} or a folder there; {DATA} in its arguments becomes its path",
         default=None,
         metavar="PATH",
     )
     env: tuple[str, ...] = choice(
-        "a variable that a script gets from here; until the launch has ended whoever reads its store can read it",
+        "environment variable that the script gets; readable in the launch's store until the launch has "
+        "ended; repeatable",
         default=(),
         metavar="NAME",
     )
     requirements: str | None = choice(
-        "an image's further packages, a list for pip: a layer that is built and pushed here",
+        "more packages for the image, a requirements file of pip; built as a layer here, and pushed",
         default=None,
         metavar="FILE",
     )
     include: tuple[str, ...] = choice(
-        "of a script's folder send these files in place of all that git tracks; never what git ignores; repeatable",
+        "send these files of the script's folder, not all that git tracks; files that git ignores are never "
+        "sent; repeatable",
         default=(),
         metavar="GLOB",
     )
@@ -118,7 +122,7 @@ class ScriptCommand(TyperCommand):
             raise UsageError("no script after --", hint=f"{ctx.command_path} {self.example}")
         rest = super().parse_args(ctx, ours)
         if stray := ctx.params.get("words"):
-            expanded = "in quotes, the shell leaves a * alone: --include '*.py'"
+            expanded = "put * in quotes, so that the shell does not replace it: --include '*.py'"
             hint = expanded if theirs else f"{ctx.command_path} --help"
             raise UsageError(f"Got unexpected extra argument(s) ({' '.join(stray)})", hint=hint)
         ctx.params["words"] = theirs
@@ -129,7 +133,7 @@ def _help_row(parameter: Any, ctx: Any) -> tuple[str, str] | None:
     """Help row of an option, in one line if it fits."""
     if parameter.name in DEVICES:
         names = ", ".join(f"--{device}" for device in DEVICES)
-        return (names, "where it computes (the best device found)") if parameter.name == DEVICES[0] else None
+        return (names, "device to compute on (the best one found)") if parameter.name == DEVICES[0] else None
     name, text = parameter.get_help_record(ctx)
     if parameter.name == "words":
         return parameter.metavar, text
@@ -153,9 +157,9 @@ def variables_of(names: Sequence[str], environment: Mapping[str, str]) -> dict[s
                 f"--env takes the name of a variable, and its value from here; got '{name}'", hint="--env HF_TOKEN"
             )
         if name in OF_THE_MACHINE or name.startswith("ROOFLAUNCH_"):
-            raise UsageError(f"{name} is the machine's own; got --env {name}", hint=f"leave --env {name} out")
+            raise UsageError(f"{name} is set by the machine itself; got --env {name}", hint=f"leave --env {name} out")
         if name not in environment:
-            raise UsageError(f"--env {name}: there is no such variable here", hint=f"export {name}=VALUE")
+            raise UsageError(f"--env {name}: this variable is not set here", hint=f"export {name}=VALUE")
     return {name: environment[name] for name in names}
 
 
@@ -164,4 +168,4 @@ def refuse_without_script(options: Any, words: list[str] | None) -> None:
     for item in fields(options):
         if not words and getattr(options, item.name):
             flag = flag_of(item)
-            raise UsageError(f"{flag} is for a script of one's own", hint=f"leave {flag} out, or add -- train.py")
+            raise UsageError(f"{flag} is only for your own script", hint=f"leave {flag} out, or add -- train.py")

@@ -101,7 +101,7 @@ def place_of_data(text: str | None, words: Sequence[str], *, is_fresh: bool) -> 
     if text is None:
         if any(DATA in word for word in words):
             raise UsageError(
-                f"{DATA} in the script's arguments stands for its data, and there is no --data",
+                f"{DATA} in the script's arguments stands for its data, but --data is missing",
                 hint=f"--data {DATA_EXAMPLE}",
             )
         return ""
@@ -109,14 +109,17 @@ def place_of_data(text: str | None, words: Sequence[str], *, is_fresh: bool) -> 
         parse_address(text)
         if not any(DATA in word for word in words):
             raise UsageError(
-                f"nothing in the script's arguments says {DATA}, and where '{text}' is copied to is not known before",
-                hint=f"{DATA} in place of its path, in the arguments behind --",
+                f"the script's arguments do not contain {DATA}, and the folder to which '{text}' is copied "
+                "is not known in advance",
+                hint=f"write {DATA} in place of its path in the arguments after --",
             )
         return text
     if is_fresh:
-        raise UsageError(f"a machine that is made for the launch has no folder '{text}'", hint=f"--data {DATA_EXAMPLE}")
+        raise UsageError(f"a new machine has no folder '{text}'", hint=f"--data {DATA_EXAMPLE}")
     if not text.startswith("/") or not text.isprintable():
-        raise UsageError(f"--data is {DATA_EXAMPLE} or a whole path there; got '{text}'", hint="--data /data/photos")
+        raise UsageError(
+            f"--data must be {DATA_EXAMPLE} or a full path there; got '{text}'", hint="--data /data/photos"
+        )
     return text
 
 
@@ -126,14 +129,14 @@ def relative_words(words: Sequence[str], folder: Path, *, example: str) -> tuple
     if path is None:
         module = words[1].replace(".", "/")
         if not any((folder / f"{module}{end}").is_file() for end in (".py", "/__main__.py")):
-            raise UsageError(f"no module '{words[1]}' below {folder}", hint=f"cd to the folder it is in; {example}")
+            raise UsageError(f"no module '{words[1]}' below {folder}", hint=f"cd to its folder; {example}")
         return tuple(words)
     try:
         below = path.resolve().relative_to(folder.resolve())
     except ValueError:
         raise UsageError(
-            f"'{words[0]}' lies outside of this folder, {folder}, and only what lies in it travels",
-            hint=f"cd {path.resolve().parent}, then the same with -- {path.name}",
+            f"'{words[0]}' is outside of this folder, {folder}, and only files in this folder are sent",
+            hint=f"cd {path.resolve().parent}, then run the same with -- {path.name}",
         ) from None
     return (below.as_posix(), *words[1:])
 
@@ -144,17 +147,17 @@ def pack(words: Sequence[str], folder: Path, *, include: Sequence[str] = ()) -> 
     names = [name for name in listed if (folder / name).is_file()]
     for name in names:
         if reason := why_unsafe(name):
-            raise UsageError(f"the file {name!r} cannot travel: {reason}", hint="give it another name")
+            raise UsageError(f"the file {name!r} cannot be sent: {reason}", hint="give it another name")
         if not (folder / name).resolve().is_relative_to(folder.resolve()):
             raise UsageError(
-                f"'{name}' is a link to what lies outside of {folder}, and only what lies in it travels",
-                hint="a copy in its place",
+                f"'{name}' is a link out of {folder}, and only files in this folder are sent",
+                hint="replace it by a copy",
             )
     require_script(words, names, include)
     if len(names) > MAX_COUNT:
         raise UsageError(
-            f"the folder is too large to travel: {len(names)} files, at most {MAX_COUNT}",
-            hint="--include '*.py' takes less; data has --data",
+            f"the folder is too large to be sent: {len(names)} files, at most {MAX_COUNT}",
+            hint="--include '*.py' sends fewer files; use --data for data",
         )
     sizes = {name: (folder / name).stat().st_size for name in names}
     if sum(sizes.values()) > MOST_UNPACKED_BYTES:
@@ -173,7 +176,7 @@ def _listed(folder: Path, include: Sequence[str]) -> list[str]:
     listed = names_in_git(folder)
     if listed is None and not include:
         raise UsageError(
-            f"{folder} is in no git repository: which of its files travel is not known", hint="--include '*.py'"
+            f"{folder} is in no git repository, so it is unknown which of its files to send", hint="--include '*.py'"
         )
     if listed is not None:
         names = [*listed, *(names_in_git(folder, others=True) or () if include else ())]
@@ -198,9 +201,9 @@ def require_script(words: Sequence[str], names: Sequence[str], include: Sequence
     if any(name in names for name in wanted):
         return
     if include:
-        raise UsageError(f"no --include names the script, '{wanted[0]}'", hint=f"--include '{wanted[0]}' beside it")
+        raise UsageError(f"no --include names the script, '{wanted[0]}'", hint=f"add --include '{wanted[0]}'")
     raise UsageError(
-        f"git does not track '{wanted[0]}', and only what it tracks travels",
+        f"git does not track '{wanted[0]}', and only tracked files are sent",
         hint=f"git add {wanted[0]}, or --include '*.py'",
     )
 
@@ -209,8 +212,8 @@ def _too_large(sizes: dict[str, int], found: str) -> UsageError:
     largest = sorted(sizes, key=lambda name: sizes[name], reverse=True)[:SHOWN_FILES]
     text = ", ".join(f"{shown(name)} ({si(sizes[name], 'B')})" for name in largest)
     return UsageError(
-        f"the folder is too large to travel: {found}; the largest files are {text}",
-        hint="--include '*.py' takes less; data has --data",
+        f"the folder is too large to be sent: {found}; the largest files are {text}",
+        hint="--include '*.py' sends fewer files; use --data for data",
     )
 
 
@@ -249,7 +252,7 @@ def _git(folder: Path, *words: str) -> str | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise ToolError(f"git does not run: {error.strerror}", hint="--include '*.py'") from error
+        raise ToolError(f"git is not running: {error.strerror}", hint="--include '*.py'") from error
     return done.stdout if done.returncode == 0 else None
 
 
@@ -311,7 +314,7 @@ def fetch_data(address: str, folder: Path, *, is_over: Callable[[], bool]) -> No
                 f"{listed.name!r} of {address} cannot be written here: {reason}", hint="less data"
             ) from error
     if not number:
-        raise UsageError(f"no data at {address}", hint=f"--data {DATA_EXAMPLE}, of objects that are there")
+        raise UsageError(f"no data at {address}", hint=f"--data {DATA_EXAMPLE}, with objects that exist")
 
 
 def _copy(store: Store, listed: StoredObject, path: Path) -> None:
@@ -321,7 +324,7 @@ def _copy(store: Store, listed: StoredObject, path: Path) -> None:
         store.download(listed, target)
         target.seek(0)
         if listed.crc32c and crc32c_of(target) != listed.crc32c:
-            raise BundleError(f"{listed.name!r} came damaged from {store}", hint="launch again")
+            raise BundleError(f"{listed.name!r} arrived damaged from {store}", hint="launch again")
     part.rename(path)
 
 
@@ -333,7 +336,7 @@ def _extract(content: bytes, folder: Path) -> None:
         with tarfile.open(fileobj=io.BytesIO(content), mode="r:gz") as archive:
             for entry in archive:
                 left -= entry.size
-                reason = why_unsafe(entry.name) or ("" if entry.isreg() else "no regular file")
+                reason = why_unsafe(entry.name) or ("" if entry.isreg() else "not a regular file")
                 if reason or left < 0:
                     reason = reason or f"more than {MOST_UNPACKED_BYTES} bytes"
                     raise BundleError(f"{entry.name!r} in the script's archive: {reason}", hint="launch again")

@@ -26,7 +26,7 @@ def runtime_of(options: HereOptions, asked: Runtime) -> Runtime:
         return asked
     if asked is Runtime.PROCESS:
         raise UsageError(
-            f"--requirements is for an image, and a process has this Python, {sys.executable}",
+            f"--requirements is for an image, but a process uses this Python, {sys.executable}",
             hint=shlex.join([sys.executable, "-m", "pip", "install", "--requirement", options.requirements]),
         )
     return Runtime.DOCKER
@@ -60,7 +60,7 @@ def require_module(words: Sequence[str], folder: Path) -> None:
     if found is None:
         raise UsageError(
             f"no module '{name}' for this Python, {sys.executable}, or in {folder}",
-            hint=f"cd to the folder that it is in, or {shlex.join([sys.executable, '-m', 'pip', 'list'])}",
+            hint=f"cd to its folder, or {shlex.join([sys.executable, '-m', 'pip', 'list'])}",
         )
     locations = found.submodule_search_locations
     if locations is not None and PathFinder.find_spec(f"{name}.__main__", locations) is None:
@@ -91,7 +91,7 @@ def notes_of(words: Sequence[str], options: HereOptions, workplace: Workplace, r
     unseen = words[0] == "-m" and _found(module, workplace.folder, elsewhere=False) is None
     reached = [workplace.folder, *([Path(workplace.data)] if workplace.data else [])]
     return (
-        *([f"no module '{module}' lies in this folder: whether the image has it is not known"] if unseen else []),
+        *([f"no module '{module}' is in this folder; perhaps the image has it"] if unseen else []),
         *notes.left_behind(words, workplace.folder, reached=reached, why_not=lambda _: ""),
         *notes.unknown_imports(words, workplace.folder, notes.image(packages)),
     )
@@ -102,8 +102,8 @@ def require_visible(words: Sequence[str], folder: Path) -> None:
     path = main_file(words, folder, example=EXAMPLE, python="the image's Python")
     if path is not None and not path.resolve().is_relative_to(folder.resolve()):
         raise UsageError(
-            f"'{words[0]}' lies outside of this folder, {folder}, and a container sees no more than that",
-            hint=f"cd {path.resolve().parent}, then the same with -- {path.name}; or --runtime process",
+            f"'{words[0]}' is outside of this folder, {folder}, and a container sees only this folder",
+            hint=f"cd {path.resolve().parent}, then run the same with -- {path.name}; or --runtime process",
         )
 
 
@@ -127,10 +127,10 @@ def folder_of_data(typed: str | None) -> str:
         return ""
     if "://" in typed:
         raise UsageError(
-            f"--data is a folder of this machine here; got '{typed}'",
-            hint="copy it to a folder first, and name that",
+            f"--data must be a folder of this machine; got '{typed}'",
+            hint="copy it to a folder first, and name the folder",
         )
     data = Path(typed).expanduser().resolve()
     if not data.exists():
-        raise UsageError(f"no data at '{typed}'", hint="--data FOLDER, one that is there")
+        raise UsageError(f"no data at '{typed}'", hint="--data FOLDER, with a folder that exists")
     return str(data)

@@ -63,14 +63,14 @@ def image(requirements: bytes) -> Place:
     known = packages_of(contents.requirements()) | packages_of(requirements.decode(errors="replace"))
     return Place(
         has=lambda name: name in WITH_TORCH or any(package in known for package in _packages(name)),
-        unknown="the image is not known to have (--requirements FILE brings packages)",
+        unknown="the image may not have (--requirements FILE adds packages)",
     )
 
 
 def their_python() -> Place:
     """Python of another machine: only the packages of our trainer are known to be installed."""
     trainer = {"numpy", "psutil"} | WITH_TORCH
-    return Place(has=lambda name: name in trainer, unknown="the Python there is not known to have")
+    return Place(has=lambda name: name in trainer, unknown="the Python there may not have")
 
 
 def packages_of(requirements: str) -> frozenset[str]:
@@ -176,6 +176,6 @@ def left_behind(
             continue
         real = path.resolve()
         if not any(real.is_relative_to(each.resolve()) for each in reached):
-            yield f"'{value}' of the arguments lies outside of this folder and stays here: --data says where data lies"
+            yield f"'{value}' in the arguments is outside of this folder and is not sent: use --data for data"
         elif real.is_relative_to(folder.resolve()) and (why := why_not(real.relative_to(folder.resolve()).as_posix())):
-            yield f"'{value}' of the arguments stays here: {why}"
+            yield f"'{value}' in the arguments is not sent: {why}"

@@ -52,7 +52,7 @@ class Budget:
             # The tolerance of a millionth covers rounding errors of floating point.
             if self._most_usd is not None and usd > self._left() + 1e-6:
                 raise UsageError(
-                    f"a machine that costs {usd:.2f} USD at most is more than is left of --max-cost "
+                    f"a machine may cost {usd:.2f} USD, which is more than is left of --max-cost "
                     f"{self._most_usd:g}: {self._left():.2f} USD",
                     hint="a larger --max-cost, or a shorter max_run_time of the place",
                 )

@@ -74,7 +74,7 @@ class Collector:
 
     def _say_damaged(self, run_id: str, why: str) -> None:
         address = self._store.locate(f"{RUNS}{run_id}")
-        self._progress.say(self._work.name, f"{address} is damaged, and its run is done again: {why}")
+        self._progress.say(self._work.name, f"{address} is damaged, so its run is repeated: {why}")
 
     def _fetch_one(self, launch: TaskLaunch, run_id: str) -> None:
         try:
@@ -84,7 +84,7 @@ class Collector:
             if tries < FETCH_TRIES:
                 launch.fetched.discard(run_id)
             else:
-                self._progress.say(self._work.name, f"{run_id} does not come home: {error}")
+                self._progress.say(self._work.name, f"{run_id} could not be collected: {error}")
         else:
             self._arrived(sealed)
 
@@ -96,7 +96,7 @@ class Collector:
             self._work.lose(there.run_key)
             self._say_damaged(there.run_id, str(error))
         except RooflaunchError as error:
-            self._progress.say(self._work.name, f"{there.run_id} does not come home: {error}")
+            self._progress.say(self._work.name, f"{there.run_id} could not be collected: {error}")
         else:
             if sealed.record.status in FINAL:
                 self._work.take(sealed.record, sealed.path)

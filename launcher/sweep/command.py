@@ -49,7 +49,7 @@ class Command:
             if f"{ARGUMENT}{name}" not in axes:
                 raise refuse(
                     f"[script] command has {{{name}}}, and [matrix] has no {ARGUMENT}{name}",
-                    hint=f"{ARGUMENT}{name} = [0.1, 0.01], or {{{{{name}}}}} where these letters are meant",
+                    hint=f"{ARGUMENT}{name} = [0.1, 0.01], or {{{{{name}}}}} for the letters themselves",
                 )
 
     def words(self, values: Mapping[str, Any]) -> tuple[str, ...]:

@@ -45,7 +45,7 @@ class Control:
         """Reason why nothing new may be started; empty if it may."""
         if self._wish is not Wish.GO:
             return "the sweep was interrupted"
-        return "the time of --max-time is over" if self.out_of_time else ""
+        return "the time of --max-time has passed" if self.out_of_time else ""
 
     @property
     def is_leaving(self) -> bool:

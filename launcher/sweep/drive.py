@@ -35,7 +35,7 @@ from workload.storage.inventory import sealed_in
 DRAWN_EVERY_S = 0.25
 # Time for a trainer to seal its bundle, and for a rented place to answer a last request. A third Ctrl-C ends the wait.
 LEAVING_S = 60.0
-QUESTION = "what becomes of the sweep?"
+QUESTION = "what should happen with the sweep?"
 WISHES = {"f": Wish.FINISH, "l": Wish.LEAVE, "s": Wish.STOP, "c": Wish.GO}
 
 
@@ -220,14 +220,14 @@ class _Driver:
         """Text: what happens to the runs under way when this process ends."""
         here = any(work.plan.place.backend == LOCAL for work in self._works)
         parts = ["the run on this machine is interrupted"] if here else []
-        parts += ["rented machines go on and end by themselves"] if any(one.is_busy for one in self._rented) else []
+        parts += ["rented machines continue and end by themselves"] if any(one.is_busy for one in self._rented) else []
         return ", ".join(parts) or "nothing runs"
 
     def _question(self) -> str:
-        lines = ["", QUESTION, "  f  finish: what runs now comes to its end, nothing new is started"]
+        lines = ["", QUESTION, "  f  finish: complete the current runs, start no others"]
         lines.append(f"  l  leave: {self._left_alone()}")
         if any(one.is_busy for one in self._rented):
-            lines.append("  s  stop: rented machines are ended too")
+            lines.append("  s  stop: end rented machines too")
         return "\n".join([*lines, "  c  continue", "f, l, s or c"])
 
     # The outcome.

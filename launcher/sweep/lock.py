@@ -71,7 +71,7 @@ def _opened(path: Path) -> TextIO:
     except OSError as error:
         reason = str(error.strerror)
     else:
-        reason = "it is no file"
+        reason = "it is not a file"
         if is_file:
             return os.fdopen(number, "r+", encoding="utf-8")
     raise UsageError(f"the sweep's lock '{path}' cannot be opened: {reason}", hint="-o ANOTHER_FOLDER")

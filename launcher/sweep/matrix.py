@@ -125,7 +125,7 @@ class _Reader:
             self._command.require_values(axes, self._error)
         places = [(entry, self._place(entry, number)) for number, entry in enumerate(self._tables("on"), start=1)]
         if not places:
-            raise self._error("no place: where should it run?", hint='[[on]] with backend = "local", or "gcp" and gpu')
+            raise self._error("no place to run", hint='[[on]] with backend = "local", or "gcp" and gpu')
         self._require_distinct([place for _, place in places])
         excludes = self._excludes(axes, [place.name for _, place in places])
         repeats = self._repeats()
@@ -174,7 +174,7 @@ class _Reader:
         arguments = section.get("args", {})
         if "args" in section and self._command is None:
             raise self._error(
-                f"{where} args: arguments are those of a script, and there is no [script]",
+                f"{where} args: arguments are for a script, but there is no [script]",
                 hint='[script] with command = ["train.py"]',
             )
         if not isinstance(arguments, dict):
@@ -266,7 +266,7 @@ class _Reader:
             raise self._error(
                 f"{combinations:,} combinations, {counted(repeats, 'repeat')} and {counted(places, 'place')} are "
                 f"{runs:,} runs before [[exclude]], more than {MANY_RUNS:,}",
-                hint="fewer values, or --yes if they are meant",
+                hint="fewer values, or --yes to run them all",
             )
 
     # Places.
@@ -313,7 +313,7 @@ class _Reader:
             )
         if one_machine and machines != 1:
             raise self._error(
-                f"{where}: {backend} is one machine; got machines = {machines}", hint="an [[on]] for each machine"
+                f"{where}: {backend} is a single machine; got machines = {machines}", hint="an [[on]] for each machine"
             )
         return machines
 
@@ -373,7 +373,7 @@ class _Reader:
         for name in own.keys() & axes.keys():
             raise self._error(
                 f"[[on]] {place.name} sets {name}, which [matrix] varies",
-                hint=f'[[exclude]] with on = "{place.name}" and the values of {name} that it should not have',
+                hint=f'[[exclude]] with on = "{place.name}" and the values of {name} to leave out',
             )
         kept = []
         for values in itertools.product(*axes.values()):
@@ -384,7 +384,8 @@ class _Reader:
                 kept.append(combination)
         if not kept:
             raise self._error(
-                f"[[on]] {place.name} has nothing to do: every combination is excluded", hint="fewer [[exclude]]"
+                f"[[on]] {place.name} has nothing to do, because every combination is excluded",
+                hint="fewer [[exclude]]",
             )
         base = self._resolved({**defaults, **own, **kept[0]}, place, kept[0])
         once = replace(base.spec, repeats=1)
@@ -433,7 +434,8 @@ class _Reader:
     def _option(self, name: str, where: str) -> Option:
         if name == "repeats":
             raise self._error(
-                f"{where} repeats: a repeat is a block of the whole matrix", hint="repeats = 3 at the top of the file"
+                f"{where} repeats: repeats belong to the whole matrix, each one is a block",
+                hint="repeats = 3 at the top of the file",
             )
         self._known([name], self._options, where=f"{where} ", kind="a run option")
         if self._command and name not in SCRIPTS_TOO:
@@ -499,7 +501,7 @@ def impossible(file: Path, place: Place, values: Mapping[str, Any], error: Usage
     rule = ", ".join(f"{name} = {_toml(value)}" for name, value in values.items())
     return UsageError(
         f"{file}: at [[on]] {place.name}, with {rule}: {error}",
-        hint=f'[[exclude]] with on = "{place.name}" and what cannot be there, or {error.hint}',
+        hint=f'[[exclude]] with on = "{place.name}" and the values that are impossible there, or {error.hint}',
     )
 
 

@@ -115,7 +115,7 @@ def outcome_of(
 def _rows(place: PlaceOutcome, why_not: str) -> Iterator[tuple[str, str]]:
     new = f", {place.new} of them now" if place.new != place.done else ""
     cost = f"; {place.usd:.3f} USD" if place.usd is not None else ""
-    yield place.name, f"{place.done} of {counted(len(place.plan.runs), 'run')} have an answer{new}{cost}"
+    yield place.name, f"{place.done} of {counted(len(place.plan.runs), 'run')} have a result{new}{cost}"
     if place.decision is not None:
         yield "", place.decision.reason
         for name, one in place.decision.precisions.items():
@@ -129,7 +129,7 @@ def _rows(place: PlaceOutcome, why_not: str) -> Iterator[tuple[str, str]]:
         yield "cure", failures[0].hint
     if place.not_begun:
         left = counted(len(place.not_begun), "run")
-        yield "unfinished", f"{left}: {why_not or 'no answer'}; the same command goes on"
+        yield "unfinished", f"{left}: {why_not or 'no result'}; the same command continues"
 
 
 def _interval(one: BlocksInterval) -> str:

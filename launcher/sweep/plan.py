@@ -133,7 +133,7 @@ class SweepPlan:
                 f"{counted(len(self.places), 'place')}: {counted(runs, 'run')}, {done} done"
             ),
         )
-        yield "order", f"of its own in every block, the same at every place (seed {sweep.seed})"
+        yield "order", f"random in each pair of blocks, the same at every place (seed {sweep.seed})"
         for place in self.places:
             yield place.plan.place.name, _place_text(place)
             if place.plan.place.script:
@@ -144,7 +144,7 @@ class SweepPlan:
             paid = [place for place in self.places if place.is_paid]
             is_partial = any(place.is_most_partial for place in paid)
             cost = f"; {_cost_text(self.usd, self.most_usd, is_partial=is_partial)}" if paid else ""
-            yield "all", f"{_time_text(self.seconds)}, places side by side{cost}"
+            yield "all", f"{_time_text(self.seconds)}, with all places at the same time{cost}"
         if self.unmeasured:
             yield "no run yet", first_lines([(text, 1) for text in self.unmeasured], FEW)
         if self.others:
@@ -152,8 +152,8 @@ class SweepPlan:
             yield (
                 "stays",
                 (
-                    f"{counted(sum(self.others.values()), 'run')} of '{sweep.name}' that this matrix does not ask for, "
-                    f"with these options, this code and these places: {texts}"
+                    f"{counted(sum(self.others.values()), 'run')} of '{sweep.name}' that do not belong to "
+                    f"this matrix any more (other options, code or places): {texts}"
                 ),
             )
         if self.damaged:
@@ -161,8 +161,8 @@ class SweepPlan:
             yield (
                 "damaged",
                 (
-                    f"{counted(len(self.damaged), 'bundle')} whose runs are done again; "
-                    f"a start moves the damaged files to {self.output / DAMAGED}/: {texts}"
+                    f"{counted(len(self.damaged), 'bundle')} to be repeated; a start moves the damaged files "
+                    f"to {self.output / DAMAGED}/: {texts}"
                 ),
             )
         for note in self.notes:
@@ -264,18 +264,20 @@ def _notes(plans: Sequence[PlacePlan], more: frozenset[str], *, offline: bool, f
     rented = [plan.place.name for plan in plans if plan.place.backend != LOCAL]
     if rented and offline:
         notes.append(
-            f"nobody was asked: what lies in the {'stores' if len(rented) > 1 else 'store'} of {', '.join(rented)} and "
-            "not here yet is done too; a start looks there first"
+            f"no store was checked: runs in the {'stores' if len(rented) > 1 else 'store'} of "
+            f"{', '.join(rented)} may be done already; a start checks this first"
         )
     if more:
-        notes.append(f"{counted(len(more), 'run')} of further blocks are there, as --until adds them; they stay")
+        notes.append(f"{counted(len(more), 'run')} of additional blocks from --until exist; they are kept")
     several = [plan.place.name for plan in plans if len(plan.tasks) < len({run.block for run in plan.runs})]
     if several:
-        notes.append(f"{', '.join(several)}: a machine runs several blocks, so how much hosts differ stays unknown")
+        notes.append(
+            f"{', '.join(several)}: one machine runs several blocks, so the difference between hosts stays unknown"
+        )
     if fresh:
-        notes.append("--fresh: what is there stays, and everything is measured again under another name")
+        notes.append("--fresh: everything is measured again under another name, and existing results are kept")
     notes += [
-        f"{plan.place.name} runs an image by its tag: what is behind it may change, and earlier runs count as done"
+        f"{plan.place.name} runs an image by its tag: if the tag's image changes, earlier runs still count as done"
         for plan in plans
         if is_by_tag(plan.place)
     ]
@@ -373,8 +375,8 @@ def _limit_notes(seconds: Sequence[float | None], estimates: Sequence[Estimate])
     ]
     if limited:
         yield (
-            f"the runs of a machine may not fit into its limit of {minutes(min(limited))}: a longer max_run_time, or "
-            "more machines; what is left is done by the next start"
+            f"the runs of a machine may not fit into its limit of {minutes(min(limited))}: a longer "
+            "max_run_time, or more machines; the next start runs what is left"
         )
 
 
@@ -424,9 +426,9 @@ def _time_text(seconds: float | None) -> str:
 
 def _cost_text(usd: float | None, most_usd: float | None, *, is_partial: bool) -> str:
     if usd is None and most_usd is None:
-        return "cost unknown: usd_per_h takes your price"
+        return "cost unknown: give your price with usd_per_h"
     expected = "cost unknown" if usd is None else f"expected {dollars(usd)}"
-    most = "an unknown sum" if most_usd is None else dollars(most_usd)
+    most = "an unknown cost" if most_usd is None else dollars(most_usd)
     return f"{expected}, at most {most}{' where the price is known' if is_partial else ''}"
 
 

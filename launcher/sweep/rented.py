@@ -131,7 +131,7 @@ class RentedPlace:
         except RooflaunchError as error:
             self._work.fail(self._work.left(self._work.runs), why=str(error), hint=error.hint, code=error.exit_code)
             self._show(str(error))
-            self._progress.say(self.place.name, f"{error}; to mend it: {error.hint}")
+            self._progress.say(self.place.name, f"{error}; to solve this: {error.hint}")
             self._leave_none()
         finally:
             for workers in (self._readers, self._submitters, self._fetchers):
@@ -178,7 +178,7 @@ class RentedPlace:
 
     def _take_stock(self) -> None:
         """Fetch the sealed bundles, and adopt the launches of this sweep that have not ended."""
-        self._show("asks what there is")
+        self._show("checks what is done")
         cleanup.erase_variables(self._connected.store, self._connected.machines)
         self._collector.fetch_sealed()
         names = self._unfinished()
@@ -196,11 +196,11 @@ class RentedPlace:
                 # The submitting process died: submit again under the same name.
                 self._submitter.submit_again(launch)
                 self._progress.say(
-                    self.place.name, f"'{launch.name}' was asked for and never came: it is asked for again"
+                    self.place.name, f"'{launch.name}' was requested but never started: requesting it again"
                 )
             elif not launch.is_over:
                 self._progress.say(
-                    self.place.name, f"'{launch.name}' still runs, from an earlier start: it is followed"
+                    self.place.name, f"'{launch.name}' of an earlier start is still running: following it"
                 )
 
     def _unfinished(self) -> list[str]:
@@ -312,7 +312,7 @@ class RentedPlace:
             self._settle([launch for launch in watched if launch.ended_s is not None and not launch.is_settled])
         except ToolError as error:
             if not self._failing:
-                self._progress.say(self.place.name, f"{error}; the machines go on by themselves, trying again")
+                self._progress.say(self.place.name, f"{error}; the machines continue by themselves; trying again")
             self._failing += 1
             self._give_up_past_limits(watched, error)
         else:
@@ -386,7 +386,7 @@ class RentedPlace:
     def _lost(self, launch: TaskLaunch, now_s: float, *, preempted: bool) -> None:
         """Handle a machine that is gone without a result: write a result into the store, for other readers."""
         assert launch.judged is not None
-        usual = "the cloud took it back" if preempted else f"the {self._noun} is gone and left no result"
+        usual = "the cloud took it away" if preempted else f"the {self._noun} is gone and left no result"
         launch.why = usual if launch.judged.state is LaunchState.REQUESTED else launch.judged.why or usual
         launch.is_over, launch.ended_s = True, now_s
         if launch.usd is None and launch.machine is not None and launch.machine.created_s is not None:
@@ -419,7 +419,7 @@ class RentedPlace:
         for launch in stale:
             if launch.result is None:
                 launch.why = launch.judged.why if launch.judged else ""
-                self._connected.note(f"'{launch.name}': {launch.why}; it is removed")
+                self._connected.note(f"'{launch.name}': {launch.why}; removing it")
         # The next polls find the machines gone, and a result if there is one.
         self._connected.machines.stop(machines)
 
@@ -463,13 +463,13 @@ class RentedPlace:
         is_hopeless = result is not None and result.exit_code == ExitCode.USAGE
         if is_hopeless or in_vain >= MOST_IN_VAIN:
             hint = (result.hint if result else "") or f"launch logs {launch.name}"
-            tries = "" if is_hopeless else f" ({counted(in_vain, 'machine')} in a row brought nothing)"
+            tries = "" if is_hopeless else f" ({counted(in_vain, 'machine')} in a row had no result)"
             code = result.exit_code if result and result.exit_code else ExitCode.RUN_FAILED
             self._fail([task], f"{why}{tries}", hint.replace("launch logs RUN", f"launch logs {launch.name}"), code)
             return
         self._waiting.append(task)
         if not self._control.why_not:
-            done_by = f"another {self._noun} does the {runs_text(left)} left"
+            done_by = f"another {self._noun} runs the remaining {runs_text(left)}"
             self._progress.say(self.place.name, f"'{launch.name}': {why}; {done_by}")
 
     # The end.
@@ -485,7 +485,7 @@ class RentedPlace:
         for one in removed:
             if one.gone:
                 there[one.name].is_over = there[one.name].is_settled = True
-                error = f"its {self._noun} was ended with its sweep, by Ctrl-C"
+                error = f"its {self._noun} was ended together with the sweep, by Ctrl-C"
                 cleanup.settle(self._connected.store, one.name, one.zone, ExitCode.INTERRUPTED, error, now_s=now_s)
         self._progress.say(self.place.name, f"{counted(sum(one.gone for one in removed), self._noun)} ended")
         self._collector.fetch_sealed({run.run_key for launch in self._launches for run in launch.task.runs})

@@ -36,15 +36,15 @@ class Asked:
 def until_of(until: str | None, until_ratio: str | None, baseline: str | None, most: int | None) -> Until | None:
     """Parse `--until`, or `--until-ratio` with `--baseline`. Raises `UsageError` for conflicting options."""
     if until and until_ratio:
-        raise UsageError("--until and --until-ratio are two rules to stop by", hint="one of the two")
+        raise UsageError("--until and --until-ratio cannot be combined", hint="one of the two")
     if bool(until_ratio) != bool(baseline):
         raise UsageError(
-            "--until-ratio is of differences from --baseline: both or none",
+            "--until-ratio and --baseline need each other",
             hint="--until-ratio 2% --baseline precision=fp32",
         )
     if most is not None and not (until or until_ratio):
         raise UsageError(
-            f"--max-repeats is how many blocks --until may add; got {most} without it",
+            f"--max-repeats limits the blocks that --until adds; got {most} without it",
             hint=f"repeats = {most} in the matrix, or --until 1%",
         )
     if until:

@@ -60,15 +60,15 @@ class Decision:
         """Sentence on the decision, for the progress line of the sweep."""
         after = f"after {counted(self.blocks, 'block')}"
         if self.widest is None:
-            return "nothing to be sure of: no interval was asked for"
+            return "no interval to check"
         widest = self.precisions[self.widest]
         width = widest.width
         if self.is_narrow:
             return f"every interval is within +-{percent(self.target)} {after} (the widest: {self.widest}, {width})"
         if self.is_done:
-            return f"not within +-{percent(self.target)} {after}, the most that were allowed: {self.widest}, {width}"
-        about = f", about {self.expected} until all are narrow enough" if self.expected else ""
-        return f"{self.widest} is the widest {after}: {width}; next look after {self.add} more{about}"
+            return f"not within +-{percent(self.target)} {after}, the limit: {self.widest}, {width}"
+        about = f", about {self.expected} in all until every interval is narrow enough" if self.expected else ""
+        return f"{self.widest} is the widest {after}: {width}; next check after {self.add} more{about}"
 
 
 def parse_share(text: str, flag: str) -> float:

@@ -20,7 +20,7 @@ from workload.contract.text import counted, plain
 FINAL = frozenset({Status.COMPLETED, Status.OUT_OF_MEMORY})
 # Function that returns a place's plan with this total number of blocks.
 Grow = Callable[[PlacePlan, int], PlacePlan]
-LOG_HINT = "log.txt in its bundle says more; the same command runs it again"
+LOG_HINT = "see log.txt in its bundle; the same command runs it again"
 
 
 @dataclass(frozen=True, kw_only=True)

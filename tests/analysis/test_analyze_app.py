@@ -202,7 +202,7 @@ def test_a_limit_on_memory_is_told(analyze: Analyze, monkeypatch: pytest.MonkeyP
     code, _, err = analyze("summary", "results")
     assert code == ExitCode.TOOL
     hint = "ulimit -v unlimited, or a machine or a job with more memory"
-    assert err == f"error: this process may not have the memory that it needs: {said}\nhint: {hint}\n"
+    assert err == f"error: this process cannot get the memory that it needs: {said}\nhint: {hint}\n"
 
 
 def test_interrupted(analyze: Analyze, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,8 +232,8 @@ class Refusing(io.StringIO):
             errno.ENOSPC,
             ExitCode.TOOL,
             (
-                "error: standard output cannot be written: No space left on device\n"
-                "hint: the work itself is done; have its result printed again, to another place\n"
+                "error: standard output cannot be written: No space left on device\nhint: the work itself "
+                "is done; print its result again, to another file\n"
             ),
         ),
     ],

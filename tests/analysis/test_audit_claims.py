@@ -29,7 +29,7 @@ def figures(one: Claim, rule: str) -> list[str]:
     ("share", "expected"),
     [
         (0.39, []),
-        (0.5, ["12.1 GFLOP per image are published, training takes 24.3: 0.50 x; 8 % of the peak of L4"]),
+        (0.5, ["12.1 GFLOP per image are published, but training takes 24.3: 0.50 x; 8 % of the peak of L4"]),
         (0.61, []),
         (1.0, []),
     ],
@@ -107,7 +107,7 @@ def test_wrong_unit_of_time(estimate: float, expected: list[str]) -> None:
 
 @pytest.mark.parametrize(
     ("intensity", "expected"),
-    [(10.1, []), (10.3, ["10.3 FLOP/byte are published, FLOP/s over bytes/s is 10"])],
+    [(10.1, []), (10.3, ["10.3 FLOP/byte are published, but FLOP/s divided by bytes/s are 10"])],
 )
 def test_wrong_intensity(intensity: float, expected: list[str]) -> None:
     one = claim(flop_per_s=1e12, bytes_per_s=1e11, intensity_flop_per_byte=intensity)
@@ -152,8 +152,8 @@ def test_the_right_efficiency_is_beside_the_wrong_one() -> None:
     (figure,) = figures(one, "MACs counted as FLOP")
 
     assert figure == (
-        "11.5 GFLOP per image are published, training takes 24.3: 0.47 x; "
-        "26.2 % to 44.5 % (by power limit) of the peak of RTX 4080 Laptop, not 8.6 %"
+        "11.5 GFLOP per image are published, but training takes 24.3: 0.47 x; 26.2 % to 44.5 % (by power "
+        "limit) of the peak of RTX 4080 Laptop, not 8.6 %"
     )
 
 

@@ -219,7 +219,9 @@ def test_calibration_unverified(tmp_path: Path, *, verified: bool | None, broken
     [
         pytest.param(profiled(CONVOLUTION, WGRAD), [], id="a foreign profile with one"),
         pytest.param(
-            profiled(CONVOLUTION, "relu"), ["2 launches, none of a kernel that only a backward pass has"], id="without"
+            profiled(CONVOLUTION, "relu"),
+            ["2 launches, but no kernel that occurs only in a backward pass"],
+            id="without",
         ),
         pytest.param(
             run(backward_kernels=False), ["no kernels in the backward range, or too little work in them"], id="ours"
@@ -250,10 +252,10 @@ def test_partial_profile(status: str, reason: str | None, expected: list[str]) -
     ("columns", "expected"),
     [
         ({}, []),
-        ({"flop": float("nan")}, ["FLOP are unavailable: no counter tells them"]),
+        ({"flop": float("nan")}, ["FLOP are unavailable: they were not counted"]),
         (
             {"flop": float("nan"), "dram_bytes": float("nan")},
-            ["FLOP and DRAM bytes are unavailable: no counter tells them"],
+            ["FLOP and DRAM bytes are unavailable: they were not counted"],
         ),
         ({"flop": [float("nan"), 1.0]}, []),
     ],

@@ -11,7 +11,7 @@ from analysis.audit.machine import variables
 
 POWER_CAP, SLOWDOWN, SOFTWARE_THERMAL, HARDWARE_THERMAL, POWER_BRAKE = 0x4, 0x8, 0x20, 0x40, 0x80
 IDLE = 0x1
-DOUBT = "is it the device that its name says?"
+DOUBT = "perhaps it is another device than its name says"
 
 
 def figures(*runs: dict[str, Any], rule: str, folder: Path | None = None) -> list[str]:
@@ -59,7 +59,7 @@ def test_throttling(case: dict[str, Any], expected: list[str]) -> None:
         pytest.param(
             "NVIDIA GeForce RTX 4090",
             0.5,
-            ["the power limit held the clock down in 50 % of the samples at 140 W"],
+            ["the power limit lowered the clock in 50 % of the samples at 140 W"],
             id="another board",
         ),
         pytest.param("NVIDIA GeForce RTX 4090", 0.49, [], id="less than half of the time"),

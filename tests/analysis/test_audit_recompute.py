@@ -58,7 +58,12 @@ def figures(rule: str, **facts: Any) -> list[str]:
         ),
         pytest.param(
             {"steps": [], "images": 160.0, "step_median_s": 0.1},
-            ["timing.images is 160, steps.csv gives 0; timing.step_s.median is 0.1, and steps.csv gives none"],
+            [
+                (
+                    "timing.images is 160, steps.csv gives 0; timing.step_s.median is 0.1, but steps.csv gives no "
+                    "such figure"
+                )
+            ],
             id="no steps at all",
         ),
     ],

@@ -69,7 +69,7 @@ def test_the_rates_of_the_t4(found: Found) -> None:
 
 def test_the_time_outside_the_timed_part(found: Found) -> None:
     assert figure(found, "wall time not explained", T4) == (
-        "steps and waits add up to 57.7 % of the wall time: 42.3 % lie outside the timed part"
+        "steps and waits add up to 57.7 % of the wall time: 42.3 % are outside of the timed parts"
     )
 
 
@@ -93,7 +93,7 @@ def test_the_labels_that_disagree(found: Found) -> None:
 
 
 def test_the_profile_without_backward_pass(found: Found) -> None:
-    assert figure(found, "no backward kernels", L4_NCU).startswith("98 launches, none")
+    assert figure(found, "no backward kernels", L4_NCU).startswith("98 launches, but no kernel")
     assert files(found, "no backward kernels") == {L4_NCU, GEMM_NCU}
 
 

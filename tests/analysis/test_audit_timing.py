@@ -128,7 +128,9 @@ def test_mean_of_rates(claimed: float | None, expected: list[str]) -> None:
     [
         pytest.param(0.981, [], id="within 2 %"),
         pytest.param(
-            0.979, ["steps and waits add up to 97.9 % of the wall time: 2.1 % lie outside the timed part"], id="less"
+            0.979,
+            ["steps and waits add up to 97.9 % of the wall time: 2.1 % are outside of the timed parts"],
+            id="less",
         ),
         pytest.param(1.021, ["steps and waits add up to 102.1 % of the wall time: 2.1 % too much"], id="more"),
         pytest.param(None, [], id="unknown"),
@@ -141,9 +143,9 @@ def test_wall_time_not_explained(explained: float | None, expected: list[str]) -
 @pytest.mark.parametrize(
     ("script", "explained", "figure", "cure"),
     [
-        pytest.param("train.py", 0.97, ", 150 µs a step", "larger batches: our hooks take", id="of hooks"),
-        pytest.param("train.py", 0.9, "timed part", "find what runs between", id="of the script's"),
-        pytest.param(None, 0.97, "timed part", "find what runs between", id="of our trainer"),
+        pytest.param("train.py", 0.97, ", 150 µs a step", "use larger batches: our hooks take", id="of hooks"),
+        pytest.param("train.py", 0.9, "timed parts", "find what runs between", id="of the script's"),
+        pytest.param(None, 0.97, "timed parts", "find what runs between", id="of our trainer"),
     ],
 )
 def test_between_a_scripts_steps_are_our_hooks(script: str | None, explained: float, figure: str, cure: str) -> None:
@@ -331,7 +333,7 @@ HERE_AND_THERE = (0, 3, 4, 9, 11, 17, 20, 21, 29, 33, 34, 40, 47, 51, 52, 58, 63
     [
         pytest.param(
             with_stalls(*HERE_AND_THERE, times=1.1),
-            ["24 of 100 steps, here and there, take 1.10 x the others: two speeds"],
+            ["24 of 100 steps, spread over the run, take 1.10 x the others: two speeds"],
             id="a quarter at 1.1 x",
         ),
         pytest.param(with_stalls(*HERE_AND_THERE, times=1.008), [], id="two groups that no gap parts"),

@@ -110,7 +110,7 @@ CASES = {
     ),
     "intervals that are cut": Case(
         figure="throughput_comparison",
-        words="An arrowhead: the interval goes on beyond the frame",
+        words="An arrowhead means that the interval continues outside of the figure",
         true=lambda: [
             *own((10.0, 90.0, 40.0)),
             *(one | {"model": one["model"][::-1]} for one in of_four_models(own)()),
@@ -126,7 +126,7 @@ CASES = {
     ),
     "a batch size that failed": Case(
         figure="throughput_env",
-        words="A cross at the bottom marks a batch size of which no run came to its end",
+        words="A cross at the bottom marks a batch size with no completed run",
         true=lambda: [*three_batches(), run("f", steps=[], status="failed", batch_size=128, path="/nowhere")],
         false=lambda: [*three_batches(), run("f", steps=[], status="failed", batch_size=32, path="/nowhere")],
     ),
@@ -135,7 +135,7 @@ CASES = {
         words="the line spans the middle 90 % of its steps",
         true=lambda: own(images_per_step=32.0),
         false=imported_runs,
-        instead="no run says how its steps vary",
+        instead="no run recorded how its steps vary",
     ),
     "the steps of some runs": Case(
         figure="variance_fixed_config",
@@ -145,27 +145,27 @@ CASES = {
     ),
     "too many runs": Case(
         figure="variance_fixed_config",
-        words=f"Of more than {MOST_RUNS} runs, that many are drawn",
+        words=f"Of more than {MOST_RUNS} runs, only this number is drawn",
         true=lambda: own(tuple(100 + number / 100 for number in range(MOST_RUNS + 1))),
         false=own,
     ),
     "measured roofs": Case(
         figure="roofline_env",
-        words="Solid roofs were measured",
+        words="Solid roofs are measured ceilings",
         true=with_roofs,
         false=lambda: two_points()[:3],
-        instead="No ceiling was measured and no peak is known: no roof",
+        instead="There is no roof, because no ceiling was measured and no peak is known",
     ),
     "a roof each": Case(
         figure="roofline_combined",
-        words="One roof per environment: that of its most frequent precision",
+        words="Each environment has one roof, for its most frequent precision",
         true=two_roofs,
         false=two_points,
         instead="no roof",
     ),
     "batch sizes as numbers": Case(
         figure="roofline_env",
-        words="The numbers are batch sizes, where there is room for them",
+        words="The numbers are batch sizes, if there is room for them",
         true=with_roofs,
         false=profile_without_batch,
     ),
@@ -177,7 +177,7 @@ CASES = {
     ),
     "times of a trace": Case(
         figure="roofline_env",
-        words="The time of an imported trace is the one under torch.profiler",
+        words="The time of an imported trace was measured under torch.profiler",
         true=lambda: [run("t", steps=[], imported=True, traced_busy_s=0.1, images_per_s=None, **ROOFS)],
         false=with_roofs,
     ),
@@ -189,13 +189,13 @@ CASES = {
     ),
     "lower bounds": Case(
         figure="kernel_roofline",
-        words="≥ marks a lower bound: FLOP are missing",
+        words="≥ marks a lower bound: some FLOP were not counted",
         true=lower_bounds,
         false=profile_alone,
     ),
     "side by side": Case(
         figure="ai_vs_batch",
-        words="Points of one batch size stand side by side",
+        words="Points of the same batch size are side by side",
         true=lambda: (
             [one | {**ROOFS} for one in three_batches()]
             + [one | {**ROOFS, **T4, "run_id": "t" + one["run_id"]} for one in batches(50.0, 60.0)]
@@ -236,13 +236,13 @@ CASES = {
     ),
     "many devices": Case(
         figure="throughput_comparison",
-        words="; of 9 devices the 8 fastest; the tables have all",
+        words="; of 9 devices the 8 fastest; the tables show all",
         true=lambda: environments(9, devices=9),
         false=lambda: environments(9, devices=8),
     ),
     "many environments": Case(
         figure="throughput_comparison",
-        words=r"^9 environments of one device: the 8 fastest are drawn; the tables have all\.",
+        words=r"^9 environments with one device: the 8 fastest are drawn; the tables show all\.",
         true=lambda: environments(9, devices=1),
         false=two_environments,
     ),
@@ -272,7 +272,7 @@ def test_a_caption_says_what_is_drawn(name: str) -> None:
 # Of profiles read from files: test_foreign_rooflines.py.
 ELSEWHERE = {
     "Filled points: FLOP and DRAM bytes from the GPU's counters.",
-    "Pale points: the kernels of a profile over their own time, which is no step's.",
+    "Pale points: the kernels of a profile, by their own time, not by the time of a step.",
 }
 
 

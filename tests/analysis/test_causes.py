@@ -171,7 +171,9 @@ def test_a_board_that_always_meets_its_limit_is_not_at_fault(device: str, watts:
 
     assert row["cause"] == "power cap"
     assert not row["is_fault"]
-    assert row["evidence"] == f"in 100 % of 100 samples; normal: this board meets its {watts} W under any steady load"
+    assert row["evidence"] == (
+        f"in 100 % of 100 samples; this is normal, because this board reaches its {watts} W under any steady load"
+    )
     assert row["cure"] == "none needed"
 
 

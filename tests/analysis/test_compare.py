@@ -71,7 +71,7 @@ def test_no_difference_says_what_would_have_been_seen() -> None:
     assert row["p_holm"] > 0.5
     percent = 100 * (row["smallest_detectable_ratio"] - 1)
     assert 2 < percent < 4
-    assert row["verdict"] == f"no difference found: {percent:.2g} % or more would have been seen"
+    assert row["verdict"] == f"no difference found: {percent:.2g} % or more would have been detected"
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,9 @@ def test_too_few_runs_name_no_winner(counts: tuple[int, int], why: str) -> None:
 def test_copies_of_one_run_have_no_interval() -> None:
     (row,) = rows(*side("l", (100.0,) * 3, place="here"), *side("r", (150.0,) * 3, place="there"))
 
-    assert row["verdict"] == ("no winner: the runs of one side read exactly the same: no interval (copies of one run?)")
+    assert row["verdict"] == (
+        "no winner: the runs of one side have exactly the same figure: no interval (perhaps they are copies of one run)"
+    )
 
 
 CERTAIN = "there (NVIDIA L4) is 1.49 x as fast as here (NVIDIA L4) (95 %: 1.46 to 1.52)"
@@ -115,12 +117,12 @@ BUSY = "other processes used the CPU: this run got 4 % of one"
         (
             (None, BUSY, BUSY, None),
             (None,) * 4,
-            "no winner: 2 of 8 runs on a busy machine, and the others alone show no difference",
+            "no winner: 2 of 8 runs on a busy machine; without them there is no difference",
         ),
         (
             (BUSY,) * 4,
             (BUSY,) * 4,
-            "no winner: 8 of 8 runs on a busy machine, and the others alone show no difference",
+            "no winner: 8 of 8 runs on a busy machine; without them there is no difference",
         ),
     ],
 )
@@ -194,8 +196,9 @@ def test_alone_it_would_be_a_difference() -> None:
     assert many[0]["smallest_detectable_ratio"] > alone[0]["smallest_detectable_ratio"]
     assert alone[0]["verdict"] == "b (NVIDIA L4) is 1.03 x as fast as a (NVIDIA L4) (95 %: 1.01 to 1.05)"
     assert many[0]["verdict"] == (
-        "not certain in 15 comparisons: b (NVIDIA L4) is 1.03 x as fast as a (NVIDIA L4) (99.67 %: 0.982 to 1.08; "
-        "6.4 % or more would have been seen); as the only comparison it would be certain (95 %: 1.01 to 1.05)"
+        "not certain in 15 comparisons: b (NVIDIA L4) is 1.03 x as fast as a (NVIDIA L4) (99.67 %: 0.982 to "
+        "1.08; 6.4 % or more would have been detected); if it were the only comparison, it would be certain "
+        "(95 %: 1.01 to 1.05)"
     )
 
 
@@ -350,7 +353,7 @@ def test_a_baseline_that_no_run_has_is_refused_with_those_there_are() -> None:
     with pytest.raises(UsageError) as refused:
         pair_up(results(*runs), "place", baseline="here", all_pairs=True)
     assert refused.value.report() == (
-        "error: --baseline compares with one value, --all-pairs each with each\nhint: leave out one of them"
+        "error: --baseline compares with one value, --all-pairs compares every pair\nhint: leave out one of them"
     )
 
 
@@ -472,12 +475,12 @@ def test_runs_that_nothing_differs_from_are_named() -> None:
 @pytest.mark.parametrize(
     ("runs", "message"),
     [
-        ([run("a")], "nothing to compare: among 1 measured run no two differ in one fact and agree in the rest"),
+        ([run("a")], "nothing to compare: among 1 measured run no two differ in one fact and agree in everything else"),
         (
             [run("a"), run("b", precision="amp", batch_size=64)],
             (
-                "nothing to compare: among 2 measured runs no two differ in one fact and agree in the rest; "
-                "they differ in precision, batch size"
+                "nothing to compare: among 2 measured runs no two differ in one fact and agree in "
+                "everything else; they differ in precision, batch size"
             ),
         ),
     ],
@@ -522,7 +525,7 @@ def test_nothing_to_compare() -> None:
         rows(*side("l", LEFT, place="here"))
 
     assert str(refused.value) == (
-        "nothing to compare: no two runs that differ in place and agree in the rest; place is here"
+        "nothing to compare: no two runs that differ in place and agree in everything else; place is here"
     )
 
 

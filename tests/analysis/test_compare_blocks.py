@@ -95,7 +95,7 @@ def test_a_configuration_that_scatters_more_than_the_others_does_not_hide() -> N
     notes = {row["model"]: row["note"].rpartition("; ")[2] for row in found}
     assert notes == {
         "resnet18": "scatter estimated from 5 configurations",
-        "resnet50": "one side may scatter more than the others (F test): only the blocks of this pair count",
+        "resnet50": "one side may scatter more than the others (F test): only the blocks of this pair are used",
         "vgg11": "scatter estimated from 5 configurations",
     }
 
@@ -103,11 +103,14 @@ def test_a_configuration_that_scatters_more_than_the_others_does_not_hide() -> N
 @pytest.mark.parametrize(
     ("faster", "ratio", "interaction"),
     [
-        ((1.03, 1.03, 1.03), 1.03, r"no dependence on them found \(p = 0\.\d+\)"),
+        ((1.03, 1.03, 1.03), 1.03, r"no dependence on the other options found \(p = 0\.\d+\)"),
         (
             (1.03, 1.03, 1.21),
             (1.03 * 1.03 * 1.21) ** (1 / 3),
-            r"it depends on them \(p = [0-9.e-]+\), from 1\.03 x for model resnet\d+ to 1\.21 x for model vgg11",
+            (
+                r"it depends on the other options \(p = [0-9.e-]+\), from 1\.03 x for model resnet\d+ "
+                r"to 1\.21 x for model vgg11"
+            ),
         ),
     ],
 )
@@ -186,7 +189,8 @@ FEW = "no winner: two blocks: too few"
         ),
         pytest.param(
             [one | {"images_per_s": 100.0} for one in sweep()],
-            "no winner: the difference reads exactly the same in 3 blocks: no interval (copies of one block?)",
+            "no winner: the difference reads exactly the same in 3 blocks: no interval (perhaps they are "
+            "copies of one block)",
             "paired within 3 blocks",
             id="all values equal",
         ),

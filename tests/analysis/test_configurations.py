@@ -44,7 +44,7 @@ def test_unlike_runs_are_not_pooled(tmp_path: Path, field: str, value: Any, firs
     message = str(caught.value)
     assert message.startswith(f"cannot pool: {first} in run {one.name}, {second}")
     assert message.endswith(f" in run {other.name}")
-    assert caught.value.hint == "name folders that hold one configuration each"
+    assert caught.value.hint == "name folders that contain one configuration each"
     assert caught.value.exit_code == ExitCode.NOT_POOLABLE == 9
 
 

@@ -61,7 +61,7 @@ def test_unlisted_is_unpriced_never_a_similar_one(tmp_path: Path, field: str, va
     for name in ("usd_per_h", "usd_per_million_images", "usd_per_epoch"):
         assert math.isnan(row[name])
     assert row["cheapest"] is False
-    assert row["note"] == "no price: none in the run, none listed for its machine and region"
+    assert row["note"] == "no price: the run has none, and no list has one for its machine and region"
     assert row["images_per_s"] == 100.0
 
 

@@ -398,7 +398,7 @@ def test_of_many_machines_of_one_device_the_fastest_are_drawn() -> None:
     runs = [run(f"r{number}", place=f"zone-{number}", images_per_s=100.0 + number) for number in range(60)]
     figure = drawn(made(*runs))["throughput_comparison"]
     assert figure.caption.startswith(
-        "60 environments of one device: the 8 fastest are drawn; the tables have all. The fastest batch size"
+        "60 environments with one device: the 8 fastest are drawn; the tables show all. The fastest batch size"
     )
     assert "zone-59" in figure.text
     assert json.dumps(figure.chart.to_dict()).count('"env": "zone-') == 8
@@ -415,8 +415,8 @@ def test_many_environments_are_one_for_each_device_and_each_sign_has_one_meaning
     found = made(*runs)
     figure = drawn(found)["throughput_comparison"]
     assert figure.caption.startswith(
-        "32 environments: each device is one of its machines, for each model the one in the middle; of 10 devices the "
-        "8 fastest; the tables have all. "
+        "32 environments: each device is one of its machines, for each model the one in the middle; of 10 "
+        "devices the 8 fastest; the tables show all. "
     )
     points = {row["env"]: row["images_per_s"] for row in values(figure) if "images_per_s" in row}
     # The middle one of each.

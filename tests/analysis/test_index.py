@@ -231,12 +231,12 @@ def test_problems_have_a_path_and_a_reason(results: Path) -> None:
     assert table.num_rows == 3
     assert {Path(problem.path).name: problem.reason for problem in problems} == {
         incomplete.name: (
-            "incomplete: no MANIFEST.json, the run did not end by itself; its steps so far are in steps.csv"
+            "incomplete: no MANIFEST.json, because the run did not end by itself; its steps so far are in steps.csv"
         ),
         damaged.name: "damaged: telemetry.csv is missing",
         newer.name: "has bundle schema 3; this version reads up to schema 2",
         foreign.name: "run.json has no usable run_id",
-        "plots": "no rooflaunch bundle: neither MANIFEST.json nor run.json",
+        "plots": "not a rooflaunch bundle: it has neither MANIFEST.json nor run.json",
     }
     # They are looked at again each time: whoever repairs one need not touch its manifest.
     (damaged / "telemetry.csv").write_bytes(make(results.with_name("other"), 11).joinpath("telemetry.csv").read_bytes())

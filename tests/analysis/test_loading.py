@@ -52,7 +52,7 @@ def test_one_run_twice_is_counted_once(tmp_path: Path) -> None:
     results = analysis.load(tmp_path)
     assert len(results.runs) == 1
     assert [str(problem) for problem in results.problems] == [
-        f"{tmp_path / 'b' / 'copy'}: holds the same run as {original}; counted once"
+        f"{tmp_path / 'b' / 'copy'}: contains the same run as {original}; counted once"
     ]
     assert len(results.steps) == 110
 
@@ -91,8 +91,9 @@ def test_nothing_is_an_error_with_the_next_step(tmp_path: Path) -> None:
     with pytest.raises(NothingToDoError) as caught:
         analysis.load(tmp_path)
     assert caught.value.report() == (
-        f"error: no complete bundle in '{tmp_path}'; {folder}: incomplete: no MANIFEST.json, the run did not end by "
-        f"itself; its steps so far are in steps.csv\nhint: run again: launch local -o {tmp_path}"
+        f"error: no complete bundle in '{tmp_path}'; {folder}: incomplete: no MANIFEST.json, because the run "
+        "did not end by itself; its steps so far are in steps.csv\nhint: run again: launch local -o "
+        f"{tmp_path}"
     )
 
 
@@ -104,7 +105,7 @@ def test_what_is_no_folder_is_a_usage_error(tmp_path: Path) -> None:
             f"error: results folder '{tmp_path}/nope' does not exist\nhint: name a folder of bundles, as results"
         ),
         log: (
-            f"error: '{log}' is a file, not a folder of bundles\nhint: analyze import {log}, if it is a log of a run"
+            f"error: '{log}' is a file, not a folder of bundles\nhint: if it is the log of a run: analyze import {log}"
         ),
     }
     for path, report in cases.items():

@@ -118,7 +118,7 @@ def one_configuration(hosts: Sequence[str | None], zones: Sequence[str] = ()) ->
             one_configuration(["a", "a", "b", "b"], ["x", "x", "y", "y"]),
             "the noise of steps within runs is part of it",
             "unknown: one host in each zone, or hosts and configurations coincide",
-            "unknown: one host in each zone, so that zones cannot be told from hosts",
+            "unknown: one host in each zone, so zones and hosts cannot be separated",
             id="one host a zone",
         ),
     ],
@@ -204,7 +204,7 @@ def test_blocks_of_two_have_a_first_run_and_no_trend() -> None:
         pytest.param(one_configuration(["a", "b"]), "no run has its position in a block", id="no blocks"),
         pytest.param(
             ordered(np.random.default_rng(0), shuffled=False),
-            "positions cannot be told from configurations: they have the same order in all blocks",
+            "positions and configurations cannot be separated: all blocks have the same order",
             id="one order",
         ),
         pytest.param(

@@ -62,13 +62,13 @@ def test_names(name: str, model: str | None) -> None:
 @pytest.mark.parametrize(
     ("facts", "size", "assumption"),
     [
-        ({}, 224, "FLOP and bytes are those of resnet18 at 224 x 224 pixels: nobody said the size"),
+        ({}, 224, "FLOP and bytes are those of resnet18 at 224 x 224 pixels, because the size was not given"),
         ({"image_size": 64}, 64, None),
         ({"dataset": "CIFAR-10"}, 32, None),
         (
             {"dataset": "imagenette"},
             224,
-            "FLOP and bytes are those of resnet18 at 224 x 224 pixels: nobody said the size",
+            "FLOP and bytes are those of resnet18 at 224 x 224 pixels, because the size was not given",
         ),
     ],
 )

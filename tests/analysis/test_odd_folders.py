@@ -111,7 +111,7 @@ def test_odd_folders(
     [
         (bare, "roofline", "no point for a roofline: the only run did not complete"),
         (without_work, "roofline", "no point for a roofline: 2 completed runs without FLOP and bytes of a step"),
-        (bare, "variance", "no variance to tell: no completed run with measured steps among 1 run"),
+        (bare, "variance", "no variance to show: no completed run with measured steps among 1 run"),
         (bare, "compare", "nothing to compare: no run completed its measured steps"),
     ],
 )

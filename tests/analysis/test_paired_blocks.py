@@ -32,7 +32,7 @@ def test_the_interval_is_that_of_the_paired_t_test() -> None:
     assert comparison.interval.method is Method.PAIRED_T
     assert comparison.p_value == pytest.approx(expected.pvalue)
     assert comparison.ratio == pytest.approx(1.03 * math.exp(OWN.mean()))
-    assert comparison.reasons == ("4 blocks: the interval supposes that differences vary as a normal sample does",)
+    assert comparison.reasons == ("4 blocks: the interval assumes that differences are normally distributed",)
     unpaired = compare(baseline, other).interval
     assert unpaired is not None
     assert comparison.within_blocks is not None
@@ -81,7 +81,7 @@ def test_several_runs_of_a_block_are_one_replicate() -> None:
             {1: 1.0, 2: 1.0},
             {1: 2.0, 2: 2.0},
             2.0,
-            "the difference reads exactly the same in 2 blocks: no interval (copies of one block?)",
+            "the difference reads exactly the same in 2 blocks: no interval (perhaps they are copies of one block)",
             id="copies",
         ),
     ],

@@ -36,10 +36,10 @@ def test_the_answer_is_ranked_by_effect(evidence: ReportEvidence) -> None:
     l4, t4 = "gcp-l4-us-central1-a (NVIDIA L4)", "gcp-t4-us-central1-a (Tesla T4)"
     assert place.startswith("Run mobilenet_v2 (batch ")
     assert f", fp32) on gcp-l4-us-central1-a: {l4} is 2 x as fast as {t4} (99." in place
-    assert "; likewise resnet18 (batch " in place
+    assert "; the same for resnet18 (batch " in place
     # Rates are as 1 + batch size / 64.
     assert ") with batch size 64: batch size 64 is 1.6 x as fast as batch size 16 (99." in batch
-    assert "; the step from 32 to 64 still pays 1.33 x; no larger batch was measured; likewise " in batch
+    assert "; the step from 32 to 64 still pays 1.33 x; no larger batch was measured; the same for " in batch
     assert light.startswith("mobilenet_v2 reached its highest throughput, 2020 images/s (95 % interval ")
     assert ", 3 runs), at batch 64, fp32 on gcp-l4-us-central1-a (NVIDIA L4); " in light
     assert heavy.startswith("resnet18 reached its highest throughput, 404.0 images/s (95 % interval ")
@@ -71,7 +71,7 @@ def batches(*rates: float) -> list[dict[str, Any]]:
         (precisions(50.0), r"^Run resnet18 \(batch 32\) with precision fp32: fp32 is 2 x as fast as amp [^;]*\.$"),
         (
             batches(100.0, 120.0, 120.1),
-            r"with batch size 32: .* is 1\.2 x as fast as batch size 16 .*; no gain by the step from 32 to 64 is c",
+            r"with batch size 32: .* is 1\.2 x as fast as batch size 16 .*; no certain gain by the step from 32 to 64",
         ),
         (batches(100.0, 120.0, 110.0), r"with batch size 32: .*; the step from 32 to 64 makes it slower\.$"),
         (batches(100.0, 120.0, 150.0), r"with batch size 64: .*; the step from 32 to 64 still pays 1\.25 x; no larger"),
@@ -158,7 +158,7 @@ def test_cost_stands_in_a_table_where_prices_exist(evidence: ReportEvidence) -> 
 
 def test_nothing_measured_is_said() -> None:
     nothing = compose(of(run("a", status="failed", steps=[], path="/nowhere")))
-    assert texts(nothing.sections[0])[1] == "No run has a throughput (1 failed), so nothing is said about speed."
+    assert texts(nothing.sections[0])[1] == "No run has a throughput (1 failed), so nothing is known about speed."
 
 
 def test_five_sentences_at_most() -> None:
@@ -226,8 +226,8 @@ def test_complexity_per_image_step_and_layer(evidence: ReportEvidence) -> None:
     assert any("O(N·K·C·H·W·R·S / G)" in cell for row in tables[-1].rows for cell in row)
     (sentence,) = [each.text for each in section.blocks if isinstance(each, Paragraph)]
     assert (
-        "mobilenet_v2 at batch 16, fp32, does the least work per byte: 5.00 FLOP; "
-        "resnet18 at batch 16, fp32, the most: 25.0" in sentence
+        "mobilenet_v2 at batch 16, fp32 does the least work per byte: 5.00 FLOP; resnet18 at batch 16, "
+        "fp32, the most: 25.0" in sentence
     )
 
 
@@ -412,7 +412,7 @@ def test_a_page_that_cannot_be_written_is_told(analyze: Analyze, tmp_path: Path)
     page = tmp_path / "file" / "report.html"
     code, _, err = analyze("report", tmp_path / "results", "-o", page)
     assert code == ExitCode.USAGE
-    hint = "hint: -o FILE, one that you may write\n"
+    hint = "hint: -o FILE, with a file that you may write\n"
     assert err == f"error: report '{page}' cannot be written: '{tmp_path / 'file'}' is a file\n{hint}"
 
 

@@ -156,5 +156,5 @@ def test_a_json_block_never_ends_early(text: str) -> None:
 
 
 def test_code_that_would_end_its_block_is_refused() -> None:
-    with pytest.raises(ValueError, match="the inlined code holds </script or a comment: it would end its block"):
+    with pytest.raises(ValueError, match="the inlined code contains </script or a comment, which would end its block"):
         html._raw("a = '</SCRIPT>'", "</script")

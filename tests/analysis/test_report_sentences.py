@@ -79,13 +79,13 @@ CASES = {
     ),
     "the next step is open": Case(
         section=answer.section,
-        words="; no gain by the step from 32 to 64 is certain",
+        words="; no certain gain by the step from 32 to 64",
         true=lambda: batches(100.0, 120.0, 120.1),
         false=lambda: batches(100.0, 120.0, 150.0),
     ),
     "two models": Case(
         section=answer.section,
-        words=r"; likewise vgg16 \(fp32\), 1\.2 x",
+        words=r"; the same for vgg16 \(fp32\), 1\.2 x",
         true=lambda: [
             *two_batches(),
             *(one | {"model": "vgg16", "run_id": f"v{one['run_id']}"} for one in two_batches()),
@@ -133,7 +133,7 @@ CASES = {
     ),
     "runs that do not agree": Case(
         section=answer.section,
-        words=r"; its runs do not agree on what limits it: compute 2, memory 1\.",
+        words=r"; its runs disagree about what limits it: compute 2, memory 1\.",
         true=lambda: [
             one | {"bound": bound, "bound_why": "w"}
             for one, bound in zip(own(), ("compute", "compute", "memory"), strict=True)
@@ -149,7 +149,7 @@ CASES = {
     ),
     "no throughput": Case(
         section=answer.section,
-        words=r"No run has a throughput \(1 failed\), so nothing is said about speed\.",
+        words=r"No run has a throughput \(1 failed\), so nothing is known about speed\.",
         true=failed,
         false=lambda: [*failed(), *own()],
     ),
@@ -194,34 +194,34 @@ CASES = {
     ),
     "ours beside foreign runs": Case(
         section=design.section,
-        words="^Of the 3 runs that this program measured: Warm-up steps are recorded",
+        words="^For the 3 runs that this program measured: Warm-up steps are recorded",
         true=lambda: [*own(), *own(SLOW, "b", imported=True, model="vgg16")],
         false=own,
         instead="^Warm-up steps are recorded",
     ),
     "profiles are a second pass": Case(
         section=design.section,
-        words="Profiles are a second pass: time always comes from the unprofiled run",
+        words="Profiles are separate runs: times always come from the run without a profiler",
         true=lambda: own(profile_status="completed"),
         false=own,
     ),
     "counters": Case(
         section=design.section,
-        words="Bytes are the GPU's counters where a profile was taken, else modelled as an interval",
+        words="Bytes are read from the GPU's counters if there is a profile, otherwise modelled as an interval",
         true=lambda: own(kernels_file="ncu/kernels.csv"),
         false=own,
         instead="Bytes are modelled as an interval",
     ),
     "runs that broke off": Case(
         section=design.section,
-        words="^Runs that did not come to their end$",
+        words="^Runs that did not complete$",
         true=lambda: [*own(), *failed()],
         false=own,
     ),
     # --- complexity
     "least and most work per byte": Case(
         section=complexity.section,
-        words=r"resnet18 at batch 16, fp32, does the least work per byte: .* resnet18 at batch 32, fp32, the most: ",
+        words=r"resnet18 at batch 16, fp32 does the least work per byte: .* resnet18 at batch 32, fp32, the most: ",
         true=lambda: [
             one | {"parameters": 1e7, "bytes_upper_per_step": size, "train_flop_per_step": 1e11}
             for one, size in zip([*own(batch_size=16)[:1], *own(name="b")[:1]], (2e9, 1e9), strict=True)
@@ -257,19 +257,19 @@ CASES = {
     # --- limits, audit
     "few steps": Case(
         section=context.limits,
-        words="At most 20 measured steps per run: long trainings meet heat",
+        words="At most 20 measured steps per run: a long training also has heat",
         true=own,
         false=lambda: [run("long", steps=[0.1, 0.101] * 600, path="/nowhere")],
     ),
     "synthetic data": Case(
         section=context.limits,
-        words="Synthetic data wait for no disk",
+        words="Synthetic data need no disk",
         true=own,
         false=lambda: own(dataset="imagenette"),
     ),
     "prices": Case(
         section=context.limits,
-        words="Prices are those recorded with the runs, or list prices",
+        words="Prices were recorded with the runs, or are list prices",
         true=lambda: own(usd_per_h=0.5),
         false=own,
     ),
@@ -332,20 +332,20 @@ NOT_HERE = {
     ", below under Audit",
     "USD per million images",
     "Cheapest configuration of each model and environment",
-    "what is known of it",
+    "details",
     "evidence of that run",
     "of each, analyze compare prints all",
     "training FLOP per parameter",
     "bytes per step, least",
     "Training FLOP by operation",
     (
-        "The command of each configuration, from the spec in its bundle; only what differs from the defaults is named. "
-        "Repeats of one configuration have one line."
+        "The command of each configuration, from the spec in its bundle, with only the options that differ "
+        "from the defaults. Repeats of a configuration have one line."
     ),
-    "Environments; a row for each set of software",
+    "Environments; one row for each set of software",
     ", with other figures",
     "more: analyze audit lists them",
-    "What the runs say of themselves:",
+    "Notes of the runs:",
     "Not in the tables (",
     "The words of this page",
     (

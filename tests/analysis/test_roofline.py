@@ -139,7 +139,7 @@ def test_the_measured_roof_is_the_sustained_one(tmp_path: Path) -> None:
     slowed = {"ceilings__flop_per_s__fp32__burst": 7.6e12, "ceilings__flop_per_s__fp32__sustained": 5.1e12}
     make(tmp_path, 0, **slowed)
     measured, _ = roofs(analysis.load(tmp_path)).to_dict("records")
-    assert (measured["flop_per_s"], measured["note"]) == (5.1e12, "what it sustains; 7.6 TFLOP/s in a burst")
+    assert (measured["flop_per_s"], measured["note"]) == (5.1e12, "sustained rate; 7.6 TFLOP/s in a burst")
     assert only(points_of(analysis.load(tmp_path)))["roof_flop_per_s"] == 5.1e12
     make(tmp_path, 1)
     measured, _ = roofs(analysis.load(tmp_path)).to_dict("records")
@@ -215,8 +215,8 @@ def test_device_that_denies_its_name(tmp_path: Path) -> None:
     table = roofs(analysis.load(tmp_path))
     assert table["kind"].tolist() == ["measured", "peak", "measured"]
     assert table["note"].tolist()[1] == (
-        "the datasheet rounds to 300 GB/s; memory clock x bus width gives 320.06; the device's memory clock and bus "
-        "give 400 GB/s, the table has 320 (+25 %): is it the device that its name says?"
+        "the datasheet rounds to 300 GB/s; memory clock x bus width gives 320.06; the device's memory clock "
+        "and bus give 400 GB/s, the table has 320 (+25 %): perhaps it is another device than its name says"
     )
     # 24 GB are no T4's: no peak.
     assert table["place"].tolist()[2] == "b"
@@ -339,8 +339,9 @@ def test_counter_point_by_hand(tmp_path: Path) -> None:
         (
             {"profile__flop_per_step": 40e9, "profile__flop_is_lower_bound": True},
             (
-                "FLOP are a lower bound: tensor operations that nothing counts; bytes with a cold cache, per kernel; "
-                "counted FLOP are 0.117 x the model's: tensor operations or the backward pass are missing"
+                "FLOP are a lower bound: tensor operations that are not counted; bytes with a cold cache, "
+                "per kernel; counted FLOP are 0.117 x the model's: tensor operations or the backward pass "
+                "are missing"
             ),
         ),
         (
@@ -360,8 +361,8 @@ def test_counter_point_by_hand(tmp_path: Path) -> None:
         (
             {"profile__checks": {"flop_verified": False}},
             (
-                f"{COUNTED_NEITHER}; bytes with a cold cache, per kernel; FLOP unverified: the calibration's product"
-                " was counted wrong"
+                f"{COUNTED_NEITHER}; bytes with a cold cache, per kernel; FLOP unverified: the product of "
+                "the calibration was counted wrongly"
             ),
         ),
         ({"profile__flop_per_step": None}, "bytes with a cold cache, per kernel; FLOP not counted"),
@@ -398,7 +399,9 @@ def test_counters_above_a_roof(tmp_path: Path) -> None:
     row = counter_point(tmp_path, profile__dram_bytes_per_step=30e9)
     assert row["fraction_of_roof"] == pytest.approx(30 / 26)
     assert row["bound"] is None
-    assert row["bound_why"].startswith("115 % of the bandwidth was counted, which cannot be: the roof is too low, or")
+    assert row["bound_why"].startswith(
+        "115 % of the bandwidth was counted, which is impossible: the roof is too low, or"
+    )
     assert row["note"] == (
         "bytes with a cold cache, per kernel; 115.4 % of the measured roof: "
         "the roof, the precision's label or the bytes (cold cache) are wrong"
@@ -444,7 +447,7 @@ def test_profile_without_times(tmp_path: Path) -> None:
     row = only(table)
     assert (row["source"], row["runs"], row["intensity_flop_per_byte"]) == ("counters", 0, 35.0)
     assert (row["flop_per_s"], row["fraction_of_roof"], row["bound"]) == (None, None, None)
-    assert row["note"] == "bytes with a cold cache, per kernel; no time without a profiler: no rate"
+    assert row["note"] == "bytes with a cold cache, per kernel; no rate, because there is no time without a profiler"
 
 
 def test_runs_of_a_group_that_say_something_else(tmp_path: Path) -> None:
@@ -567,7 +570,9 @@ def test_l2_bytes_say_which_they_are(tmp_path: Path, capability: str, label: str
     assert set(table["note"]) == {f"L2 bytes are {label}"}
     (figure,) = [each for each in gather(results).drawn if each.name.startswith("kernel_roofline_")]
     assert isinstance(figure, Figure)
-    assert figure.caption.endswith(f"Rates are of the profiled kernels, not of whole steps. L2 bytes are {label}.")
+    assert figure.caption.endswith(
+        f"Rates are those of the profiled kernels, not of whole steps. L2 bytes are {label}."
+    )
 
 
 def test_without_l2_bytes_nothing_is_said_of_them(tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ def test_absent_is_none_never_zero(changes: dict[str, Any], column: str, value: 
     ],
 )
 def test_completed_run_of_ours_without_its_figures_is_said(where: str, value: Any, field: str) -> None:
-    expected = [f"run.json: {field} is absent or 0, and yet the run completed"]
+    expected = [f"run.json: {field} is missing or 0, although the run completed"]
     assert row_of(record(**{where: value})).remarks == expected
 
 
@@ -140,7 +140,7 @@ def test_timing_that_cannot_be_is_refused(where: str, value: Any, message: str) 
     with pytest.raises(BundleError) as caught:
         row_of(record(**{where: value}))
     assert str(caught.value) == f"run.json: {message}"
-    assert caught.value.hint == "copy the bundle again from where it was made, or run again"
+    assert caught.value.hint == "copy the bundle again from the machine that made it, or run again"
 
 
 def nested(depth: int) -> Any:
@@ -232,7 +232,7 @@ def test_run_without_what_every_run_has_is_refused(where: str, value: Any, messa
     with pytest.raises(BundleError) as caught:
         row_of(record(**{where: value}))
     assert str(caught.value) == message
-    assert caught.value.hint == "it is no run of rooflaunch; move the folder away"
+    assert caught.value.hint == "it is not a run of rooflaunch; move the folder away"
 
 
 def test_half_a_surrogate_pair_can_be_stored() -> None:

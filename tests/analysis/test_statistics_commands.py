@@ -110,11 +110,11 @@ def test_what_was_compared_and_what_was_kept_apart_is_told(analyze: Any) -> None
 
     assert code == ExitCode.DONE
     assert err == (
-        "note       compared by place, in which these runs differ; also possible: --by driver_version, --by model\n"
-        "note       kept apart: runs that differ in driver; to pool them: "
-        "analyze compare results --by place --allow-mixed driver_version\n"
-        "note       not compared: 1 run without a like run on the other side: odd\n"
-        "note       not compared: 1 run that no other differs from in place alone: other\n"
+        "note       compared by place, in which these runs differ; also possible: --by driver_version, --by "
+        "model\nnote       not pooled: runs that differ in driver; to pool them: analyze compare results "
+        "--by place --allow-mixed driver_version\nnote       not compared: 1 run without a matching run on "
+        "the other side: odd\nnote       not compared: 1 run that no other differs from in place alone: "
+        "other\n"
     )
     code, _, err = analyze("compare", "results", "--by", "place", "--allow-mixed", "driver_version", on=made)
     assert (code, "kept apart" in err) == (ExitCode.DONE, False)
@@ -138,7 +138,9 @@ def test_nothing_to_compare_is_exit_code_3(analyze: Any) -> None:
     code, _, err = analyze("compare", "results", "--by", "precision", on=two_places())
 
     assert code == ExitCode.NOTHING_TO_DO
-    assert err.startswith("error: nothing to compare: no two runs that differ in precision and agree in the rest;")
+    assert err.startswith(
+        "error: nothing to compare: no two runs that differ in precision and agree in everything else;"
+    )
 
 
 # --- audit
@@ -174,9 +176,11 @@ def test_findings_of_one_rule_stand_together(analyze: Any) -> None:
 
     assert out.splitlines()[:2] == [
         "warning: wall time not explained",
-        "  found      steps and waits add up to 50 % of the wall time: 50 % lie outside the timed part  [a]",
+        "  found      steps and waits add up to 50 % of the wall time: 50 % are outside of the timed parts  [a]",
     ]
-    assert out.splitlines()[2].startswith("  expected   steps and data waits that add up to the wall time within 2 %: ")
+    assert out.splitlines()[2].startswith(
+        "  expected   steps and data waits add up to the wall time within 2 %, because "
+    )
     assert out.splitlines()[3].startswith("  why        ")
     assert out.splitlines()[4].startswith("  cure       ")
     assert out.splitlines()[-1].startswith("1 warning, 1 note: 1 run, ")
@@ -189,7 +193,7 @@ def test_an_audit_fits_the_terminal(width: int) -> None:
 
     assert found
     assert max(map(len, lines)) <= width
-    assert "  expected   steps and data waits that add up" in "\n".join(lines)
+    assert "  expected   steps and data waits add up" in "\n".join(lines)
 
 
 def test_an_audit_as_data(analyze: Any) -> None:

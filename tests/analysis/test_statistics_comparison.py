@@ -42,7 +42,7 @@ def test_figures_of_few_runs() -> None:
     assert found.interval is not None
     assert found.interval.method is Method.WELCH
     assert (found.runs_baseline, found.runs_other) == (3, 4)
-    assert found.reasons == ("3 against 4 runs: the interval supposes that runs differ as a normal sample does",)
+    assert found.reasons == ("3 against 4 runs: the interval assumes that runs are normally distributed",)
 
 
 def test_variances_partly_shared_by_hand() -> None:
@@ -96,7 +96,7 @@ def test_the_other_way_round() -> None:
     assert back.difference.detectable(0.05) == pytest.approx(there.difference.detectable(0.05))
 
 
-COPIES = "the runs of one side read exactly the same: no interval (copies of one run?)"
+COPIES = "the runs of one side have exactly the same figure: no interval (perhaps they are copies of one run)"
 TOO_FEW = "no interval with fewer than 2 on either side"
 
 

@@ -82,12 +82,12 @@ def test_runs_that_do_not_differ() -> None:
         (
             [np.exp(ALTERNATING), [1.0] * 20],
             1,
-            "1 run: no variance between runs; 1 run with fewer than 8 steps or none that varies left out",
+            "1 run: no variance between runs; 1 run with fewer than 8 steps or constant step times left out",
         ),
         (
             [np.exp(ALTERNATING), 1.1 * np.exp(ALTERNATING), [1.0, 2.0]],
             2,
-            "1 run with fewer than 8 steps or none that varies left out",
+            "1 run with fewer than 8 steps or constant step times left out",
         ),
     ],
 )
@@ -156,7 +156,7 @@ def test_a_share_that_can_be_chance_says_so() -> None:
     found = share_explained(rng.normal(size=50), rng.normal(size=50))
     assert found.interval is not None
     assert found.interval.low == 0.0
-    assert (found.reason or "").endswith(": what is explained can be chance")
+    assert (found.reason or "").endswith(": the explained share may be chance")
 
 
 def test_series_of_two_lengths() -> None:

@@ -18,7 +18,7 @@ def test_three_runs_by_scipys_t() -> None:
         pytest.approx(math.exp(expected.high)),
     )
     assert (found.interval.method, found.interval.level, found.n) == (Method.STUDENT_T, 0.95, 3)
-    assert found.reason == "3 runs: the interval supposes that runs differ as a normal sample does"
+    assert found.reason == "3 runs: the interval assumes that runs are normally distributed"
 
 
 def test_figures_that_can_be_zero_are_not_put_on_logarithms() -> None:
@@ -68,8 +68,20 @@ def test_fewest_runs_for_order_statistics(level: float, runs: int) -> None:
         ([3.0], 3.0, 1, 0, "one run: no interval"),
         ([3.0, math.nan], 3.0, 1, 1, "one run: no interval"),
         ([3.0, 3.1], 3.05, 2, 0, "two runs: too few for an interval"),
-        ([3.0] * 3, 3.0, 3, 0, "all 3 runs read exactly the same: no interval (copies of one run?)"),
-        ([3.0] * 10, 3.0, 10, 0, "all 10 runs read exactly the same: no interval (copies of one run?)"),
+        (
+            [3.0] * 3,
+            3.0,
+            3,
+            0,
+            "all 3 runs have exactly the same figure: no interval (perhaps they are copies of one run)",
+        ),
+        (
+            [3.0] * 10,
+            3.0,
+            10,
+            0,
+            "all 10 runs have exactly the same figure: no interval (perhaps they are copies of one run)",
+        ),
     ],
 )
 def test_no_interval_over_runs(figures: list[float], value: float | None, n: int, dropped: int, reason: str) -> None:

@@ -211,7 +211,7 @@ def test_zones_are_split_where_they_are_known() -> None:
         ),
         pytest.param(
             matrix(hosts=4, shuffled=False),
-            "order: positions cannot be told from configurations: they have the same order in all blocks",
+            "order: positions and configurations cannot be separated: all blocks have the same order",
             id="one order",
         ),
     ],

@@ -81,7 +81,7 @@ def test_an_engine_that_dies_mid_run_is_said(own_engine: "subprocess.Popen[bytes
         own_engine.send_signal(signal.SIGKILL)
 
     container = shell(base_image, "echo before; sleep 60; echo after")
-    with pytest.raises(ToolError, match=r"the Docker engine went away while container \S+ ran") as caught:
+    with pytest.raises(ToolError, match=r"the Docker engine stopped while container \S+ ran") as caught:
         follow(docker_engine.connect(), container, on_line=kill_engine)
     assert lines == ["before"]
     assert caught.value.hint == docker_engine.START_DOCKER

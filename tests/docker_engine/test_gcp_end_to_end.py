@@ -241,7 +241,7 @@ def test_a_vm_that_its_host_stopped_saves_its_steps_and_measures_nothing_again(l
             assert time.monotonic() < deadline_s, vm.serial()[0]
             time.sleep(0.2)
         laptop.compute.stop(vm.name, age_s=0)
-        laptop.await_line(following, "the cloud starts it again, to save what there is")
+        laptop.await_line(following, "the cloud starts it again, to save its results")
         [shown] = laptop.status()
         assert (shown["state"], shown["vm"]) == ("stale", "TERMINATED")
         reaped = laptop.launch("reap", *WHERE)
@@ -249,14 +249,14 @@ def test_a_vm_that_its_host_stopped_saves_its_steps_and_measures_nothing_again(l
         laptop.compute.start_again(vm.name)
         _, said = following.communicate(timeout=END_LIMIT_S)
     assert following.returncode == ExitCode.RUN_FAILED, said
-    assert f"error: '{vm.name}': the machine broke off the run and started again\n" in said
+    assert f"error: '{vm.name}': the machine interrupted the run and started again\n" in said
     assert laptop.compute.instances == []
     [folder] = (laptop.folder / "home").iterdir()
     found = bundle.read(folder)
     assert found.document["status"] in ("failed", "interrupted")
     assert sum(row["phase"] == "measured" for row in found.steps()) > 3
     assert vm.serial()[0].count("rooflaunch: phase run_started") == 1
-    assert "the run had begun when the VM was stopped: saving what it left" in vm.serial()[0]
+    assert "the run had begun when the VM was stopped: saving its results" in vm.serial()[0]
 
 
 def steps_of(vm: Vm) -> list[Path]:

@@ -185,10 +185,10 @@ def test_an_agent_that_is_killed_is_started_again_and_saves_the_steps(cloud: Clo
     cloud.await_steps(vm)
     subprocess.run(["docker", "kill", vm.name], check=True, capture_output=True)
     result = cloud.result(vm)
-    broken = "the machine broke off the run and started again"
+    broken = "the machine interrupted the run and started again"
     assert (result.exit_code, result.error) == (ExitCode.RUN_FAILED, broken)
     [found] = cloud.bundles(result)
     # The bundle is sealed by whoever is first: the trainer, which notices that its agent is gone, or the next agent.
-    gone = "interrupted: the process that started this run is gone"
+    gone = "interrupted: the process that started this run has ended"
     assert (found.document["status"], found.document["error"]) in (("interrupted", gone), ("failed", broken))
     assert len(found.steps()) > 3

@@ -138,7 +138,7 @@ def test_a_launcher_that_is_killed_leaves_a_whole_bundle_and_nothing_that_runs(t
         time.sleep(0.2)
     docker("rm", container)
     found = bundle.read(folder)
-    gone = "interrupted: the process that started this run is gone"
+    gone = "interrupted: the process that started this run has ended"
     assert (found.document["status"], found.document["error"]) == ("interrupted", gone)
     assert len(found.steps()) > 3
 

@@ -54,9 +54,13 @@ DAMAGED: list[tuple[str, Callable[[Path], Path], str]] = [
     ("no JSON", lambda path: raw(path, b"{"), "part loops of '{}' is damaged: it is no JSON"),
     ("deep JSON", lambda path: raw(path, b"[" * 100_000), "part loops of '{}' is damaged: it is no JSON"),
     ("no text", lambda path: raw(path, b"\xff\xfe"), "part loops of '{}' is damaged: it is no JSON"),
-    ("a list", lambda path: raw(path, b"[]"), "part loops of '{}' is not of the collector"),
-    ("another part", lambda path: raw(path, good("names")), "part loops of '{}' is not of the collector"),
-    ("another format", lambda path: raw(path, good().replace(b"rooflaunch", b"another")), "is not of the collector"),
+    ("a list", lambda path: raw(path, b"[]"), "part loops of '{}' was not written by the collector"),
+    ("another part", lambda path: raw(path, good("names")), "part loops of '{}' was not written by the collector"),
+    (
+        "another format",
+        lambda path: raw(path, good().replace(b"rooflaunch", b"another")),
+        "was not written by the collector",
+    ),
     (
         "a newer schema",
         lambda path: raw(path, good().replace(b'"schema": 1', b'"schema": 2')),

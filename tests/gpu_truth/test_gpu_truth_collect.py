@@ -101,11 +101,11 @@ def test_it_stops_between_parts_says_what_is_left_and_goes_on(tmp_path: Path, lo
     three = [part(name, work, about_s=40) for name in ("a", "b", "c")]
     collect.collect(tmp_path, bench_of(tmp_path, clock), parts=three)
     assert ran == ["a", "b"], "80 of 100 s are over, and c takes 40"
-    assert "left         c; the same command goes on with them" in [record.getMessage() for record in logged]
+    assert "left         c; the same command continues with them" in [record.getMessage() for record in logged]
     assert "parts        2 done, 0 skipped, 0 failed, 1 left, in 80 s" in [record.getMessage() for record in logged]
     collect.collect(tmp_path, bench_of(tmp_path, clock), parts=three)
     assert ran == ["a", "b", "c"]
-    assert any(line.startswith("that is all") for line in [record.getMessage() for record in logged])
+    assert any(line.startswith("all parts are complete") for line in [record.getMessage() for record in logged])
     collect.collect(tmp_path, bench_of(tmp_path, clock), parts=three, again=True, only=["b"])
     assert ran == ["a", "b", "c", "b"]
 
@@ -139,7 +139,7 @@ def test_a_folder_holds_one_gpu(tmp_path: Path) -> None:
     collect.collect(tmp_path, bench_of(tmp_path, Clock(), gpu={"name": "NVIDIA L4"}), parts=machine)
     with pytest.raises(UsageError) as caught:
         collect.collect(tmp_path, bench_of(tmp_path, Clock(), gpu={"name": "Tesla T4"}), parts=machine)
-    assert str(caught.value) == f"'{tmp_path}' holds evidence of NVIDIA L4, and this is Tesla T4"
+    assert str(caught.value) == f"'{tmp_path}' has results of NVIDIA L4, but this GPU is Tesla T4"
 
 
 def test_the_archive_is_bounded_and_names_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

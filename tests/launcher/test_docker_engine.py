@@ -454,7 +454,7 @@ def test_engine_that_goes_away_keeps_what_came(docker: FakeDocker) -> None:
     out: list[str] = []
     with pytest.raises(ToolError) as caught, docker.engine().started(FULL) as running:
         running.follow(on_stdout=out.append, on_stderr=out.append)
-    assert str(caught.value) == "the Docker engine went away while container fake_0 ran: Connection broken"
+    assert str(caught.value) == "the Docker engine stopped while container fake_0 ran: Connection broken"
     assert caught.value.hint == "start Docker (`sudo systemctl start docker`, or Docker Desktop)"
     assert out == ["results/a"]
     assert docker.containers.there == {}

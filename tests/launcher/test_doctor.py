@@ -93,7 +93,7 @@ def test_sound_gpu_machine(lay_out: LayOut) -> None:
         ("GPU 0", "ok", "NVIDIA L4, compute capability 8.9, 23034 MiB", ""),
         ("driver", "ok", f"580.95.05; flavour cuda needs {driver}", ""),
         ("counters", "ok", "open to every user", ""),
-        ("DCGM", "ok", "does not run", ""),
+        ("DCGM", "ok", "is not running", ""),
         ("ncu", "ok", "2026.3.1.2 (/opt/ncu)", ""),
     ]
 
@@ -106,7 +106,7 @@ def test_sound_engine(docker: FakeDocker, lay_out: LayOut, monkeypatch: pytest.M
     docker.hold("sha256:ab", "rooflaunch:cpu", "rooflaunch:cpu-0123456789ab", labels=labels)
     assert rows(doctor.examine([DoctorPart.DOCKER], lay_out())) == [
         ("engine", "ok", "Docker 28.2.2; 2 CPUs, 8.3 GB of memory", ""),
-        ("GPUs", "ok", "the engine can give containers NVIDIA GPUs", ""),
+        ("GPUs", "ok", "containers can use NVIDIA GPUs", ""),
         ("disk", "ok", "50.0 GB free in /var/lib/docker", ""),
         ("image cpu", "ok", "rooflaunch:cpu-0123456789ab; its base has no digest", ""),
         *(
@@ -130,8 +130,8 @@ def test_sound_engine(docker: FakeDocker, lay_out: LayOut, monkeypatch: pytest.M
             (
                 "DCGM",
                 "note",
-                "nv-hostengine runs and may hold the counters",
-                "only for --profile ncu: sudo systemctl stop nvidia-dcgm, or dcgmi profile --pause, while it runs",
+                "nv-hostengine is running and may block the counters",
+                "while --profile ncu runs: sudo systemctl stop nvidia-dcgm, or dcgmi profile --pause",
             ),
         ),
         (
@@ -140,7 +140,7 @@ def test_sound_engine(docker: FakeDocker, lay_out: LayOut, monkeypatch: pytest.M
                 "ncu",
                 "note",
                 "not on this machine",
-                "install Nsight Compute, or --runtime docker: flavours cuda and volta hold it",
+                "install Nsight Compute, or --runtime docker: flavours cuda and volta contain it",
             ),
         ),
         (
@@ -193,7 +193,7 @@ def test_gpu_machine_with_something_amiss(machine: dict[str, Any], row: Row, lay
             "580.65.06",
             "problem",
             "A GPU has compute capability 6.1: no image flavour has code for it",
-            "--runtime process with a torch build that knows the GPU",
+            "--runtime process with a torch build that supports the GPU",
         ),
     ],
 )
@@ -249,7 +249,7 @@ def test_no_gpu_ends_its_part(system: str, cure: str, lay_out: LayOut, monkeypat
 
 def test_no_gpu_is_nothing_to_repair_where_none_was_asked_for(lay_out: LayOut) -> None:
     checks = doctor.examine([DoctorPart.GPU], lay_out(smi=None), named=False)
-    cure = "where there is none, runs take the CPU; else launch doctor gpu"
+    cure = "without a GPU, runs use the CPU; otherwise: launch doctor gpu"
     assert rows(checks) == [("driver", "note", "nvidia-smi shows no GPU", cure)]
     assert doctor.exit_code(checks) == ExitCode.DONE
 
@@ -265,7 +265,7 @@ def test_no_gpu_is_nothing_to_repair_where_none_was_asked_for(lay_out: LayOut) -
         ),
         (
             {"gpus": False},
-            ("GPUs", "problem", "this machine has a GPU that containers cannot get", TOOLKIT),
+            ("GPUs", "problem", "this machine has a GPU, but containers cannot use it", TOOLKIT),
         ),
         (
             {"gpus": False, "smi": None},
@@ -288,7 +288,7 @@ def test_engine_with_something_amiss(machine: dict[str, Any], row: Row, lay_out:
             "13.9 GB free in /var/lib/docker; a build needs 14 GB",
             "docker system prune",
         ),
-        (None, "note", "/var/lib/docker cannot be seen from here", ""),
+        (None, "note", "/var/lib/docker is not visible from here", ""),
     ],
 )
 def test_disk(free: int | None, state: str, found: str, cure: str, disk: SimpleNamespace, lay_out: LayOut) -> None:

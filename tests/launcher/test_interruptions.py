@@ -83,5 +83,5 @@ def test_the_trainer_ends_in_order_when_launch_is_killed(tmp_path: Path) -> None
     record = bundle.read(folder).document
     assert (record["status"], record["error"]) == (
         "interrupted",
-        "interrupted: the process that started this run is gone",
+        "interrupted: the process that started this run has ended",
     )

@@ -44,10 +44,10 @@ DATA = {
     "a known one": ("imagenette", True, "", ""),
     "a folder": ("HERE", True, "", ""),
     "a misspelt one": ("imagnette", True, "no folder", "--dataset imagenette"),
-    "no folder": ("HERE/none", True, "no folder", "--dataset FOLDER; images lie in FOLDER/<class>/<image>.jpg"),
-    "a whole path there": ("/data/photos", False, "", ""),
+    "no folder": ("HERE/none", True, "no folder", "--dataset FOLDER, with images in FOLDER/<class>/<image>.jpg"),
+    "a full path there": ("/data/photos", False, "", ""),
     "a path in the home there": ("~/photos", False, "", ""),
-    "a misspelt one there": ("cifar-10", False, "no whole path of a folder there", "--dataset cifar10"),
+    "a misspelt one there": ("cifar-10", False, "not a full path of a folder there", "--dataset cifar10"),
 }
 
 
@@ -68,7 +68,7 @@ PROFILES = {
     "on a GPU": (Profile.NCU, Device.CUDA, (7, 5), 0, ""),
     "on the best device": (Profile.NCU, Device.AUTO, (7, 5), 0, ""),
     "without a GPU": (Profile.NCU, Device.AUTO, None, 4, "nvidia-smi shows no GPU here; got --profile ncu"),
-    "on a CPU": (Profile.NCU, Device.CPU, (7, 5), 2, "--profile ncu counts on an NVIDIA GPU; the device is 'cpu'"),
+    "on a CPU": (Profile.NCU, Device.CPU, (7, 5), 2, "--profile ncu needs an NVIDIA GPU; the device is 'cpu'"),
     "a trace": (Profile.TORCH, Device.CPU, None, 0, ""),
     "none": (Profile.NONE, Device.AUTO, None, 0, ""),
 }
@@ -112,4 +112,4 @@ def test_a_folder_that_one_may_not_write_to(tmp_path: Path, monkeypatch: pytest.
         with pytest.raises(UsageError) as caught:
             models.require_folder(wrong)
         said = f"output folder '{wrong}' cannot be written: you may not write to '{tmp_path / 'others'}'"
-        assert caught.value.report() == f"error: {said}\nhint: -o FOLDER, one that you may write"
+        assert caught.value.report() == f"error: {said}\nhint: -o FOLDER, with a folder that you may write"

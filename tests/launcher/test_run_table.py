@@ -67,7 +67,7 @@ def test_one_run() -> None:
         "  data waits    0.1 % of the wall time",
         "  note          a note",
         "  bundle        results/a",
-        "  next          the same again for an interval: add --repeats 3",
+        "  next          to get an interval, run again with --repeats 3",
     ]
 
 
@@ -153,7 +153,7 @@ def test_repeats_have_one_summary() -> None:
         # Bundles of older versions.
         (
             [verdict("busy", "it got 1 CPU")],
-            ["unknown: the version that wrote this run.json did not say what limits a run on a busy machine"],
+            [("unknown: the version that wrote this run.json did not decide what limits a run on a busy machine")],
         ),
         ([None], ["unknown: no ceilings were measured (--no-ceilings)"]),
     ],
@@ -249,7 +249,7 @@ def test_run_that_broke_off_is_named() -> None:
         ),
         (
             COUNTED | {"checks": {"flop_verified": False}, "dram_bytes_per_step": None},
-            ["ncu: 120 GFLOP a step (unverified: the calibration is off), 40 FLOP/byte; 123 kernels"],
+            ["ncu: 120 GFLOP a step (unverified: the calibration disagrees), 40 FLOP/byte; 123 kernels"],
         ),
         (TRACED, [f"torch: 321 kernels a step; longest: {'k' * 60}, 25 % of the time"]),
         (

@@ -106,7 +106,7 @@ def precision(contrast: Contrast, *, target: float) -> BlocksInterval:
     n = contrast.blocks
     value = None if contrast.value is None else exp(contrast.value)
     if n < FIRST_LOOK or value is None:
-        return _without_interval(n, value, target, f"the first look is at {FIRST_LOOK} blocks")
+        return _without_interval(n, value, target, f"the first check is at {FIRST_LOOK} blocks")
     if contrast.error is None:
         return _without_interval(n, value, target, contrast.reason)
     correlation = _estimated_correlation(contrast.series)

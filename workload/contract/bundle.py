@@ -123,7 +123,7 @@ def make_output(folder: Path, *, shown: Path | None = None, exist_ok: bool = Tru
     except OSError as error:
         raise UsageError(
             f"output folder '{shown or folder}' cannot be written: {error.strerror or error}",
-            hint="-o FOLDER, one that you may write; in a container: docker run --user $(id -u):$(id -g)",
+            hint="-o FOLDER, with a folder that you may write; in a container: docker run --user $(id -u):$(id -g)",
         ) from error
 
 
@@ -217,7 +217,7 @@ def guarded_writes(folder: Path) -> Iterator[None]:
             raise
         raise RunFailedError(
             f"{error.strerror} while writing '{folder}': the bundle is incomplete",
-            hint="free some space, or -o FOLDER on another disk, and run again",
+            hint="free some space, or use -o FOLDER on another disk, and run again",
         ) from error
 
 
@@ -327,7 +327,7 @@ def _require_known_schema(folder: Path, document: Mapping[str, Any]) -> None:
     version = document.get("schema_version")
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
         raise BundleError(
-            f"'{folder}' is no rooflaunch bundle: schema_version is {version!r}", hint="name a run's folder"
+            f"'{folder}' is not a rooflaunch bundle: schema_version is {version!r}", hint="name a run's folder"
         )
     if version > SCHEMA_VERSION:
         raise BundleError(
@@ -338,27 +338,27 @@ def _require_known_schema(folder: Path, document: Mapping[str, Any]) -> None:
 
 def _why_no_manifest(folder: Path) -> str:
     if (folder / RECORD).is_file():
-        return f"incomplete: no {MANIFEST}, the run did not end by itself; its steps so far are in {STEPS}"
-    return f"no rooflaunch bundle: neither {MANIFEST} nor {RECORD}"
+        return f"incomplete: no {MANIFEST}, because the run did not end by itself; its steps so far are in {STEPS}"
+    return f"not a rooflaunch bundle: it has neither {MANIFEST} nor {RECORD}"
 
 
 def _read_json(path: Path, *, missing: str) -> dict[str, Any]:
     try:
         if path.exists() and not path.is_file():  # reading a FIFO would wait for its writer for ever
-            raise _damaged(path.parent, f"{path.name} is no regular file")
+            raise _damaged(path.parent, f"{path.name} is not a regular file")
         document = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError) as error:
         raise BundleError(f"'{path.parent}' is {missing}", hint="name a run's folder, or run again") from error
     except (OSError, ValueError, RecursionError) as error:
         raise _damaged(path.parent, f"{path.name} is not readable JSON: {error}") from error
     if not isinstance(document, dict):
-        raise _damaged(path.parent, f"{path.name} is no JSON object")
+        raise _damaged(path.parent, f"{path.name} is not a JSON object")
     return document
 
 
 def _damaged(folder: Path, why: str) -> BundleError:
     return BundleError(
-        f"'{folder}' is damaged: {why}", hint="copy the bundle again from where it was made, or run again"
+        f"'{folder}' is damaged: {why}", hint="copy the bundle again from the machine that made it, or run again"
     )
 
 

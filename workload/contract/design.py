@@ -110,7 +110,9 @@ class Design:
             return Contrast(value=value, error=None, degrees=0, series=series, reason=few)
         if max(series) - min(series) <= ROUNDING * max(1.0, *map(abs, series)):
             what = "the difference reads" if len(weights) > 1 else "all read"
-            same = f"{what} exactly the same in {len(series)} blocks: no interval (copies of one block?)"
+            same = (
+                f"{what} exactly the same in {len(series)} blocks: no interval (perhaps they are copies of one block)"
+            )
             return Contrast(value=value, error=None, degrees=0, series=series, reason=same)
         # One slightly noisy configuration matters little in an average: only those outside of the estimate count.
         is_pair = len(weights) <= 2  # noqa: PLR2004

@@ -73,7 +73,7 @@ def enter(run: Callable[[], int]) -> int:
         if out.error is not None and out.error.errno != errno.EPIPE:
             lost = ToolError(
                 f"standard output cannot be written: {out.error.strerror}",
-                hint="the work itself is done; have its result printed again, to another place",
+                hint="the work itself is done; print its result again, to another file",
             )
             print(lost.report(), file=sys.stderr)
             code = code or int(lost.exit_code)

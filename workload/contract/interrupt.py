@@ -31,7 +31,7 @@ CAUSES: Mapping[int, str] = {
     signal.SIGTERM: "interrupted by SIGTERM",
     signal.SIGHUP: "interrupted: the terminal was closed",
 }
-RUN_HINT = "run again; a bundle that was open keeps its steps"
+RUN_HINT = "run again; the unfinished bundle keeps its steps"
 # Set for a child whose standard input is a pipe that only its parent holds open: it ends once the parent is gone.
 LIFELINE = "ROOFLAUNCH_LIFELINE"
 # A second Ctrl-C may be impatience, and a closing window sends two signals. A third signal kills the child.
@@ -72,7 +72,7 @@ def interruption(number: int, hint: str = RUN_HINT) -> InterruptedRunError:
     """Error for a signal, which names its cause."""
     gone = number == signal.SIGTERM and _parent_is_gone
     return InterruptedRunError(
-        "interrupted: the process that started this run is gone" if gone else CAUSES[number],
+        "interrupted: the process that started this run has ended" if gone else CAUSES[number],
         hint=hint,
     )
 
@@ -180,7 +180,7 @@ class ChildEnd:
             return interruption(self.signal)
         if self.code == -signal.SIGKILL and self.out_of_memory:
             return OutOfDeviceMemoryError(
-                "the trainer was killed for want of memory",
+                "the trainer was killed because memory ran out",
                 hint="a smaller --batch-size, fewer --workers, or a machine with more memory",
             )
         return killed_error(-self.code) if self.code < 0 else None
@@ -328,7 +328,9 @@ def _descendants(process: int) -> list[int]:
 def killed_error(number: int) -> RunFailedError:
     """Error for a trainer that a signal killed before it could seal its bundle."""
     name = signal.Signals(number).name
-    cure = "out of memory? `dmesg` tells; try a smaller --batch-size" if number == signal.SIGKILL else "run again"
+    cure = (
+        "if `dmesg` shows that memory ran out, try a smaller --batch-size" if number == signal.SIGKILL else "run again"
+    )
     return RunFailedError(f"the trainer was killed by {name}; its bundle keeps the steps so far", hint=cure)
 
 

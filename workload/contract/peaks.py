@@ -122,7 +122,7 @@ def bandwidth_warning(gpu: Gpu, *, memory_clock_mhz: float | None, bus_width_bit
         return None
     return (
         f"the device's memory clock and bus give {own / 1e9:.0f} GB/s, the table has {gpu.gb_per_s:g} "
-        f"({signed_percent(off)}): is it the device that its name says?"
+        f"({signed_percent(off)}): perhaps it is another device than its name says"
     )
 
 

@@ -100,7 +100,7 @@ WideOption = Annotated[
     bool,
     typer.Option(
         "--wide",
-        help="a table with every column; else as wide as the terminal, or 100 columns (COLUMNS) where there is none",
+        help="show every column; otherwise tables are as wide as the terminal, or 100 characters (COLUMNS) without one",
         show_default=False,
     ),
 ]

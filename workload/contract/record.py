@@ -42,7 +42,7 @@ from workload.contract.spec import SCRIPTS_TOO, RunSpec
 
 # The history stands at the top of workload/contract/bundle.py.
 SCHEMA_VERSION = 2
-RUN_AGAIN = "copy the bundle again from where it was made, or run again"
+RUN_AGAIN = "copy the bundle again from the machine that made it, or run again"
 
 
 class Status(StrEnum):
@@ -580,7 +580,7 @@ def _without_busy_bound(document: Mapping[str, Any]) -> Mapping[str, Any]:
     said = document.get("bound")
     if not isinstance(said, dict) or said.get("bound") != "busy":
         return document
-    why = "the version that wrote this run.json did not say what limits a run on a busy machine"
+    why = "the version that wrote this run.json did not decide what limits a run on a busy machine"
     return {**document, "bound": {**said, "bound": None, "why": why, "busy": said.get("why") or "the machine was busy"}}
 
 
@@ -597,4 +597,4 @@ def _from_schema_1(document: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _unusable(why: str) -> BundleError:
-    return BundleError(why, hint="it is no run of rooflaunch; move the folder away")
+    return BundleError(why, hint="it is not a run of rooflaunch; move the folder away")

@@ -88,13 +88,13 @@ def main_file(words: Sequence[str], folder: Path, *, example: str, python: str) 
     if there is no script.
     """
     if not words:
-        raise UsageError("no script: it stands after --, with its own arguments", hint=example)
+        raise UsageError("no script: write it after --, with its own arguments", hint=example)
     first = words[0]
     name = Path(first).name
     if name in LAUNCHERS:
         raise UsageError(
             f"'{first}' starts a process for each GPU, and a step of several processes cannot be measured yet",
-            hint=f"the script alone, on one GPU: {example}",
+            hint=f"run only the script, on one GPU: {example}",
         )
     path = folder / first
     if name.rstrip("0123456789.") == "python" and not path.is_file():
@@ -105,12 +105,12 @@ def main_file(words: Sequence[str], folder: Path, *, example: str, python: str) 
             raise UsageError("-m needs the name of a module", hint=f"{start} -- -m package.train")
         return None
     if not path.is_file():
-        raise UsageError(_why_no_script(first, path), hint=f"a path from here, {folder}, or -m PACKAGE; {example}")
+        raise UsageError(_why_no_script(first, path), hint=f"a path relative to {folder}, or -m PACKAGE; {example}")
     if path.suffix == ".ipynb":
         script = shlex.quote(str(Path(first).with_suffix(".py")))
         raise UsageError(
-            f"'{first}' is a notebook and no script",
-            hint=f"jupyter nbconvert --to script {shlex.quote(first)}, then the same with -- {script}",
+            f"'{first}' is a notebook, not a script",
+            hint=f"jupyter nbconvert --to script {shlex.quote(first)}, then run the same with -- {script}",
         )
     if path.suffix != ".py" and (why := _why_no_python(path)):
         raise UsageError(f"'{first}' is no Python script: {why}", hint=example)
@@ -124,7 +124,7 @@ def _why_no_python(path: Path) -> str:
     with path.open("rb") as file:
         source = file.read(MOST_SOURCE_BYTES + 1)
     if len(source) > MOST_SOURCE_BYTES or b"\0" in source:
-        return "it holds data"
+        return "it is binary data"
     try:
         ast.parse(source)
     except SyntaxError as error:
@@ -134,5 +134,9 @@ def _why_no_python(path: Path) -> str:
 
 def _why_no_script(typed: str, path: Path) -> str:
     if path.is_dir():
-        return f"'{typed}' is a folder and no script"
-    return f"'{typed}' looks like an option of ours behind --" if typed.startswith("-") else f"no script '{typed}'"
+        return f"'{typed}' is a folder, not a script"
+    return (
+        f"'{typed}' looks like an option of rooflaunch, but stands after --"
+        if typed.startswith("-")
+        else f"no script '{typed}'"
+    )

@@ -115,12 +115,12 @@ SCRIPTS_TOO = frozenset(
 FOR_SCRIPTS = frozenset({"samples_per_step"})
 # Why a script lacks the other options, where "the script decides its …" is not the reason.
 WHY_NOT_OF_A_SCRIPT = {
-    "profile_step_bytes": "of a script each kernel is counted, and no more",
-    "profile_throughput": "of a script each kernel is counted, and no more",
-    "dataset": "the script reads its own data; --data says where they lie",
-    "data_dir": "the script reads its own data; --data says where they lie",
-    "download": "the script reads its own data; --data says where they lie",
-    "subset": "the script reads its own data; --data says where they lie",
+    "profile_step_bytes": "in a script only the kernels are counted",
+    "profile_throughput": "in a script only the kernels are counted",
+    "dataset": "the script reads its own data; --data gives their place",
+    "data_dir": "the script reads its own data; --data gives their place",
+    "download": "the script reads its own data; --data gives their place",
+    "subset": "the script reads its own data; --data gives their place",
     "compile": "the script decides whether it compiles",
     "deterministic": "the script decides whether it is deterministic",
     "channels_last": "the script decides its memory format",
@@ -139,38 +139,44 @@ class RunSpec:
     """Configuration of a run. Sizes are counts; `image_size` is the edge of a square image in pixels."""
 
     model: str = _option("resnet18", "any torchvision classifier", example="resnet50")
-    device: Device = _option(Device.AUTO, "where to compute; auto: the best device found", example="cpu")
+    device: Device = _option(Device.AUTO, "device to compute on; auto: the best device found", example="cpu")
     batch_size: int | None = _option(None, "images per forward pass (32; 16 on a CPU)", minimum=1, example="32")
     precision: Precision = _option(Precision.FP32, "fp32 has TF32 off; amp is fp16 with a GradScaler", example="fp32")
     dataset: str = _option(SYNTHETIC, "synthetic, cifar10, imagenette, or a folder of images", example="synthetic")
-    data_dir: str = _option("~/.cache/rooflaunch", "where cifar10 and imagenette lie", example="~/data")
-    download: bool = _option(False, "download cifar10 or imagenette where it is absent")
+    data_dir: str = _option("~/.cache/rooflaunch", "folder of cifar10 and imagenette", example="~/data")
+    download: bool = _option(False, "download cifar10 or imagenette if it is missing")
     subset: int | None = _option(None, "use N images of the data set, drawn with the seed", minimum=1, example="1000")
-    image_size: int | None = _option(None, "edge in pixels (224; 32 for cifar10)", minimum=1, example="224")
-    warmup: int | None = _option(None, "warm-up steps, kept apart (10; 3 on a CPU)", minimum=0, example="10")
-    iterations: int | None = _option(None, "measured steps, at least (100; 20 on a CPU)", minimum=1, example="100")
-    min_seconds: float | None = _option(
-        None, "measure for so many seconds at least (3; 0 on a CPU)", minimum=0, example="3"
+    image_size: int | None = _option(None, "width and height in pixels (224; 32 for cifar10)", minimum=1, example="224")
+    warmup: int | None = _option(
+        None, "warm-up steps, not counted in the results (10; 3 on a CPU)", minimum=0, example="10"
     )
-    repeats: int = _option(1, "the same configuration again, each a process of its own", minimum=1, example="3")
-    profile: Profile = _option(Profile.NONE, "a second pass: ncu counts FLOP and bytes, torch traces", example="ncu")
-    profile_steps: int = _option(1, "steps in the profile; its figures are their mean", minimum=1, example="4")
-    profile_step_bytes: bool = _option(False, "with ncu: also the bytes of the whole step, caches warm")
+    iterations: int | None = _option(
+        None, "least number of measured steps (100; 20 on a CPU)", minimum=1, example="100"
+    )
+    min_seconds: float | None = _option(
+        None, "measure for at least this number of seconds (3; 0 on a CPU)", minimum=0, example="3"
+    )
+    repeats: int = _option(1, "run the configuration this many times, each in a new process", minimum=1, example="3")
+    profile: Profile = _option(
+        Profile.NONE, "profile after the run: ncu counts FLOP and bytes, torch traces", example="ncu"
+    )
+    profile_steps: int = _option(1, "number of profiled steps; the profile has their mean", minimum=1, example="4")
+    profile_step_bytes: bool = _option(False, "with ncu: also the bytes of the whole step, with warm caches")
     profile_throughput: bool = _option(False, "with ncu: also SM, memory and DRAM throughput; 7 to 18 passes")
     channels_last: bool = _option(False, "NHWC memory format for the model and the images")
     compile: bool = _option(False, "torch.compile the model; needs a C++ compiler on a CPU")
     deterministic: bool = _option(False, "deterministic algorithms only, no cuDNN autotuning")
     no_augment: bool = _option(False, "resize and centre crop instead of random crop and flip")
-    grad_accumulation: int = _option(1, "forward-backward passes per optimizer step", minimum=1, example="4")
+    grad_accumulation: int = _option(1, "forward and backward passes per optimizer step", minimum=1, example="4")
     workers: int | None = _option(
         None, "DataLoader processes (one per CPU, at most 8; 0 if synthetic)", minimum=0, example="4"
     )
     optimizer: Optimizer = _option(Optimizer.SGD, "which of PyTorch's optimizers", example="sgd")
     seed: int = _option(0, "seed of weights, data order and labels", minimum=0, example="0")
-    ceilings: bool = _option(True, "measure what this machine can do at best, before the run")
-    fresh_ceilings: bool = _option(False, "measure it again, although a run of the last hour has")
+    ceilings: bool = _option(True, "measure the best rates of this machine before the run")
+    fresh_ceilings: bool = _option(False, "measure them again, even if a run of the last hour did")
     samples_per_step: int | None = _option(
-        None, "what a step of a script trains on, where no DataLoader tells", minimum=1, example="64"
+        None, "samples per step of a script without a DataLoader", minimum=1, example="64"
     )
     # The user's own training script with its arguments, in place of our trainer. Not an option: it follows `--`.
     script: tuple[str, ...] = ()
@@ -187,8 +193,8 @@ class RunSpec:
     def where(self) -> str:
         """Device, in words for a plan."""
         if self.script and self.device is Device.CPU:
-            return "the CPU: NVIDIA's GPUs are hidden from it"
-        usual = "the device that it takes" if self.script else "the best device found"
+            return "the CPU (NVIDIA GPUs are hidden from the script)"
+        usual = "the device that it chooses" if self.script else "the best device found"
         return usual if self.device is Device.AUTO else self.device
 
     @property
@@ -232,10 +238,12 @@ class RunSpec:
                 hint="--dataset PATH, or leave --subset out",
             )
         if self.fresh_ceilings and not self.ceilings:
-            raise UsageError("--fresh-ceilings measures what --no-ceilings leaves out", hint="leave one of the two out")
+            raise UsageError(
+                "--fresh-ceilings and --no-ceilings contradict each other", hint="leave one of the two out"
+            )
         if self.samples_per_step is not None and not self.script:
             raise UsageError(
-                f"--samples-per-step is for a script of one's own; got --samples-per-step {self.samples_per_step}",
+                f"--samples-per-step is only for your own script; got --samples-per-step {self.samples_per_step}",
                 hint="launch local --samples-per-step 64 -- train.py",
             )
         self._check_profile()
@@ -246,7 +254,7 @@ class RunSpec:
         for flag, wanted in extras.items():
             if wanted and self.profile is not Profile.NCU:
                 raise UsageError(
-                    f"{flag} adds to a profile by ncu; got --profile {self.profile}",
+                    f"{flag} needs --profile ncu; got --profile {self.profile}",
                     hint=f"--profile ncu {flag}, or leave {flag} out",
                 )
 
@@ -442,12 +450,12 @@ def why_not_of_a_script(option: Option) -> str:
 
 def _require_a_scripts(given: Mapping[str, object]) -> None:
     if given.get("device") == Device.MPS:
-        raise UsageError("--mps is for our own trainer: the script decides its device", hint="leave --mps out")
+        raise UsageError("--mps is only for our own trainer: a script chooses its own device", hint="leave --mps out")
     for option in options():
         if option.name in given and option.name not in SCRIPTS_TOO:
             flag = option.flag if given[option.name] is not False else option.off_flag
             why = why_not_of_a_script(option)
-            raise UsageError(f"{flag} is for our own trainer: {why}", hint=f"leave {flag} out")
+            raise UsageError(f"{flag} is only for our own trainer: {why}", hint=f"leave {flag} out")
 
 
 def _parse_from(source: Origin, option: Option, value: object) -> Any:
@@ -561,4 +569,4 @@ class Context:
         try:
             return cls(**json.loads(text))
         except (TypeError, ValueError) as error:
-            raise UsageError(f"--context is written by a launcher; got '{text}'", hint="leave --context out") from error
+            raise UsageError(f"--context is only for launchers; got '{text}'", hint="leave --context out") from error

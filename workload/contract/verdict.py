@@ -138,21 +138,21 @@ def _decided(figures: Figures, shares: tuple[float, float, float] | None, lack: 
     if waits is not None and waits > INPUT_BOUND_FRACTION:
         return Bound.INPUT, f"{percent(waits)} of the wall time is spent waiting for data"
     if device_busy is not None and device_busy < LEAST_DEVICE_BUSY and not figures.kernels_alone:
-        return Bound.OVERHEAD, f"{_device_busy(figures, device_busy)}, and nothing in the rest"
+        return Bound.OVERHEAD, f"{_device_busy(figures, device_busy)}, and the device is idle in the rest"
     if shares is None:
         return None, lack
     compute, low, high = shares
     compute_roof, memory_roof = ROOF_NAMES[figures.roof or RoofKind.MEASURED]
     if compute > ABOVE_CEILING:
         return None, (
-            f"{percent(compute)} of {compute_roof} was reached, which cannot be: the ceiling is too low, the precision"
-            " is another one, or the kernels execute fewer FLOP than the model has (Winograd)"
+            f"{percent(compute)} of {compute_roof} was reached, which is impossible: the ceiling is too low, "
+            "the precision is wrong, or the kernels execute fewer FLOP than the model has (Winograd)"
         )
     is_modelled = high > low
     if low > ABOVE_CEILING and not is_modelled:
         return None, (
-            f"{percent(low)} of {memory_roof} was counted, which cannot be: the roof is too low, or kernels profiled"
-            " one by one, each with a cold cache, moved more than the run does"
+            f"{percent(low)} of {memory_roof} was counted, which is impossible: the roof is too low, or the "
+            "kernels moved more bytes in the profile, where each starts with a cold cache, than in the run"
         )
     reached = f"{percent(compute)} of {compute_roof}, {memory_words(low, high)} of {memory_roof}"
     reached += " (modelled)" if is_modelled else ""
@@ -188,7 +188,7 @@ def _neither(figures: Figures, reached: str, *, low: float, high: float) -> Iter
     if figures.kernels_alone:
         yield reached
     elif low > ABOVE_CEILING:
-        yield f"{reached}: caches hold the tensors, so the model tells no traffic of the memory"
+        yield f"{reached}: the caches hold the tensors, so the traffic to memory is unknown"
     elif high >= LEAST_OF_ROOF:
         yield f"{reached}: the bytes are not known well enough to tell whether memory is the limit"
     else:
@@ -338,7 +338,7 @@ def _why_no_roof(run: Record) -> str:
         return "no ceilings were measured (--no-ceilings)"
     unavailable = ceilings.unavailable or {}
     name, what = (precision or "", f"{precision} ceiling") if compute_roof_per_s(run) is None else ("copy", "bandwidth")
-    return f"the {what} was not measured: {unavailable.get(name) or 'nobody knows why'}"
+    return f"the {what} was not measured: {unavailable.get(name) or 'unknown reason'}"
 
 
 # --- a busy machine

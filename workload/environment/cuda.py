@@ -16,7 +16,7 @@ QUERY = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
 # PyPI's torch for CUDA 13 begins at compute capability 7.5.
 VOLTA = "7.0"
 VOLTA_CURE = "launch build --flavour volta, then --flavour volta; or a torch up to 2.14 built for CUDA 12.6"
-WITHOUT = "--cpu computes without it"
+WITHOUT = "--cpu runs without a GPU"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,19 +42,19 @@ def obstacle(machine: HostSystem | None = None) -> Obstacle | None:
         place = "on Windows, not inside WSL" if machine.exists(WSL_DEVICE) else "here"
         return Obstacle(
             reason=f"{torch_build} finds no NVIDIA driver",
-            hint=f"install NVIDIA's driver {place}, where there is a GPU (`nvidia-smi` shows it); {WITHOUT}",
+            hint=f"install NVIDIA's driver {place}, if there is a GPU (`nvidia-smi` shows it); {WITHOUT}",
             gpu_is_there=machine.exists(WSL_DEVICE),
         )
     if torch.version.cuda is None:
         return Obstacle(
-            reason=f"{torch_build} is a build without CUDA, and NVIDIA driver {driver} is loaded",
+            reason=f"{torch_build} is a build without CUDA, although NVIDIA driver {driver} is loaded",
             hint=f"install a torch built for CUDA; {WITHOUT}",
         )
     oldest = OLDEST_DRIVER.get(int(torch.version.cuda.partition(".")[0]))
     if oldest and int(driver.partition(".")[0]) < oldest:
         return Obstacle(
-            reason=f"{torch_build} for CUDA {torch.version.cuda} needs NVIDIA driver {oldest} or newer, and this is "
-            f"{driver}",
+            reason=f"{torch_build} for CUDA {torch.version.cuda} needs NVIDIA driver {oldest} or newer, but this "
+            f"machine has {driver}",
             hint=f"upgrade the driver, or install a torch built for an older CUDA; {WITHOUT}",
         )
     if hidden is not None:
@@ -62,8 +62,8 @@ def obstacle(machine: HostSystem | None = None) -> Obstacle | None:
             reason=f"{torch_build} sees no GPU: CUDA_VISIBLE_DEVICES is '{hidden}'", hint="unset CUDA_VISIBLE_DEVICES"
         )
     return Obstacle(
-        reason=f"{torch_build} for CUDA {torch.version.cuda} sees no GPU, though NVIDIA driver {driver} is loaded",
-        hint=f"`nvidia-smi` shows what the driver sees; in a container: --gpus all; {WITHOUT}",
+        reason=f"{torch_build} for CUDA {torch.version.cuda} sees no GPU, although NVIDIA driver {driver} is loaded",
+        hint=f"`nvidia-smi` shows the GPUs of the driver; in a container use --gpus all; {WITHOUT}",
     )
 
 
@@ -82,7 +82,7 @@ def _without_code() -> Obstacle | None:
     has_ptx = any(int(target.removeprefix("compute_")) <= 10 * major + minor for target in built if "compute" in target)
     if has_ptx or not gpu_code.missing([capability], built):
         return None
-    cure = VOLTA_CURE if capability == VOLTA else "a torch that was built for it"
+    cure = VOLTA_CURE if capability == VOLTA else "install a torch that was built for this GPU"
     return Obstacle(
         reason=f"torch {torch.__version__} has no code for {torch.cuda.get_device_name()}, compute capability "
         f"{capability}: it was built for {' '.join(built)}",

@@ -34,9 +34,9 @@ def hold_back(dtype: torch.dtype) -> str | None:
     for name in () if ISA_VARIABLE in os.environ else OLDER_INSTRUCTIONS:
         os.environ[ISA_VARIABLE] = name
         if not faults(dtype):
-            return f"this CPU faults on instructions that it reports: {ISA_VARIABLE}={name} was set"
+            return f"programs crash on instructions that this CPU reports: {ISA_VARIABLE}={name} was set"
         del os.environ[ISA_VARIABLE]
-    raise UsageError(f"torch's kernels for {dtype} fault on this CPU (SIGILL)", hint="--precision fp32")
+    raise UsageError(f"torch's kernels for {dtype} crash on this CPU (SIGILL)", hint="--precision fp32")
 
 
 def faults(dtype: torch.dtype) -> bool:

@@ -55,7 +55,7 @@ class MetadataServer:
             with socket.create_connection(self.address, limit_s) as connection:
                 return self._converse(connection, key, put)
         except (http.client.HTTPException, ValueError) as error:
-            raise OSError(f"no answer that can be read: {error}") from error
+            raise OSError(f"unreadable answer: {error}") from error
 
     def _converse(self, connection: socket.socket, key: str, put: str | None) -> Answer:
         content = (put or "").encode()

@@ -53,7 +53,7 @@ def explain(error: BaseException, when: str) -> RooflaunchError | None:
         )
     if is_of_threads(error):
         return RunFailedError(
-            f"the trainer could not start another thread or process {when}: a limit of this machine is reached",
+            f"the trainer could not start another thread or process {when}: a limit of this machine was reached",
             hint="raise the limit (`ulimit -u`, or pids.max of the control group), or fewer --workers",
         )
     return None

@@ -107,9 +107,9 @@ class MeasuredRate:
         if self.is_starved and self.cpus is not None:
             return f"the machine was busy: the samples got {of_cpus(self.cpus, self.cpus_wanted or 0.0)}"
         if self.samples < FEWEST_SAMPLES:
-            return f"there was time for {counted(self.samples, 'sample')} only"
+            return f"there was only time for {counted(self.samples, 'sample')}"
         if self.p95 > WIDEST_SPREAD * self.p5:
-            return f"the samples spread too far, {self.p95 / self.p5:.1f} x from p5 to p95"
+            return f"the samples differ too much, {self.p95 / self.p5:.1f} x from p5 to p95"
         return None
 
     @classmethod

@@ -230,13 +230,13 @@ def sensors_of(device: Device) -> Sampler | None:
 def _method(limit_share: float, load_s: float, footprint: str) -> str:
     product_s, bandwidth_s = PRODUCT_LIMIT_S * limit_share, BANDWIDTH_LIMIT_S * limit_share
     products = (
-        "n x n x n product of random normal matrices, n doubled until a call takes 5 ms or time or memory is spent; "
-        f"up to {SAMPLES} samples of at least 10 ms in {product_s:g} s a precision, again where they were disturbed; "
-        "1 fused multiply-add = 2 FLOP"
+        "n x n x n product of random normal matrices, n is doubled until a call takes 5 ms, or time or "
+        f"memory is used up; up to {SAMPLES} samples of at least 10 ms in {product_s:g} s per precision, "
+        "measured again if they were disturbed; 1 fused multiply-add = 2 FLOP"
     )
     if load_s:
-        products += f"; each rate after {load_s:g} s of the same work, in which a burst ends"
-    bytes_ = f"copy moves 2 and triad 3 float32 arrays, as STREAM counts, in {bandwidth_s:g} s each; {footprint}"
+        products += f"; each rate after {load_s:g} s of the same work, after which the clock has settled"
+    bytes_ = f"copy moves 2 and triad 3 float32 arrays, as in STREAM, in {bandwidth_s:g} s each; {footprint}"
     return f"{products}. {bytes_}" if footprint else products
 
 
@@ -298,7 +298,7 @@ def _why_not(device: Device, precision: Precision) -> str | None:
         return _why_no_tf32(device)
     dtype = DTYPES[precision]
     if device is Device.CPU and dtype is not torch.float32 and instructions.faults(dtype):
-        return f"torch's kernels for {dtype} fault on this CPU; {instructions.ISA_VARIABLE}=AVX512_CORE_FP16 avoids AMX"
+        return f"torch's kernels for {dtype} crash on this CPU; {instructions.ISA_VARIABLE}=AVX512_CORE_FP16 avoids AMX"
     return None
 
 
@@ -306,7 +306,11 @@ def _why_no_tf32(device: Device) -> str | None:
     if device is not Device.CUDA:
         return "TF32 needs an NVIDIA GPU"
     major, minor = torch.cuda.get_device_capability()
-    return None if (major, minor) >= TF32_CAPABILITY else f"TF32 needs compute capability 8.0, this is {major}.{minor}"
+    return (
+        None
+        if (major, minor) >= TF32_CAPABILITY
+        else f"TF32 needs compute capability 8.0, but this device has {major}.{minor}"
+    )
 
 
 def product_rate(device: Device, precision: Precision, probe: Probe) -> MeasuredRate:

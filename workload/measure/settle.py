@@ -56,7 +56,7 @@ def settle(
     """Wait until the temperature is at most 5 degrees above `target_c`, at most a minute; `report` gets a message."""
     before_c = after_c = thermometer()
     if before_c is None or target_c is None:
-        return Settling(target_c=target_c, before_c=before_c, waited_s=0.0, why="the device tells no temperature")
+        return Settling(target_c=target_c, before_c=before_c, waited_s=0.0, why="the device reports no temperature")
     began_s, looks = now_s(), 0
     while after_c is not None and after_c > target_c + TOLERANCE_C and now_s() - began_s < LIMIT_S:
         check()
@@ -66,7 +66,7 @@ def settle(
     is_reached = after_c is not None and after_c <= target_c + TOLERANCE_C
     why = None
     if after_c is None:
-        why = "the device told no temperature any more"
+        why = "the device stopped reporting its temperature"
     elif not is_reached:
         why = f"still {after_c - target_c:.0f} degrees above after {waited_s:.0f} s"
     if waited_s:

@@ -80,7 +80,7 @@ class Application:
         of = f"{number} of {counted_steps(steps)}"
         if not self.is_script:
             return f"AMP skipped {of}"
-        return f"{of} held validation, a checkpoint or parts in another order, or had the optimizer left out"
+        return f"{of} contained validation, a checkpoint or parts in another order, or skipped the optimizer"
 
 
 def profiled_process(

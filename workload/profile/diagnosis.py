@@ -14,12 +14,12 @@ NOTHING_PROFILED = ("No kernels were profiled", "No ranges were profiled")
 KNOWN: tuple[tuple[str, str, str], ...] = (
     (
         "driver resource was unavailable",
-        "another tool holds the GPU's counters: DCGM, or a second profiler",
+        "another tool uses the GPU's counters: DCGM, or a second profiler",
         "dcgmi profile --pause (afterwards --resume), or end the other profiler, and profile again",
     ),
     (
         "Failed to open/create lock file",
-        "the lock file of another user's ncu is in the way",
+        "the lock file of another user's ncu blocks this one",
         "TMPDIR=$HOME python -m workload profile BUNDLE",
     ),
     (
@@ -29,7 +29,7 @@ KNOWN: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "uses the Windows Subsystem for Linux",
-        "this driver allows no profiling under WSL",
+        "this driver does not allow profiling under WSL",
         "Windows 11 with driver 525 or newer, or --profile torch",
     ),
     (
@@ -41,7 +41,7 @@ KNOWN: tuple[tuple[str, str, str], ...] = (
     (
         "Profiling is not supported on device",
         "this ncu does not support this GPU",
-        "`ncu --list-chips` shows which it does; another Nsight Compute, or --profile torch",
+        "`ncu --list-chips` lists supported GPUs; use another Nsight Compute, or --profile torch",
     ),
     (
         "failed to connect to the CUDA driver",
@@ -85,12 +85,12 @@ def _unknown(output: str) -> ProfileError | None:
         return ProfileError(
             ProfileStatus.FAILED,
             "ncu profiled no kernel",
-            hint="ncu/ncu.log in the bundle has what it printed; --profile torch shows whether kernels run at all",
+            hint="ncu/ncu.log in the bundle has its output; --profile torch shows whether any kernels run",
         )
     errors = _lines_of(output, ERROR)
     if errors:
-        hint = "ncu/ncu.log in the bundle has what it printed"
-        return ProfileError(ProfileStatus.FAILED, f"ncu says: {errors[0]}", hint=hint)
+        hint = "ncu/ncu.log in the bundle has its output"
+        return ProfileError(ProfileStatus.FAILED, f"ncu reports: {errors[0]}", hint=hint)
     return None
 
 

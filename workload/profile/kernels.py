@@ -90,13 +90,13 @@ def _read(source: NcuSource, roles: Mapping[str, str]) -> tuple[list[Kernel], tu
         head = ncu_csv.find(source)
         units, _ = ncu_csv.units_of(source, head)
         if units is None:
-            raise _unexpected("the second row holds no units")
+            raise _unexpected("the second row has no units")
         reader = _Reader(head.header, units, roles)
         kernels = [reader.kernel(row) for _, _, row in ncu_csv.rows(source, head) if reader.is_whole(row)]
     except NoTableError as error:
         lines = [line.strip() for line in error.text.splitlines()]
         said = next((line for line in lines if line.startswith(ERROR)), next(filter(None, lines), "nothing"))
-        raise _unexpected(f"there is no table; ncu says: {said}") from error
+        raise _unexpected(f"there is no table; ncu reports: {said}") from error
     except DamagedTableError as error:
         raise _unexpected(str(error)) from error
     return kernels, tuple(reader.notes(head.is_cut))
@@ -162,4 +162,4 @@ class _Reader:
 
 
 def _unexpected(what: str) -> ToolError:
-    return ToolError(f"kernels.csv is not as ncu writes it: {what}", hint=AGAIN)
+    return ToolError(f"kernels.csv is not in the format of ncu: {what}", hint=AGAIN)

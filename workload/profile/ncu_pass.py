@@ -38,9 +38,9 @@ PROGRESS_LINES = {
 }
 MINUTE_S = 60
 SHOW_MINUTES_FROM_S = 100
-COLD, WARM = "cold cache, per kernel", "caches as the step finds them, whole step"
+COLD, WARM = "cold cache, per kernel", "warm cache, whole step"
 AGAIN = "python -m workload profile BUNDLE"
-LOOK = f"{FOLDER}/{LOG} in the bundle has what it printed"
+LOOK = f"{FOLDER}/{LOG} in the bundle has its output"
 
 LOGGER = logging.getLogger("workload")
 
@@ -177,8 +177,8 @@ class NcuPass:
         timed = self._record.environment.device.name
         if timed and timed != counted.device:
             raise unavailable(
-                f"the run was on {timed}, this is {counted.device}: a profile belongs to its GPU",
-                hint="profile where the run was, or train here with --profile ncu",
+                f"the run was on {timed}, but this GPU is {counted.device}: a profile needs the same GPU",
+                hint="profile on the machine of the run, or train here with --profile ncu",
             )
 
     # --- runs under ncu
@@ -202,7 +202,7 @@ class NcuPass:
 
     def _announce(self, total: int | None, chosen: MetricSet, estimate: ExpectedTime) -> None:
         if chosen.missing:
-            LOGGER.info("note       this ncu lacks %s: unavailable", ", ".join(chosen.missing))
+            LOGGER.info("note       this ncu does not have %s: unavailable", ", ".join(chosen.missing))
         number = "an unknown number of" if total is None else f"{total}"
         steps = command.counted_steps(self._spec.profile_steps)
         expected = duration(estimate.expected_s)
@@ -354,7 +354,7 @@ class NcuPass:
         if said:
             return ProfileError(ProfileStatus.PARTIAL, f"{said}; {number}", hint=said.hint)
         if complete is None:
-            reason = "the table names no ranges: kernels of the steps and of the calibration cannot be told apart"
+            reason = "the table has no ranges: kernels of the steps and of the calibration cannot be distinguished"
         elif len(complete.steps) < self._spec.profile_steps or not done.end.ok:
             reason = f"ncu ended with exit code {done.end.returncode} {number}"
         elif done.skipped_steps:
@@ -368,7 +368,7 @@ class NcuPass:
         reason = f"{what} in each of {RETAKES + 1} attempts"
         if self._application.is_script:
             return ProfileError(ProfileStatus.PARTIAL, reason, hint="--profile-steps 1")
-        hint = "--precision bf16: its gradients need no scale"
+        hint = "--precision bf16, which needs no scaling of gradients"
         return ProfileError(ProfileStatus.PARTIAL, f"{reason}: no optimizer kernels", hint=hint)
 
     def _figures(self, counted: _Counted, complete: summary.Labelled) -> dict[str, Any]:
@@ -437,7 +437,7 @@ class NcuPass:
         done = self._whole(fitting, plan)
         labelled = summary.label(done.launches)
         if labelled is None:
-            raise ProfileError(ProfileStatus.FAILED, "the table names no ranges", hint=LOOK)
+            raise ProfileError(ProfileStatus.FAILED, "the table has no ranges", hint=LOOK)
         return _settings(plan, COLD, done) | summary.throughput(labelled)
 
     def _whole(self, fitting: tool.Fitting, plan: _Plan) -> _Run:

@@ -74,14 +74,14 @@ def obstacle(facts: Facts) -> ProfileError | None:
 def _no_gpu_used(facts: Facts) -> ProfileError | None:
     if facts.device is Device.CUDA:
         return None
-    return unavailable(f"ncu counts on NVIDIA GPUs; the run was on {facts.device}", hint="--profile torch")
+    return unavailable(f"ncu needs an NVIDIA GPU; the run was on {facts.device}", hint="--profile torch")
 
 
 def _no_driver(facts: Facts) -> ProfileError | None:
     if facts.driver:
         return None
     return unavailable(
-        "no NVIDIA driver is loaded here", hint="profile where the run was; `nvidia-smi` shows the driver"
+        "no NVIDIA driver is loaded here", hint="profile on the machine of the run; `nvidia-smi` shows the driver"
     )
 
 

@@ -79,13 +79,13 @@ def wanted_spec(found: Bundle, request: ProfileRequest) -> RunSpec:
     recorded = found.record.spec
     if recorded.script and (request.profile_step_bytes or request.profile_throughput):
         raise UsageError(
-            "--profile-step-bytes and --profile-throughput run the whole application again and again, which is not done"
-            " to a script of your own",
+            "--profile-step-bytes and --profile-throughput repeat the whole program many times, which is "
+            "not done with your own script",
             hint="leave them out",
         )
     spec = replace(profiled_script.spec_of(found) if recorded.script else recorded.run_spec(), **given).checked()
     if spec.profile is Profile.NONE:
-        raise UsageError(f"'{found.path}' asks for no profile of its own", hint="--profile ncu, or --profile torch")
+        raise UsageError(f"'{found.path}' has no --profile option of its own", hint="--profile ncu, or --profile torch")
     _refuse_replacing(found, spec.profile)
     return spec
 
@@ -115,8 +115,8 @@ def _refuse_replacing(found: Bundle, wanted: Profile) -> None:
     )
     if held.is_collected and held.kind != wanted:
         raise UsageError(
-            f"'{found.path}' already holds a profile by {held.kind}; run.json has room for one",
-            hint=f"a run of its own: {script if found.record.spec.script else train}",
+            f"'{found.path}' already holds a profile by {held.kind}; a bundle has only one profile",
+            hint=f"make a new run: {script if found.record.spec.script else train}",
         )
 
 
@@ -165,7 +165,7 @@ def _replaces(found: Bundle, collected: ProfileResult) -> bool:
     """Whether to put the result into the bundle: an earlier profile is worth more than the record of a failure."""
     if collected.is_collected or not found.record.profile.is_collected:
         return True
-    log.LOGGER.info("note       the profile that the bundle held stays")
+    log.LOGGER.info("note       the bundle keeps the profile that it had")
     return False
 
 

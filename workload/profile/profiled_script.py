@@ -37,14 +37,16 @@ def words_of(bundle: Bundle, given: Sequence[str], kind: Profile, *, data: str |
     script = bundle.record.spec.script
     if script is None:
         if given:
-            raise UsageError(f"'{bundle.path}' is no run of a script of your own", hint="leave -- and the rest out")
+            raise UsageError(
+                f"'{bundle.path}' is not a run of your own script", hint="leave out -- and everything after it"
+            )
         return ()
     words = tuple(given) or tuple(with_home(word) for word in argv(script))
     line = f"python -m rooflaunch profile {shlex.quote(str(bundle.path))} --profile {kind} -- {script.command}"
     if not given and any(HIDDEN in word for word in words):
         raise UsageError(
-            f"'{bundle.path}' keeps no secrets, and its script needs one: {script.command}",
-            hint=f"say script and arguments again: {line}",
+            f"'{bundle.path}' keeps no secrets, but its script needs one: {script.command}",
+            hint=f"give script and arguments again: {line}",
         )
     if redacted(words) != argv(script):
         raise UsageError(
@@ -61,14 +63,14 @@ def words_of(bundle: Bundle, given: Sequence[str], kind: Profile, *, data: str |
     except UsageError as error:
         raise UsageError(
             f"the script of '{bundle.path}' is not here: {error}",
-            hint=f"from the folder in which it was measured: {line.partition(' -- ')[0]}",
+            hint=f"run it in the folder in which it was measured: {line.partition(' -- ')[0]}",
         ) from error
     for name, sha256 in (script.files or {}).items():
         path = folder / name
         if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != sha256:
             what = "has changed" if path.is_file() else "is gone"
             raise UsageError(
-                f"{name} {what} since '{bundle.path}' was measured: a profile belongs to the same script",
+                f"{name} {what} since '{bundle.path}' was measured: a profile needs the same script",
                 hint=f"measure it again: python -m rooflaunch script --profile {kind} -- {script.command}",
             )
     return words
@@ -166,7 +168,5 @@ def _error_without_profile(
         return profiled.session.bug
     if code or profiled is None:
         how = f"failed with {type(error).__name__}" if isinstance(error, Exception) else f"ended with exit code {code}"
-        return RunFailedError(
-            f"{script.name} {how} when it ran again", hint="what it printed is in the log of the profile"
-        )
+        return RunFailedError(f"{script.name} {how} when it ran again", hint="its output is in the log of the profile")
     return profiled.nothing()

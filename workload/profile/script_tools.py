@@ -81,8 +81,8 @@ class ProfiledScript:
         limits = Limits(warmup=request.warmup, iterations=1, samples_per_step=None)
         self.session = Session(limits, program, self._open, self._finish, goes_on=False, counts=False)
         self.session.unended = RunFailedError(
-            f"{program.name} does not end when it is asked to (it catches SystemExit, or waits for a thread or a"
-            " process), and a profile is written once it has",
+            f"{program.name} ignores the request to exit (it catches SystemExit, or waits for a thread or a "
+            "process), but a profile can be written only after it has ended",
             hint="let SystemExit through, as `except Exception:` does",
         )
 
@@ -200,8 +200,8 @@ class ProfiledSteps:
             self._tool.end(self._number, is_whole=is_whole)
             if self._unusual > MOST_UNUSUAL and self._tool.wants_more:
                 raise RunFailedError(
-                    f"{self._unusual} steps after the warm-up were no whole ones that are alike: they differ in their"
-                    " order, hold validation or checkpoints, or a GradScaler left the optimizer out",
+                    f"{self._unusual} steps after the warm-up were not complete and equal: they differ in "
+                    "their order, contain validation or checkpoints, or a GradScaler skipped the optimizer",
                     hint="--profile-steps 1, or mark the step in the script: `with rooflaunch.step():`",
                 )
         self._number += is_step
@@ -221,7 +221,7 @@ class _Profiler(torch.profiler.profile):
 def _two_profilers() -> ToolError:
     return ToolError(
         "the script uses torch.profiler itself, and two profilers cannot run at once",
-        hint="leave the script's own profiler out for this run",
+        hint="switch the script's own profiler off for this run",
     )
 
 

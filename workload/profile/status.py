@@ -51,7 +51,11 @@ def before_the_pass(profile: Profile, context: Context) -> ProfileResult:
     if profile is Profile.NONE:
         return ProfileResult(status=ProfileStatus.NOT_REQUESTED)
     has_its_own = context.repeat == 1 or context.job is not None
-    reason = "the profile pass has not run yet" if has_its_own else f"repeat 1 of {context.repeats} holds the profile"
+    reason = (
+        "the profile pass has not run yet"
+        if has_its_own
+        else f"the profile is in the bundle of repeat 1 of {context.repeats}"
+    )
     return ProfileResult(status=ProfileStatus.NOT_PROFILED, kind=profile, reason=reason)
 
 

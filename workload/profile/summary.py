@@ -148,7 +148,7 @@ def hidden_tensor_work(kernels: Sequence[Kernel]) -> str | None:
     if not hidden:
         return None
     asked = any(role.startswith(TENSOR_PREFIX) for kernel in hidden for role in kernel.values)
-    what = "no metric that was asked for counts" if asked else "this ncu has no metric to count"
+    what = "no requested metric counts" if asked else "this ncu has no metric to count"
     number = f"{len(hidden)} kernel launches use" if len(hidden) > 1 else "1 kernel launch uses"
     return f"{number} tensor cores, whose FLOP {what}: {hidden[0].name[:80]}"
 
@@ -224,7 +224,7 @@ def _likely_cause(figure: Mapping[str, Any], *, too_few: bool, has_backward: boo
     if not too_few:
         fp16 = figure["flop_by_class"].get("fp16") or 0.0
         if fp16 >= CONSTANTS_FROM * figure["flop_per_step"]:
-            return "HFMA2.MMA, which builds constants on an A100 or H100 and may count as fp16 FLOP"
+            return "HFMA2.MMA instructions, which build constants on an A100 or H100 and may count as fp16 FLOP"
         return "kernels that compute more than the model needs: padded tiles, recomputation, element-wise work"
     if not has_backward:
         return "the backward pass is missing from the profile"

@@ -80,7 +80,9 @@ def choose(candidates: Sequence[Ncu], capability: str) -> Fitting:
 def no_ncu() -> ProfileError:
     """Error for a machine without ncu, neither on PATH nor in the usual places."""
     places = ", ".join(f"/{place}" for place in PLACES)
-    return unavailable(f"no ncu found on PATH or at {places}", hint=f"{INSTALL}; or --profile torch, which needs none")
+    return unavailable(
+        f"no ncu found on PATH or at {places}", hint=f"{INSTALL}; or --profile torch, which does not need ncu"
+    )
 
 
 def _fitting(ncu: Ncu, chips: Sequence[str] | None) -> Fitting | None:

@@ -15,7 +15,7 @@ from workload.profile.status import ProfileError, ProfileStatus
 
 FOLDER = "torch"
 LOG, COMMANDS = "torch.log", "command.txt"
-LOOK = f"{FOLDER}/{LOG} in the bundle has what it printed"
+LOOK = f"{FOLDER}/{LOG} in the bundle has its output"
 
 LOGGER = logging.getLogger("workload")
 

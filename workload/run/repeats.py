@@ -104,7 +104,7 @@ def _profile(folder: Path, words: Sequence[str] = (), *, data: str | None = None
     if isinstance(failure, InterruptedRunError):
         raise failure
     if failure:
-        log.LOGGER.error("note       no profile, and the run is complete: %s", failure)
+        log.LOGGER.error("note       the run is complete, but without a profile: %s", failure)
     return ExitCode.INTERRUPTED if ended.code == ExitCode.INTERRUPTED else ExitCode.DONE
 
 
@@ -113,7 +113,7 @@ def _announce(name: str, repeats: int, profile: Profile) -> None:
     profiled = " and once more for the profile" if profile is not Profile.NONE else ""
     measured = "once" if repeats == 1 else f"{repeats} times"
     log.LOGGER.info(
-        "script     %s runs from its start %s to be measured%s: what it writes or sends happens %d times",
+        "script     %s runs from its start %s to be measured%s: it writes and sends everything %d times",
         name,
         measured,
         profiled,

@@ -303,7 +303,7 @@ class ScriptRun:
 
     def _measure_ceilings(self, precision: str | None) -> CeilingsRecord | None:
         """Measure ceilings in a separate process, free of the script's settings and memory, while the script waits."""
-        LOGGER.info("script     the steps are taken; measuring this machine's ceilings")
+        LOGGER.info("script     all steps are measured; now measuring this machine's ceilings")
         command = [sys.executable, "-P", "-m", "workload", "script-ceilings", "--device", self._device.value]
         command += ["--output", str(self._output), *(["--fresh"] if self._request.fresh_ceilings else [])]
         if precision in set(Precision):
@@ -341,7 +341,7 @@ class ScriptRun:
             f"{script.unit}/s": f"{plain(rate, 4)}  (one run: no interval)",
             **({"tokens/s": plain(figures.tokens / (figures.measured_s or 1.0), 4)} if figures.tokens else {}),
             "step time": f"{seconds(step_s.median or 0.0)}  (median of {counted(int(step_s.n or 0), 'step')})",
-            "FLOP/s": f"{si(flop_per_s, 'FLOP/s')} while stepping{of}" if flop_per_s else "no product was counted",
+            "FLOP/s": f"{si(flop_per_s, 'FLOP/s')} while stepping{of}" if flop_per_s else "no FLOP were counted",
             "limited by": _limit_words(record),
             **({"busy": record.bound.busy} if record.bound and record.bound.busy else {}),
             "data waits": f"{percent(figures.data_wait_fraction or 0.0)} of the wall time",
@@ -377,7 +377,9 @@ def _spread(values: Sequence[int], unit: str) -> Iterator[str]:
     """Note on the range of samples or tokens over the steps, if steps differ."""
     if len(set(values)) > 1:
         low, usual, high = min(values), statistics.median_low(values), max(values)
-        yield f"steps differ: {low:,} to {high:,} {unit}, median {usual:,}; throughput is work over time"
+        yield (
+            f"steps differ: {low:,} to {high:,} {unit}, median {usual:,}; throughput is all work divided by all time"
+        )
 
 
 def _copied_from(context: Context) -> dict[str, Any]:
@@ -418,8 +420,8 @@ def _variation(work: Work) -> Iterator[str]:
     if work.flop_range:
         low, usual, high = (si(flop, "FLOP") for flop in (work.flop_range[0], work.tally.flop, work.flop_range[1]))
         yield (
-            f"the FLOP of a step vary, from {low} to {high} in the few that were counted; FLOP/s are an estimate from"
-            f" {usual} a step"
+            f"the FLOP of a step vary, from {low} to {high} in the few steps that were counted; FLOP/s are "
+            f"an estimate from {usual} per step"
         )
 
 
@@ -428,7 +430,9 @@ def _phase_notes(phases: Sequence[Phase], longest: Phase) -> list[str]:
     others = [f"{counted(phase.steps, 'step')} of {phase.step.what}" for phase in phases if phase is not longest]
     if not others:
         return []
-    return [f"the script's longest phase is measured, {counted(longest.steps, 'step')}; beside it: {'; '.join(others)}"]
+    return [
+        (f"the script's longest phase is measured, {counted(longest.steps, 'step')}; other phases: {'; '.join(others)}")
+    ]
 
 
 def _notes(record: Record, limits: Limits) -> list[str]:
@@ -448,11 +452,11 @@ def _notes(record: Record, limits: Limits) -> list[str]:
     if len([flop for flop in by_type.values() if flop]) > 1:
         total = sum(flop or 0.0 for flop in by_type.values())
         shares = ", ".join(f"{name} {percent((flop or 0.0) / total)}" for name, flop in by_type.items())
-        notes.append(f"FLOP by precision: {shares}; held against the {spec.precision} ceiling")
+        notes.append(f"FLOP by precision: {shares}; compared with the {spec.precision} ceiling")
     if spec.compile:
         notes.append("FLOP and bytes are those of the step without torch.compile: fused operations move fewer bytes")
     if limits.samples_per_step is not None:
-        notes.append(f"{limits.samples_per_step} samples a step, as --samples-per-step says")
+        notes.append(f"{limits.samples_per_step} samples per step, from --samples-per-step")
     if (skipped := record.timing.skipped_steps) and skipped.measured:
-        notes.append(f"a GradScaler left the optimizer out of {int(skipped.measured)} measured steps")
+        notes.append(f"a GradScaler skipped the optimizer in {int(skipped.measured)} measured steps")
     return notes

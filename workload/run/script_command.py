@@ -42,10 +42,10 @@ EXAMPLES = """examples:
   python -m rooflaunch script --data ~/photos -- train.py --root {data}
   python -m rooflaunch script --repeats 3 --profile torch -- train.py
 """
-TEXT = """Run a PyTorch training script as it is, measure its steps and leave a bundle.
+TEXT = """Run a PyTorch training script without changes, measure its steps and write a bundle.
 
-What a step is, is found out from the order of its backward passes and optimizer steps, and said. After the last
-measured step the script is ended in order, as by sys.exit(). Everything after -- is the script's.
+The order of backward passes and optimizer steps shows what a step is; it is printed. After the last measured step
+the script is ended, as by sys.exit(). Everything after -- belongs to the script.
 """
 THEN = ("stop", "continue")
 RUN_SCRIPTS = ("script", "profile", "profiled-script")
@@ -55,7 +55,7 @@ def add_parser(commands: Any, formatter: Any) -> None:
     """Add the command and its options."""
     parser = commands.add_parser(
         "script",
-        help="run somebody's own training script and measure its steps",
+        help="run your own training script and measure its steps",
         description=TEXT,
         epilog=EXAMPLES,
         formatter_class=formatter,
@@ -63,26 +63,30 @@ def add_parser(commands: Any, formatter: Any) -> None:
         prog="python -m rooflaunch script",
         usage="%(prog)s [OPTIONS] -- train.py ARGS",
     )
-    parser.add_argument("--warmup", metavar="N", help="warm-up steps, kept apart (10; 3 on a CPU)")
-    parser.add_argument("--iterations", metavar="N", help="measured steps, at least (100; 20 on a CPU)")
+    parser.add_argument("--warmup", metavar="N", help="warm-up steps, not counted in the results (10; 3 on a CPU)")
+    parser.add_argument("--iterations", metavar="N", help="least number of measured steps (100; 20 on a CPU)")
     parser.add_argument(
-        "--min-seconds", metavar="S", help="add measured steps until so many seconds have passed (3; 0 on a CPU)"
+        "--min-seconds", metavar="S", help="add measured steps until this number of seconds has passed (3; 0 on a CPU)"
     )
-    parser.add_argument("--samples-per-step", metavar="N", help="what a step trains on, where no DataLoader tells")
-    parser.add_argument("--data", metavar="PATH", help="what {data} in the script's arguments stands for")
+    parser.add_argument("--samples-per-step", metavar="N", help="samples per step, if the script has no DataLoader")
+    parser.add_argument("--data", metavar="PATH", help="path that replaces {data} in the script's arguments")
     parser.add_argument("--then", metavar="|".join(THEN), default="stop", help="after the last measured step (stop)")
-    parser.add_argument("--repeats", metavar="N", default="1", help="run the script so often, each a process (1)")
+    parser.add_argument(
+        "--repeats", metavar="N", default="1", help="run the script this many times, each in a new process (1)"
+    )
     parser.add_argument(
         "--profile",
         metavar="|".join(Profile),
         default=Profile.NONE,
-        help="run the script once more: ncu counts FLOP and bytes, torch traces (none)",
+        help="run the script once more with a profiler: ncu counts FLOP and bytes, torch records a trace (none)",
     )
     parser.add_argument("--profile-steps", metavar="N", default="1", help="steps in the profile (1)")
-    parser.add_argument("--no-ceilings", dest="ceilings", action="store_false", help="do not measure what is possible")
-    parser.add_argument("--fresh-ceilings", action="store_true", help="measure it anew")
-    parser.add_argument("-o", "--output", type=Path, default=Path("results"), help="where bundles go (results)")
-    parser.add_argument("--context", help="written by a launcher; stdout then names the bundle's folder alone")
+    parser.add_argument(
+        "--no-ceilings", dest="ceilings", action="store_false", help="do not measure the best rates of this machine"
+    )
+    parser.add_argument("--fresh-ceilings", action="store_true", help="measure them again")
+    parser.add_argument("-o", "--output", type=Path, default=Path("results"), help="folder for bundles (results)")
+    parser.add_argument("--context", help="only for launchers: print nothing but the bundle's folder to stdout")
     # Set for one run of a series: the run's context, and the file to write its bundle's folder to.
     parser.add_argument("--series", help=SUPPRESS)
     parser.add_argument("--bundles", type=Path, help=SUPPRESS)
@@ -113,7 +117,7 @@ def run(parsed: Namespace, timeline: Timeline) -> int:
     if parsed.then not in THEN:
         raise UsageError(f"--then must be one of {', '.join(THEN)}; got '{parsed.then}'", hint="--then continue")
     if parsed.fresh_ceilings and not parsed.ceilings:
-        raise UsageError("--fresh-ceilings measures what --no-ceilings leaves out", hint="leave one of the two out")
+        raise UsageError("--fresh-ceilings and --no-ceilings contradict each other", hint="leave one of the two out")
     script = program.resolve(parsed.script_words, data=parsed.data)
     program.refuse_distributed()
     given = parsed.context or parsed.series
@@ -220,7 +224,7 @@ def _observe_exits(measured: "ScriptRun", name: str) -> None:
 
         def become(*given: Any, original: Any = original) -> Any:
             if os.getpid() == process and measured.session.active:
-                log.LOGGER.warning("note       %s becomes another program, which is not measured", name)
+                log.LOGGER.warning("note       %s replaces itself by another program, which is not measured", name)
             return original(*given)
 
         setattr(os, other, become)
@@ -232,7 +236,7 @@ def _without_torch(script: program.Program, end: program.End, *, is_launched: bo
         return ExitCode.RUN_FAILED if is_launched else end.code
     raise RunFailedError(
         f"{script.name} ended without importing torch in this process: nothing was measured",
-        hint="the script that trains, not one that starts it",
+        hint="name the script that trains, not a script that starts it",
     )
 
 
@@ -256,7 +260,7 @@ def _close(measured: "ScriptRun", script: program.Program, end: program.End, *, 
     if end.code:
         return _failed(measured, script, end, is_launched=is_launched)
     if session.bug:
-        measured.close(Status.FAILED, f"a bug of ours: {session.bug!r}")
+        measured.close(Status.FAILED, f"a bug in rooflaunch: {session.bug!r}")
         raise session.bug
     if measured.measured_steps:
         measured.close(Status.COMPLETED)
@@ -273,7 +277,7 @@ def _failed(measured: "ScriptRun", script: program.Program, end: program.End, *,
     steps = measured.measured_steps
     what = _failure(script, end)
     after = f"after {counted(steps, 'measured step')}" if measured.folder else "before its training step was known"
-    kept = f"; its bundle keeps them: {measured.folder}" if steps else ""
+    kept = f"; they are in its bundle: {measured.folder}" if steps else ""
     is_memory = isinstance(end.error, Exception) and _is_of_memory(end.error)
     with suppress(RooflaunchError):
         measured.close(Status.OUT_OF_MEMORY if is_memory else Status.FAILED, f"{what} {after}")
@@ -307,9 +311,9 @@ def _error_without_steps(measured: "ScriptRun", script: program.Program) -> Roof
         )
     if session.optimizer_steps:
         return RunFailedError(
-            f"{script.name} ended after {counted(session.optimizer_steps, 'optimizer step')}: too few to see what"
-            " repeats, count a step and measure one",
-            hint=f"more steps (smaller batches, more epochs); or {program.STEP_HINT}",
+            f"{script.name} ended after {counted(session.optimizer_steps, 'optimizer step')}: too few to "
+            "find out what a step is, count its FLOP and measure it",
+            hint=f"let it make more steps (smaller batches, more epochs); or {program.STEP_HINT}",
         )
     if session.backward_passes:
         passes = f"{session.backward_passes} backward pass{'' if session.backward_passes == 1 else 'es'}"
@@ -325,6 +329,6 @@ def _error_without_steps(measured: "ScriptRun", script: program.Program) -> Roof
         )
     return RunFailedError(
         f"{script.name} ended without a backward pass or an optimizer step in this process",
-        hint="a script that trains in processes of its own (torchrun, torch.multiprocessing) cannot be measured yet:"
-        " run it as one process",
+        hint="a script that trains in child processes (torchrun, torch.multiprocessing) cannot be measured yet: "
+        "run it as one process",
     )

@@ -255,7 +255,7 @@ def at_least(
     taken_s, taken = now() - began_s, count
     if taken_s >= least_s:
         return
-    LOGGER.info("measured   %s took less than %g s: more are added (--min-seconds)", counted(count, "step"), least_s)
+    LOGGER.info("measured   %s took less than %g s: adding more steps (--min-seconds)", counted(count, "step"), least_s)
     while (taken_s := now() - began_s) < least_s:
         progress.expect(max(taken + 1, round(taken * least_s / taken_s)))
         yield
@@ -277,7 +277,7 @@ def _skipped(run: Record) -> list[str]:
     if not skipped or not skipped.measured or not step_s:
         return []
     of = f"AMP skipped {skipped.measured} of {counted(int(step_s.n or 0), 'measured step')}"
-    note = f"{of}: a gradient overflowed in fp16, and the optimizer was left out"
+    note = f"{of}: a gradient overflowed in fp16, and the optimizer was skipped"
     LOGGER.warning("note       %s", note)
     return [note]
 
@@ -289,7 +289,7 @@ def _idle_cpus(run: Record) -> list[str]:
     used = f"the run got {of_cpus(run.timing.cpus_used or 0.0, run.environment.device.threads or 0)}"
     if run.timing.cpus_waited is None:
         load = f"; load average {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
-        return [f"{used}: other work competed, or one thread did most{load}"]
+        return [f"{used}: other processes used the CPUs, or one thread did most of the work{load}"]
     return [f"{used} and did not wait for more: one thread did most of the work"]
 
 
@@ -308,9 +308,9 @@ def explain(error: Exception, spec: RunSpec) -> Exception:
         return refused
     if spec.deterministic and (operation := NOT_DETERMINISTIC.search(str(error))):
         return RunFailedError(
-            f"{spec.model} uses {operation[1]}, of which torch {torch.__version__} has no deterministic version",
-            hint="leave --deterministic out, or take a model without that operation; alexnet and vgg have adaptive"
-            " pooling, resnets and mobilenets do without on a GPU",
+            f"{spec.model} uses {operation[1]}, but torch {torch.__version__} has no deterministic version of it",
+            hint="leave --deterministic out, or use a model without that operation; alexnet and vgg use adaptive "
+            "pooling, resnets and mobilenets do not on a GPU",
         )
     # OSError: for example, no file descriptor is left for a data worker.
     if not isinstance(error, RuntimeError | OSError):

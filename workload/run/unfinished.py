@@ -18,7 +18,7 @@ from workload.environment.machine import HostSystem
 from workload.environment.outside import outside_facts
 from workload.run.first_record import first_record
 
-NOTE = "the trainer ended before it could describe the run: what is recorded here was seen from outside"
+NOTE = "the trainer ended before it could describe the run: this record was made from outside"
 
 
 def seal_all(

@@ -23,7 +23,7 @@ IMAGENETTE_SIZE = "320px"
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 # Resize to 256 before cropping 224: torchvision's reference evaluation.
 RESIZE_RATIO = 256 / 224
-LAYOUT = "images lie in FOLDER/<class>/<image>.jpg, or FOLDER/train/<class>/<image>.jpg"
+LAYOUT = "images must be in FOLDER/<class>/<image>.jpg, or FOLDER/train/<class>/<image>.jpg"
 
 
 class BrokenImageError(Exception):
@@ -191,7 +191,7 @@ def _image_root(spec: RunSpec) -> Path:
     if not folder.is_dir():
         known = f"{SYNTHETIC}, {CIFAR10} and {IMAGENETTE}"
         raise UsageError(
-            f"data set '{spec.dataset}' is no folder, and none of {known}", hint=f"--dataset FOLDER; {LAYOUT}"
+            f"data set '{spec.dataset}' is neither a folder nor one of {known}", hint=f"--dataset FOLDER; {LAYOUT}"
         )
     return folder / "train" if (folder / "train").is_dir() else folder
 

@@ -20,7 +20,7 @@ from workload.steps.hidden_packages import ROOT, hidden
 from workload.steps.script_end import EndOfScript
 
 EXAMPLE = "python -m rooflaunch script -- train.py --lr 0.1"
-STEP_HINT = "say what a step is, in the script: `import rooflaunch`, then `rooflaunch.step_done()` after each update"
+STEP_HINT = "mark the end of a step in the script: `import rooflaunch`, then `rooflaunch.step_done()` after each update"
 # Frames of these packages are left out of tracebacks.
 OURS = tuple(f"{ROOT / name}{os.sep}" for name in ("rooflaunch", "workload"))
 
@@ -116,7 +116,7 @@ def _interrupts_as_usual() -> Any:
 
 
 def _interrupted() -> InterruptedRunError:
-    return InterruptedRunError("interrupted by Ctrl-C", hint="run again; a bundle that was open keeps its steps")
+    return InterruptedRunError("interrupted by Ctrl-C", hint="run again; the unfinished bundle keeps its steps")
 
 
 def resolve(words: Sequence[str], *, data: str | None = None) -> Program:
@@ -170,7 +170,7 @@ def several_processes() -> UsageError | None:
     if size == 1:
         return None
     return UsageError(
-        f"the script trains with {size} processes: a step of several cannot be measured yet",
+        f"the script trains with {size} processes: a step of several processes cannot be measured yet",
         hint="run it as one process on one GPU",
     )
 

@@ -36,8 +36,8 @@ def end_by_force_after(name: str, code: int, limit_s: float | None = None, *, la
         if last_words:
             log.LOGGER.error("%s", last_words)
         log.LOGGER.warning(
-            "note       %s did not end within %g s after it was asked to (it catches SystemExit, or waits for a thread"
-            " or a process): it was ended by force; what was measured is written",
+            "note       %s did not end within %g s after the request to exit (it catches SystemExit, or "
+            "waits for a thread or a process): it was killed; the measurements are written",
             name,
             limit_s,
         )

@@ -180,13 +180,13 @@ class Session:
         self.gradients += 1
         is_all = self.optimizer_steps == self.backward_passes == 0
         if is_all and self.gradients >= BACKWARD_WITHOUT_STEP and not self._is_marked and self._is_observed():
-            self._refuse_updates_by_hand(f"gradients were taken {self.gradients} times by torch.autograd.grad")
+            self._refuse_updates_by_hand(f"torch.autograd.grad was called {self.gradients} times")
 
     def _refuse_updates_by_hand(self, what: str) -> None:
         where = fetched_at(self._folder)
         self._refuse(
             UsageError(
-                f"{what}, at last at {where}, and no step of an optimizer of torch.optim",
+                f"{what}, the last one at {where}, but no step of an optimizer of torch.optim",
                 hint=f"`import rooflaunch`, and after the update that follows {where}: `rooflaunch.step_done()`",
             )
         )
@@ -212,9 +212,7 @@ class Session:
         if self.thread is None:
             self.thread = threading.get_ident()
         elif self.thread != threading.get_ident():
-            self._refuse(
-                UsageError("optimizers step in more than one thread of the script", hint="train in one thread")
-            )
+            self._refuse(UsageError("the script calls optimizers in more than one thread", hint="train in one thread"))
         self._in_optimizer = False
         if self._in_backward:
             # The script has an optimizer for each parameter, which steps as soon as its gradient is computed.
@@ -393,7 +391,7 @@ class Session:
             case Seen.IRREGULAR:
                 self._step_ended(is_regular=False)
             case Seen.LOST:
-                LOGGER.info("script     the steps are no longer of this kind: looking for what repeats now")
+                LOGGER.info("script     the steps have changed: looking for the new training step")
                 self._start_again()
             case Seen.UNCLEAR if self._more_events_follow:
                 pass
@@ -402,7 +400,7 @@ class Session:
             case Seen.UNCLEAR:
                 self._refuse(
                     UsageError(
-                        f"{MOST_SEGMENTS} optimizer steps repeat in no order, so it is unclear what a step is",
+                        f"{MOST_SEGMENTS} optimizer steps have no repeating order, so it is unclear what a step is",
                         hint=STEP_HINT,
                     )
                 )
@@ -577,7 +575,7 @@ class Session:
     def failed(self, error: Exception) -> None:
         """Report a bug of ours and stop measuring; the script continues."""
         self.active, self.stage, self.bug = False, Stage.OVER, error
-        LOGGER.error("script     not measured any further, for a bug of ours: %r", error)
+        LOGGER.error("script     not measured any further, because of a bug in rooflaunch: %r", error)
         LOGGER.debug("%s", "".join(traceback.format_exception(error)))
 
 

@@ -196,7 +196,7 @@ def describe(
     used = {segment.optimizer for segment in pattern.segments} if pattern else set(range(len(optimizers.known)))
     workers = [loader.workers for loader in loaders]
     names = [optimizer.name for optimizer in optimizers.known]
-    what = pattern.words(names) if pattern else "what the script marks by `step_done()` or `with step():`"
+    what = pattern.words(names) if pattern else "as marked in the script by `step_done()` or `with step():`"
     sizes = {loader.size for loader in loaders}
     size = sizes.pop() if len(sizes) == 1 and not limits.samples_per_step else None
     tokens = [sum(row.tokens for row in rows) for rows in sums]

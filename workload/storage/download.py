@@ -184,6 +184,6 @@ def disk_errors(folder: Path) -> Iterator[None]:
         if bundle.is_write_failure(error) and not isinstance(error, FileNotFoundError):
             raise ToolError(
                 f"{error.strerror} while writing '{where}'",
-                hint="free some space, or -o FOLDER on another disk; the same command continues",
+                hint="free some space, or use -o FOLDER on another disk; the same command continues",
             ) from error
         raise BundleError(f"'{where}' cannot be written: {error.strerror or error}", hint="move it away") from error

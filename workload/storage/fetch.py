@@ -218,7 +218,7 @@ class _Worker:
         if local is LocalState.SAME:
             return FetchedRun(run_id=run.run_id, state=FetchState.SKIPPED)
         if local is LocalState.OTHER and not self._replace:
-            message = f"'{folder}' is complete and another bundle: --replace overwrites it"
+            message = f"'{folder}' is another complete bundle: --replace overwrites it"
             raise BundleError(message, hint="fetch with --replace")
         for name in (bundle.MANIFEST, bundle.RECORD):
             if name in run.objects and run.objects[name].bytes > MAX_DOCUMENT_BYTES:
@@ -234,7 +234,7 @@ class _Worker:
 
     def _fetch_incomplete(self, run: RemoteRun) -> FetchedRun:
         folder = self._output / run.run_id
-        reason = f"no {bundle.MANIFEST}: it still runs, or was cut off"
+        reason = f"no {bundle.MANIFEST}: it is still running, or was interrupted"
         if not self._incomplete:
             reason += "; --incomplete fetches it"
             return FetchedRun(run_id=run.run_id, state=FetchState.INCOMPLETE, reason=reason)

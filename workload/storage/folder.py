@@ -199,12 +199,12 @@ class Folder:
         require_safe(name, self)
         if any(TEMPORARY.fullmatch(part) for part in name.split("/")):
             raise BundleError(
-                f"'{name}' is no name for an object in {self}: the store itself uses it", hint="give it another name"
+                f"'{name}' is not allowed as a name in {self}: the store itself uses it", hint="give it another name"
             )
         if link := self._link_on_the_way(name):
             raise BundleError(
                 f"'{self.locate(link)}' is a symbolic link, which a store does not follow",
-                hint="put the file or folder itself there",
+                hint="replace the link by the file or folder itself",
             )
         return self._root / name
 
@@ -227,7 +227,7 @@ class Folder:
             raise
         os.close(descriptor)
         # Neither a folder nor a FIFO is an object.
-        raise FileNotFoundError(errno.ENOENT, "no regular file", name)
+        raise FileNotFoundError(errno.ENOENT, "not a regular file", name)
 
     def _next_block(self, name: str, source: BinaryIO) -> bytes:
         with self._read_errors(name):
@@ -248,7 +248,7 @@ class Folder:
             return ""
 
     def _changed(self, listed: StoredObject) -> ObjectChangedError:
-        return ObjectChangedError(f"'{listed.name}' changed in the folder meanwhile", hint="fetch again")
+        return ObjectChangedError(f"'{listed.name}' changed while it was copied", hint="fetch again")
 
     def _walk(self, top: str, start: str = "") -> Iterator[StoredObject]:
         """All objects below the folder `top` whose path inside it begins with `start`, without temporary files."""
@@ -265,7 +265,7 @@ class Folder:
                     facts = entry.stat(follow_symlinks=False)
                     yield StoredObject(name=name, bytes=facts.st_size, crc32c="", version=_version(facts))
                 else:
-                    yield _problem(name, "no regular file")
+                    yield _problem(name, "not a regular file")
             except FileNotFoundError:
                 continue  # removed or replaced since its folder was read
             except PermissionError as error:
@@ -288,7 +288,7 @@ class Folder:
         except OSError as error:
             if error.errno == errno.ELOOP:  # a link that was created after the check
                 raise BundleError(
-                    f"'{self.locate(name)}' is a symbolic link", hint="put the file or folder itself there"
+                    f"'{self.locate(name)}' is a symbolic link", hint="replace the link by the file or folder itself"
                 ) from error
             raise self._unreachable(error) from error
 
@@ -299,12 +299,12 @@ class Folder:
         except OSError:
             is_there = False
         if not is_there:
-            raise UnreachableError(f"{self} is gone", hint="see whether its disk is mounted, then run again")
+            raise UnreachableError(f"{self} is gone", hint="check whether its disk is mounted, then run again")
 
     def _unreachable(self, error: OSError) -> UnreachableError:
         return UnreachableError(
             f"{self} cannot be read or written: {error.strerror or error}",
-            hint=f"see whether its disk or server is there: ls {shlex.quote(str(self._shown))}; then run again",
+            hint=f"check whether its disk or server is available: ls {shlex.quote(str(self._shown))}; then run again",
         )
 
     def _quoted(self, name: str) -> str:
@@ -355,9 +355,9 @@ class Folder:
             if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                 hint = f"free some space there (df -h {shlex.quote(str(self._shown))}; quota -s), then run again"
             elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-                hint = f"ask its owner for the right to write there: ls -ld {shlex.quote(str(self._shown))}"
+                hint = f"ask its owner for permission to write there: ls -ld {shlex.quote(str(self._shown))}"
             else:
-                hint = f"see what is there: ls -ld {self._quoted(name)}"
+                hint = f"check the path: ls -ld {self._quoted(name)}"
             raise ToolError(f"{error.strerror} while writing '{self.locate(name)}'", hint=hint) from error
 
 
@@ -380,7 +380,7 @@ def connect(address: str, root: Path, *, limit_s: float) -> Folder:
             hint="correct the name, or mount its disk",
         ) from error
     except NotADirectoryError as error:
-        raise UsageError(f"'{address}' is no folder", hint="name the folder that holds runs/") from error
+        raise UsageError(f"'{address}' is not a folder", hint="name the folder that contains runs/") from error
     except PermissionError as error:
         raise ToolError(
             f"no permission to read folder '{address}'", hint=f"ask its owner: ls -ld {shlex.quote(str(root))}"
@@ -388,12 +388,12 @@ def connect(address: str, root: Path, *, limit_s: float) -> Folder:
     except TimeoutError as error:
         raise UnreachableError(
             f"folder '{address}' does not answer within {limit_s:g} s",
-            hint="its network file system hangs: see whether its server is there, then run again",
+            hint="its network file system hangs: check whether its server is available, then run again",
         ) from error
     except OSError as error:
         raise UnreachableError(
             f"folder '{address}' cannot be read: {error.strerror or error}",
-            hint="see whether its disk or server is there, then run again",
+            hint="check whether its disk or server is available, then run again",
         ) from error
 
 
@@ -448,8 +448,8 @@ def _claim_name(temporary: Path, path: Path) -> bool:
                 return False
             if look == CLAIM_LOOKS - 1:
                 raise ToolError(
-                    f"'{path}' is being written by another process, or was by one that was killed",
-                    hint=f"run again; if it stays so: rm {shlex.quote(str(claim))}",
+                    f"'{path}' is being written by another process, or by one that was killed",
+                    hint=f"run again; if this message stays: rm {shlex.quote(str(claim))}",
                 ) from error
             time.sleep(CLAIM_PAUSE_S)
     try:

@@ -372,7 +372,7 @@ def log_in() -> str:
     """Hint for missing credentials. A key-file variable that names no file comes first: it overrides every login."""
     named = os.environ.get(CREDENTIALS_VARIABLE)
     if named and not Path(named).is_file():
-        return f"{CREDENTIALS_VARIABLE} names '{named}', which is no file: correct it; or unset it, then {LOG_IN}"
+        return f"{CREDENTIALS_VARIABLE} names '{named}', which does not exist: correct it; or unset it, then {LOG_IN}"
     return LOG_IN
 
 
@@ -403,7 +403,7 @@ def translated(bucket: str, patience: Patience, need: BucketNeed = READ) -> Iter
             raise _foreign() from error
         raise ToolError(f"bucket '{bucket}': {_first_line(error)}", hint="run again; then report it") from error
     except client.DataCorruption as error:
-        raise ToolError(f"bucket '{bucket}' sent other bytes than it holds", hint="run again") from error
+        raise ToolError(f"bucket '{bucket}' sent damaged data", hint="run again") from error
     except (requests.RequestException, urllib3.exceptions.HTTPError, ConnectionError, TimeoutError) as error:
         raise _unreachable(bucket, error, patience) from error
 
@@ -460,7 +460,7 @@ def _unreachable(bucket: str, error: BaseException, patience: Patience) -> Unrea
     if _is_throttled(error):
         return UnreachableError(
             f"bucket '{bucket}' answers that it gets too many requests (429)",
-            hint="wait a minute, then run again, with fewer at a time where there are several",
+            hint="wait a minute, then run again, with fewer at the same time",
         )
     if any(isinstance(cause, ssl.SSLCertVerificationError | json.JSONDecodeError) for cause in _causes(error)):
         return _foreign()
@@ -476,7 +476,7 @@ def _unreachable(bucket: str, error: BaseException, patience: Patience) -> Unrea
 def foreign_answer(service: str, where: str) -> UnreachableError:
     """Error for an answer that the service never gives: a page of HTML, or another server's certificate."""
     return UnreachableError(
-        f"something else than {service} answers at {where}: a log-in page of this network, or a proxy",
+        f"another server than {service} answers at {where}: a log-in page of this network, or a proxy",
         hint="open a page in a browser and log in to the network, or correct HTTPS_PROXY; then run again",
     )
 
@@ -509,7 +509,7 @@ def _why(error: BaseException, patience: Patience) -> str:
         if isinstance(cause, OSError) and cause.strerror:
             return cause.strerror
     if any(isinstance(cause, http.client.IncompleteRead) for cause in causes):
-        return "its answer broke off"
+        return "its answer was cut off"
     if any(isinstance(cause, requests.ConnectTimeout) for cause in causes):
         return f"no connection within {patience.connect_s:g} s"
     if any(isinstance(cause, requests.Timeout) for cause in causes):
@@ -555,4 +555,4 @@ def _content_type(name: str) -> str:
 
 
 def _changed(listed: StoredObject) -> ObjectChangedError:
-    return ObjectChangedError(f"'{listed.name}' changed in the bucket meanwhile", hint="fetch again")
+    return ObjectChangedError(f"'{listed.name}' changed while it was copied", hint="fetch again")

@@ -145,7 +145,7 @@ def read_document(run: RemoteRun, name: str, content: bytes) -> dict[str, Any]:
     try:
         document = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise run.damaged(f"{name} is no readable JSON") from error
+        raise run.damaged(f"{name} is not readable JSON") from error
     version = document.get("schema_version") if isinstance(document, dict) else None
     if type(version) is not int or version < 1:
         raise run.damaged(f"{name} has no schema_version")

@@ -36,7 +36,7 @@ def why_unsafe(name: str) -> str:
 def require_safe(name: str, store: object) -> None:
     """Raise `BundleError` for a name that could not be fetched again."""
     if reason := why_unsafe(name):
-        raise BundleError(f"{name!r} is no name for an object in {store}: {reason}", hint="give it another name")
+        raise BundleError(f"{name!r} is not allowed as a name in {store}: {reason}", hint="give it another name")
 
 
 def clashes(names: Iterable[str]) -> dict[str, str]:

@@ -52,7 +52,7 @@ class FetchSource:
             runs = Path(self.address, self.folder).resolve()
             if output.resolve().is_relative_to(runs):
                 raise UsageError(
-                    f"the output '{output}' is, or lies in, the source '{self}' itself", hint="-o ANOTHER_FOLDER"
+                    f"the output '{output}' is the source '{self}', or a folder in it", hint="-o ANOTHER_FOLDER"
                 )
 
 
@@ -71,7 +71,7 @@ def parse_source(text: str) -> FetchSource:
     else:
         source = _in_folder(place)
     if source.run_id is not None and (reason := why_unsafe(source.run_id)):
-        raise UsageError(f"'{source.run_id}' is no run: {reason}", hint=EXAMPLE)
+        raise UsageError(f"'{source.run_id}' is not a run: {reason}", hint=EXAMPLE)
     return source
 
 

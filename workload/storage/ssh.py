@@ -200,7 +200,7 @@ class Connection:
                     where = f" '{answer['path']}'" if answer.get("path") else ""
                     raise ToolError(
                         f"{self.login} refused{where}: {answer['error']}",
-                        hint=f"look there: {self.login.command()}; df -h and quota say whether its disk is full",
+                        hint=f"log in and check: {self.login.command()}; df -h and quota show whether its disk is full",
                     )
                 return answer
 
@@ -246,14 +246,14 @@ class Connection:
         login, by_hand = self.login, self.login.command()
         message, hint = f"{login} did not run our program: {last or f'exit code {code}'}", f"try it by hand: {by_hand}"
         if "REMOTE HOST IDENTIFICATION HAS CHANGED" in said:
-            message = f"{login} shows another host key than before: it was set up anew, or another machine answers"
+            message = f"{login} has another host key than before: it was reinstalled, or another machine answers"
             hint = f"ask its owner; then ssh-keygen -R {login.known_as()}, and log in once: {by_hand}"
         elif "Host key verification failed" in said or "host key is known for" in said:
             message = f"the host key of {login} is not known here yet"
             hint = f"log in once by hand and compare it: {by_hand}"
         elif "Permission denied" in last or "Too many authentication failures" in last:
-            message = f"{login} refused to let us in: {last}"
-            hint = f"no password is asked for: ssh-add a key, or {by_hand.replace('ssh', 'ssh-copy-id', 1)}"
+            message = f"{login} refused the login: {last}"
+            hint = f"passwords are not supported: ssh-add a key, or {by_hand.replace('ssh', 'ssh-copy-id', 1)}"
         elif code == SSH_FAILED or code < 0:
             why = last or ("ssh was killed" if code < 0 else "the connection broke")
             return LostError(f"{login} cannot be reached: {why}", hint=hint)
@@ -484,7 +484,7 @@ class SshFolder:
         bounded = BoundedSink(sink, listed.bytes - start, what=f"'{listed.name}'")
         answer = self._ask("read", bounded, name=listed.name, start=start, most_bytes=None, version=listed.version)
         if answer["state"] != "read":
-            raise ObjectChangedError(f"'{listed.name}' changed in the folder meanwhile", hint="fetch again")
+            raise ObjectChangedError(f"'{listed.name}' changed while it was copied", hint="fetch again")
 
     def write(self, name: str, content: bytes, *, if_absent: bool = False, is_private: bool = False) -> bool:
         """Write an object. With `if_absent`, write nothing and return False if it exists. `is_private`: mode 0600.
@@ -523,7 +523,7 @@ class SshFolder:
         answer = self._connection.ask(self._program, asked, sink=sink, payload=payload, limit_s=limit_s)
         if "unsafe" in answer:
             raise BundleError(
-                f"{answer['unsafe']} in {self}", hint="give it another name, or put the file itself there"
+                f"{answer['unsafe']} in {self}", hint="give it another name, or replace the link by the file itself"
             )
         return answer
 

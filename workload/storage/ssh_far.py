@@ -47,7 +47,7 @@ def path_of(root: Path, name: str) -> Path:
     """Path of an object. Names are checked before they are sent; here a name may only not leave the folder."""
     parts = name.split("/")
     if not all(parts) or {".", ".."} & set(parts) or "\0" in name or any(map(TEMPORARY.fullmatch, parts)):
-        raise UnsafeError(f"{name!r} is no name for an object")
+        raise UnsafeError(f"{name!r} is not allowed as a name")
     path = root
     for part in parts:
         path /= part
@@ -86,7 +86,7 @@ def walk(folder: Path, before: str, start: str = "") -> Iterator[tuple[str, int,
             elif stat.S_ISDIR(facts.st_mode):
                 yield from walk(folder / entry.name, f"{name}/")
             else:
-                yield name, 0, "", "a symbolic link" if entry.is_symlink() else "no regular file"
+                yield name, 0, "", "a symbolic link" if entry.is_symlink() else "not a regular file"
         except FileNotFoundError:
             continue  # removed after its folder was read
         except PermissionError:

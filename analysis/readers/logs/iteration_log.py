@@ -152,8 +152,8 @@ def read(text: str, *, file: str, batch_size: int | None = None) -> Sequence[Log
     """
     text, is_doubled = without_second_half(text)
     text, repeated = training_logs.without_repeats(text)
-    losses = ["the file holds everything twice: its second half is left out"] * is_doubled
-    losses += [f"{counted(repeated, 'line')} of the log come again in the same words: left out"] * bool(repeated)
+    losses = ["the file contains everything twice: its second half is left out"] * is_doubled
+    losses += [f"{counted(repeated, 'line')} of the log are exact repetitions: left out"] * bool(repeated)
     logs = _logs(text, file, batch_size)
     return [replace(log, losses=(*losses, *log.losses)) for log in logs] if losses else logs
 
@@ -169,7 +169,9 @@ def _logs(text: str, file: str, batch_size: int | None) -> Sequence[Log]:
     if not any(name in by_field for name in TIMERS):
         raise _no_timer(table, file)
     if not table.rows:
-        raise UsageError(f"'{file}' has a header and no rows", hint="import the log of a run that got to a first step")
+        raise UsageError(
+            f"'{file}' has a header and no rows", hint="import the log of a run that reached its first step"
+        )
     _refuse_twins(table, by_field, file)
     by_field = _with_batch_counter(table, by_field)
     table, losses = _once(table, by_field)
@@ -183,7 +185,7 @@ def _logs(text: str, file: str, batch_size: int | None) -> Sequence[Log]:
         empty = _shown([meaning.name for name, (meaning, _) in by_field.items() if name in TIMERS])
         raise UsageError(
             f"'{file}' must time at least one row; no cell under {empty} has a value",
-            hint="import a log that the program wrote with its timer on",
+            hint="import a log with times of iterations",
         )
     return runs
 
@@ -210,7 +212,7 @@ def _is_timed(log: Log) -> bool:
 def _refuse_other_files(text: str, file: str) -> None:
     """Raise `UsageError` for a text without a table that could be a log; the message names the likely file format."""
     if not text.strip():
-        raise UsageError(f"'{file}' is empty", hint="look whether the program could write its log")
+        raise UsageError(f"'{file}' is empty", hint="check whether the program could write its log")
     if tables.find_header(text, is_log) is not None:
         return
     if seen := looks_like(b"", text):
@@ -218,7 +220,7 @@ def _refuse_other_files(text: str, file: str) -> None:
     first_line = text.lstrip().split("\n", 1)[0]
     if not any(mark in first_line for mark in tables.DELIMITERS):
         raise UsageError(
-            f"'{file}' is no log that is known: it begins '{first_line[:80].strip()}'; {READABLE}",
+            f"'{file}' is not a known kind of log; it begins with '{first_line[:80].strip()}'; {READABLE}",
             hint="import a table with a row per iteration, and a column such as iter_time_ms",
         )
 
@@ -227,7 +229,7 @@ def _no_timer(table: ForeignTable, file: str) -> UsageError:
     known = ", ".join(name for name, meaning in meanings().items() if meaning.field in TIMERS)
     return UsageError(
         f"'{file}' has no column that is known to hold a step time; it has {_shown(table.header)}",
-        hint=f"rename the column to one of {known}; the unit must be known",
+        hint=f"rename the column to one of {known}, with the right unit",
     )
 
 
@@ -269,7 +271,7 @@ def _once(table: ForeignTable, by_field: Mapping[str, tuple[Meaning, int]]) -> t
     if not repeated:
         return table, ()
     lines = [table.rows[index][0] for index in repeated]
-    what = f"{counted(len(lines), 'row')} in the file again, from line {lines[0]} to {lines[-1]}: left out"
+    what = f"{counted(len(lines), 'row')} twice in the file, from line {lines[0]} to {lines[-1]}: left out"
     kept = [row for index, row in enumerate(table.rows) if index not in set(repeated)]
     return replace(table, rows=kept), (what,)
 
@@ -332,7 +334,7 @@ def _of_row(columns: _Columns, line: int, row: Sequence[str]) -> Log:
         started_at_s=stamp_s if has_zone else None,
     )
     is_checked = bool(images and wall_s)
-    remark = "a table with a row per run: nothing in it checks its figures"
+    remark = "a table with a row per run: nothing in the table confirms its figures"
     wrong = []
     if rate and images and wall_s and abs(rate * wall_s / images - 1) > ALIKE:
         wrong.append(
@@ -399,12 +401,14 @@ def _of_rows(columns: _Columns, rows: Sequence[tuple[int, Sequence[str]]], *, ke
         # Seconds since the run began serve as time stamps.
         series["timestamp"], has_zone = series["elapsed_s"], False
     elif not has_zone:
-        remarks.append("time stamps without a zone: durations are known, when the run was is not")
+        remarks.append("time stamps without a time zone: durations are known, but not when the run started")
     if keep_means and table.iterations is not None:
         iterations = list(table.iterations)
     stride = statistics.mode(iterations[1:]) if len(iterations) > 1 else 1
     if stride > 1:
-        remarks.append(f"a row every {stride} iterations: the others are in the wall time, not among the steps")
+        remarks.append(
+            f"a row every {stride} iterations: the other iterations count in the wall time, but not as steps"
+        )
     labels = dict(table.labels) | _labels(columns, rows)
     per_row = _images_per_row(series.get("images"))
     if per_row:
@@ -485,9 +489,10 @@ def _judged(log: Log, file: str, batch_size: int | None) -> Log | None:
         return None
     step = log.columns["step"].name
     raise UsageError(
-        f"'{file}' contradicts itself: its time stamps are {plain(interval_s / iteration_s, 3)} times as far apart as"
-        f" an iteration of {iteration_s:.3g} s takes, and its column {step} says that none lies between",
-        hint=f"a row per run fits: rename the column {step} to run",
+        f"'{file}' contradicts itself: its time stamps are {plain(interval_s / iteration_s, 3)} times as far "
+        f"apart as an iteration of {iteration_s:.3g} s takes, and its column {step} says that no iteration "
+        "is between them",
+        hint=f"perhaps each row is a run: then rename the column {step} to run",
     )
 
 
@@ -508,16 +513,13 @@ def _from_rates(log: Log, batch_size: int | None) -> list[float]:
 
 def _reading_that_fits(log: Log, batch_size: int | None, stride: int) -> str:
     step, rates = log.columns["step"].name, _from_rates(log, batch_size)
-    whole_interval = (
-        f"its times are those of {stride} iterations together: divide them by {stride}, or name them after what they"
-        " are"
-    )
-    alone = f"a row per iteration fits: leave the column {step} out"
+    together = f"each time is that of {stride} iterations together: divide the times by {stride}, or rename the column"
+    alone = f"each row is an iteration: remove the column {step}"
     if not rates or "step_s" not in log.columns:
-        return f"{alone}; or {whole_interval}"
+        return f"perhaps {alone}; or perhaps {together}"
     times = [value for value in log.series["step_s"] if value is not None]
     is_whole = abs(statistics.median(times) / (stride * statistics.median(rates)) - 1) < ALIKE
-    return f"by its rates, {whole_interval}" if is_whole else alone
+    return f"by its rates, {together}" if is_whole else f"perhaps {alone}"
 
 
 # --- cells
@@ -533,7 +535,7 @@ def _value(columns: _Columns, line: int, meaning: Meaning, cell: str) -> float |
     if meaning.field in POSITIVE and value <= 0:
         raise _refuse(file, line, meaning, text, "must be positive")
     if abs(value) > LIMIT or (meaning.field in POSITIVE and value < 1 / LIMIT):
-        raise _refuse(file, line, meaning, text, "is no measurement")
+        raise _refuse(file, line, meaning, text, "is not a measured value")
     if meaning.field in {"step_s", "data_s"} and value > LONGEST_ITERATION_S:
         raise _refuse(file, line, meaning, text, f"would be {plain(value, 3)} s, longer than a day: another unit?")
     if meaning.field in {"data_s", "elapsed_s"} and value < 0:
@@ -561,7 +563,7 @@ def _timestamp(file: str, line: int, meaning: Meaning, cell: str) -> tuple[float
     has_zone = parsed.tzinfo is not None
     value = (parsed if has_zone else parsed.replace(tzinfo=UTC)).timestamp()
     if not UNIX_S[0] <= value < UNIX_S[1]:
-        raise _refuse(file, line, meaning, text, "is no time of a computer's")
+        raise _refuse(file, line, meaning, text, "is an impossible date")
     return value, has_zone
 
 

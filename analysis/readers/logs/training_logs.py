@@ -186,7 +186,9 @@ def _with_means(kind: str, printed: Sequence[_Printed], labels: dict[str, str]) 
     has_means = all(row.mean_s is not None for row in printed) and wall_s > 0 and "timestamp" not in names
     remarks = []
     if has_means:
-        remarks.append("wall time by the log's running means: without validation and what else lies between epochs")
+        remarks.append(
+            "the wall time comes from the log's running means, without validation and other work between epochs"
+        )
         if rounding_s > MOST_ROUNDING * wall_s:
             remarks.append(
                 f"the log's times have 3 decimals: its wall time of {wall_s:.3g} s may be {rounding_s:.2g} s off"
@@ -333,9 +335,9 @@ def _mllog(text: str) -> WholeRun | None:
         labels["batch_size"] = str(int(batch))
     remarks = []
     if wall_s:
-        remarks.append(f"images and time of {len(epochs)} whole epochs, evaluation left out")
+        remarks.append(f"images and time of {len(epochs)} whole epochs, without evaluation")
     if not wall_s and rates:
-        remarks.append(f"the mean of {len(rates)} rates that the log states; nothing in it checks them")
+        remarks.append(f"the mean of {len(rates)} rates in the log; nothing in the log confirms them")
     return WholeRun(
         kind="MLPerf",
         labels=labels,

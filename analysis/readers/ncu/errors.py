@@ -75,20 +75,20 @@ _KNOWN = (
     _Known(
         pattern="driver resource was unavailable",
         failure=Failure.COUNTERS_BUSY,
-        reason="another tool held the GPU's counters: DCGM, or a second profiler",
+        reason="another tool used the GPU's counters: DCGM, or a second profiler",
         hint="dcgmi profile --pause (afterwards --resume), or end the other profiler, and profile again",
     ),
     _Known(
         pattern="Failed to open/create lock file",
         failure=Failure.LOCK_FILE,
-        reason="the lock file of another user's ncu was in the way",
+        reason="the lock file of another user's ncu blocked this one",
         hint="TMPDIR=$HOME ncu … and profile again",
     ),
     _Known(
         pattern=r"No (kernels|ranges) were profiled",
         failure=Failure.NO_KERNELS,
         reason="ncu profiled no {0}",
-        hint="look at ncu's filters (--kernel-name, --nvtx-include, --profile-from-start off), and profile again",
+        hint="check ncu's filters (--kernel-name, --nvtx-include, --profile-from-start off), and profile again",
     ),
     _Known(
         pattern=r"==ERROR== The application returned an error code \((-?\d+)\)",
@@ -100,12 +100,12 @@ _KNOWN = (
         pattern=r"==ERROR== ?([^\r\n]*)",
         failure=Failure.NCU_ERROR,
         reason="ncu says: {0}",
-        hint="clear ncu's error, and profile again",
+        hint="solve the problem that ncu names, and profile again",
     ),
     _Known(
         pattern=r"(?m)^[ \t]*(?:Section: |Metric Name +Metric Unit +Metric Value)",
         failure=Failure.PLAIN_TEXT,
-        reason="it is ncu's output for people, written without --csv",
+        reason="it is ncu's text output, written without --csv",
         hint=EXPORT,
     ),
     _Known(
@@ -117,7 +117,7 @@ _KNOWN = (
     _Known(
         pattern=r"(?m)^(?:==\d+== (?:NVPROF|Profiling)|[^\r\n]*Total Time \(ns\),\"?Instances)",
         failure=Failure.OTHER_PROFILER,
-        reason="it comes from another profiler (nvprof or nsys), which reads no such counters",
+        reason="it comes from another profiler (nvprof or nsys), which does not read these counters",
         hint="profile with ncu; of nsys: nsys stats --report cuda_gpu_trace --format csv FILE.nsys-rep > trace.csv",
     ),
     _Known(
@@ -141,7 +141,7 @@ _KNOWN = (
     _Known(
         pattern=r"==PROF==",
         failure=Failure.ONLY_CONNECTED,
-        reason="there are only messages of ncu; it broke off, or its table went elsewhere",
+        reason="it contains only messages of ncu; ncu was interrupted, or its table is in another file",
         hint=f"look for a .ncu-rep file: {EXPORT}",
     ),
 )
@@ -153,7 +153,7 @@ _BINARY = (
         "it is a database of Nsight Systems",
         "nsys stats --report cuda_gpu_trace --format csv FILE > trace.csv",
     ),
-    (b"NVR\x00", "it is a report of Nsight Compute under another name", "let its name end in .ncu-rep"),
+    (b"NVR\x00", "it is a report of Nsight Compute under another name", "rename it so that its name ends in .ncu-rep"),
 )
 
 
@@ -161,7 +161,7 @@ def explain(path: Path, head: bytes, text: str) -> NcuFileError:
     """The error for a file without a table, judged by its first bytes and the part of its text that was kept."""
     if not head.strip(b"\xef\xbb\xbf \t\r\n"):
         return NcuFileError(
-            path, Failure.EMPTY, "it is empty", hint="look whether ncu could write it, and profile again"
+            path, Failure.EMPTY, "it is empty", hint="check whether ncu could write it, and profile again"
         )
     for magic, reason, hint in _BINARY:
         if head.startswith(magic):

@@ -85,24 +85,24 @@ def _rules(
     peak_bytes = f"{peak}, {si(limits.bytes_per_s / TIMES_PEAK, 'B/s')}"
     match kind:
         case Quantity.TIME:
-            yield values > LONGEST_LAUNCH_S, "no launch takes an hour: its unit may be another one"
+            yield values > LONGEST_LAUNCH_S, "no kernel launch takes an hour: perhaps its unit is wrong"
         case Quantity.COUNT if role == "cycles":
-            yield rate > MOST_CLOCK_HZ, "with the launch's time it makes a clock above 30 GHz"
-            yield rate < LEAST_CLOCK_HZ, "with the launch's time it makes a clock below 10 MHz"
+            yield rate > MOST_CLOCK_HZ, "with the duration of the launch, the clock would be above 30 GHz"
+            yield rate < LEAST_CLOCK_HZ, "with the duration of the launch, the clock would be below 10 MHz"
         case Quantity.COUNT:
-            yield rate > limits.flop_per_s, f"in the launch's time that is above {peak_flop}"
+            yield rate > limits.flop_per_s, f"within the duration of the launch this is above {peak_flop}"
         case Quantity.BYTES if role.startswith("dram"):
-            yield rate > limits.bytes_per_s, f"in the launch's time that is above {peak_bytes}"
+            yield rate > limits.bytes_per_s, f"within the duration of the launch this is above {peak_bytes}"
         case Quantity.BYTES:
             # A cache serves 128 bytes per clock and multiprocessor; a multiprocessor does at least as many FLOP per
             # clock.
-            yield rate > limits.flop_per_s, "in the launch's time no cache moves so much"
+            yield rate > limits.flop_per_s, "no cache can move so much within the duration of the launch"
         case Quantity.BYTES_PER_SECOND:
             yield values > limits.bytes_per_s, f"that is above {peak_bytes}"
         case Quantity.FREQUENCY:
             yield values > MOST_CLOCK_HZ, "no GPU has a clock above 30 GHz"
         case Quantity.PER_CYCLE:
-            yield values > limits.flop_per_s / LEAST_CLOCK_HZ, f"that is above {peak} at any clock"
+            yield values > limits.flop_per_s / LEAST_CLOCK_HZ, f"this is above {peak} at any clock"
         case Quantity.PERCENT:
             yield values > MOST_PERCENT, f"a share of a peak is at most {MOST_PERCENT:g} %"
 

@@ -131,7 +131,7 @@ def _scaled(values: Floats, base_units: float) -> Floats:
 
 
 def _foreign(metric: str, text: str | None) -> list[str]:
-    return [] if text is None else [f"{metric} is absent where its value is no number: '{text[:80]}'"]
+    return [] if text is None else [f"{metric} is missing where its value is not a number: '{text[:80]}'"]
 
 
 # --- long
@@ -185,7 +185,7 @@ def _repeated_blocks(columns: pa.Table, launches: int) -> list[str]:
     again = int(changes.sum()) - launches
     if again <= 0:
         return []
-    return [f"{again} of the file's launches come again further down (same process and ID): each is counted once"]
+    return [f"{again} of the file's launches are in the file twice (same process and ID): each is counted once"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -442,10 +442,10 @@ def _absences(table: Launches) -> list[str]:
         values = table.by_role.get(role.name)
         absent = 0 if values is None or role.kind not in ADDITIVE else int(np.isnan(values).sum())
         if absent:
-            why = "n/a, or in a unit that is not known"
+            why = "n/a, or in an unknown unit"
             sentences.append(
-                f"{role.metrics[0]} has no value for {absent} of {len(table)} launches ({why}): what adds it up is"
-                " unavailable"
+                f"{role.metrics[0]} has no value for {absent} of {len(table)} launches ({why}): sums of it "
+                "are unavailable"
             )
     return sentences
 
@@ -469,10 +469,10 @@ def _repeated(tables: Sequence[Launches], who: pd.DataFrame, again: npt.NDArray[
     alike = pd.concat([who, figures], axis=1).duplicated().to_numpy()
     number = int(again.sum())
     if alike[again].all():
-        return f"{_number_of(number)} in the file again (same process and ID): each is counted once"
+        return f"{_number_of(number)} twice in the file (same process and ID): each is counted once"
     return (
-        f"{_number_of(number)} in the file again (same process and ID) with other figures: the first"
-        " of each counts; two profiles may have been written into one file"
+        f"{_number_of(number)} twice in the file (same process and ID) with different figures: only the "
+        "first is counted; perhaps two profiles were written into one file"
     )
 
 
@@ -490,7 +490,7 @@ def _missing(who: pd.DataFrame) -> str | None:
     number = sum(last - first + 1 for first, last in gaps)
     shown = ", ".join(str(first) if first == last else f"{first} to {last}" for first, last in gaps[:_SHOWN])
     more = f" and {len(gaps) - _SHOWN} more gaps" if len(gaps) > _SHOWN else ""
-    return f"{_number_of(number)} missing, of {number + len(who)} (IDs {shown}{more}): sums are of the others"
+    return f"{_number_of(number)} missing, of {number + len(who)} (IDs {shown}{more}): sums cover only the others"
 
 
 def _number_of(number: int) -> str:

@@ -93,7 +93,7 @@ def read(path: Path) -> NcuFile:
         content = _of_report(path) if path.suffix == report.SUFFIX else _of_csv(path)
     except OSError as error:
         reason = f"it cannot be read: {error.strerror or error}"
-        raise NcuFileError(path, Failure.ABSENT, reason, hint="look at the path") from error
+        raise NcuFileError(path, Failure.ABSENT, reason, hint="check the path") from error
     whole = launches.mended(content.tables)
     gpus = launches.gpus_of(whole.tables)
     losses = [*content.losses, *whole.damage]
@@ -156,7 +156,7 @@ def _of_csv(path: Path) -> _Launches:
         sections = table.sections(source, start, as_text=True)
     sections = [section for section in sections if len(section.columns)]
     if not sections:
-        reason = "there is a header, but no launch below it"
+        reason = "it has a header, but no kernel launch"
         raise NcuFileError(path, Failure.NO_LAUNCHES, reason, hint="profile again; --launch-count 0 profiles all")
     try:
         form = numbers.decide([column for part in sections for column in launches.number_columns(part)])
@@ -186,7 +186,9 @@ def _source(path: Path) -> NcuSource:
         whole = head + file.read() if content is None else content
     decoded = decode(whole)
     if decoded.remarks and not decoded.content:
-        raise NcuFileError(path, Failure.DAMAGED, decoded.remarks[0], hint="copy it again from where it was made")
+        raise NcuFileError(
+            path, Failure.DAMAGED, decoded.remarks[0], hint="copy it again from the machine that made it"
+        )
     return NcuSource(path=path, content=decoded.content, remarks=decoded.remarks, losses=decoded.losses)
 
 

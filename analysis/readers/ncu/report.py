@@ -81,12 +81,12 @@ def _actions(context: Any, path: Path) -> list[Action]:
     actions = [action for profiled_range in context for action in profiled_range]
     # For a report that is cut off, ncu_report returns an action without a name.
     if not any(action.name() for action in actions):
-        raise _damaged(path, "it holds no kernel")
+        raise _damaged(path, "it contains no kernel")
     return actions
 
 
 def _damaged(path: Path, reason: str) -> NcuFileError:
-    hint = f"ncu --import {shlex.quote(str(path))} shows what ncu itself says of it"
+    hint = f"ncu --import {shlex.quote(str(path))} shows what ncu itself reads in it"
     return NcuFileError(path, Failure.DAMAGED, f"{_MODULE} cannot read it: {reason}", hint=hint)
 
 

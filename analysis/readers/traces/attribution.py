@@ -176,8 +176,8 @@ def steps_of(trace: Trace, given: int | None) -> Steps | None:
         return Steps(number=given, windows=None, remarks=(f"no step is marked: {given} as --profile-steps says",))
     if not number:
         return None
-    remark = f"no step is marked: {counted(number, 'step')} by {name}, and the whole trace is theirs"
-    told = f"the trace has {counted(number, 'step')} by {name}, the import was told {given}" if given else None
+    remark = f"no step is marked: {counted(number, 'step')} by {name}, and the whole trace belongs to them"
+    told = f"the trace has {counted(number, 'step')} by {name}, but the import was given {given}" if given else None
     return Steps(number=number, windows=None, remarks=(remark,), contradiction=told)
 
 
@@ -196,7 +196,7 @@ def _marked(trace: Trace, given: int | None) -> Steps:
             why = f"{size} operators, the others have {median(others):g}"
             why = "the trace breaks off in it" if is_last_of_cut else why
             remarks.append(f"{windows[number].name} is incomplete and left out: {why}")
-    told = f"the trace marks {counted(len(whole), 'whole step')}, the import was told {given}"
+    told = f"the trace marks {counted(len(whole), 'whole step')}, but the import was given {given}"
     kept = [windows[number] for number in whole]
     return Steps(
         number=len(kept),

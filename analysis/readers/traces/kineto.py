@@ -151,7 +151,7 @@ def read(text: str, *, file: str) -> Trace:
     what = None if _OURS.search(start) else next((what for pattern, what in _OTHERS if pattern.search(start)), None)
     if what:
         raise UsageError(
-            f"'{file}' looks like {what}, which is not read: of Chrome's format, traces of torch.profiler are",
+            f"'{file}' looks like {what}, which cannot be read; of this format only traces of torch.profiler can",
             hint="profiler.export_chrome_trace('trace.json') of a torch.profiler.profile(record_shapes=True)",
         )
     builder = _Builder(trace=Trace())
@@ -162,19 +162,19 @@ def read(text: str, *, file: str) -> Trace:
     trace.facts = events.facts
     trace.is_cut = events.is_cut
     if events.is_cut:
-        trace.losses.append(f"the trace breaks off after {events.number} events: what is there was read")
+        trace.losses.append(f"the trace ends too early, after {events.number} events: these were read")
     if builder.broken:
         trace.losses.append(f"{builder.broken} events without a usable name, time or duration were left out")
     if not trace.operators and not trace.device:
         raise _nothing_in(file, events, builder)
     if doubled := _without_doubles(trace):
-        trace.losses.append(f"{doubled} events are in the trace twice: the second was left out")
+        trace.losses.append(f"{doubled} events are in the trace twice: they were counted once")
     return trace
 
 
 def _nothing_in(file: str, events: "_Events", builder: "_Builder") -> UsageError:
     if not events.number and events.is_cut:
-        return UsageError(f"'{file}' breaks off before its first event", hint=EXPORT_AGAIN)
+        return UsageError(f"'{file}' ends before its first event", hint=EXPORT_AGAIN)
     if not events.number:
         what = f"'{file}' is a trace without events"
         return UsageError(f"{what}: {EVENTS} is empty", hint="profile at least one step, then export")

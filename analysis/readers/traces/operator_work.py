@@ -83,10 +83,10 @@ class CallWork:
 
 
 OF_MANY = (
-    "lists of more than 30 tensors have no shapes in a trace: those of optimizers are taken to hold every parameter"
-    " that got a gradient"
+    "a trace has no shapes for lists of more than 30 tensors: lists of optimizers are assumed to contain "
+    "every parameter that got a gradient"
 )
-ASSUMED = "the trace has no values of arguments: each backward pass of a convolution is counted with both gradients"
+ASSUMED = "the trace has no values of arguments: every backward pass of a convolution is counted with both gradients"
 
 
 @dataclass(frozen=True, kw_only=True)

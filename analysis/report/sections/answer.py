@@ -112,7 +112,7 @@ def _change(evidence: ReportEvidence, top: Contrast, *likewise: Contrast) -> str
     winner, loser = top.sides
     value = value_of(top.by, winner)
     where = f"on {value}" if top.by == "place" else f"with {label(top.by)} {value}"
-    models = [f"likewise {_subject_of(evidence, one)}, {plain(one.effect, 3)} x" for one in likewise]
+    models = [f"the same for {_subject_of(evidence, one)}, {plain(one.effect, 3)} x" for one in likewise]
     more = [*_neighbours(evidence, top), *_memory(winner, loser), *_accuracy(top, winner), *models]
     return f"Run {_subject_of(evidence, top)} {where}: {'; '.join([top.row['verdict'], *more])}."
 
@@ -158,7 +158,7 @@ def _steps(evidence: ReportEvidence, top: Contrast) -> tuple[Contrast | None, Co
 def _step(one: Contrast) -> str:
     what = f"the step from {one.pair.left.value:g} to {one.pair.right.value:g}"
     if not one.is_certain:
-        return f"no gain by {what} is certain"
+        return f"no certain gain by {what}"
     return f"{what} {f'still pays {plain(one.effect, 3)} x' if one.grows else 'makes it slower'}"
 
 
@@ -234,7 +234,7 @@ def _limit(row: Mapping[str, Any]) -> Iterator[str]:
             yield f"what limits it is not known{why}"
     elif ", " in row["bound"]:
         # With several verdicts, the reason would be that of one run only.
-        yield f"its runs do not agree on what limits it: {row['bound']}"
+        yield f"its runs disagree about what limits it: {row['bound']}"
     elif row["bound"] == Bound.NEITHER:
         yield f"neither compute nor memory limits it{why}"
     else:
@@ -259,7 +259,7 @@ def _without_times(evidence: ReportEvidence) -> Iterator[str]:
     if not rows:
         counts = Counter(words.text(status).replace("_", " ") for status in evidence.results.runs["status"])
         ended = ", ".join(f"{number} {status}" for status, number in counts.most_common())
-        yield f"No run has a throughput ({ended}), so nothing is said about speed."
+        yield f"No run has a throughput ({ended}), so nothing is known about speed."
 
 
 def _profiled_rate(row: Mapping[str, Any]) -> Iterator[str]:

@@ -97,7 +97,7 @@ def _steps(evidence: ReportEvidence) -> list[Block]:
         intensity = words.between(words.quotient(flop, high), words.quotient(flop, low))
         rows.append(row | {"bytes_low": low, "bytes_high": high, "intensity": intensity})
     caption = (
-        "Work per step: FLOP by formula; bytes modelled, from each tensor once to every operation from and to memory"
+        "Work per step: FLOP by formula; bytes modelled, from each tensor moved once to every operation using memory"
     )
     return [words.table(caption, STEPS, rows)] if rows else []
 
@@ -139,9 +139,10 @@ def _words(rows: list[dict[str, Any]]) -> list[Block]:
         return []
     low, high = (end(intensities, key=lambda name: intensities[name]) for end in (min, max))
     text = (
-        f"By the model of bytes (every operation from and to memory), {low}, does the least work per byte: "
-        f"{words.figure(intensities[low])} FLOP; {high}, the most: {words.figure(intensities[high])}. The less work "
-        "per byte, the more a step depends on bandwidth; the roofline says on which side of a device's ridge it falls."
+        f"By the model of bytes (every operation using memory), {low} does the least work per byte: "
+        f"{words.figure(intensities[low])} FLOP; {high}, the most: {words.figure(intensities[high])}. The "
+        "less work per byte, the more a step depends on bandwidth; the roofline says on which side of a "
+        "device's ridge it falls."
     )
     return [Paragraph(text=text)]
 

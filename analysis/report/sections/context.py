@@ -64,27 +64,27 @@ ENVIRONMENTS = (
 # A run with at least this many steps has met the conditions of a long training.
 MANY_STEPS = 1000
 FEW_STEPS = (
-    "At most {steps} measured steps per run: long trainings meet heat, other tenants and data that these do not."
+    "At most {steps} measured steps per run: a long training also has heat, other users of the machine and other data."
 )
-SYNTHETIC = "Synthetic data wait for no disk: runs on it say nothing about input pipelines."
+SYNTHETIC = "Synthetic data need no disk: these runs say nothing about input pipelines."
 PRICES = (
-    "Prices are those recorded with the runs, or list prices of the day in the table; disks, network and idle time are "
-    "not in them."
+    "Prices were recorded with the runs, or are list prices of the date in the table; they do not include "
+    "disks, network and idle time."
 )
 LIMITS = (
     (
-        "Modelled bytes are an interval from each tensor once to every operation from and to memory; caches "
-        "decide where in it a step falls. Only counters know."
+        "Modelled bytes are an interval, from each tensor moved once to every operation using memory. "
+        "Caches decide where in it a step is; only counters can measure this."
     ),
     (
-        "FLOP by formula count matrix products and convolutions; counters also see element-wise work and padding, "
-        "and miss what they have no metric for. Both are shown where both exist."
+        "FLOP by formula include matrix products and convolutions. Counters also include element-wise work "
+        "and padding, but leave out work without a metric. If both exist, both are shown."
     ),
     (
-        "Measured ceilings are what simple kernels reached on the same machine, at the clock of that moment; a "
-        "step can come near them, vendors' peaks are for the sheet's clock."
+        "Measured ceilings are the rates of simple kernels on the same machine at that time; a step can "
+        "come near them. Vendors' peaks are for the clock in the data sheet."
     ),
-    "Intervals of 2 to 5 runs suppose that runs differ as a normal sample does.",
+    "Intervals of 2 to 5 runs assume that runs are normally distributed.",
 )
 
 
@@ -106,7 +106,7 @@ def environment(evidence: ReportEvidence) -> Section:
         }
         for row in rows_of(distinct)
     ]
-    table = words.table("Environments; a row for each set of software", ENVIRONMENTS, rows)
+    table = words.table("Environments; one row for each set of software", ENVIRONMENTS, rows)
     return Section(name="environment", title="Environments", blocks=[table], folded=True)
 
 
@@ -168,7 +168,7 @@ def limits(evidence: ReportEvidence) -> Section:
         blocks.append(Bullets(sentences=[*map(str, problems[:MOST_PROBLEMS]), *more]))
     notes = _notes(evidence)
     if notes:
-        blocks.append(Paragraph(text="What the runs say of themselves:"))
+        blocks.append(Paragraph(text="Notes of the runs:"))
         blocks.append(Bullets(sentences=notes))
     return Section(name="limits", title="Limits", blocks=blocks)
 
@@ -206,8 +206,8 @@ def reproduce(evidence: ReportEvidence) -> Section:
     """The section with the command line of every configuration, from the spec in the bundle."""
     lines = commands(evidence)
     intro = (
-        "The command of each configuration, from the spec in its bundle; only what differs from the defaults is named. "
-        "Repeats of one configuration have one line."
+        "The command of each configuration, from the spec in its bundle, with only the options that differ "
+        "from the defaults. Repeats of a configuration have one line."
     )
     return Section(
         name="reproduce",

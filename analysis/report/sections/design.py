@@ -28,10 +28,10 @@ COUNTED = (
     "FLOP are counted by formula, forward and backward, 1 fused multiply-add = 2 FLOP. Bytes are {counters}modelled as "
     "an interval.{profiles}"
 )
-COUNTERS = "the GPU's counters where a profile was taken, else "
-PROFILES = " Profiles are a second pass: time always comes from the unprofiled run."
-OURS = "Of the {ours} that this program measured: "
-FOREIGN = "how they were timed, and what of it was warm-up, is known as far as the files say."
+COUNTERS = "read from the GPU's counters if there is a profile, otherwise "
+PROFILES = " Profiles are separate runs: times always come from the run without a profiler."
+OURS = "For the {ours} that this program measured: "
+FOREIGN = "timing and warm-up are known only as far as the files tell."
 
 MATRIX = (
     Column(name="env", heading="environment", role=Role.FACT),
@@ -129,4 +129,4 @@ def _range(values: "pd.Series[Any]") -> str:
 
 def _broken(runs: pd.DataFrame) -> Block:
     rows = [row | {"ending": str(row["status"]).replace("_", " ")} for row in rows_of(runs)]
-    return words.table("Runs that did not come to their end", BROKEN, rows)
+    return words.table("Runs that did not complete", BROKEN, rows)

@@ -39,7 +39,7 @@ SHIFTS = (
 IMPORTED = (
     *words.OF_FIGURES,
     Column(name="imported_file", heading="file", role=Role.FACT),
-    Column(name="said", heading="what is known of it", role=Role.FACT),
+    Column(name="said", heading="details", role=Role.FACT),
 )
 FAMILIES = (
     *words.OF_FIGURES,
@@ -79,9 +79,9 @@ ATTRIBUTED = (
     Column(name="note", heading="note", role=Role.FACT),
 )
 OF_TRACES = (
-    "Operators of imported traces, per step: their own time on a CPU, on a GPU that of the kernels which they "
-    "launched; FLOP by formula over the recorded shapes, bytes modelled from each tensor once to each operator from "
-    "and to memory; what is unattributed has neither"
+    "Operators of imported traces, per step: their own time on a CPU, on a GPU that of the kernels which "
+    "they launched; FLOP by formula from the recorded shapes; bytes modelled from each tensor moved once to "
+    "each operator using memory; unattributed work has neither"
 )
 
 

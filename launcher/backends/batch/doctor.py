@@ -49,7 +49,7 @@ def examine(where: Where, ports: BatchPorts | None = None) -> Iterator[Check]:
     yield _bucket_check(settings, ports)
     yield reporter_check(settings, ports)
     yield BATCH.note(
-        "the rest", "quotas, images, registry and service account are those of Compute Engine", "launch doctor gcp"
+        "the rest", "quotas, images, registry and service account are checked for Compute Engine", "launch doctor gcp"
     )
 
 
@@ -61,7 +61,7 @@ def _queue_checks(service: BatchService, settings: Settings, where: Where) -> It
         yield _failed("API", error)
         return
     going_on = counted(len(jobs), "job")
-    yield BATCH.ok("API", f"Batch answers in {where.region} of {settings.project}; {going_on} of ours go on")
+    yield BATCH.ok("API", f"Batch answers in {where.region} of {settings.project}; {going_on} of our jobs are running")
     if left:
         named = ", ".join(f"{item.name} ({item.why})" for item in left)
         yield BATCH.problem("leftovers", named, f"launch reap --region {where.region}")
@@ -98,7 +98,7 @@ def reporter_check(settings: Settings, ports: BatchPorts) -> Check:
     except RooflaunchError as error:
         return BATCH.note("VM's role", f"not seen: {error}", cure)
     if not may_report:
-        return BATCH.problem("VM's role", f"{account} lacks {REPORTER_ROLE}: tasks would be given up for lost", cure)
+        return BATCH.problem("VM's role", f"{account} lacks {REPORTER_ROLE}: Batch would take its tasks for lost", cure)
     return BATCH.ok("VM's role", f"{account} may report to Batch")
 
 

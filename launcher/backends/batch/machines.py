@@ -191,7 +191,11 @@ class BatchMachines:
 
     def _why_queued(self, job_id: str) -> str:
         job = self._service.job(job_id)
-        return job.events[-1] if job and job.events else "Batch gives no reason; a stockout or a missing quota waits so"
+        return (
+            job.events[-1]
+            if job and job.events
+            else "Batch gives no reason; likely causes are no free GPU or a missing quota"
+        )
 
     def _stop(self, wanted: set[str]) -> dict[str, str]:
         """Reasons why tasks could not be ended, by name; empty for a task that is gone."""
@@ -203,7 +207,7 @@ class BatchMachines:
             going_on = {one.name for one in self._machines(job, None) if one.condition is not Condition.GONE}
             others = going_on - wanted
             if others:
-                why = f"it shares job '{job.id}' with {counted(len(others), 'task')} that would end with it"
+                why = f"it shares job '{job.id}' with {counted(len(others), 'task')} that would end too"
                 reasons |= dict.fromkeys(ours & going_on, why)
             elif going_on and not self._cancel(job.id):
                 reasons |= dict.fromkeys(ours, "its job is still there")
@@ -241,7 +245,9 @@ class BatchMachines:
         )
         if job.state == "QUEUED":
             is_late = queue_s is not None and waits_s > queue_s + LATE_S
-            return f"it has waited in the queue for {duration(waits_s)}, and nobody waits for it" if is_late else ""
+            return (
+                f"it has waited in the queue for {duration(waits_s)}, and no launcher waits for it" if is_late else ""
+            )
         began = [one.deadline_s for one in self._machines(job, None) if one.condition is Condition.RUNNING]
         late = [deadline_s for deadline_s in began if deadline_s is not None and now_s > deadline_s + LATE_S]
         return f"its limit was {duration(now_s - min(late))} ago" if late and limit_s else ""

@@ -18,10 +18,10 @@ Examples:
   launch batch --gpu t4 --region us-central1 --zone us-central1-a --queue-time 2h --detach
 """
 COMMAND = Command(
-    help="""Train on a VM that Google Cloud Batch has in its queue, and bring the bundles home.
+    help="""Train on a VM of Google Cloud Batch, and collect the bundles.
 
-    Batch waits for a free GPU, ends the VM, and starts a task again whose spot VM was taken back. Its logs are those
-    that the task leaves in the bucket.
+    Batch waits for a free GPU, ends the VM, and starts a task again if its spot VM was taken away. Its logs are in
+    the bucket.
     """,
     examples=EXAMPLES,
     noun="task",
@@ -42,17 +42,19 @@ class Where:
     """Region, project and bucket to use; a job of Batch belongs to one region."""
 
     region: str = choice("the region of Batch and of its VMs", metavar="REGION")
-    project: str | None = choice("the Google Cloud project (that of your credentials)", default=None, metavar="P")
-    bucket: str | None = choice("where launches and bundles lie (PROJECT-rooflaunch)", default=None, metavar="B")
+    project: str | None = choice(
+        "the Google Cloud project (default: that of your credentials)", default=None, metavar="P"
+    )
+    bucket: str | None = choice("bucket for launches and bundles (PROJECT-rooflaunch)", default=None, metavar="B")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """Options of `launch batch` besides those of the run. `zones`: allowed zones of the region; () allows all."""
 
-    gpu: str = choice("which GPU the VM has", metavar="t4|l4|v100|a100|…", autocompletion=gpu_names)
+    gpu: str = choice("the GPU of the VM", metavar="t4|l4|v100|a100|…", autocompletion=gpu_names)
     zones: tuple[str, ...] = choice(
-        "allow this zone of the region; again for more (every zone of it with the GPU)",
+        "allow this zone of the region; repeatable (default: every zone of the region with the GPU)",
         default=(),
         flag="--zone",
         metavar="Z",
@@ -60,14 +62,14 @@ class Options:
     )
     spot: bool = _as_gcp("spot")  # type: ignore[assignment] # a field, as dataclass takes it
     rerun_preempted: int = choice(
-        "have Batch start a task again whose spot VM was taken back, N times at most",
+        "let Batch start a task again if its spot VM was taken away, at most N times",
         default=0,
         metavar="N",
         min=0,
         max=MOST_RETRIES,
     )
     queue_time_s: int = choice(
-        "how long to wait in the queue for a free GPU, as 30m or 2h; then the job is cancelled",
+        "cancel the job if no GPU is free within this time, for example 30m or 2h",
         default=DEFAULT_QUEUE_S,
         flag="--queue-time",
         metavar="TIME",
@@ -80,7 +82,7 @@ class Options:
     max_cost_usd: float | None = _as_gcp("max_cost_usd")  # type: ignore[assignment]
     usd_per_h: float | None = _as_gcp("usd_per_h")  # type: ignore[assignment]
     disk_gb: int = _as_gcp("disk_gb")  # type: ignore[assignment]
-    external_ip: bool = choice("without one the subnetwork needs Private Google Access", default=False)
+    external_ip: bool = choice("without an external address the subnetwork needs Private Google Access", default=False)
     image: str | None = _as_gcp("image")  # type: ignore[assignment]
     repository: str | None = _as_gcp("repository")  # type: ignore[assignment]
     service_account: str | None = _as_gcp("service_account")  # type: ignore[assignment]

@@ -54,9 +54,7 @@ COUNTER_WORDS = (
     "--bounding-set=-all,+sys_admin",
 )
 # Volta needs a driver with the proprietary module, below this branch. Batch alone chooses which driver it installs.
-NO_PROMISE_OF_DRIVER = (
-    "which driver Batch installs is its own choice, and this GPU needs one below {}, as a VM of gcp gets it"
-)
+NO_PROMISE_OF_DRIVER = "Batch chooses the driver itself, but this GPU needs a driver below {}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +123,7 @@ class BatchPlan:
         kind = "spot" if options.spot else "on demand"
         yield "vm", f"{vm.machine.name} with {vm.request.gpu_count} x {vm.gpu.title}, {kind}"
         yield "name", self.request.name
-        yield "zones", f"any of {', '.join(self.request.zones)}: which one, Batch decides"
+        yield "zones", f"any of {', '.join(self.request.zones)}, chosen by Batch"
         yield "queue", f"up to {minutes(options.queue_time_s)} for a free GPU while this command runs; then cancelled"
         yield "image", f"{self.request.image}, flavour {vm.request.options['flavour']}"
         yield "account", self.settings.service_account
@@ -138,7 +136,7 @@ class BatchPlan:
             figure = f"{price.whole_usd_per_h:.3f} USD per hour in {self.region}"
             yield "price", f"{figure}; read {price.read}: {price.source}"
         else:
-            yield "price", f"unknown in {self.region}; --usd-per-h takes yours"
+            yield "price", f"unknown in {self.region}; give it with --usd-per-h"
         parts = f"{minutes(self.ready_s)} to start and {minutes(vm.run_s)} for the run assumed"
         yield "expected", f"{minutes(expected_s)} once it has a VM, {dollars(expected)}: {parts}"
         times = f" for each of {attempts} attempts" if attempts > 1 else ""
@@ -155,7 +153,8 @@ class BatchPlan:
         }
         container["commands"] = [names.get(word, word) for word in container["commands"]]
         return (
-            f"request    jobs.create in {self.region}; --format json has its texts whole\n{json.dumps(job, indent=1)}"
+            f"request    jobs.create in {self.region}; --format json shows its texts in "
+            f"full\n{json.dumps(job, indent=1)}"
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -280,7 +279,7 @@ def zones_in(region: str, options: Options) -> tuple[str, ...]:
     for zone in options.zones:
         if zone not in there:
             raise UsageError(
-                f"zone '{zone}' is none with a {gpu.title} in {region}; there: {', '.join(there)}",
+                f"zone '{zone}' has no {gpu.title} in {region}; zones with one: {', '.join(there)}",
                 hint=f"--zone {there[0]}, or --region {region_of(zone) or there[0]}",
             )
     return tuple(dict.fromkeys(options.zones)) or there
@@ -293,9 +292,12 @@ def _notes(vm: VmPlan, options: Options) -> Iterator[str]:
     if vm.gpu.driver_below and vm.driver is not Driver.NONE:
         yield NO_PROMISE_OF_DRIVER.format(vm.gpu.driver_below)
     if not options.external_ip and any(run.spec.download for run in vm.request.work.runs):
-        yield "the data set is downloaded from the open network: without an external address that needs Cloud NAT"
+        yield "the data set is downloaded from the internet: without an external address this needs Cloud NAT"
     if any(run.spec.profile is Profile.NCU for run in vm.request.work.runs):
-        yield "ncu gets CAP_SYS_ADMIN for the whole task, not for its pass alone: Batch starts one container"
+        yield (
+            "the container has CAP_SYS_ADMIN during the whole task, not only for the profile, because Batch "
+            "starts one container"
+        )
 
 
 def _network(settings: Settings) -> str:

@@ -102,8 +102,8 @@ class BatchService:
         now_s = self._clock.now_s()
         if now_s is None:
             raise ToolError(
-                "Cloud Batch's answers have no date, without which the age of a job is not known",
-                hint=f"curl -I {PUBLIC_ENDPOINT}: a proxy in between may take the date away",
+                "Cloud Batch's answers have no date, so the age of jobs is unknown",
+                hint=f"curl -I {PUBLIC_ENDPOINT}: perhaps a proxy removes the date",
             )
         return now_s
 

@@ -79,7 +79,7 @@ class ComputeEngine:
             token=job.token,
             task=job.task,
             today=prices.prices,
-            notes=[f"prices are those of a table: {prices.why}"] if unpriced else [],
+            notes=[f"prices are from the built-in table: {prices.why}"] if unpriced else [],
         )
 
     def prepare(self, draft: VmPlan, machines: ComputeMachines) -> VmPlan:
@@ -132,7 +132,7 @@ def by_digest(engine: Callable[[], Engine], image: str) -> str:
         digest = engine().registry_digest(image)
     except ToolError as error:
         raise ToolError(
-            f"--image needs a digest, and the tag of '{image}' cannot be looked up: {error}",
+            f"--image needs a digest, but the digest of the tag '{image}' cannot be found: {error}",
             hint="--image HOST/NAME@sha256:…, as `launch build --push` prints it",
         ) from error
     head, slash, last = image.rpartition("/")
@@ -146,11 +146,11 @@ def _architecture_notes(engine: Callable[[], Engine], reference: str) -> tuple[s
     except ToolError as error:
         return (f"whether the image is one for {contents.VM_PLATFORM} is not checked: {error}",)
     if not platforms:
-        return (f"whether the image is one for {contents.VM_PLATFORM} is not checked: its registry does not tell",)
+        return (f"whether the image is one for {contents.VM_PLATFORM} is not checked: its registry does not say",)
     if contents.VM_PLATFORM not in platforms:
         raise UsageError(
             f"'{reference}' is an image for {', '.join(sorted(platforms))}; the VMs are {contents.VM_PLATFORM}",
-            hint=f"--image of one for {contents.VM_PLATFORM}, as `launch build --push` makes it",
+            hint=f"--image with an image for {contents.VM_PLATFORM}, as `launch build --push` makes it",
         )
     return ()
 
@@ -172,6 +172,8 @@ def pushed_image(engine: Engine, flavour: str, repository: str) -> str:
     except ToolError as error:
         host = repository.partition("/")[0]
         if host.endswith((".pkg.dev", "gcr.io")):
-            raise ToolError(str(error), hint=f"gcloud auth configure-docker {host}, then the same again") from error
+            raise ToolError(
+                str(error), hint=f"gcloud auth configure-docker {host}, then run the same command again"
+            ) from error
         raise
     return f"{repository}@{pushed.digest}"

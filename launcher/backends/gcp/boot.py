@@ -98,7 +98,7 @@ class Boot:
         In a sweep the agent then continues with the missing runs, on the GPU. Results are saved even if the GPU does
         not work.
         """
-        print("the run had begun when the VM was stopped: saving what it left", flush=True)
+        print("the run had begun when the VM was stopped: saving its results", flush=True)
         if with_gpu:
             self.driver_answers()
         self.await_docker()

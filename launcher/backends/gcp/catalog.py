@@ -70,7 +70,7 @@ def current(
     )
     asking.start()
     asking.join(wait_s)
-    return answers[0] if answers else Current(why=f"Google's price list has not come within {wait_s:g} s")
+    return answers[0] if answers else Current(why=f"Google's price list did not arrive within {wait_s:g} s")
 
 
 def connected(project: str) -> Services:
@@ -86,7 +86,7 @@ def connected(project: str) -> Services:
 def _ask(project: str, now_s: float, connect: Callable[[str], Services]) -> Current:
     endpoint = os.environ.get(ENDPOINT_VARIABLE)
     if not endpoint and os.environ.get(refusals.ENDPOINT_VARIABLE):
-        return Current(why=f"{refusals.ENDPOINT_VARIABLE} is set, so Google's own price list is not asked")
+        return Current(why=f"{refusals.ENDPOINT_VARIABLE} is set, so Google's price list is not used")
     try:
         documents = connect(project).compute_skus(endpoint or services.BILLING)
         found = list(skus.wanted(documents, skus.all_parts(gpus.load().values())))

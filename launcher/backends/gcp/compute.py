@@ -174,8 +174,8 @@ class Compute:
         now_s = self._clients.clock.now_s()
         if now_s is None:
             raise ToolError(
-                "Compute Engine's answers have no date, without which the age of a VM is not known",
-                hint=f"curl -I {PUBLIC_ENDPOINT}: a proxy in between may take the date away",
+                "Compute Engine's answers have no date, so the age of VMs is unknown",
+                hint=f"curl -I {PUBLIC_ENDPOINT}: perhaps a proxy removes the date",
             )
         return now_s
 

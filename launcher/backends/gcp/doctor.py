@@ -158,7 +158,7 @@ def _price_checks(settings: Settings, cloud: CloudPorts) -> Iterator[Check]:
     if today.prices:
         yield GCP.ok("prices", f"Google's price list, read {today.prices.read}")
     else:
-        yield GCP.note("prices", f"those of a table, as dated there: {today.why}", today.hint)
+        yield GCP.note("prices", f"from the built-in table, with their dates: {today.why}", today.hint)
 
 
 # Quotas.
@@ -176,7 +176,7 @@ def _quota_checks(engine: Compute, settings: Settings) -> Iterator[Check]:
     rows = [_gpu_quota_check(gpu, found, cure.format(gpu.quota)) for gpu in table.values()]
     # Quota for one kind of GPU is enough, so it is no problem if others have none.
     if found and all(row.state is not Health.OK for row in rows):
-        yield GCP.problem("quota", "of no GPU is any left in any region", cure.format("GPU"))
+        yield GCP.problem("quota", "no region has any GPU quota left", cure.format("GPU"))
     yield from rows
 
 
@@ -186,7 +186,7 @@ def _all_regions_check(engine: Compute, cure: str) -> Check:
     except RooflaunchError as error:
         return _failed(ALL_REGIONS, error)
     if quota is None:
-        return GCP.note(ALL_REGIONS, "unknown: the project does not tell it")
+        return GCP.note(ALL_REGIONS, "unknown: the project does not report it")
     found = f"{quota.left:g} of {quota.limit:g} GPUs left"
     if quota.limit <= 0:
         return GCP.problem(ALL_REGIONS, "0 GPUs, as in every new project: no VM with a GPU can start", cure)
@@ -227,7 +227,7 @@ def _left(gpu: GpuOffer, quotas: Mapping[str, Mapping[str, Quota]], metric: str)
 def _best(left: Mapping[str, float]) -> str:
     """Regions with most left, as `us-central1 4, us-east1 1 and 12 more`. Equal regions keep the table's order."""
     if not left:
-        return "unknown, no region tells it"
+        return "unknown: no region reports it"
     best = sorted((region for region in left if left[region] > 0), key=lambda region: -left[region])
     shown = ", ".join(f"{region} {left[region]:g}" for region in best[:REGIONS_SHOWN])
     more = len(best) - REGIONS_SHOWN
@@ -254,7 +254,7 @@ def _image_family_checks(engine: Compute) -> Iterator[Check]:
         gone = f"no family {image.name} in project {image.project}, for {named}"
         cure = f"gcloud compute images list --project {image.project} --no-standard-images; then report it"
         if all(any(newest.get(other) for other in gpu.vm_images) for gpu in users):
-            yield GCP.note(name, f"{gone}: a launch takes the next one", cure)
+            yield GCP.note(name, f"{gone}: a launch uses the next one", cure)
         else:
             yield GCP.problem(name, gone, cure)
 
@@ -293,7 +293,9 @@ def _trusted_images_check(name: str, policy: Mapping[str, Any]) -> Check:
     rules = policy.get("listPolicy", {})
     allowed, denied = ([str(entry).removeprefix("is:") for entry in rules.get(key, ())] for key in _IMAGE_LISTS)
     if any(entry.startswith("under:") for entry in (*allowed, *denied)):
-        return GCP.note(name, f"names folders or organisations, and is not judged: {', '.join((*allowed, *denied))}")
+        return GCP.note(
+            name, f"names folders or organisations, which are not checked: {', '.join((*allowed, *denied))}"
+        )
 
     def is_trusted(image: VmImage) -> bool:
         project = f"projects/{image.project}"
@@ -303,7 +305,7 @@ def _trusted_images_check(name: str, policy: Mapping[str, Any]) -> Check:
     # The image that a launch boots by default.
     refused = [gpu for gpu in gpus.load().values() if not is_trusted(gpu.vm_image)]
     if not refused:
-        return GCP.ok(name, "the images' projects are trusted")
+        return GCP.ok(name, "the projects of the images are trusted")
     projects = ", ".join(dict.fromkeys(gpu.vm_image.project for gpu in refused))
     others = dict.fromkeys(image for gpu in refused for image in gpu.vm_images if is_trusted(image))
     trusted = f"; it trusts {', '.join(allowed)}" if allowed else ""
@@ -311,7 +313,7 @@ def _trusted_images_check(name: str, policy: Mapping[str, Any]) -> Check:
     return GCP.problem(
         name,
         f"not trusted: {projects}, for {', '.join(gpu.name for gpu in refused)}{trusted}",
-        cure or "--vm-image PROJECT/FAMILY of a project that is, with apt; or ask its administrator",
+        cure or "--vm-image PROJECT/FAMILY of a trusted project, with apt; or ask its administrator",
     )
 
 
@@ -374,7 +376,7 @@ def _access_checks(bucket: Bucket) -> Iterator[Check]:
     update = f"gcloud storage buckets update gs://{bucket.name}"
     if not access.uniform:
         cure = f"{update} --uniform-bucket-level-access"
-        yield GCP.problem(name, "no uniform access: each object can have readers of its own", cure)
+        yield GCP.problem(name, "no uniform access: each object can have its own readers", cure)
     elif access.public_access_prevention != "enforced":
         yield GCP.note(name, "uniform access; it could be made public", f"{update} --public-access-prevention")
     else:
@@ -382,7 +384,7 @@ def _access_checks(bucket: Bucket) -> Iterator[Check]:
 
 
 def _where(access: Access) -> str:
-    return access.location.lower() or "an unknown place"
+    return access.location.lower() or "an unknown location"
 
 
 # Images.
@@ -394,7 +396,7 @@ def _repository_checks(asked: Services | None, settings: Settings, cloud: CloudP
         yield _unasked("repository", cloud)
         return
     if repository is None:
-        yield GCP.note("repository", f"{settings.repository} is not in Artifact Registry, and not looked at")
+        yield GCP.note("repository", f"{settings.repository} is not in Artifact Registry, so it is not checked")
         return
     try:
         exists = asked.has_repository(repository.name)
@@ -472,18 +474,18 @@ def _use_check(asked: Services, email: str) -> Check:
     name = "use of it"
     try:
         if asked.may_act_as(email):
-            return GCP.ok(name, "you may start VMs that act as it")
+            return GCP.ok(name, "you may start VMs with this account")
     except ForbiddenError as error:
         return GCP.note(name, f"not seen: {error}", error.hint)
     except RooflaunchError as error:
         return _failed(name, error)
     grant = f"gcloud iam service-accounts add-iam-policy-binding {email} --role roles/iam.serviceAccountUser"
-    return GCP.problem(name, "you may not start VMs that act as it", f"its owner: {grant} --member user:YOU")
+    return GCP.problem(name, "you may not start VMs with this account", f"its owner: {grant} --member user:YOU")
 
 
 def _vm_role(text: str) -> str:
     page = document("infra/vm.tf")
-    return text.format(page) if page else f"a role of its own with {', '.join(VM_PERMISSIONS)}"
+    return text.format(page) if page else f"a custom role with {', '.join(VM_PERMISSIONS)}"
 
 
 def _role_checks(asked: Services, settings: Settings) -> Iterator[Check]:
@@ -514,7 +516,7 @@ def _role_checks(asked: Services, settings: Settings) -> Iterator[Check]:
             f"{in_repository} --location {location} --project {project} --role roles/artifactregistry.reader {member}",
         )
     yield _role_check(
-        asked, "its VM role", lambda: everywhere, VM_PERMISSIONS, _vm_role("{}: a role of its own, for our VMs alone")
+        asked, "its VM role", lambda: everywhere, VM_PERMISSIONS, _vm_role("{}: a custom role, only for our VMs")
     )
     if broad := sorted(everywhere & BROAD_ROLES):
         cure = f"gcloud projects remove-iam-policy-binding {settings.project} --role {broad[0]} {member}"
@@ -531,7 +533,7 @@ def _role_check(
         return GCP.note(name, f"not seen: {error}", cure)
     if missing:
         # Roles held through a group, a folder or the organization do not show in these policies.
-        return GCP.problem(name, f"no role of its own allows {', '.join(missing)}", cure)
+        return GCP.problem(name, f"no custom role allows {', '.join(missing)}", cure)
     return GCP.ok(name, ", ".join(sorted(role for role in held if asked.permissions([role]) & set(needed))))
 
 
@@ -543,4 +545,4 @@ def _failed(name: str, error: RooflaunchError) -> Check:
 
 
 def _unasked(name: str, cloud: CloudPorts) -> Check:
-    return GCP.note(name, f"not looked at: {cloud.endpoint} is set")
+    return GCP.note(name, f"not checked: {cloud.endpoint} is set")

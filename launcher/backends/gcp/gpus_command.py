@@ -25,12 +25,12 @@ ProjectOption = Annotated[str | None, parameters_of(Where)[0].annotation.__metad
 def show_gpus(
     *,
     live: Annotated[
-        bool, typer.Option("--live", help="with today's prices, by your credentials", show_default=False)
+        bool, typer.Option("--live", help="with today's prices, fetched with your credentials", show_default=False)
     ] = False,
     wide: WideOption = False,
     project: ProjectOption = None,
     output_format: Annotated[
-        tables.TableFormat, typer.Option("--format", help="what stdout gets")
+        tables.TableFormat, typer.Option("--format", help="format of stdout")
     ] = tables.TableFormat.TABLE,
 ) -> int:
     """Show the GPUs that a launch can have, their peaks, and what they cost.
@@ -43,7 +43,7 @@ def show_gpus(
 
     prices = backend.prices(backend.settings(Where(project=project)).project if live else None)
     if live and prices.prices is None:
-        print(f"warning: these are the prices of the table: {prices.why}", file=sys.stderr)
+        print(f"warning: prices are from the built-in table: {prices.why}", file=sys.stderr)
         if prices.hint:
             print(f"hint: {as_typed(prices.hint)}", file=sys.stderr)
     print(gpus_table.render(output_format, wide=wide, today=prices.prices))

@@ -19,10 +19,10 @@ from workload.contract.text import terminal_width, wrapped
 REGION = "us-central1"
 UNKNOWN, NOT_SOLD = "unknown", "not sold"
 NOTES = (
-    "fp32 to bf16: the vendors' dense peaks in TFLOP/s; -: the GPU has no units for it. GB/s: its memory's peak",
+    "fp32 to bf16: the vendors' dense peaks in TFLOP/s; -: not supported by the GPU. GB/s: peak of its memory",
     "USD/h: the VM with its GPUs, without disk, address and traffic; a run's cost: launch gcp --gpu t4 --dry-run",
-    "spot: cheaper, and may be taken back at any time; not sold: on demand only by reservation",
-    "zones and every digit: launch gpus --format json; today's prices: launch gpus --live",
+    "spot: cheaper, but may be taken away at any time; not sold: on demand only by reservation",
+    "zones and unrounded figures: launch gpus --format json; today's prices: launch gpus --live",
 )
 RATES = tuple(f"{precision}_flop_per_s" for precision in Precision)
 # JSON and CSV: every figure, unknown ones absent.

@@ -199,5 +199,5 @@ def this_machine(environment: Mapping[str, str] = os.environ) -> Guest:
 def _refused(key: str, why: str) -> ToolError:
     return ToolError(
         f"the metadata server has no answer for '{key.partition('?')[0]}': {why}",
-        hint="this runs on a VM of `launch gcp` alone",
+        hint="this runs only on a VM of `launch gcp`",
     )

@@ -143,7 +143,7 @@ class ComputeMachines:
         """A VM that no longer exists. The reason is asked for only if its zone is known."""
         zone = zones[0] if len(zones) == 1 else ""
         preempted = bool(zone) and self.compute.preempted(zone, name)
-        why = "the cloud took the spot VM back" if preempted else ""
+        why = "the cloud took the spot VM away" if preempted else ""
         return Machine(name=name, zone=zone, condition=Condition.GONE, preempted=preempted, why=why)
 
     # Deletions.

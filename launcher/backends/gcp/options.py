@@ -22,9 +22,9 @@ Examples:
   launch gcp --gpu t4 --max-cost 0.50 -- train.py --lr 0.1
 """
 COMMAND = Command(
-    help="""Train on a VM of Google Cloud, and bring the bundles home.
+    help="""Train on a VM of Google Cloud, and collect the bundles.
 
-    The VM deletes itself at its end, and the cloud deletes it at its time limit, whatever becomes of this command.
+    The VM deletes itself at the end, and the cloud deletes it at its time limit, even if this command is gone.
     """,
     examples=EXAMPLES,
     noun="VM",
@@ -53,8 +53,10 @@ def zone_names(ctx: Any) -> list[str]:
 class Where:
     """Project and bucket to use."""
 
-    project: str | None = choice("the Google Cloud project (that of your credentials)", default=None, metavar="P")
-    bucket: str | None = choice("where launches and bundles lie (PROJECT-rooflaunch)", default=None, metavar="B")
+    project: str | None = choice(
+        "the Google Cloud project (default: that of your credentials)", default=None, metavar="P"
+    )
+    bucket: str | None = choice("bucket for launches and bundles (PROJECT-rooflaunch)", default=None, metavar="B")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,23 +66,23 @@ class Options:
     None in a Shielded VM option means the cloud's own default.
     """
 
-    gpu: str = choice("which GPU the VM has", metavar="t4|l4|v100|a100|…", autocompletion=gpu_names)
+    gpu: str = choice("the GPU of the VM", metavar="t4|l4|v100|a100|…", autocompletion=gpu_names)
     zones: tuple[str, ...] = choice(
-        "try this zone first; again for more (every zone with the GPU, known prices first)",
+        "try this zone first; repeatable (default: every zone with the GPU, known prices first)",
         default=(),
         flag="--zone",
         metavar="Z",
         autocompletion=zone_names,
     )
-    fallback: bool = choice("other zones too if the named ones have none free", default=True)
-    spot: bool = choice("cheaper, and may be taken back at any time", default=False)
+    fallback: bool = choice("try other zones too if the named ones have no free GPU", default=True)
+    spot: bool = choice("cheaper, but may be taken away at any time", default=False)
     rerun_preempted: int = choice(
-        "start a spot VM that was taken back again, N times at most", default=0, metavar="N", min=0, max=20
+        "if the spot VM is taken away, start again, at most N times", default=0, metavar="N", min=0, max=20
     )
-    machine_type: str | None = choice("instead of the GPU's usual one", default=None, metavar="M")
-    gpu_count: int = choice("GPUs of the VM; a run uses one", default=1, metavar="N", min=1)
+    machine_type: str | None = choice("machine type instead of the GPU's usual one", default=None, metavar="M")
+    gpu_count: int = choice("number of GPUs of the VM; a run uses one", default=1, metavar="N", min=1)
     max_run_time_s: int = choice(
-        "when the cloud deletes the VM, as 60m or 1h30m",
+        "the cloud deletes the VM after this time, for example 60m or 1h30m",
         default=DEFAULT_LIMIT_S,
         flag="--max-run-time",
         metavar="TIME",
@@ -88,29 +90,31 @@ class Options:
         typed_default="60m",
     )
     max_cost_usd: float | None = choice(
-        "lower the time limit to what this buys", default=None, flag="--max-cost", metavar="USD"
+        "lower the time limit so that the cost stays below this sum", default=None, flag="--max-cost", metavar="USD"
     )
     usd_per_h: float | None = choice("your own price per hour of VM, disk and address", default=None, metavar="USD")
     disk_gb: int = choice("size of the VM's disk", default=DEFAULT_DISK_GB, metavar="GB")
-    external_ip: bool = choice("without one the network needs Cloud NAT", default=True)
+    external_ip: bool = choice("without an external address the network needs Cloud NAT", default=True)
     image: str | None = choice(
         "run this image, by digest, instead of the one for this code", default=None, metavar="REF"
     )
     vm_image: str | None = choice(
-        "what the VM boots, Ubuntu or Debian; or an image's or a family's path", default=None, metavar="PROJECT/FAMILY"
+        "image family that the VM boots, Ubuntu or Debian; or the path of an image or family",
+        default=None,
+        metavar="PROJECT/FAMILY",
     )
     vm_driver: VmDriver | None = choice(
-        "whether --vm-image has a driver (it has, but for Ubuntu's and Debian's own)",
+        "whether --vm-image contains a driver (default: yes, except Ubuntu's and Debian's own images)",
         default=None,
         metavar="preinstalled|install",
     )
-    secure_boot: bool | None = choice("boot signed code alone; the driver too", default=None, show_default="off")
+    secure_boot: bool | None = choice("boot only signed code, the driver included", default=None, show_default="off")
     vtpm: bool | None = choice("a virtual TPM", default=None, show_default="on")
     integrity_monitoring: bool | None = choice(
-        "compare each boot with the first one; needs the vTPM", default=None, show_default="on"
+        "compare each boot with the first boot; needs the vTPM", default=None, show_default="on"
     )
-    repository: str | None = choice("where the image is pushed to", default=None, metavar="HOST/NAME")
-    service_account: str | None = choice("what the VM acts as", default=None, metavar="EMAIL")
+    repository: str | None = choice("repository for the image", default=None, metavar="HOST/NAME")
+    service_account: str | None = choice("service account of the VM", default=None, metavar="EMAIL")
     network: str | None = choice("the VM's network (default)", default=None, metavar="NAME")
     subnetwork: str | None = choice("the VM's subnetwork", default=None, metavar="NAME")
 

@@ -120,9 +120,9 @@ def make_plan(
 
 def _notes(plan: VmPlan) -> Iterator[str]:
     if plan.spec.script:
-        yield "how long a script takes to its first step nobody knows: the time assumed is that of our own trainer"
+        yield "the time before a script's first step is unknown: the time of our own trainer is assumed"
     if plan.driver is Driver.NONE:
-        yield f"the run computes on the VM's CPU; its {plan.gpu.title} is paid for all the same"
+        yield f"the run computes on the VM's CPU, but its {plan.gpu.title} must be paid too"
     elif plan.request.gpu_count > 1:
         yield f"the run computes on one GPU of {plan.request.gpu_count}"
     if (
@@ -139,13 +139,16 @@ def _notes(plan: VmPlan) -> Iterator[str]:
         image = plan.vm_image.name
         yield f"under Secure Boot the driver of {image} loads only if the VM's firmware trusts its signature"
     if plan.settings.project == ANY_PROJECT:
-        yield f"no project is set: {ANY_PROJECT} stands for yours; --project names it"
+        yield f"no project is set: {ANY_PROJECT} stands for your project; name it with --project"
     if plan.ready_s + plan.run_s > plan.limit_s:
-        yield f"the run may not be over within the limit of {plan.limit_s} s: --max-run-time"
+        yield f"the run may take longer than the limit of {plan.limit_s} s: --max-run-time"
     if not plan.options.external_ip:
         yield NEEDS_NAT
     if plan.settings.subnetwork and "/" not in plan.settings.subnetwork:
-        yield f"every region needs a subnetwork '{plan.settings.subnetwork}'; name it with its region to stay there"
+        yield (
+            f"every region needs a subnetwork '{plan.settings.subnetwork}'; name it with its region to use only "
+            "that region"
+        )
 
 
 def _program(name: str) -> str:
@@ -183,12 +186,12 @@ def _check_options(options: Options) -> None:
     )
     _require(
         options.rerun_preempted == 0 or (options.spot and options.rerun_preempted > 0),
-        f"--rerun-preempted is a count for spot VMs, which alone are preempted; got '{options.rerun_preempted}'",
+        f"--rerun-preempted is only for spot VMs, because only these are preempted; got '{options.rerun_preempted}'",
         hint="--spot --rerun-preempted 2",
     )
     _require(
         options.fallback or options.zones,
-        "--no-fallback keeps to the zones that are named; none is",
+        "--no-fallback allows only the zones that are named with --zone, but none is named",
         hint="--zone us-central1-a --no-fallback",
     )
 
@@ -246,7 +249,7 @@ def _on_vm(spec: RunSpec, gpu: GpuOffer) -> tuple[RunSpec, list[str]]:
     _require(not spec.compile, f"{NO_COMPILER}; a VM runs one of them", hint="leave --compile out")
     if spec.dataset not in (SYNTHETIC, CIFAR10, IMAGENETTE):
         raise UsageError(
-            f"a VM cannot see the folder '{shown(spec.dataset)}' of this machine",
+            f"a VM cannot read the folder '{shown(spec.dataset)}' of this machine",
             hint="--dataset synthetic, or --dataset imagenette --download",
         )
     if spec.device is Device.AUTO:
@@ -259,10 +262,10 @@ def _on_vm(spec: RunSpec, gpu: GpuOffer) -> tuple[RunSpec, list[str]]:
         )
     if spec.dataset != SYNTHETIC and not spec.download:
         spec = replace(spec, download=True)
-        notes.append(f"the VM downloads {spec.dataset}: it starts without data")
+        notes.append(f"the VM downloads {spec.dataset}, because it starts without data")
     if spec.data_dir != RunSpec().data_dir:
         spec = replace(spec, data_dir=RunSpec().data_dir)
-        notes.append("data_dir is a folder of this machine: the VM takes its own")
+        notes.append("data_dir is a folder of this machine: the VM uses its own folder")
     return spec, notes
 
 
@@ -365,7 +368,7 @@ def _with_price(zones: tuple[str, ...], known: Mapping[str, Price], options: Opt
         where = f"in {gpus.compact(unknown)}" if unknown else "anywhere"
         kind = "spot" if options.spot else "on demand"
         raise UsageError(
-            f"--max-cost needs a price, and that of this machine type ({kind}) is unknown {where}",
+            f"--max-cost needs a price, but the price of this machine type ({kind}) is unknown {where}",
             hint="--usd-per-h with the figure of cloud.google.com/products/calculator, or leave --max-cost out",
         )
     return tuple(zone for zone in zones if region_of(zone) in known)

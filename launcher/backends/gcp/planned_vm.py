@@ -352,17 +352,17 @@ def _render(plan: VmPlan, width: int | None) -> str:
 
 def _render_request(plan: VmPlan) -> str:
     """The first zone's request with its long texts shortened."""
-    request = f"request    instances.insert in {plan.zones[0]}; --format json has its texts whole"
+    request = f"request    instances.insert in {plan.zones[0]}; --format json shows its texts in full"
     return f"{request}\n{json.dumps(_short(plan), indent=1)}"
 
 
 def run_rows(plan: VmPlan) -> Iterator[tuple[str, str]]:
     """Rows that tell which runs are done, and who set each option."""
     spec = plan.spec
-    times = "one run" if spec.repeats == 1 else f"{spec.repeats} runs, a process each"
+    times = "one run" if spec.repeats == 1 else f"{spec.repeats} runs, each in its own process"
     profile = "" if spec.profile is Profile.NONE else f", then a profile by {spec.profile}"
     one = f"{shown(spec.title)}, on {spec.where}; {times}{profile}"
-    yield "plan", f"{plan.request.work}, a process each" if plan.request.task else one
+    yield "plan", f"{plan.request.work}, each in its own process" if plan.request.task else one
     if files := plan.request.files_text:
         yield "sends", files
     origin = plan.request.spec_origin.items()
@@ -419,7 +419,7 @@ def _cost(plan: VmPlan) -> Iterator[tuple[str, str]]:
         usd_per_h = f"{price.usd_per_h:.3f} USD per hour in {region}{_beside(price)}"
         yield "price", f"{usd_per_h}; read {price.read}: {price.source}"
     else:
-        yield "price", f"unknown in {region}; --usd-per-h takes yours"
+        yield "price", f"unknown in {region}; give it with --usd-per-h"
     if price and unknown:
         yield "unknown", f"the price in {_few(unknown, 'regions')}"
     usable, image, run = (minutes(seconds) for seconds in (plan.usable_s, plan.ready_s - plan.usable_s, plan.run_s))
@@ -442,7 +442,7 @@ def _beside(price: Price) -> str:
 def _highest(plan: VmPlan) -> str:
     """Highest cost over all zones that may be tried, as far as their prices are known."""
     if plan.highest_usd is None:
-        return "at a cost that is unknown in every zone that may be tried"
+        return "the cost is unknown in every zone that may be tried"
     attempts = plan.attempts
     highest = dollars(plan.highest_usd)
     if attempts > 1:
@@ -451,7 +451,7 @@ def _highest(plan: VmPlan) -> str:
     if not unknown:
         return f"{highest}, in any zone that may be tried"
     known = _few(list(plan.request.prices), "regions")
-    others = f"unknown in the other {counted(unknown, 'region')} that may be tried (--max-cost leaves those out)"
+    others = f"unknown in the other {counted(unknown, 'region')} that may be tried (--max-cost excludes these)"
     return f"{highest}, in {known}; {others}"
 
 

@@ -317,7 +317,7 @@ class _Provisioning:
         if vm is not None and vm.request_id != request_id:
             self._may_live = False
             raise StrangerError(
-                f"zone {zone} has another VM '{self._name}', which is not of this launch", hint="launch again"
+                f"zone {zone} has another VM '{self._name}', which does not belong to this launch", hint="launch again"
             )
 
     def _await_running(self, zone: str, *, limit_s: float | None = None) -> Instance | tuple[OperationFault, ...]:
@@ -357,7 +357,7 @@ class _Provisioning:
 
         Errors are only reported: the exception being raised matters more.
         """
-        self._on_event(f"{zone}: making sure that no VM is left")
+        self._on_event(f"{zone}: checking that no VM is left")
         try:
             gone = self._remove(zone, settle_s=SETTLE_S)
         except RooflaunchError as error:
@@ -409,8 +409,8 @@ class _Provisioning:
         ]
         left = [zone for zone in self._reach() if zone not in self._done and region_of(zone) not in self._blocked]
         if left and self._now() >= self._end_s:
-            lines.append(f"  not tried, as {self._budget_s:g} s are over: {', '.join(left)}")
-        message = "\n".join([f"no {self._what()} to be had; tried:", *lines])
+            lines.append(f"  not tried, as {self._budget_s:g} s have passed: {', '.join(left)}")
+        message = "\n".join([f"no {self._what()} is free; tried:", *lines])
         return NoCapacityError(message, hint=self._what_next())
 
     def _what_next(self) -> str:

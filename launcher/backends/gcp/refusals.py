@@ -38,9 +38,9 @@ SHIELDED_VM = "constraints/compute.requireShieldedVm"
 TRUSTED_IMAGES = "constraints/compute.trustedImageProjects"
 _POLICY_CURES = {
     SHIELDED_VM: "--secure-boot",
-    TRUSTED_IMAGES: "--vm-image PROJECT/FAMILY of a project that is trusted (launch doctor gcp names them)",
+    TRUSTED_IMAGES: "--vm-image PROJECT/FAMILY of a trusted project (launch doctor gcp names them)",
     "constraints/compute.vmExternalIpAccess": "--no-external-ip, with create_network in infra/",
-    "constraints/gcp.resourceLocations": "--zone Z --no-fallback, with zones in locations that are allowed",
+    "constraints/gcp.resourceLocations": "--zone Z --no-fallback, with zones in allowed locations",
 }
 
 
@@ -81,7 +81,7 @@ class Service:
         """Error for a service that does not answer."""
         if (code := getattr(error, "code", None)) in BUSY:
             said = f"{self.name} at {self.address} answers that it is busy ({int(code)}): {_why(error)}"
-            return UnreachableError(said, hint="wait a minute, then run again, with fewer at a time")
+            return UnreachableError(said, hint="wait a minute, then run again, with fewer at the same time")
         usual = f"check the network and its proxy (curl -I {self.public}), then run again"
         hint = f"start that server, or unset {self.variable}" if os.environ.get(self.variable) else usual
         return UnreachableError(f"{self.name} cannot be reached at {self.address}: {_why(error)}", hint=hint)
@@ -123,7 +123,7 @@ def explained(error: Any, project: str, method: str) -> RooflaunchError:
     if method == "insert" and (refused := refused_for_good(_all_said_by(error))):
         meaning = refused
     elif method == "insert" and (fault := _insert_fault(error)):
-        meaning = RefusedError((fault,), hint="the same again with other zones: --zone Z")
+        meaning = RefusedError((fault,), hint="run again with other zones: --zone Z")
     elif code in BUSY:
         meaning = COMPUTE_ENGINE.unreachable(error)
     elif code == http.HTTPStatus.FORBIDDEN:
@@ -146,7 +146,7 @@ def refused_for_good(message: str) -> ToolError | None:
         cures = [_POLICY_CURES[name] for name in broken if name in _POLICY_CURES]
         if SHIELDED_VM in broken and "non-Shielded image" in message:
             cures[cures.index(_POLICY_CURES[SHIELDED_VM])] = (
-                "--vm-image of an image that can boot by UEFI, --secure-boot"
+                "--vm-image with an image that can boot by UEFI, and --secure-boot"
             )
         policies = "policies forbid" if len(broken) > 1 else "policy forbids"
         asked = "its administrator for an exception, or another --project"
@@ -156,8 +156,8 @@ def refused_for_good(message: str) -> ToolError | None:
     if _CUSTOM_MODE_TEXT.search(message):
         return ToolError(
             f"the network is in custom mode, and no subnetwork is named: {message}",
-            hint="--subnetwork NAME, one of that name in each region; or --network of another network; "
-            "or create_network in infra/, which makes both",
+            hint="--subnetwork NAME, if every region has a subnetwork of this name; or another --network; or "
+            "create_network in infra/, which makes both",
         )
     return None
 

@@ -69,7 +69,7 @@ def candidates(gpu: GpuOffer, options: Options, *, with_driver: bool) -> tuple[V
     if not loads:
         how = "is built on the VM" if chosen[0].driver is Driver.INSTALL else f"in {chosen[0].name} is not signed"
         raise UsageError(
-            f"Secure Boot loads signed drivers alone, and the {gpu.title}'s {how}: it would not load",
+            f"Secure Boot loads only signed drivers, but the {gpu.title}'s {how}: it would not load",
             hint="--no-secure-boot, or --vm-image of an image with a signed driver and --vm-driver preinstalled",
         )
     return loads
@@ -114,7 +114,7 @@ def resolve(images: Sequence[VmImage], compute: Images, *, is_named: bool) -> tu
             if notes:
                 notes.append(f"the VM boots {newest} of {image.project} instead")
             return replace(image, name=newest, is_family=False), tuple(notes)
-        notes.append(f"there is no VM image family {image.name} in project {image.project} any more")
+        notes.append(f"VM image family {image.name} no longer exists in project {image.project}")
     listing = f"gcloud compute images list --project {images[0].project} --no-standard-images"
     if is_named:
         raise UsageError(
@@ -122,6 +122,6 @@ def resolve(images: Sequence[VmImage], compute: Images, *, is_named: bool) -> tu
         )
     missing = ", ".join(f"{image.project}/{image.name}" for image in images)
     raise ToolError(
-        f"no VM image is left, none of these families is there any more: {missing}",
-        hint=f"--vm-image PROJECT/FAMILY with one that is ({listing})",
+        f"no VM image is left, because none of these families exists any more: {missing}",
+        hint=f"--vm-image PROJECT/FAMILY with a family that exists ({listing})",
     )

@@ -32,11 +32,11 @@ class Slurm:
         parts = folder.split("/")
         if parts[0] not in ("", "~") or not any(parts[1:]) or ".." in parts or not folder.isprintable():
             hint = "--folder /scratch/me/rooflaunch"
-            raise UsageError(f"--folder must be a whole path below / or ~/; got {folder!r}", hint=hint)
+            raise UsageError(f"--folder must be a full path that begins with / or ~/; got {folder!r}", hint=hint)
         folder = folder.rstrip("/")
         if where.host is None:
             if where.port is not None:
-                raise UsageError(f"--port is for --host; got --port {where.port} alone", hint="--host USER@HOST")
+                raise UsageError(f"--port needs --host; got only --port {where.port}", hint="--host USER@HOST")
             return Cluster(login=None, root=str(Path(folder).expanduser()))
         return Cluster(login=parse_login(where.host, where.port), root=folder)
 
@@ -60,7 +60,7 @@ class Slurm:
             root.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise ToolError(
-                f"'{root}' cannot be made: {error.strerror}", hint="--folder FOLDER, one that the nodes share"
+                f"'{root}' cannot be made: {error.strerror}", hint="--folder FOLDER, with a folder that the nodes share"
             ) from error
         return Folder(root)
 

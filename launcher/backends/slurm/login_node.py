@@ -70,7 +70,7 @@ class LoginNode:
         if "silent" in answer:
             raise UnreachableError(
                 f"Slurm does not answer on {self.cluster.place}: {answer['silent']}",
-                hint="scontrol ping says whether its controller is there; then the same command again",
+                hint="scontrol ping shows whether its controller answers; then run the same command again",
             )
         return answer
 
@@ -91,7 +91,7 @@ def _here(program: str, question: Mapping[str, Any], payload: bytes, sink: Any) 
     except OSError as error:
         raise ToolError(
             f"'{error.filename or question['root']}' cannot be used: {error.strerror}",
-            hint="name a folder of yours that the nodes share: --folder FOLDER",
+            hint="name one of your folders that the nodes share: --folder FOLDER",
         ) from error
     for block in blocks:
         if sink is not None:

@@ -131,7 +131,7 @@ class SlurmMachines:
             answer = self.node.ask("stop", names=names, wait_s=STOP_LIMIT_S, within_s=2 * STOP_LIMIT_S)["stopped"]
         except ToolError:
             return [Removed.unanswered(self.noun, machine.name, [self.place]) for machine in machines]
-        reasons = [answer.get(machine.name, "no job has such a name") for machine in machines]
+        reasons = [answer.get(machine.name, "no job has this name") for machine in machines]
         return [
             Removed(kind=self.noun, name=machine.name, zone=machine.zone, gone=not reason, reason=printable(reason))
             for machine, reason in zip(machines, reasons, strict=True)
@@ -152,7 +152,7 @@ class SlurmMachines:
         """Jobs past their limit that Slurm did not end."""
         now_s, listing = self.now_s(), self.look()
         left = [
-            Leftover(kind=self.noun, name=job.name, zone=job.zone, why="it is past its limit, and Slurm did not end it")
+            Leftover(kind=self.noun, name=job.name, zone=job.zone, why="it is past its limit, but Slurm did not end it")
             for job in listing
             if job.deadline_s is not None and now_s > job.deadline_s + LATE_S
         ]

@@ -20,10 +20,10 @@ Examples:
   launch slurm --host me@login.cluster --partition gpu --image ~/rooflaunch.sif
 """
 COMMAND = Command(
-    help="""Train on a cluster with Slurm, and bring the bundles home.
+    help="""Train on a cluster with Slurm, and collect the bundles.
 
-    The job goes on when this command ends, until it is over or reaches its time limit. Results lie in a folder that
-    the compute nodes share with the login node.
+    The job continues when this command ends, until it finishes or reaches its time limit. Results are in a folder
+    that the compute nodes share with the login node.
     """,
     examples=EXAMPLES,
     noun="job",
@@ -75,11 +75,11 @@ class Where:
     """Cluster: this machine is its login node, or `host` is a login node reached over ssh."""
 
     host: str | None = choice(
-        "submit from this login node, over ssh (this machine is one)", default=None, metavar="USER@HOST"
+        "login node to submit from, over ssh (default: this machine)", default=None, metavar="USER@HOST"
     )
-    port: int | None = choice("where its ssh listens (that of ~/.ssh/config)", default=None, metavar="N")
+    port: int | None = choice("its ssh port (default: from ~/.ssh/config)", default=None, metavar="N")
     folder: str | None = choice(
-        f"a folder there that the compute nodes share with the login node ({ROOT})", default=None, metavar="FOLDER"
+        f"a folder that the compute nodes share with the login node ({ROOT})", default=None, metavar="FOLDER"
     )
 
 
@@ -87,18 +87,18 @@ class Where:
 class Options:
     """Options for sbatch, and for the software on the node. `time_s`: limit of each element of the array."""
 
-    partition: str | None = choice("where it may run (the cluster's default)", default=None, metavar="P[,P]")
-    account: str | None = choice("who pays (yours, if you have one)", default=None, metavar="A")
+    partition: str | None = choice("the partition (the cluster's default)", default=None, metavar="P[,P]")
+    account: str | None = choice("the account that pays (your default account)", default=None, metavar="A")
     qos: str | None = choice("quality of service", default=None, metavar="Q")
     constraint: str | None = choice("features that the node must have", default=None, metavar="F")
     gres: str | None = choice(
-        "what it needs of a node (gpu:1 where the partition has GPUs; none with --cpu)",
+        "what it needs of a node (gpu:1 if the partition has GPUs; none with --cpu)",
         default=None,
         metavar="gpu[:TYPE]:N",
     )
-    exclusive: bool = choice("have the node alone: nobody disturbs the figures", default=False)
+    exclusive: bool = choice("use the whole node, so that no other job disturbs the figures", default=False)
     time_s: int = choice(
-        "when Slurm ends it, as sbatch reads it",
+        "time limit, in the format of sbatch",
         default=DEFAULT_LIMIT_S,
         flag="--time",
         metavar="TIME",
@@ -106,18 +106,22 @@ class Options:
         typed_default="1:00:00",
     )
     at_a_time: int | None = choice(
-        "of the jobs of a sweep, how many may run at once (as many as there is room for)",
+        "how many jobs of a sweep may run at the same time (no limit)",
         default=None,
         metavar="N",
         min=1,
     )
     sbatch: tuple[str, ...] = choice(
-        "a further option of sbatch, as --sbatch=--mem=16G; again for more", default=(), metavar="OPTION"
+        "another option of sbatch, for example --sbatch=--mem=16G; repeatable", default=(), metavar="OPTION"
     )
-    requeue: bool = choice("start it again after a preemption or a node's failure, with what is missing", default=True)
-    container: Software = choice("auto: the image if one is named, else the cluster's Python", default=Software.AUTO)
+    requeue: bool = choice(
+        "after a preemption or a failure of the node, start again and run what is missing", default=True
+    )
+    container: Software = choice(
+        "auto: a container if --image is given, else the cluster's Python", default=Software.AUTO
+    )
     image: str | None = choice(
         "HOST/NAME@sha256:… or a .sif or .sqsh file that the nodes can read", default=None, metavar="REF|FILE"
     )
     python: str | None = choice("the nodes' Python with torch (python3)", default=None, metavar="PATH")
-    usd_per_h: float | None = choice("what an hour of the node costs", default=None, metavar="USD")
+    usd_per_h: float | None = choice("price of an hour of the node", default=None, metavar="USD")

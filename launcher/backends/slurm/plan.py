@@ -74,23 +74,23 @@ class SlurmPlan:
     def text(self, width: int | None = None) -> str:
         """Plan as text for the user."""
         spec, request, options = self.spec, self.request, self.options
-        times = "one run" if spec.repeats == 1 else f"{spec.repeats} runs, a process each"
+        times = "one run" if spec.repeats == 1 else f"{spec.repeats} runs, each in its own process"
         one = f"{spec.title}, on {spec.where}; {times}"
         origins = ", ".join(f"{name}: {source}" for name, source in request.spec_origin.items())
         mode = self.request.options.get("preempted", "")
         again = f"started again with what is missing after {RESTARTS.get(mode, RESTARTS['CANCEL'])}"
         rows = [
-            ("plan", f"{request.work}, a process each" if request.task else one),
+            ("plan", f"{request.work}, each in its own process" if request.task else one),
             ("set by", origins or "all defaults"),
             ("sends", request.files_text),
             ("job", request.name),
-            ("cluster", f"{self.cluster.place}" + (f": {self.site}" if self.site else ", which nobody has asked yet")),
+            ("cluster", f"{self.cluster.place}" + (f": {self.site}" if self.site else ", which was not contacted yet")),
             ("asks for", self._asked_for()),
             ("software", self.software or self._software_asked_for()),
-            ("folder", f"{self.node.root}, which the nodes must see under the same name"),
-            ("limit", f"{minutes(request.limit_s)} ({time_text(request.limit_s)}), kept by Slurm"),
+            ("folder", f"{self.node.root}, which the nodes must see under the same path"),
+            ("limit", f"{minutes(request.limit_s)} ({time_text(request.limit_s)}), enforced by Slurm"),
             ("ends", again if options.requeue else "not started again after a preemption"),
-            ("cost", f"{options.usd_per_h:g} USD per hour, as you said" if options.usd_per_h else "none is counted"),
+            ("cost", f"{options.usd_per_h:g} USD per hour, as you said" if options.usd_per_h else "not counted"),
             *(("note", note) for note in self.notes),
         ]
         return "\n".join(wrapped(text, width, indent=TEXT_COLUMN, first=name) for name, text in rows if text)
@@ -100,7 +100,7 @@ class SlurmPlan:
         gres = self.gres or ("no GPU" if self.spec.device is Device.CPU else "a GPU if the partition has any")
         words = [f"partition {options.partition}" if options.partition else "the default partition", gres]
         words += [f"{name} {value}" for name in ("account", "qos", "constraint") if (value := getattr(options, name))]
-        return ", ".join([*words, *(["the node alone"] if options.exclusive else []), *options.sbatch])
+        return ", ".join([*words, *(["the whole node"] if options.exclusive else []), *options.sbatch])
 
     def _software_asked_for(self) -> str:
         options = self.options
@@ -207,9 +207,9 @@ def _check_software(options: Options) -> None:
     if container is Software.NONE and image:
         raise UsageError(f"--image is for a container; got --container none with {image}", hint="leave it out")
     if python and image:
-        both = f"--python is the nodes' own, and an image has one; got --python {python} with --image"
+        both = f"--python is for runs without an image, which has its own Python; got --python {python} with --image"
         raise UsageError(both, hint="one of the two")
     if image and not (IMAGE.fullmatch(image) or FILE.fullmatch(image)):
-        raise UsageError(f"{image!r} is no image's name and no whole path of a file", hint="--image ~/my.sif")
+        raise UsageError(f"{image!r} is neither an image's name nor the full path of a file", hint="--image ~/my.sif")
     if python is not None and (not python or re.search(r"[\x00-\x1f]|^-", python)):
-        raise UsageError(f"{python!r} is no path of a program", hint="--python ~/torch/bin/python")
+        raise UsageError(f"{python!r} is not the path of a program", hint="--python ~/torch/bin/python")

@@ -123,8 +123,8 @@ def _software(site: Site, options: Options, python: str) -> tuple[Software, str]
     usual = site.software_for_images()
     if asked is Software.AUTO and usual is None:
         raise ToolError(
-            f"{site.cluster} has neither Pyxis nor Apptainer on its login node, which an image needs",
-            hint="leave --image out, with --python PATH; or --container apptainer if the nodes alone have it",
+            f"{site.cluster} has neither Pyxis nor Apptainer on its login node, but an image needs one of them",
+            hint="leave --image out, with --python PATH; or --container apptainer if only the nodes have it",
         )
     if asked is Software.PYXIS and not site.pyxis:
         raise ToolError(
@@ -147,7 +147,7 @@ def _send(login_node: LoginNode, node: Node) -> None:
     facts = login_node.ask("facts", program=ANY_MACHINE, python=USUAL_PYTHON, code=node.code, labels=[])
     if not facts["is_writable"]:
         raise ToolError(
-            f"we may not write to {node.root} on {login_node.cluster.place}",
+            f"no permission to write to {node.root} on {login_node.cluster.place}",
             hint="--folder FOLDER, one of yours that the nodes share",
         )
     if not facts["has_code"]:
@@ -175,7 +175,7 @@ def _checked(plan: SlurmPlan, machines: SlurmMachines) -> SlurmPlan:
         raise explained(begun["refused"], machines.place)
     if "refused" in begun:
         # A rule of the site may require an option that only the job has, not the check. Submitting the job decides.
-        note = f"no node was looked at first: {explained(begun['refused'], machines.place)}"
+        note = f"no node was checked first: {explained(begun['refused'], machines.place)}"
         return replace(plan, notes=(*plan.notes, note))
     job = str(begun["job"])
     try:
@@ -186,7 +186,7 @@ def _checked(plan: SlurmPlan, machines: SlurmMachines) -> SlurmPlan:
         raise
     if answer["waits"]:
         state = printable(answer["state"])
-        note = f"no node is free now ({state}): the job waits behind check {job}, which looks at a node first"
+        note = f"no node is free now ({state}): the job waits until check {job} has looked at a node"
         return replace(plan, after=job, notes=(*plan.notes, note))
     _require_good(answer, plan, machines.place)
     machines.node.ask("put", path=f"checks/{subject}.good", text=answer["answer"])
@@ -208,9 +208,9 @@ def _require_good(answer: Mapping[str, Any], plan: SlurmPlan, place: str) -> Non
     facts = dict(line.partition(" ")[::2] for line in answer["answer"].splitlines())
     if not facts:
         raise ToolError(
-            f"the compute nodes do not see {node.root} of {place}, or may not write there: "
-            f"the check job {answer['job']} left nothing ({state})",
-            hint="--folder FOLDER, one that login node and nodes share under the same name, on a scratch disk say",
+            f"the compute nodes do not see {node.root} of {place}, or may not write there: check job "
+            f"{answer['job']} left nothing ({state})",
+            hint="--folder FOLDER, which login node and nodes share under the same path, for example on a scratch disk",
         )
     where = printable(facts.get("node", "a node"))
     if facts.get("image") == "unreadable":
@@ -218,10 +218,14 @@ def _require_good(answer: Mapping[str, Any], plan: SlurmPlan, place: str) -> Non
             f"the image {node.image} cannot be read on {where}", hint="put it into a folder that the nodes share"
         )
     if facts.get("apptainer") == "missing":
-        raise ToolError(f"{where} has no Apptainer", hint="leave --image out, with --python PATH, or ask for it")
+        raise ToolError(
+            f"{where} has no Apptainer",
+            hint="leave --image out and give --python PATH, or ask the administrator for Apptainer",
+        )
     python = facts.get("python", "ok")
     if python != "ok":
         raise ToolError(
             f"{node.python} on {where} cannot run the trainer: {printable(python) or 'it prints nothing'}",
-            hint="--python PATH of one with torch, torchvision, numpy and psutil in a folder that the nodes see",
+            hint="--python with the path of a Python with torch, torchvision, numpy and psutil in a folder that "
+            "the nodes see",
         )

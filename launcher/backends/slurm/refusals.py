@@ -30,10 +30,12 @@ REFUSALS = (
         means="there is no such partition",
         hint="--partition NAME; launch doctor slurm shows them",
     ),
-    Refusal(said="Invalid qos", means="there is no such quality of service, or it is not for you", hint="--qos NAME"),
+    Refusal(
+        said="Invalid qos", means="this quality of service does not exist, or you may not use it", hint="--qos NAME"
+    ),
     Refusal(
         said="time limit is invalid|time limit exceeds|PartitionTimeLimit",
-        means="the time asked for is over the limit of the partition",
+        means="the requested time is above the limit of the partition",
         hint="a shorter --time; launch doctor slurm shows the limits",
     ),
     Refusal(
@@ -43,23 +45,23 @@ REFUSALS = (
     ),
     Refusal(
         said="Invalid generic resource|Invalid Trackable RESource",
-        means="the cluster has nothing of the kind that --gres asks for",
+        means="the cluster has no resource of the kind in --gres",
         hint="--gres gpu:1; launch doctor slurm shows the GPUs of each partition",
     ),
     Refusal(
         said="node configuration is not available|Memory specification can not|More processors requested",
-        means="no node of the partition has what was asked for",
+        means="no node of the partition has the requested resources",
         hint="another --partition, or less of --gres, --constraint or memory; launch doctor slurm",
     ),
     Refusal(
         said="MaxSubmit|job submit limit|QOS policy|Job violates accounting",
-        means="you have as many jobs there as you may, or ask for more than you may",
+        means="you have reached your limit of jobs, or ask for more than you may use",
         hint="wait until some have ended (squeue), or fewer --repeats or a shorter --time",
         error=NoCapacityError,
     ),
     Refusal(
         said="Invalid job array",
-        means="the array has more elements than the cluster takes",
+        means="the array has more elements than the cluster allows",
         hint="scontrol show config says MaxArraySize",
     ),
     Refusal(
@@ -70,12 +72,12 @@ REFUSALS = (
     Refusal(
         said="Unable to contact slurm controller|Zero Bytes|Socket timed out|Connection refused",
         means="Slurm's controller does not answer",
-        hint="scontrol ping says whether it is there; then the same command again",
+        hint="scontrol ping shows whether it answers; then run the same command again",
         error=ToolError,
     ),
     Refusal(
         said="unrecognized option|invalid option|Invalid directive|Script arguments|Invalid .* specification",
-        means="sbatch does not know an option, or not this value of it",
+        means="sbatch does not know an option, or does not accept its value",
         hint="see --sbatch and the other options; --dry-run --request shows the whole script",
     ),
 )
@@ -96,10 +98,10 @@ def explained(said: str, place: str) -> RooflaunchError:
     lines = [line.removeprefix("sbatch: ").removeprefix("error: ").strip() for line in said.splitlines()]
     lines = list(dict.fromkeys(line for line in lines if line))
     reasons = [found[1] for line in lines if (found := REASON.match(line))]
-    quoted = printable("; ".join(lines)) or "it says nothing"
+    quoted = printable("; ".join(lines)) or "no message"
     if reasons and (words := [line for line in lines if not REASON.match(line) and not OWN.search(line)]):
         rule = f"a rule of this cluster: {printable('; '.join(words))} ({printable(reasons[0])})"
-        hint = "an option of launch slurm, or --sbatch OPTION, that meets the rule; or ask its administrator"
+        hint = "use an option of launch slurm, or --sbatch OPTION, that fulfils the rule; or ask the administrator"
         return UsageError(f"sbatch on {place} refused the job by {rule}", hint=hint)
     for refusal in REFUSALS:
         if re.search(refusal.said, said, re.IGNORECASE):

@@ -15,8 +15,8 @@ from workload.contract.text import counted, printable
 NO_SBATCH = "sbatch is not installed"
 CURE_SBATCH = "use a login node of the cluster: launch slurm there, or --host USER@LOGIN-NODE from here"
 UNLOCK = (
-    "ask the administrator for NVreg_RestrictProfilingToAdminUsers=0 on the nodes, for a partition of them say; "
-    "without it runs are complete but for the counters of --profile ncu"
+    "ask the administrator for NVreg_RestrictProfilingToAdminUsers=0 on the nodes, for example of one "
+    "partition; without it runs are complete except for the counters of --profile ncu"
 )
 GRES = re.compile(r"gpu(?::(?P<kind>[A-Za-z][\w.-]*))?(?::(?P<count>\d+))?")
 UNLIMITED_S = float("inf")
@@ -157,7 +157,7 @@ def require_room(site: Site, partitions: Sequence[Partition], *, gres: str, limi
     kinds = [gpus for partition in partitions for gpus in partition.gpus]
     if wanted and not kinds:
         others = [partition.name for partition in site.partitions if partition.gpus]
-        hint = f"--partition {others[0]}" if others else "no partition of it has any: --cpu"
+        hint = f"--partition {others[0]}" if others else "no partition has a GPU: --cpu"
         raise UsageError(f"partition {shown} of {site.cluster} has no GPU; --gres {gres} was asked for", hint=hint)
     fits = [gpus for gpus in kinds if wanted and wanted.kind in ("", gpus.kind) and wanted.count <= gpus.count]
     if wanted and not fits:
@@ -183,14 +183,16 @@ def checks(machines: SlurmMachines) -> Iterator[Check]:
         name = f"partition {partition.name}{' (default)' if partition.is_default else ''}"
         yield PART.ok(name, str(partition)) if partition.is_up else PART.note(name, str(partition))
     if not any(partition.gpus for partition in site.partitions):
-        yield PART.note("GPUs", "no partition says that it has any", "--cpu; or ask whether GresTypes=gpu is set up")
+        yield PART.note(
+            "GPUs", "no partition reports a GPU", "--cpu; or ask the administrator whether GresTypes=gpu is set"
+        )
     yield _software(site)
     if site.counters == "1":
         yield PART.note("counters", "for administrators only on this node (RmProfilingAdminOnly: 1)", UNLOCK)
     elif site.counters == "0":
-        yield PART.ok("counters", "open to every user on this node; a run says how that is on its own")
+        yield PART.ok("counters", "open to every user on this node; each run reports its own node")
     else:
-        yield PART.note("counters", "this node has no NVIDIA driver: each run says how that is on its node", UNLOCK)
+        yield PART.note("counters", "this node has no NVIDIA driver; each run reports its own node", UNLOCK)
     yield from _accounts(site)
     running = [job.name for job in machines.look()]
     yield PART.ok("jobs", f"{counted(len(running), 'job')} of rooflaunch there" if running else "none there")
@@ -203,13 +205,15 @@ def _software(site: Site) -> Check:
     return PART.note(
         "containers",
         "neither Pyxis nor Apptainer on this node",
-        "runs take the cluster's Python: --python PATH of one with torch in a folder that the nodes see",
+        "runs use the cluster's Python: --python with the path of a Python with torch in a folder that the nodes see",
     )
 
 
 def _accounts(site: Site) -> Iterator[Check]:
     if not site.has_accounting:
-        yield PART.note("accounting", "off: how a job ended is known for minutes only, and then from our own records")
+        yield PART.note(
+            "accounting", "off: Slurm knows only for some minutes how a job ended; after that our own records are used"
+        )
         return
     yield PART.ok("accounting", f"on; an array has at most {max(0, site.array_size - 1)} elements")
     names = sorted({row[0] for row in site.accounts if row and row[0]})

@@ -47,12 +47,12 @@ STATES: Mapping[str, State] = {
     "COMPLETED": _ended(),
     "FAILED": _ended("its script failed"),
     "TIMEOUT": _ended("it reached its time limit"),
-    "DEADLINE": _ended("it could not end before its deadline"),
-    "OUT_OF_MEMORY": _ended("it took more of the node's memory than it had asked for"),
-    "CANCELLED": _ended("somebody cancelled it"),
+    "DEADLINE": _ended("it could not finish before its deadline"),
+    "OUT_OF_MEMORY": _ended("it used more memory than it had requested"),
+    "CANCELLED": _ended("it was cancelled"),
     "NODE_FAIL": _ended("its node failed"),
     "BOOT_FAIL": _ended("its node did not start"),
-    "REVOKED": _ended("another cluster runs it"),
+    "REVOKED": _ended("it runs on another cluster"),
     "PREEMPTED": _ended("another job took its node (preempted)", preempted=True),
 }
 

@@ -105,7 +105,7 @@ class Keeper:
                 agent.terminate()
             self.wait((kill_s if is_told else self.end_s) - time.monotonic())
         if agent.poll() is None:
-            say("the agent does not end: killed")
+            say("the agent did not end and was killed")
             agent.kill()
         code = agent.wait()
         # An agent that ended on request is not started again, unless a signal killed it: then another start saves.

@@ -78,7 +78,7 @@ class SshMachines:
         if "busy" in answer:
             other = printable(answer["busy"]) or "another job of rooflaunch"
             raise NoCapacityError(
-                f"{self.place} is busy with {other}: two runs at once would disturb each other's figures",
+                f"{self.place} is busy with {other}: two runs at the same time would disturb each other",
                 hint=f"launch logs {other} -f, or launch down {other}",
             )
         machine = self._machine(answer["job"])
@@ -107,7 +107,7 @@ class SshMachines:
             answer = self.ask("stop", names=names, grace_s=GRACE_S, within_s=within_s)["stopped"]
         except ToolError:
             return [Removed.unanswered(self.noun, machine.name, [host]) for machine in machines]
-        reasons = {machine.name: answer.get(machine.name, "no job has such a name") for machine in machines}
+        reasons = {machine.name: answer.get(machine.name, "no job has this name") for machine in machines}
         return [
             Removed(kind=self.noun, name=name, zone=host, gone=not reason, reason=reason)
             for name, reason in reasons.items()
@@ -128,7 +128,7 @@ class SshMachines:
         """Jobs past their limit because their keeper was killed."""
         now_s = self.now_s()
         left = [
-            Leftover(kind=self.noun, name=job.name, zone=job.zone, why="it is past its limit, and nothing ends it")
+            Leftover(kind=self.noun, name=job.name, zone=job.zone, why="it is past its limit, but still running")
             for job in self.look()
             if job.deadline_s is not None and now_s > job.deadline_s + LATE_S
         ]

@@ -16,9 +16,9 @@ Examples:
   launch ssh --host lab -- train.py --lr 0.1
 """
 COMMAND = Command(
-    help="""Train on a machine that one can log in to, and bring the bundles home.
+    help="""Train on a machine that you can log in to, and collect the bundles.
 
-    The run goes on when this command or the connection ends, until it is over or reaches its time limit.
+    The run continues when this command or the connection ends, until it finishes or reaches its time limit.
     """,
     examples=EXAMPLES,
     noun="job",
@@ -32,22 +32,22 @@ class Where:
     """Machine: `host` is `[USER@]HOST`, as ssh takes it, or an alias of ~/.ssh/config."""
 
     host: str = choice("the machine, or an alias of ~/.ssh/config", metavar="USER@HOST")
-    port: int | None = choice("where its ssh listens (that of ~/.ssh/config)", default=None, metavar="N")
+    port: int | None = choice("its ssh port (default: from ~/.ssh/config)", default=None, metavar="N")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """Options of the machine. `python`: for `--runtime process`; `image`: one that its engine has or can pull."""
 
-    runtime: Runtime = choice("auto: a container if its image is there, else a process", default=Runtime.AUTO)
-    python: str | None = choice("the machine's Python with torch, for a process", default=None, metavar="PATH")
+    runtime: Runtime = choice("auto: a container if its image exists there, else a process", default=Runtime.AUTO)
+    python: str | None = choice("the Python with torch on that machine, for a process", default=None, metavar="PATH")
     image: str | None = choice("run this image instead of the one for this code", default=None, metavar="REF")
     max_run_time_s: int = choice(
-        "when the run is ended, as 60m or 1h30m",
+        "end the run after this time, for example 60m or 1h30m",
         default=DEFAULT_LIMIT_S,
         flag="--max-run-time",
         metavar="TIME",
         parse=limit_s,
         typed_default="60m",
     )
-    usd_per_h: float | None = choice("what an hour of the machine costs", default=None, metavar="USD")
+    usd_per_h: float | None = choice("price of an hour of the machine", default=None, metavar="USD")

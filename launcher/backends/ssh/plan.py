@@ -78,20 +78,20 @@ class SshPlan:
     def text(self, width: int | None = None) -> str:
         """Plan as text for the user."""
         spec, request = self.spec, self.request
-        times = "one run" if spec.repeats == 1 else f"{spec.repeats} runs, a process each"
-        price = f"{self.options.usd_per_h:g} USD per hour, as you said" if self.options.usd_per_h else "none is counted"
+        times = "one run" if spec.repeats == 1 else f"{spec.repeats} runs, each in its own process"
+        price = f"{self.options.usd_per_h:g} USD per hour, as you said" if self.options.usd_per_h else "not counted"
         one = f"{spec.title}, on {spec.where}; {times}"
         rows = [
-            ("plan", f"{request.work}, a process each" if request.task else one),
+            ("plan", f"{request.work}, each in its own process" if request.task else one),
             (
                 "set by",
                 ", ".join(f"{name}: {source}" for name, source in request.spec_origin.items()) or "all defaults",
             ),
             ("sends", request.files_text),
             ("job", request.name),
-            ("machine", f"{self.login}" + (f": {self.machine}" if self.machine else ", which nobody has asked yet")),
+            ("machine", f"{self.login}" + (f": {self.machine}" if self.machine else ", which was not contacted yet")),
             ("runtime", self.runtime or _runtime_asked_for(self.options)),
-            ("limit", f"{minutes(request.limit_s)}, kept there whatever becomes of this command"),
+            ("limit", f"{minutes(request.limit_s)}, enforced there even if this command ends"),
             ("cost", price),
             *(("note", note) for note in self.notes),
         ]
@@ -99,7 +99,7 @@ class SshPlan:
 
     def sent_text(self) -> str:
         """Command that starts the job."""
-        return "decided once the machine was looked at" if self.start is None else shlex.join(self.start.words)
+        return "decided after a look at the machine" if self.start is None else shlex.join(self.start.words)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for `--dry-run --format json`."""
@@ -147,21 +147,21 @@ def _runtime_asked_for(options: Options) -> str:
         return f"process: asked for; by {options.python or 'its python3'}"
     if options.image or options.runtime is Runtime.DOCKER:
         return f"docker: asked for; with {options.image or 'the image for this code'}"
-    return "auto: an image that is built there, else its Python, else a build; decided when it is asked"
+    return "auto: an image that is built there, else its Python, else a new build; decided at the start"
 
 
 def _check(options: Options) -> None:
     if options.python and (options.runtime == "docker" or options.image):
         raise UsageError(
-            f"--python is for a process, and a container was asked for; got --python {options.python}",
+            f"--python is only for a process, but a container was requested; got --python {options.python}",
             hint="--runtime process, or leave --python out",
         )
     if options.image and options.runtime == "process":
         raise UsageError(f"--image is for a container; got --runtime process with {options.image}", hint="leave it out")
     if options.image and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._:@/+-]{0,511}", options.image):
-        raise UsageError(f"'{options.image}' is no image's name", hint="--image HOST/NAME@sha256:…")
+        raise UsageError(f"'{options.image}' is not an image's name", hint="--image HOST/NAME@sha256:…")
     if options.python is not None and (not options.python or re.search(r"[\x00-\x1f]|^-", options.python)):
-        raise UsageError(f"'{options.python}' is no path of a program", hint="--python /opt/conda/bin/python")
+        raise UsageError(f"'{options.python}' is not the path of a program", hint="--python /opt/conda/bin/python")
     if options.usd_per_h is not None and not 0 <= options.usd_per_h <= 1e6:  # noqa: PLR2004 - nobody pays that
         raise UsageError(f"--usd-per-h must be a price in USD; got {options.usd_per_h}", hint="--usd-per-h 0.80")
 

@@ -54,7 +54,7 @@ def prepare(draft: SshPlan, machines: SshMachines) -> SshPlan:
 
 def _require_possible(place: str, site: Site, specs: Sequence[RunSpec]) -> None:
     if not site.is_writable:
-        raise ToolError(f"we may not write to {site.root} on {place}", hint="ask its owner for a folder")
+        raise ToolError(f"no permission to write to {site.root} on {place}", hint="ask its owner for a folder")
     if site.free_bytes < sites.NEEDED_BYTES:
         free = f"{site.free_bytes / 1e6:.0f} MB are free in {site.root} on {place}"
         raise ToolError(f"{free}; a run needs {sites.NEEDED_BYTES / 1e6:.0f} MB", hint="free some space there")
@@ -72,7 +72,7 @@ def _runtime(
         no_container = NO_MPS
     wants_container = bool(options.image) or options.runtime is Runtime.DOCKER
     if no_container and wants_container:
-        raise UsageError(f"{no_container}; a container was asked for", hint="--runtime process")
+        raise UsageError(f"{no_container}; a container was requested", hint="--runtime process")
     if options.python or options.runtime is Runtime.PROCESS:
         if no_process:
             raise ToolError(f"no process can run on {place}: {no_process}", hint=sites.PYTHON_CURE)
@@ -132,9 +132,9 @@ def _image(machines: SshMachines, options: Options, site: Site, code_name: str, 
     words += [word for name, value in arguments.items() for word in ("--build-arg", f"{name}={value}")]
     answer = machines.ask("build", code=code_name, words=words, within_s=BUILD_LIMIT_S)
     if answer["code"]:
-        last = next((line.strip() for line in reversed(answer["last"]) if line.strip()), "it says nothing")
+        last = next((line.strip() for line in reversed(answer["last"]) if line.strip()), "no message")
         raise ToolError(
             f"the image cannot be built on {machines.place}: {last}",
-            hint=f"the whole log lies there: {answer['log']}; or --runtime process --python PATH",
+            hint=f"the whole log is on that machine: {answer['log']}; or --runtime process --python PATH",
         )
     return str(machines.ask("image", image=recipe.tag)["id"])

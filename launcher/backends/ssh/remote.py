@@ -154,7 +154,7 @@ def site(python: str) -> dict[str, Any]:
     """Versions of the trainer's packages in a Python here; `error`: why the Python cannot be used."""
     path = shutil.which(os.path.expanduser(python))  # noqa: PTH111 - a name or a path
     if path is None:
-        return {"error": "there is no such program"}
+        return {"error": "this program does not exist"}
     try:
         done = subprocess.run([path, "-c", PROBE], capture_output=True, timeout=TOOL_LIMIT_S, cwd="/", check=False)
         return dict(json.loads(done.stdout))
@@ -174,7 +174,7 @@ def put_code(root: Path, question: dict[str, Any], payload: BinaryIO) -> dict[st
         return {}
     content = payload.read(question["size"])
     if len(content) != question["size"]:
-        raise OSError("the connection broke while our code came")
+        raise OSError("the connection broke while our code was sent")
     new = folder.with_name(f".{folder.name}-{os.getpid()}")
     shutil.rmtree(new, ignore_errors=True)
     with tarfile.open(fileobj=io.BytesIO(content)) as archive:
@@ -310,7 +310,9 @@ def why_gone(home: Path, kept: dict[str, Any]) -> str:
             os.fsync(room.fileno())
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            reasons.append(f"{error.strerror} in {home}; once there is some, launch status saves what the job left")
+            reasons.append(
+                f"{error.strerror} in {home}; when there is free space, launch status stores the results of the job"
+            )
     with suppress(OSError, ValueError):
         reasons.append(str(json.loads((home / "ended.json").read_text()).get("error", "")))
     if kept.get("boot", "") not in ("", boot()):

@@ -68,13 +68,20 @@ class Site:
     def why_no_container(self, *, with_gpu: bool) -> str:
         """Reason why the machine's Docker engine cannot run the trainer; empty if it can."""
         if not self.docker["version"]:
-            return "its Docker engine does not answer us" if self.docker["is_installed"] else "it has no Docker"
+            return (
+                "its Docker engine refuses our user, or does not answer"
+                if self.docker["is_installed"]
+                else "it has no Docker"
+            )
         if with_gpu and not self.docker["has_gpus"]:
-            return "its Docker engine cannot give containers the GPU"
+            return "its Docker engine cannot give containers access to the GPU"
         return "" if self.flavour else f"no image has code for its {self.gpus[0][0]}"
 
 
-PYTHON_CURE = "--python PATH of one that has them, or there: pip install torch torchvision numpy psutil"
+PYTHON_CURE = (
+    "--python with the path of a Python that has them, or install them there: pip install torch torchvision "
+    "numpy psutil"
+)
 
 
 @cache
@@ -113,7 +120,7 @@ def checks(machines: SshMachines) -> Iterator[Check]:
         return
     yield part.ok("connection", f"{machines.place} answers: {site}")
     if not site.is_writable:
-        yield part.problem("disk", f"{site.root} may not be written to", "ask its owner for a folder")
+        yield part.problem("disk", f"{site.root} is not writable", "ask its owner for a folder")
     elif site.free_bytes < NEEDED_BYTES:
         yield part.problem("disk", f"{site.free_bytes / 1e6:.0f} MB free in {site.root}", "free a GB there")
     else:
@@ -123,7 +130,7 @@ def checks(machines: SshMachines) -> Iterator[Check]:
     for name, capability, driver, memory in site.gpus:
         yield part.ok("GPU", f"{name}, compute capability {capability}, driver {driver}, {memory}")
     if not site.gpus:
-        yield part.note("GPU", "nvidia-smi shows none: runs take the CPU")
+        yield part.note("GPU", "nvidia-smi shows none: runs use the CPU")
     no_process, no_container = site.why_no_process(), site.why_no_container(with_gpu=bool(site.gpus))
     # One of the two is enough, so only the lack of both is a problem.
     bad = part.problem if no_process and no_container else part.note
@@ -132,7 +139,7 @@ def checks(machines: SshMachines) -> Iterator[Check]:
         yield bad("container", no_container, "install Docker there, or --runtime process")
     else:
         built = (
-            "holds the image for this code" if site.images.get(site.flavour) else "builds the image at the first run"
+            "has the image for this code" if site.images.get(site.flavour) else "will build the image at the first run"
         )
         yield part.ok("container", f"Docker {site.docker['version']} {built}")
     yield from _jobs(machines, part)
@@ -142,7 +149,7 @@ def _jobs(machines: SshMachines, part: CheckPart) -> Iterator[Check]:
     running = [job.name for job in machines.look()]
     if running:
         yield part.note(
-            "jobs", f"runs now: {', '.join(running)}", "a job waits for nobody: launch again once it has ended"
+            "jobs", f"runs now: {', '.join(running)}", "jobs are not queued here: launch again when it has ended"
         )
     else:
         yield part.ok("jobs", "none runs")

@@ -100,7 +100,9 @@ def test_nsys_gpu_trace(tmp_path: Path, header: str, factor: float) -> None:
     assert kernels["flop"].isna().all()
     assert profile.losses == ()
     assert "a trace of Nsight Systems: times of kernels, no counters" in profile.warnings
-    assert "==WARNING== 1 copies and memsets of the trace are left out: they are no kernels" in profile.warnings
+    assert (
+        "==WARNING== 1 copies and memsets of the trace are left out, because they are not kernels" in profile.warnings
+    )
 
 
 def test_broken_rows_of_a_trace_are_a_loss(tmp_path: Path) -> None:
@@ -126,14 +128,14 @@ def test_nsys_gpu_trace_is_imported(tmp_path: Path) -> None:
             wide(COUNTS, [ROW, ROW]) + wide(COUNTS, [ROW, ROW]).split("\n", 2)[2],
             2,
             46,
-            "2 launches are in the file again (same process and ID): each is counted once",
+            "2 launches are twice in the file (same process and ID): each is counted once",
             id="rows twice",
         ),
         pytest.param(
             wide(COUNTS, [ROW, ROW]) * 2,
             2,
             46,
-            "2 launches are in the file again (same process and ID): each is counted once",
+            "2 launches are twice in the file (same process and ID): each is counted once",
             id="table twice",
         ),
         pytest.param(
@@ -141,8 +143,8 @@ def test_nsys_gpu_trace_is_imported(tmp_path: Path) -> None:
             1,
             23,
             (
-                "1 launch is in the file again (same process and ID) with other figures: the first of each counts; two"
-                " profiles may have been written into one file"
+                "1 launch is twice in the file (same process and ID) with different figures: only the first "
+                    "is counted; perhaps two profiles were written into one file"
             ),
             id="other figures",
         ),
@@ -151,7 +153,7 @@ def test_nsys_gpu_trace_is_imported(tmp_path: Path) -> None:
                   zip(COUNTS.items(), ROW, strict=True)]),
             2,
             46,
-            "2 of the file's launches come again further down (same process and ID): each is counted once",
+            "2 of the file's launches are in the file twice (same process and ID): each is counted once",
             id="long, twice",
         ),
         pytest.param(
@@ -161,7 +163,7 @@ def test_nsys_gpu_trace_is_imported(tmp_path: Path) -> None:
             ),
             7,
             7 * 23,
-            "3 launches are missing, of 10 (IDs 2 to 3, 6): sums are of the others",
+            "3 launches are missing, of 10 (IDs 2 to 3, 6): sums cover only the others",
             id="missing",
         ),
         pytest.param(
@@ -169,8 +171,8 @@ def test_nsys_gpu_trace_is_imported(tmp_path: Path) -> None:
             2,
             None,
             (
-                f"{FFMA} has no value for 1 of 2 launches (n/a, or in a unit that is not known): what adds it up is"
-                " unavailable"
+                f"{FFMA} has no value for 1 of 2 launches (n/a, or in an unknown unit): sums of it are "
+                    "unavailable"
             ),
             id="n/a",
         ),
@@ -221,9 +223,9 @@ def test_two_gpus_are_no_run(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         import_file(path, Given(model="m", batch_size=1), output=tmp_path / "out")
     assert caught.value.report() == (
-        f"error: '{path}' holds the launches of 2 GPUs, and a run is of one (compute capability 8.0 (device 0):"
-        " 1, compute capability 8.0 (device 1): 1)\n"
-        "hint: keep the rows of one GPU, by the column Device, or profile with CUDA_VISIBLE_DEVICES=0"
+        f"error: '{path}' holds the launches of 2 GPUs, but a run has one (compute capability 8.0 (device "
+        "0): 1, compute capability 8.0 (device 1): 1)\nhint: keep only the rows of one GPU (column Device), "
+        "or profile with CUDA_VISIBLE_DEVICES=0"
     )
     losses = ncu.read(path).losses
     assert (

@@ -65,8 +65,11 @@ def test_a_profile_alone_is_a_point_over_its_own_time(tmp_path: Path, steps: int
     assert point["runs"] == 1
     # 16 FLOP/byte x 900 GB/s are less than 15.7 TFLOP/s.
     assert point["fraction_of_roof"] == pytest.approx(20.8e9 / 16e-3 / (16 * 900e9))
-    assert "kernels under the profiler: one by one, at its clocks, without the gaps between them" in point["note"]
-    whole = "the whole profile: nobody said how many steps it holds"
+    assert (
+        "kernels under the profiler: each one alone, at the profiler's clocks, without the gaps between them"
+        in point["note"]
+    )
+    whole = "the whole profile, because its number of steps is unknown"
     assert (whole in point["note"]) == (steps is None)
 
 
@@ -122,7 +125,7 @@ def test_a_log_of_a_known_model_has_a_point_an_utilisation_and_a_verdict(tmp_pat
     assert point["fraction_of_peak"] == pytest.approx(32 * 10648412160 / 0.05 / 8.1e12)
     assert point["intensity_low"] <= point["intensity_flop_per_byte"] < point["intensity_high"]
     assert point["bound"] == "compute"
-    assert "FLOP and bytes are those of resnet18 at 224 x 224 pixels: nobody said the size" in point["note"]
+    assert "FLOP and bytes are those of resnet18 at 224 x 224 pixels, because the size was not given" in point["note"]
 
 
 def test_a_table_of_rates_has_a_point_of_its_wall_time(tmp_path: Path) -> None:
@@ -131,7 +134,7 @@ def test_a_table_of_rates_has_a_point_of_its_wall_time(tmp_path: Path) -> None:
     points = {point["model"]: point for point in rows(tmp_path / "out")}
     assert points["resnet18"]["flop_per_s"] == pytest.approx(500 * 10648412160)
     assert points["resnet50"]["flop_per_s"] == pytest.approx(100 * 24299077632)
-    assert "by images over wall time, waits included: the run has no steps" in points["resnet18"]["note"]
+    assert "by images over wall time, including waits, because the run has no steps" in points["resnet18"]["note"]
 
 
 def test_an_unknown_model_has_no_point_and_that_is_said(
@@ -148,7 +151,7 @@ def test_an_unknown_model_has_no_point_and_that_is_said(
 
 TENSOR = ("volta_fp16_s884gemm", "wgrad_alg0_engine")
 LOWER_BOUNDS = {
-    "tensor FLOP missing": ({"names": TENSOR}, "tensor operations that nothing counts"),
+    "tensor FLOP missing": ({"names": TENSOR}, "tensor operations that are not counted"),
     "forward alone": ({"names": ("sgemm_128",) * 9}, "no kernels of a backward pass, so a part of a step"),
     "nine kernels of a ViT": (
         {"model": "vit_b_16", "profile_steps": 1, "names": ("sgemm_128",) * 8 + STEP[1:]},
@@ -197,7 +200,10 @@ def test_figures_mark_lower_bounds_and_rank_them_last(tmp_path: Path) -> None:
     )
     figures = {drawn.name: drawn for drawn in gather(analysis.load(results)).drawn if isinstance(drawn, Figure)}
     (roofline_of_steps,) = (figure for name, figure in figures.items() if name.startswith("roofline_"))
-    assert "Pale points: the kernels of a profile over their own time, which is no step's." in roofline_of_steps.caption
+    assert (
+        "Pale points: the kernels of a profile, by their own time, not by the time of a step."
+        in roofline_of_steps.caption
+    )
     assert "≥ marks a lower bound" in roofline_of_steps.caption
     first, second = roofline_of_steps.text.split("; ")
     assert "at least" not in first

@@ -114,7 +114,7 @@ def test_a_gzip_file_that_breaks_off(tmp_path: Path) -> None:
     (made,) = import_file(tmp_path / "t.json.gz", GIVEN, output=tmp_path / "results")
     record = bundle.read_record(made)
     assert record.profile.status == "partial"
-    assert record.notes[0].startswith("the trace breaks off after ")
+    assert record.notes[0].startswith("the trace ends too early, after ")
     assert any("is incomplete and left out: the trace breaks off in it" in note for note in record.notes)
     assert record.complexity is not None
     assert record.complexity.train_flop_per_step == FLOP
@@ -162,7 +162,7 @@ def test_a_machine_with_a_gpu_and_a_trace_without_kernels(tmp_path: Path) -> Non
     record = imported(tmp_path, document(events, deviceProperties=[V100]))
     assert (record.environment.device.type, record.environment.device.name) == ("cpu", None)
     assert list(record.notes or ()) == [
-        "the machine has a GPU, Tesla V100-SXM2-16GB, and the trace no kernels: it is taken for the trace of a CPU"
+        ("the machine has a GPU, Tesla V100-SXM2-16GB, but the trace has no kernels: it is read as the trace of a CPU")
     ]
 
 
@@ -180,7 +180,7 @@ OTHER_GPU = [
         (
             [*step(0, 10_000.0), *OTHER_GPU],
             (),
-            "'t.json' holds the kernels of 2 GPUs, and a run is of one (0: 6 kernels, 1: 1 kernel)",
+            "'t.json' holds the kernels of 2 GPUs, but a run has one (0: 6 kernels, 1: 1 kernel)",
             "--device 0",
         ),
         (
@@ -198,7 +198,7 @@ OTHER_GPU = [
         (
             [*step(0, 10_000.0), annotation("ProfilerStep#0", 10_000, 1000, pid=77)],
             (),
-            "'t.json' holds 2 processes, and a run is of one",
+            "'t.json' holds 2 processes, but a run has one",
             "import the trace of each rank",
         ),
         (
@@ -210,7 +210,7 @@ OTHER_GPU = [
         (
             [operator("aten::mm", 1, 5)],
             (),
-            "'t.json' does not mark its steps: nobody can say how many it holds",
+            "'t.json' does not mark its steps, so their number is unknown",
             "--profile-steps N, or call profiler.step() after each step",
         ),
         (
@@ -259,8 +259,8 @@ def test_labels_that_contradict_the_trace(tmp_path: Path) -> None:
     assert record.environment.device.name == "Tesla V100-SXM2-16GB"
     assert record.spec.precision == "amp"
     assert list(record.notes[-2:]) == [
-        "the trace says device 'Tesla V100-SXM2-16GB', the import was told 'Tesla T4'",
-        "the trace says precision 'fp32', the import was told 'amp'",
+        "the trace says device 'Tesla V100-SXM2-16GB', but the import was given 'Tesla T4'",
+        "the trace says precision 'fp32', but the import was given 'amp'",
     ]
     assert record.imported is not None
     assert record.imported.contradictions == record.notes[-2:]
@@ -374,7 +374,9 @@ def test_gaps_between_kernels_are_overhead(tmp_path: Path) -> None:
     (point,) = points(analysis.load(tmp_path / "results")).to_dict("records")
     assert point["fraction_of_roof"] == pytest.approx(0.057, abs=0.002)
     assert (point["bound"], point["flop_per_s"]) == ("overhead", pytest.approx(2 * 800 * 800 * 700 / 1e-3))
-    assert point["note"].startswith("kernels run in 10 % of the step, and nothing in the rest; time under torch.")
+    assert point["note"].startswith(
+        "kernels run in 10 % of the step, and the device is idle in the rest; time under torch."
+    )
     assert "; 8.96 TFLOP/s while kernels run; " in point["note"]
     # The table of runs says what the roofline says, with the same figures.
     run = analysis.load(tmp_path / "results").runs.iloc[0]
@@ -399,7 +401,7 @@ def test_the_report_shows_operators(run: Run, tmp_path: Path) -> None:
     assert "aten::convolution_backward" in page
     assert "Work per step: FLOP by formula" in page
     assert "No run says how complex its model is" not in page
-    assert "The time of an imported trace is the one under torch.profiler." in page
+    assert "The time of an imported trace was measured under torch.profiler." in page
     assert "Kernels by torch.profiler, per step" in page
     assert "Operators by torch.profiler, per step: self time" not in page
     assert "profiled: at least 49.2 MFLOP/s; limited by overhead: kernels run in 45 % of the step" in page

@@ -132,8 +132,8 @@ def test_what_the_user_says_beats_the_file_and_is_noted(tmp_path: Path) -> None:
         "batch_size": 128,
     }
     assert record["notes"] == [
-        "the file says model 'resnet50', the import was told 'resnet18'",
-        "the file says batch size '64', the import was told '128'",
+        "the file says model 'resnet50', but the import was given 'resnet18'",
+        "the file says batch size '64', but the import was given '128'",
     ]
 
 
@@ -167,17 +167,16 @@ def test_what_the_user_says_beats_the_file_and_is_noted(tmp_path: Path) -> None:
             "iter_time_ms,model,batch_size,precision\n100,vgg16,4,half\n",
             {},
             (
-                "error: 'log.csv': precision must be one of fp32, tf32, amp, bf16; got 'half'\n"
-                "hint: --precision amp, if it was fp16 with loss scaling"
+                "error: 'log.csv': precision must be one of fp32, tf32, amp, bf16; got 'half'\nhint: use "
+                "--precision amp if it was fp16 with loss scaling"
             ),
         ),
         (
             "iter_time_ms,data_time_ms,model,batch_size\n100,5,m,4\n100,100,m,4\n",
             {},
             (
-                "error: 'log.csv' line 3: the wait for data is as long as the iteration that holds it; "
-                "got 0.1 s of 0.1 s\n"
-                "hint: correct the file, or leave the column of data waits out"
+                "error: 'log.csv' line 3: the wait for data is as long as the whole iteration; got 0.1 s of "
+                "0.1 s\nhint: correct the file, or leave the column of data waits out"
             ),
         ),
         (
@@ -194,8 +193,8 @@ def test_what_the_user_says_beats_the_file_and_is_noted(tmp_path: Path) -> None:
             LOG,
             {"precision": "fp64"},
             (
-                "error: --precision must be one of fp32, tf32, amp, bf16; got 'fp64'\n"
-                "hint: --precision amp, if it was fp16 with loss scaling"
+                "error: --precision must be one of fp32, tf32, amp, bf16; got 'fp64'\nhint: use --precision "
+                "amp if it was fp16 with loss scaling"
             ),
         ),
     ],
@@ -266,7 +265,7 @@ def test_data_wait_inside_the_iteration_is_taken_out(tmp_path: Path, results: Pa
 def test_cut_off_file_is_noted(tmp_path: Path) -> None:
     record = imported(tmp_path, LOG + "envA,cuda")
     assert record["imported"]["rows_cut"] == 1
-    assert record["notes"] == ["the file breaks off in its last row, which is left out"]
+    assert record["notes"] == ["the file ends within its last row, which is left out"]
 
 
 def test_byte_order_mark_and_crlf(tmp_path: Path) -> None:
@@ -317,7 +316,7 @@ def test_without_the_number_of_steps_there_is_no_figure_per_step(tmp_path: Path)
 def test_device_attribute_beats_the_label(tmp_path: Path) -> None:
     record = imported(tmp_path, NCU, model="m", batch_size=4, gpu="NVIDIA L4")
     assert record["environment"]["device"]["name"] == "Tesla T4"
-    assert record["notes"] == ["the profile says device 'Tesla T4', the import was told 'NVIDIA L4'"]
+    assert record["notes"] == ["the profile says device 'Tesla T4', but the import was given 'NVIDIA L4'"]
     without = NCU.replace("device__attribute_display_name", "device__attribute_chip")
     record = imported(tmp_path, without, "other.csv", model="m", batch_size=4, gpu="NVIDIA L4")
     assert record["environment"]["device"]["name"] == "NVIDIA L4"

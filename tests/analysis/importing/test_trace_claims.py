@@ -84,11 +84,14 @@ def resnet_on_gpu(tmp_path_factory: pytest.TempPathFactory) -> str:
         ({}, []),
         ({"gpu": None, "precision": None, "image_size": None, "profile_steps": None}, []),
         ({"batch_size": 8}, ["the trace says batch size 512 (512 x 3 x 224 x 224 into the first convolution), the "]),
-        ({"precision": "fp32"}, ["the trace says precision 'bf16', the import was told 'fp32'"]),
-        ({"gpu": "A100"}, ["the trace says device 'AMD Instinct MI300X', the import was told 'A100'"]),
-        ({"profile_steps": 10}, ["the trace has 1 step by Optimizer.step#SGD.step, the import was told 10"]),
+        ({"precision": "fp32"}, ["the trace says precision 'bf16', but the import was given 'fp32'"]),
+        ({"gpu": "A100"}, ["the trace says device 'AMD Instinct MI300X', but the import was given 'A100'"]),
+        ({"profile_steps": 10}, ["the trace has 1 step by Optimizer.step#SGD.step, but the import was given 10"]),
         ({"image_size": 32}, ["the trace says image size 224 (512 x 3 x 224 x 224 into the first convolution), the"]),
-        ({"model": "resnet50"}, ["the trace's 11689512 parameters are those of resnet18, the import was told model"]),
+        (
+            {"model": "resnet50"},
+            ["the trace's 11689512 parameters are those of resnet18, but the import was given model"],
+        ),
         ({"model": "mine"}, []),
     ],
     ids=["right", "nobody says", "batch", "precision", "device", "steps", "image size", "model", "unknown model"],
@@ -133,7 +136,7 @@ def checkpointed(model: torchvision.models.ResNet) -> Callable[[Tensor], Tensor]
     [
         (1000, "resnet18", []),
         (10, "ResNet-18", []),
-        (10, "resnet34", ["the trace's 11181642 parameters are those of resnet18, the import was told model"]),
+        (10, "resnet34", ["the trace's 11181642 parameters are those of resnet18, but the import was given model"]),
     ],
     ids=["as published", "other classes", "another model"],
 )
@@ -171,7 +174,7 @@ def test_accumulated_gradients_are_several_passes_of_a_step(told: int, is_said: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("steps", "said"), [(2, []), (10, ["the trace has 2 forward passes, the import was told 10 steps"])]
+    ("steps", "said"), [(2, []), (10, ["the trace has 2 forward passes, but the import was given 10 steps"])]
 )
 def test_forward_passes_count_the_steps_that_no_optimizer_ends(steps: int, said: list[str], tmp_path: Path) -> None:
     model, batch = resnet18(), images(8)
@@ -184,7 +187,7 @@ def test_bert_is_no_resnet(tmp_path: Path) -> None:
     text = trace(trainer(Bert(), tokens(6)), tmp_path)
     record, repeated = made(tmp_path, text, Given(model="resnet50"))
     assert record.spec.batch_size == 6
-    assert repeated == ["the trace embeds tokens and has no convolution, the import was told model 'resnet50'"]
+    assert repeated == ["the trace embeds tokens and has no convolution, but the import was given model 'resnet50'"]
 
 
 @pytest.mark.parametrize("module", [Lstm, Bert], ids=["lstm", "attention"])
@@ -200,7 +203,7 @@ def test_a_cpu_trace_is_of_no_gpu(tmp_path: Path) -> None:
     text = trace(trainer(Lstm(), tokens(4)), tmp_path)
     record, repeated = made(tmp_path, text, Given(model="mine", gpu="A100"))
     assert record.environment.device.name is None
-    assert repeated == ["the trace has no kernels and is of a CPU, the import was told device 'A100'"]
+    assert repeated == ["the trace has no kernels and is from a CPU, but the import was given device 'A100'"]
     (other := tmp_path / "other").mkdir()
     record, repeated = made(other, text, Given(model="mine", gpu="Xeon 8481C"))
     assert (record.environment.device.name, repeated) == ("Xeon 8481C", [])

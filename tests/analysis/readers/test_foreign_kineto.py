@@ -58,13 +58,13 @@ def test_a_cut_file_is_read_as_far_as_it_goes(share: float) -> None:
     trace = kineto.read(text[: int(share * len(text))], file="t.json")
     assert trace.is_cut
     (loss,) = trace.losses
-    assert loss.startswith("the trace breaks off after ")
+    assert loss.startswith("the trace ends too early, after ")
 
 
 def test_doubled_events_count_once() -> None:
     events = [*step(0, 0.0), *step(0, 0.0)]
     trace = kineto.read(document(events), file="t.json")
-    assert trace.losses == ["17 events are in the trace twice: the second was left out"]
+    assert trace.losses == ["17 events are in the trace twice: they were counted once"]
     assert len(trace.device) == 7
     assert len(trace.steps) == 1
 
@@ -89,26 +89,26 @@ def of_others(category: str, name: str) -> str:
     ("text", "message"),
     [
         (document([]), "'t.json' is a trace without events: traceEvents is empty"),
-        ('{"schemaVersion": 1, "traceEvents": [ {"ph": "X", "na', "'t.json' breaks off before its first event"),
+        ('{"schemaVersion": 1, "traceEvents": [ {"ph": "X", "na', "'t.json' ends before its first event"),
         (
             of_others("disabled-by-default-devtools.timeline", "RunTask"),
             (
-                "'t.json' looks like a trace of the Chrome browser, which is not read: of Chrome's format, traces of"
-                " torch.profiler are"
+                "'t.json' looks like a trace of the Chrome browser, which cannot be read; of this format only traces"
+                " of torch.profiler can"
             ),
         ),
         (
             of_others("Op", "/device:GPU:0/stream:all Compute"),
             (
-                "'t.json' looks like a trace of TensorFlow or JAX, which is not read: of Chrome's format, traces of"
-                " torch.profiler are"
+                "'t.json' looks like a trace of TensorFlow or JAX, which cannot be read; of this format only traces"
+                " of torch.profiler can"
             ),
         ),
         (
             of_others("cuda", "volta_sgemm"),
             (
-                "'t.json' looks like an export of Nsight Systems, which is not read: of Chrome's format, traces of"
-                " torch.profiler are"
+                "'t.json' looks like an export of Nsight Systems, which cannot be read; of this format only traces"
+                " of torch.profiler can"
             ),
         ),
         (

@@ -39,7 +39,7 @@ def test_gzip_that_breaks_off_gives_what_is_there() -> None:
     decoded = decode(gzip.compress(text.encode(), mtime=0)[:-2000])
     assert text.startswith(decoded.text)
     assert decoded.text
-    assert decoded.remarks == ("the gzip file breaks off: what is there was read",)
+    assert decoded.remarks == ("the gzip file ends too early: its beginning was read",)
 
 
 def test_zero_bytes_are_no_text() -> None:

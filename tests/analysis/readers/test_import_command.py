@@ -46,15 +46,20 @@ def test_a_bad_file_never_stops_the_others_and_the_end_says_what_was_left_out(fo
         "note       log.csv: columns that are not read: lr",
         "note       log.csv.gz: columns that are not read: lr",
     ]
-    assert lines[2].startswith("error: 'notes.md' is no log that is known: it begins '# What I did'; readable are CSV")
+    assert lines[2].startswith(
+        "error: 'notes.md' is not a known kind of log; it begins with '# What I did'; readable are CSV"
+    )
     assert lines[4].startswith("error: 'picture.png' looks like a picture; readable are CSV logs with a row per")
-    assert lines[5] == "hint: import the data that it was drawn from"
+    assert lines[5] == "hint: import the data from which it was drawn"
     assert lines[6:] == [
         (
-            "note       train.log: wall time by the log's running means: without validation and what else lies between"
-            " epochs"
+            "note       train.log: the wall time comes from the log's running means, without validation and "
+            "other work between epochs"
         ),
-        "note       train.log: a row every 10 iterations: the others are in the wall time, not among the steps",
+        (
+            "note       train.log: a row every 10 iterations: the other iterations count in the wall time, but "
+            "not as steps"
+        ),
         "left out   2 of 5 files: notes.md, picture.png",
     ]
 
@@ -62,7 +67,7 @@ def test_a_bad_file_never_stops_the_others_and_the_end_says_what_was_left_out(fo
 def test_one_bad_file_alone_is_the_error(folder: Path, imports: Run) -> None:  # noqa: ARG001 - its files
     code, out, err = imports("notes.md")
     assert (code, out) == (ExitCode.USAGE, "")
-    assert err.startswith("error: 'notes.md' is no log")
+    assert err.startswith("error: 'notes.md' is not a known kind of log")
     assert "left out" not in err
 
 
@@ -72,7 +77,7 @@ def test_notes_of_many_runs_are_told_once(folder: Path, imports: Run) -> None:
     assert code == ExitCode.DONE
     assert len(out.splitlines()) == 3
     assert err.splitlines() == [
-        "note       runs.csv: the file says model 'vgg16', the import was told 'resnet50' (3 runs)",
-        "note       runs.csv: the file says batch size '8', the import was told '64' (3 runs)",
-        "note       runs.csv: a table with a row per run: nothing in it checks its figures (3 runs)",
+        "note       runs.csv: the file says model 'vgg16', but the import was given 'resnet50' (3 runs)",
+        "note       runs.csv: the file says batch size '8', but the import was given '64' (3 runs)",
+        "note       runs.csv: a table with a row per run: nothing in the table confirms its figures (3 runs)",
     ]

@@ -16,19 +16,19 @@ SUMMARY = line(
 @pytest.mark.parametrize(
     ("content", "failure", "reason", "hint"),
     [
-        ("", Failure.EMPTY, "it is empty", "look whether ncu could write it, and profile again"),
-        ("\ufeff\r\n \n", Failure.EMPTY, "it is empty", "look whether ncu could write it, and profile again"),
+        ("", Failure.EMPTY, "it is empty", "check whether ncu could write it, and profile again"),
+        ("\ufeff\r\n \n", Failure.EMPTY, "it is empty", "check whether ncu could write it, and profile again"),
         (
             CONNECTED + "==WARNING== No kernels were profiled.\n",
             Failure.NO_KERNELS,
             "ncu profiled no kernels",
-            "look at ncu's filters (--kernel-name, --nvtx-include, --profile-from-start off), and profile again",
+            "check ncu's filters (--kernel-name, --nvtx-include, --profile-from-start off), and profile again",
         ),
         (
             CONNECTED + "==WARNING== No ranges were profiled.\n",
             Failure.NO_KERNELS,
             "ncu profiled no ranges",
-            "look at ncu's filters (--kernel-name, --nvtx-include, --profile-from-start off), and profile again",
+            "check ncu's filters (--kernel-name, --nvtx-include, --profile-from-start off), and profile again",
         ),
         (
             CONNECTED + "==ERROR== The application returned an error code (1).\n",
@@ -46,44 +46,44 @@ SUMMARY = line(
         (
             "==ERROR== Profiling failed because a driver resource was unavailable.\n",
             Failure.COUNTERS_BUSY,
-            "another tool held the GPU's counters: DCGM, or a second profiler",
+            "another tool used the GPU's counters: DCGM, or a second profiler",
             "dcgmi profile --pause (afterwards --resume), or end the other profiler, and profile again",
         ),
         (
             "==ERROR== Failed to open/create lock file /tmp/nsight-compute-lock.\n",
             Failure.LOCK_FILE,
-            "the lock file of another user's ncu was in the way",
+            "the lock file of another user's ncu blocked this one",
             "TMPDIR=$HOME ncu … and profile again",
         ),
         (
             CONNECTED + "==ERROR== Unknown Error on device 0.\n",
             Failure.NCU_ERROR,
             "ncu says: Unknown Error on device 0.",
-            "clear ncu's error, and profile again",
+            "solve the problem that ncu names, and profile again",
         ),
         (
             "x\n" * 60_000 + "==ERROR== far below\n",
             Failure.NCU_ERROR,
             "ncu says: far below",
-            "clear ncu's error, and profile again",
+            "solve the problem that ncu names, and profile again",
         ),
         (
             "==PROF== Connected to process 1 (a)\n",
             Failure.ONLY_CONNECTED,
-            "there are only messages of ncu; it broke off, or its table went elsewhere",
+            "it contains only messages of ncu; ncu was interrupted, or its table is in another file",
             f"look for a .ncu-rep file: {EXPORT}",
         ),
         (
             CONNECTED
             + "  void k(int) (64, 64, 1)x(16, 16, 1), Context 1, Stream 7, Device 0, CC 8.6\n    Section: GPU Speed\n",
             Failure.PLAIN_TEXT,
-            "it is ncu's output for people, written without --csv",
+            "it is ncu's text output, written without --csv",
             EXPORT,
         ),
         (
             "Metric Name                               Metric Unit         Metric Value\n",
             Failure.PLAIN_TEXT,
-            "it is ncu's output for people, written without --csv",
+            "it is ncu's text output, written without --csv",
             EXPORT,
         ),
         (
@@ -101,13 +101,13 @@ SUMMARY = line(
         (
             "==17== NVPROF is profiling process 17\n",
             Failure.OTHER_PROFILER,
-            "it comes from another profiler (nvprof or nsys), which reads no such counters",
+            "it comes from another profiler (nvprof or nsys), which does not read these counters",
             "profile with ncu; of nsys: nsys stats --report cuda_gpu_trace --format csv FILE.nsys-rep > trace.csv",
         ),
         (
             "Time (%),Total Time (ns),Instances,Avg (ns),Name\n",
             Failure.OTHER_PROFILER,
-            "it comes from another profiler (nvprof or nsys), which reads no such counters",
+            "it comes from another profiler (nvprof or nsys), which does not read these counters",
             "profile with ncu; of nsys: nsys stats --report cuda_gpu_trace --format csv FILE.nsys-rep > trace.csv",
         ),
         (
@@ -121,7 +121,7 @@ SUMMARY = line(
             b"\x1f\x8b\x08 no gzip",
             Failure.DAMAGED,
             "the gzip file is damaged (Error -3 while decompressing data: unknown header flags set)",
-            "copy it again from where it was made",
+            "copy it again from the machine that made it",
         ),
         (b"PK\x03\x04rest", Failure.NOT_TEXT, "it is a ZIP archive or a spreadsheet", "unpack it, or save it as CSV"),
         (
@@ -134,7 +134,7 @@ SUMMARY = line(
             b"NVR\x00\x02\x00",
             Failure.NOT_TEXT,
             "it is a report of Nsight Compute under another name",
-            "let its name end in .ncu-rep",
+            "rename it so that its name ends in .ncu-rep",
         ),
         (b"\x7fELF\x00\x01", Failure.NOT_TEXT, "it is not text", EXPORT),
         (
@@ -152,19 +152,19 @@ SUMMARY = line(
         (
             wide({TIME: "ns"}, []),
             Failure.NO_LAUNCHES,
-            "there is a header, but no launch below it",
+            "it has a header, but no kernel launch",
             "profile again; --launch-count 0 profiles all",
         ),
         (
             line(["ID", "Kernel Name", TIME]) + ',,"ns',
             Failure.NO_LAUNCHES,
-            "there is a header, but no launch below it",
+            "it has a header, but no kernel launch",
             "profile again; --launch-count 0 profiles all",
         ),
         (
             line(["ID", "Kernel Name", TIME]),
             Failure.NO_LAUNCHES,
-            "there is a header, but no launch below it",
+            "it has a header, but no kernel launch",
             "profile again; --launch-count 0 profiles all",
         ),
     ],

@@ -263,10 +263,7 @@ def test_several_long_tables_in_one_file(tmp_path: Path) -> None:
 
 # --- values
 
-NO_VALUE = (
-    "dram__bytes.sum has no value for 1 of 2 launches (n/a, or in a unit that is not known): what adds it up is"
-    " unavailable"
-)
+NO_VALUE = "dram__bytes.sum has no value for 1 of 2 launches (n/a, or in an unknown unit): sums of it are unavailable"
 
 
 @pytest.mark.parametrize("text", ["n/a", "", "nan", "inf", "-inf"])
@@ -283,7 +280,7 @@ def test_what_is_no_value_is_absent_and_no_zero(text: str, other: str, tmp_path:
 def test_texts_among_values_are_absent_and_reported(tmp_path: Path) -> None:
     found = ncu.read(save(tmp_path, wide({DRAM: "byte"}, [["(!) broken"], ["5"]])))
     assert found.kernels["dram_bytes"].tolist() == pytest.approx([math.nan, 5], nan_ok=True)
-    assert found.warnings == (NO_VALUE, "dram__bytes.sum is absent where its value is no number: '(!) broken'")
+    assert found.warnings == (NO_VALUE, "dram__bytes.sum is missing where its value is not a number: '(!) broken'")
 
 
 @pytest.mark.parametrize(

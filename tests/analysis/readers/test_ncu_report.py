@@ -122,8 +122,8 @@ def test_report_without_kernels(content: list[Action], actions: list[list[Action
     with pytest.raises(NcuFileError) as caught:
         ncu.read(report)
     assert caught.value.failure is Failure.DAMAGED
-    assert caught.value.reason == "ncu_report cannot read it: it holds no kernel"
-    assert caught.value.hint == f"ncu --import '{report}' shows what ncu itself says of it"
+    assert caught.value.reason == "ncu_report cannot read it: it contains no kernel"
+    assert caught.value.hint == f"ncu --import '{report}' shows what ncu itself reads in it"
 
 
 @pytest.mark.usefixtures("actions")

@@ -87,7 +87,7 @@ def findings(runs: Results) -> ByRuleAndFile:
         (
             "wall time not explained",
             OUTSIDE,
-            "steps and waits add up to 60 % of the wall time: 40 % lie outside the timed part",
+            "steps and waits add up to 60 % of the wall time: 40 % are outside of the timed parts",
         ),
         ("spill cliff", SPILLING, "18.07 images/s at batch size 128, 316.8 at 64: 0.06 x"),
         (
@@ -96,8 +96,8 @@ def findings(runs: Results) -> ByRuleAndFile:
             "5 % to 95 % of the steps take 2.34 to 12 s: 5.1 x (1.59 to 12.3 s in all; the timer says 1.11 to 8.63 s)",
         ),
         ("labels disagree", OUTSIDE, "the place 'labC' stands for 2 devices: rtx3090 (2), t4 (1)"),
-        ("no backward kernels", LONG_NVTX, "3 launches, none of a kernel that only a backward pass has"),
-        ("counters unavailable", BOM_CRLF, "FLOP are unavailable: no counter tells them"),
+        ("no backward kernels", LONG_NVTX, "3 launches, but no kernel that occurs only in a backward pass"),
+        ("counters unavailable", BOM_CRLF, "FLOP are unavailable: they were not counted"),
         (
             "imported without facts",
             OUTSIDE,

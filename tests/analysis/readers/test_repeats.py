@@ -40,9 +40,9 @@ def csv(*lines: str) -> str:
     ("text", "loss"),
     [
         (csv(*rows(0, 40)), []),
-        (csv(*rows(0, 40)) * 2, ["the file holds everything twice: its second half is left out"]),
-        (csv(*rows(0, 40), *rows(0, 40)), ["40 rows in the file again, from line 42 to 81: left out"]),
-        (csv(*rows(0, 30), *rows(20, 40)), ["10 rows in the file again, from line 32 to 41: left out"]),
+        (csv(*rows(0, 40)) * 2, ["the file contains everything twice: its second half is left out"]),
+        (csv(*rows(0, 40), *rows(0, 40)), ["40 rows twice in the file, from line 42 to 81: left out"]),
+        (csv(*rows(0, 30), *rows(20, 40)), ["10 rows twice in the file, from line 32 to 41: left out"]),
     ],
     ids=["once", "the file twice", "its rows twice", "overlapping parts"],
 )
@@ -72,7 +72,7 @@ def test_a_text_log_twice(text: str, tmp_path: Path) -> None:
     (other := tmp_path / "twice").mkdir()
     twice = imported(other, text * 2, "train.log")
     assert losses(once) == []
-    assert losses(twice) == ["the file holds everything twice: its second half is left out"]
+    assert losses(twice) == ["the file contains everything twice: its second half is left out"]
     assert (once.timing.images, once.timing.measured_s) == (twice.timing.images, twice.timing.measured_s)
 
 
@@ -99,7 +99,7 @@ def test_launches_of_a_text_count_once(text: str, number: int, again_: int, tmp_
     (tmp_path / "ncu.txt").write_text(text)
     found = ncu.read(tmp_path / "ncu.txt")
     assert len(found.kernels) == number
-    said = f"==WARNING== {again_} kernels in the file again (same figures): each is counted once"
+    said = f"==WARNING== {again_} kernels a second time in the file (same figures): each is counted once"
     assert found.losses == ((said,) if again_ else ())
 
 
@@ -108,7 +108,7 @@ def test_kernels_of_nsys_count_once(text: str, tmp_path: Path) -> None:
     (tmp_path / "trace.csv").write_text(text)
     found = ncu.read(tmp_path / "trace.csv")
     assert len(found.kernels) == 2
-    assert any("in the file again" in loss for loss in found.losses)
+    assert any("in the file twice" in loss for loss in found.losses)
 
 
 def test_only_rows_of_different_figures_prove_a_repetition() -> None:

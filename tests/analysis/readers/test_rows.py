@@ -99,7 +99,9 @@ def test_a_row_every_ten_iterations(tmp_path: Path) -> None:
     # 110 iterations in 22 s.
     assert record["timing"]["images_per_s"] == pytest.approx(320)
     assert record["timing"]["images"] == 110 * 64
-    assert record["notes"] == ["a row every 10 iterations: the others are in the wall time, not among the steps"]
+    assert record["notes"] == [
+        "a row every 10 iterations: the other iterations count in the wall time, but not as steps"
+    ]
     assert record["timing"].get("explained_fraction") is None
     found = analysis.load(tmp_path / "out").audit()["rule"].tolist()
     assert not {"figures against steps", "wall time not explained", "unsynchronised timing"} & set(found)
@@ -124,22 +126,19 @@ def test_steps_that_begin_again_with_an_epoch() -> None:
             "step,iter_time_ms,timestamp",
             "{step},200,{at}",
             (
-                "a row per iteration fits: leave the column step out; or its times are those of 10 iterations together:"
-                " divide them by 10, or name them after what they are"
+                "perhaps each row is an iteration: remove the column step; or perhaps each time is that of "
+                "10 iterations together: divide the times by 10, or rename the column"
             ),
         ),
         (
             "step,iter_time_ms,images_per_s,timestamp",
             "{step},200,320,{at}",
-            "a row per iteration fits: leave the column step out",
+            "perhaps each row is an iteration: remove the column step",
         ),
         (
             "step,iter_time_ms,images_per_s,timestamp",
             "{step},200,3200,{at}",
-            (
-                "by its rates, its times are those of 10 iterations together: divide them by 10, or name them after"
-                " what they are"
-            ),
+            ("by its rates, each time is that of 10 iterations together: divide the times by 10, or rename the column"),
         ),
     ],
 )
@@ -154,9 +153,9 @@ def test_a_step_column_that_the_stamps_deny_is_refused(header: str, row: str, re
 def test_stamps_of_runs_under_a_step_column_are_refused() -> None:
     rows = [f"{number},200,{BEGIN + 60 * number}" for number in range(12)]
     assert refusal(table(*rows, header="step,iter_time_ms,timestamp")) == (
-        "error: 'log.csv' contradicts itself: its time stamps are 300 times as far apart as an iteration of 0.2 s"
-        " takes, and its column step says that none lies between\n"
-        "hint: a row per run fits: rename the column step to run"
+        "error: 'log.csv' contradicts itself: its time stamps are 300 times as far apart as an iteration of "
+        "0.2 s takes, and its column step says that no iteration is between them\nhint: perhaps each row is a run: "
+        "then rename the column step to run"
     )
 
 
@@ -174,7 +173,7 @@ def test_a_table_with_a_row_per_run_gives_runs_without_steps(tmp_path: Path, hea
     records = imported(tmp_path, text)
     assert [record["timing"]["images_per_s"] for record in records] == [pytest.approx(205), pytest.approx(206)]
     assert {note for record in records for note in record["notes"]} == {
-        "a table with a row per run: nothing in it checks its figures"
+        "a table with a row per run: nothing in the table confirms its figures"
     }
     loaded = analysis.load(tmp_path / "out")
     assert loaded.problems == ()
@@ -210,7 +209,7 @@ def test_a_code_page_is_no_loss_and_a_gzip_file_that_breaks_off_is(tmp_path: Pat
     assert record["notes"] == ["byte 65 is no UTF-8: the file was read as Windows-1252"]
     packed = gzip.compress("\n".join([HEADER, *steps(2000), ""]).encode())
     (record,) = imported(tmp_path, packed[: len(packed) // 2])
-    assert "the gzip file breaks off: what is there was read" in record["imported"]["losses"]
+    assert "the gzip file ends too early: its beginning was read" in record["imported"]["losses"]
 
 
 def test_several_runs_in_one_file(tmp_path: Path) -> None:
@@ -243,7 +242,7 @@ def test_time_stamps_without_a_zone(tmp_path: Path, first: str, second: str, sta
     (record,) = imported(tmp_path, text, model="m", batch_size=4)
     assert record["timing"]["images_per_s"] == 8
     assert record["timing"]["started_at"] == started
-    note = "time stamps without a zone: durations are known, when the run was is not"
+    note = "time stamps without a time zone: durations are known, but not when the run started"
     assert record["notes"] == ([] if started else [note])
 
 
@@ -258,7 +257,7 @@ def test_zones_on_some_stamps_are_refused() -> None:
         ("", "'log.csv' is empty"),
         ("\n \n", "'log.csv' is empty"),
         ('{"nbformat": 4}', "'log.csv' looks like a Jupyter notebook; readable are"),
-        ("# A title\n\nWords.\n", "'log.csv' is no log that is known: it begins '# A title'; readable are"),
+        ("# A title\n\nWords.\n", "'log.csv' is not a known kind of log; it begins with '# A title'; readable are"),
         ("Epoch 1/3\n", "'log.csv' looks like a training log without the time of an iteration; readable are"),
     ],
 )

@@ -91,7 +91,7 @@ def test_an_optimizer_of_many_tensors_holds_the_parameters_that_got_gradients() 
     (adam,) = [row for row in found.rows if row.name == "aten::_fused_adam_"]
     # Parameters, gradients and two moments, read and written.
     assert (adam.lack, adam.bytes_low, adam.bytes_high) == (None, 0, 4 * 2 * 4 * 1122)
-    assert any(remark.startswith("lists of more than 30 tensors") for remark in found.remarks)
+    assert any(remark.startswith("a trace has no shapes for lists of more than 30 tensors") for remark in found.remarks)
 
 
 def test_without_gradients_an_optimizer_of_many_tensors_has_no_bytes_and_hides_no_flop() -> None:
@@ -176,7 +176,7 @@ def unmarked(*more: kineto.Event) -> str:  # type: ignore[valid-type]
             unmarked(annotation("Optimizer.step#SGD.step", 690, 80), annotation("Optimizer.step#SGD.step", 890, 80)),
             None,
             2,
-            "no step is marked: 2 steps by Optimizer.step#SGD.step, and the whole trace is theirs",
+            "no step is marked: 2 steps by Optimizer.step#SGD.step, and the whole trace belongs to them",
         ),
         # Of a GAN: which of them ends a step?
         (
@@ -185,12 +185,12 @@ def unmarked(*more: kineto.Event) -> str:  # type: ignore[valid-type]
             None,
             "",
         ),
-        (gpu_trace(3), 4, 3, "the trace marks 3 whole steps, the import was told 4"),
+        (gpu_trace(3), 4, 3, "the trace marks 3 whole steps, but the import was given 4"),
         (
             unmarked(annotation("Optimizer.step#SGD.step", 690, 80)),
             10,
             1,
-            "the trace has 1 step by Optimizer.step#SGD.step, the import was told 10",
+            "the trace has 1 step by Optimizer.step#SGD.step, but the import was given 10",
         ),
         # Two optimizers of one class.
         (

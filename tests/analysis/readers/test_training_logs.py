@@ -13,8 +13,8 @@ from analysis.readers.logs import training_logs
 from analysis.readers.logs.training_logs import WholeRun
 from workload.contract import bundle
 
-MEANS = "wall time by the log's running means: without validation and what else lies between epochs"
-EVERY_10 = "a row every 10 iterations: the others are in the wall time, not among the steps"
+MEANS = "the wall time comes from the log's running means, without validation and other work between epochs"
+EVERY_10 = "a row every 10 iterations: the other iterations count in the wall time, but not as steps"
 
 
 def imported(tmp_path: Path, text: str, **options: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -88,7 +88,7 @@ def test_dllogger_text(tmp_path: Path) -> None:
     assert run["step_median_s"] == pytest.approx(0.5)
     assert record["notes"] == [
         "1 line without a training step (epoch, validation, summary) left out",
-        "time stamps without a zone: durations are known, when the run was is not",
+        "time stamps without a time zone: durations are known, but not when the run started",
     ]
     assert record["timing"]["started_at"] is None
 
@@ -98,7 +98,7 @@ def test_mlperf_is_a_run_without_steps(tmp_path: Path) -> None:
     assert (run["model"], run["batch_size"]) == ("resnet", 256)
     assert run["images_per_s"] == pytest.approx(1_281_167 / 500)
     assert (run["images"], run["measured_s"]) == (2 * 1_281_167, 1000)
-    assert record["notes"] == ["images and time of 2 whole epochs, evaluation left out"]
+    assert record["notes"] == ["images and time of 2 whole epochs, without evaluation"]
     assert len(analysis.load(tmp_path / "results").steps) == 0
 
 
@@ -109,7 +109,7 @@ def test_mlperf_without_epochs_has_the_rates_that_it_states() -> None:
     run = training_logs.read(text)
     assert isinstance(run, WholeRun)
     assert (run.images, run.wall_s, run.images_per_s) == (None, None, 14214.5)
-    assert run.remarks == ("the mean of 1 rates that the log states; nothing in it checks them",)
+    assert run.remarks == ("the mean of 1 rates in the log; nothing in the log confirms them",)
 
 
 @pytest.mark.parametrize("make", [pytorch_examples, timm, dllogger_json, dllogger_text, mlperf])

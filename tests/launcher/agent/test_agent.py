@@ -154,7 +154,7 @@ def test_a_gpu_is_given_to_the_trainer_alone(gpus: bool, machine: Machine, monke
         assert trainer.arguments["device_requests"][0]["Capabilities"] == [["gpu"]]
         assert result.exit_code == 0
     else:
-        assert (result.exit_code, result.error) == (4, "the Docker engine cannot give a container the GPU")
+        assert (result.exit_code, result.error) == (4, "the Docker engine cannot give containers access to the GPU")
 
 
 def test_a_data_set_is_downloaded_into_the_vms_own_folder(machine: Machine) -> None:
@@ -191,7 +191,7 @@ def test_an_engine_that_goes_away_keeps_what_was_measured(machine: Machine) -> N
     machine.trains_in_turn(first, [*second[:2], go])
     result = machine.work()
     assert result.exit_code == ExitCode.TOOL
-    assert result.error.startswith("the Docker engine went away while container fake_1 ran: ")
+    assert result.error.startswith("the Docker engine stopped while container fake_1 ran: ")
     assert result.runs == ["run-1", "run-2"]
     assert machine.bucket.record("run-1")["status"] == "completed"
     assert machine.bucket.record("run-2")["status"] == "failed"
@@ -214,7 +214,7 @@ def test_a_trainer_that_ends_without_a_word(machine: Machine) -> None:
 def test_an_image_that_is_not_there(machine: Machine) -> None:
     machine.docker.held.clear()
     result = machine.work()
-    assert (result.exit_code, result.error) == (ExitCode.TOOL, f"the engine holds no image '{IMAGE}'")
+    assert (result.exit_code, result.error) == (ExitCode.TOOL, f"the engine has no image '{IMAGE}'")
 
 
 def test_a_bug_of_ours_is_a_result_too(
@@ -276,7 +276,7 @@ def test_main_without_a_readable_request(
     monkeypatch.setattr(program, "host_facts_of", lambda _: machine.host)
     machine.host.asked = b"{"
     assert program.main([str(machine.home)]) == BundleError.exit_code
-    assert capsys.readouterr().err.startswith("error: no readable request of a launch: ")
+    assert capsys.readouterr().err.startswith("error: not a readable request of a launch: ")
 
 
 LISTED = """

@@ -95,7 +95,7 @@ def test_the_run_ends_before_the_machine_is_deleted(
     machine.docker.containers.exit_code = ExitCode.INTERRUPTED
     result = machine.work()
     assert (result.exit_code, result.preempted, result.timed_out) == (ExitCode.RUN_FAILED, False, True)
-    assert result.error == "the launch came to its time limit of 1200 s"
+    assert result.error == "the launch reached its time limit of 1200 s"
     assert result.hint == "a longer --max-run-time, or fewer --iterations"
     assert machine.bucket.record("run-1")["status"] == "timed_out"
 
@@ -113,7 +113,7 @@ def test_a_signal_is_explained_by_a_preemption(taken: bool, machine: Machine) ->
     machine.docker.containers.exit_code = ExitCode.INTERRUPTED
     result = machine.work()
     told = (result.exit_code, result.error, result.preempted, machine.bucket.record("run-1")["status"])
-    expected = (ExitCode.INTERRUPTED, "the machine was told to stop", False, "interrupted")
+    expected = (ExitCode.INTERRUPTED, "the machine was asked to stop", False, "interrupted")
     assert told == ((ExitCode.RUN_FAILED, PREEMPTED, True, "preempted") if taken else expected)
 
 
@@ -136,7 +136,7 @@ def test_a_second_start_saves_what_the_first_has_left(machine: Machine) -> None:
     machine.now_s += 30
     machine.stop = Stop()
     result = machine.work()
-    broken = "the machine broke off the run and started again"
+    broken = "the machine interrupted the run and started again"
     assert (result.exit_code, result.error, result.runs) == (ExitCode.RUN_FAILED, broken, ["run-1", "run-2"])
     assert machine.bucket.held.items() >= {name: sent[name] for name in sent if name.startswith("runs/")}.items()
     record = machine.bucket.record("run-2")

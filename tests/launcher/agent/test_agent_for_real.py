@@ -120,7 +120,7 @@ def test_a_stop_seals_the_run(tower: Tower) -> None:
         process.send_signal(signal.SIGTERM)
         assert process.wait(LIMIT_S) == 0, tower.log()
     result = tower.result()
-    assert (result.exit_code, result.error) == (ExitCode.INTERRUPTED, "the machine was told to stop")
+    assert (result.exit_code, result.error) == (ExitCode.INTERRUPTED, "the machine was asked to stop")
     assert tower.record(result.runs[0])["status"] == "interrupted"
 
 
@@ -136,7 +136,7 @@ def test_an_agent_that_is_killed_takes_the_trainer_with_it_and_the_next_one_save
         time.sleep(0.1)
     assert tower.work() == 0, tower.log()
     result = tower.result()
-    broken = "the machine broke off the run and started again"
+    broken = "the machine interrupted the run and started again"
     assert (result.exit_code, result.error, result.runs) == (ExitCode.RUN_FAILED, broken, [folder.name])
     record = tower.record(folder.name)
     assert record["status"] == "interrupted"
@@ -153,6 +153,6 @@ def test_a_second_agent_waits_until_the_first_has_ended(tower: Tower) -> None:
         with tower.started() as second:
             assert first.wait(LIMIT_S) == 0, tower.log()
             assert second.wait(LIMIT_S) == 0, tower.log()
-    assert f"another agent has lease 1 of '{NAME}': waiting for its end" in tower.log()
+    assert f"another agent has lease 1 of '{NAME}': waiting until it ends" in tower.log()
     assert len(tower.result().runs) == len(list(tower.home.glob("results/*"))) == 1
     assert tower.record(tower.result().runs[0])["status"] == "completed"

@@ -62,7 +62,7 @@ def test_a_launch_that_goes_on_elsewhere_keeps_its_variables(asked: Machine) -> 
 def test_no_data_there(asked: Machine) -> None:
     result = asked.work()
     assert (result.exit_code, result.error) == (ExitCode.USAGE, "no data at '/data' on this machine")
-    assert result.hint == "--data PATH, one that is there"
+    assert result.hint == "--data with a path that exists"
     assert asked.docker.containers.created == []
     assert asked.bucket.held[records.variables_object(NAME)] == b"{}"
 

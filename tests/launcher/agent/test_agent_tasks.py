@@ -83,7 +83,7 @@ def test_a_run_that_does_not_fit_before_the_end_is_not_started(machine: Machine)
     machine.trains_in_turn(machine.run_of("run-1", run_key="key-1"), machine.run_of("run-2", run_key="key-2"))
     result = machine.work()
     assert (result.exit_code, result.timed_out, result.runs) == (ExitCode.RUN_FAILED, True, ["run-1", "run-2"])
-    missing = "1 of 3 runs are missing: the launch came to its time limit of 3600 s"
+    missing = "1 of 3 runs are missing: the launch reached its time limit of 3600 s"
     assert (result.error, result.hint) == (missing, "a longer --max-run-time")
     assert [machine.bucket.record(name)["status"] for name in result.runs] == ["completed"] * 2
 
@@ -129,7 +129,7 @@ def test_a_run_that_breaks_the_machine_off_twice_is_given_up(machine: Machine) -
         machine.stop = Stop()
     machine.trains_in_turn(machine.run_of("run-2", run_key="key-2"))
     result = machine.work()
-    missing = "1 of 2 runs are missing: it was broken off 2 times here"
+    missing = "1 of 2 runs are missing: it was interrupted 2 times here"
     assert (result.exit_code, result.error) == (ExitCode.RUN_FAILED, missing)
     assert result.runs == ["run-10", "run-11", "run-2"]
 
@@ -137,5 +137,5 @@ def test_a_run_that_breaks_the_machine_off_twice_is_given_up(machine: Machine) -
 def test_a_bundle_that_was_made_for_a_trainer_that_made_none_is_sent(machine: Machine) -> None:
     machine.docker.containers.exit_code, machine.docker.containers.out_of_memory = 137, True
     result = machine.work()
-    assert (result.exit_code, result.error) == (ExitCode.OUT_OF_MEMORY, "the run was killed for want of memory")
+    assert (result.exit_code, result.error) == (ExitCode.OUT_OF_MEMORY, "the run was killed because memory ran out")
     assert machine.bucket.record(result.runs[0])["status"] == "out_of_memory"

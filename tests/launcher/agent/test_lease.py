@@ -90,7 +90,7 @@ def test_who_is_told_to_stop_while_it_waits_ends(store: Store) -> None:
     taken(store)
     with pytest.raises(InterruptedRunError) as stopped:
         taken(store, lambda _: True)
-    assert str(stopped.value) == f"told to stop while another agent works on '{NAME}'"
+    assert str(stopped.value) == f"asked to stop while another agent works on '{NAME}'"
     assert stopped.value.hint == f"launch status {NAME}"
     assert store.read(lease_object(NAME, 2)) is None
 

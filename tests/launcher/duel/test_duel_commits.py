@@ -89,7 +89,10 @@ def test_changes_that_are_in_neither_side_are_told(checkout: Path) -> None:
     (checkout / "workload/new.py").touch()
     with commits.exported(("first", "HEAD"), checkout) as exports:
         assert exports.warnings == (
-            "1 file of workload/ changed since the last commit: in neither side (--commit HEAD . has them)",
+            (
+                "1 file of workload/ changed since the last commit, and belong to neither side (to compare "
+                "them: --commit HEAD .)"
+            ),
         )
 
 
@@ -111,7 +114,7 @@ def test_a_repository_of_something_else(checkout: Path) -> None:
     git(checkout, "commit", "-qm", "Away")
     with pytest.raises(UsageError) as caught, commits.exported(("HEAD", "first"), checkout):
         pass
-    assert str(caught.value) == f"'HEAD' of {checkout} has no workload/__main__.py: it is no commit of rooflaunch"
+    assert str(caught.value) == f"'HEAD' of {checkout} has no workload/__main__.py: it is not a commit of rooflaunch"
 
 
 def test_without_git(checkout: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -200,7 +203,9 @@ def test_the_same_commit_or_the_same_content_is_the_same_program(project: Path) 
         assert (pair.b.plan.workplace.folder / "train.py").read_text() == "three"
     with sides.prepared(duel_of(str(project / "src/train.py")), {}) as pair:
         assert pair.a.plan.spec.script == ("train.py",)
-        assert pair.warnings == ("1 file changed since the last commit: in neither side (--commit HEAD . has them)",)
+        assert pair.warnings == (
+            ("1 file changed since the last commit, and belong to neither side (to compare them: --commit HEAD .)"),
+        )
 
 
 def test_an_import_path_into_the_repository_leads_to_the_copy(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,7 +236,7 @@ def test_an_import_path_into_the_repository_leads_to_the_copy(project: Path, mon
         pytest.param(
             ("../../train.py",),
             {},
-            "'../../train.py' lies outside of the repository {project}, whose commits are meant",
+            "'../../train.py' is outside of the repository {project}",
             "cd {parent}, then launch duel --commit main HEAD -- train.py",
             id="a script outside of the repository",
         ),
@@ -243,14 +248,14 @@ def test_an_import_path_into_the_repository_leads_to_the_copy(project: Path, mon
             ("torchrun", "train.py"),
             {},
             "'torchrun' starts a process for each GPU, and a step of several processes cannot be measured yet",
-            "the script alone, on one GPU: launch duel --commit main HEAD -- train.py",
+            "run only the script, on one GPU: launch duel --commit main HEAD -- train.py",
             id="a launcher of several processes",
         ),
         pytest.param(("train.py",), {"data": "gone"}, "no data at 'gone'", None, id="no data"),
         pytest.param(
             ("train.py", "---", "train.py"),
             {},
-            "a duel compares options, commits or images, one of the three",
+            "a duel compares either options, or commits, or images",
             None,
             id="commits and arguments",
         ),
@@ -271,8 +276,8 @@ def test_a_folder_that_no_commit_has(project: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.chdir(project / "data")
     with pytest.raises(UsageError) as caught, sides.prepared(duel_of("../src/train.py"), {}):
         pass
-    assert str(caught.value) == f"{project / 'data'} is ignored by git: no commit has this folder"
-    assert caught.value.hint == f"cd {project}, then the same"
+    assert str(caught.value) == f"{project / 'data'} is ignored by git, so no commit contains this folder"
+    assert caught.value.hint == f"cd {project}, then run the same command"
 
 
 def test_a_script_in_no_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,7 +296,7 @@ def test_data_that_git_would_copy_is_refused(project: Path, monkeypatch: pytest.
     assert str(caught.value) == (
         f"files of {project} that git neither tracks nor ignores have 9 B, at most 8 B; the largest is new.bin"
     )
-    assert caught.value.hint == "data belongs into .gitignore: both sides then use it in place"
+    assert caught.value.hint == "add data to .gitignore: both sides then use the original files"
 
 
 def test_a_side_runs_the_code_of_its_commit_from_any_folder(checkout: Path) -> None:

@@ -128,7 +128,7 @@ def test_the_name_says_the_order() -> None:
     assert first.order == again.order
 
 
-NOISY = "; segments of one variant differ by "
+NOISY = "; runs of the same side differ by "
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ NOISY = "; segments of one variant differ by "
             TEN_MINUTES,
             30.0,
             8,
-            "6 quadruples, the fewest that decide, take about 12 min, and 10 min were allowed",
+            "6 quadruples, the minimum for a verdict, take about 12 min, and 10 min were allowed",
             id="hopeless",
         ),
     ],
@@ -193,23 +193,23 @@ def test_a_run_that_is_under_way_ends_with_the_time() -> None:
         pytest.param(
             WORK,
             Work(samples=16, flop=2.1e9),
-            "a step is not the same work, A 16 images and 2 GFLOP and B 16 images and 2.1 GFLOP:"
-            " throughput is compared, in images/s",
+            "a step is different work, A 16 images and 2 GFLOP and B 16 images and 2.1 GFLOP: throughput is "
+            "compared, in images/s",
             True,
             id="more FLOP",
         ),
         pytest.param(
             WORK,
             Work(samples=32, flop=4e9),
-            "a step is not the same work, A 16 images and 2 GFLOP and B 32 images and 4 GFLOP:"
-            " throughput is compared, in images/s",
+            "a step is different work, A 16 images and 2 GFLOP and B 32 images and 4 GFLOP: throughput is "
+            "compared, in images/s",
             True,
             id="more samples",
         ),
         pytest.param(
             Work(samples=16),
             Work(unit="steps", samples=1),
-            "a step is not the same work, A 16 images and B not known: steps are compared all the same",
+            "a step is different work, A 16 images and B not known: the times of steps are compared nevertheless",
             False,
             id="samples that nobody knows",
         ),
@@ -290,16 +290,16 @@ def test_shares(typed: str) -> None:
             71,
             3.0,
             (
-                "no verdict within 1.2 min: 24 runs, the fewest that decide, measure for 1.2 min, and each takes"
-                " seconds to start; --max-time 4m or a shorter --min-seconds would do"
+                "no verdict is possible within 1.2 min: at least 24 runs are needed, which measure for 1.2 "
+                "min and each need some seconds to start; --max-time 4m or a shorter --min-seconds would do"
             ),
         ),
         (
             30,
             60.0,
             (
-                "no verdict within 30 s: 24 runs, the fewest that decide, measure for 24 min, and each takes seconds to"
-                " start; --max-time 26m or a shorter --min-seconds would do"
+                "no verdict is possible within 30 s: at least 24 runs are needed, which measure for 24 min "
+                "and each need some seconds to start; --max-time 26m or a shorter --min-seconds would do"
             ),
         ),
         (30, 0.0, None),
@@ -311,7 +311,7 @@ def test_a_time_that_is_too_short_is_said_before_the_first_run(
     assert Budget(max_time_s=max_time_s).warning(run_s) == warning
 
 
-MEMORY = OutOfDeviceMemoryError("the trainer was killed for want of memory", hint="a smaller --batch-size")
+MEMORY = OutOfDeviceMemoryError("the trainer was killed because memory ran out", hint="a smaller --batch-size")
 WHERE = "segment 6, of B (--precision bf16): "
 
 
@@ -327,7 +327,9 @@ WHERE = "segment 6, of B (--precision bf16): "
             "--batch-size 4500",
             id="out of memory",
         ),
-        pytest.param(7, MEMORY, [], OutOfDeviceMemoryError, str(MEMORY), MEMORY.hint, id="killed for want of memory"),
+        pytest.param(
+            7, MEMORY, [], OutOfDeviceMemoryError, str(MEMORY), MEMORY.hint, id="killed because memory ran out"
+        ),
         pytest.param(
             6,
             None,
@@ -343,7 +345,7 @@ WHERE = "segment 6, of B (--precision bf16): "
             ["Traceback (most recent call last):", "KeyError: 'x'"],
             RunFailedError,
             "KeyError: 'x'",
-            "python -m workload train with its options shows all",
+            "run python -m workload train with its options to see the whole error",
             id="a bug",
         ),
         pytest.param(
@@ -361,7 +363,7 @@ WHERE = "segment 6, of B (--precision bf16): "
             [],
             RunFailedError,
             "exit code 3",
-            "python -m workload train with its options shows all",
+            "run python -m workload train with its options to see the whole error",
             id="without a word",
         ),
     ],

@@ -229,14 +229,14 @@ def test_a_linear_drift_leaves_no_difference() -> None:
         pytest.param(
             segments(noisy(random.Random(1)), quadruples=12),
             "60 s are over",
-            "60 s are over after 12 quadruples (95 %: -9.8 % to +4.3 %); segments of one variant differ "
-            "by 9.9 % themselves; about 58 quadruples more would decide",
+            "60 s are over after 12 quadruples (95 %: -9.8 % to +4.3 %); runs of the same side differ by "
+            "9.9 %; about 58 quadruples more would decide it",
             id="noise",
         ),
         pytest.param(
             segments(quiet(random.Random(1)), quadruples=4),
             None,
-            "undecided after 4 quadruples (no interval yet); about 5 quadruples more would decide",
+            "undecided after 4 quadruples (no interval yet); about 5 quadruples more would decide it",
             id="early",
         ),
         pytest.param(
@@ -268,7 +268,9 @@ def test_no_winner_where_only_the_busy_runs_tell() -> None:
     # Without any there is no winner, and the duel ends undecided.
     never = judge(on_busy(made, range(20)), ended="60 s are over")
     assert (never.verdict, never.withheld, never.busy) == (DuelVerdict.NOT_DECIDABLE, DuelVerdict.SLOWER, 20)
-    assert never.reason.endswith("20 of 80 runs on a busy machine, and without them B is not known to be slower")
+    assert never.reason.endswith(
+        "20 of 80 runs on a busy machine, and without these runs it is unknown whether B is slower"
+    )
     assert judge(on_busy(made, range(20))).expected is None
 
 

@@ -194,7 +194,7 @@ def test_a_commit_of_a_script_that_is_slower_and_one_against_itself(project: Pat
     same = duel(project, "--commit", "HEAD", "HEAD", *QUICK, "--max-time", "45s", "--", "train.py")
 
     assert same.returncode == ExitCode.NOT_DECIDABLE
-    told = "note       both sides are the same program: such a duel shows what this machine can tell"
+    told = "note       both sides are the same program: this duel shows how small a difference this machine can detect"
     assert same.stdout.splitlines()[0] == told
     assert same.stderr.splitlines()[0] == told
 
@@ -236,7 +236,7 @@ def test_a_script_that_fails_says_which_and_why(project: Path) -> None:
         r" ValueError before its training step was known: ValueError: no data",
         error,
     )
-    assert hint == "hint: python train.py --fail shows all, by itself"
+    assert hint == "hint: python train.py --fail alone shows the whole error"
     assert "Traceback" not in done.stderr
 
 

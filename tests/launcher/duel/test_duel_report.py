@@ -30,7 +30,7 @@ def test_slower() -> None:
         f"verdict    B is slower by 2 % or more: {TAKES}",
         "A          159.9 ms a step, 100 images/s  (--precision fp32)",
         "B          168.2 ms a step, 95.15 images/s  (--precision bf16)",
-        "runs       24 in 2 min; those of one side differ by less than 0.1 % themselves",
+        "runs       24 in 2 min; runs of the same side differ by less than 0.1 %",
         "bundles    out/ (duel-00002a)",
     ]
     assert slower.markdown() == (
@@ -103,7 +103,7 @@ def test_other_verdicts(machine: Machine, code: int, headline: str) -> None:
 def test_what_helps_where_nothing_is_decided(noise: float, margin: str) -> None:
     lines = result(Machine(noise=noise, effect=0.02, segment_s=10.0)).text().splitlines()
 
-    assert lines[-1] == f"note       what would help: a longer --max-time, {margin}or a machine with less other work"
+    assert lines[-1] == f"note       to decide it: a longer --max-time, {margin}or a machine with less other work"
 
 
 def test_a_median_that_hides_something_is_told() -> None:
@@ -125,8 +125,8 @@ def test_steps_of_different_work_are_told_first() -> None:
     unlike = result(Machine(b=Work(samples=32, flop=4e9)))
 
     told = (
-        "a step is not the same work, A 16 images and 2 GFLOP and B 32 images and 4 GFLOP: throughput is compared,"
-        " in images/s"
+        "a step is different work, A 16 images and 2 GFLOP and B 32 images and 4 GFLOP: throughput is "
+        "compared, in images/s"
     )
     assert unlike.text().splitlines()[0] == f"compared   {told}"
     assert unlike.text().splitlines()[2] == "A          9.996 ms per image, 100 images/s  (--precision fp32)"
@@ -184,7 +184,7 @@ def test_the_plan() -> None:
         "A          --precision fp32",
         "B          --precision bf16",
         "decides    whether B is slower or faster than A by 2 % or more",
-        "takes      24 runs or more, ABBA or BAAB by lot; at most 10 min",
+        "takes      24 runs or more, in the order ABBA or BAAB, chosen at random; at most 10 min",
         "bundles    out/",
     ]
     assert "--context" not in lines[6]

@@ -136,7 +136,7 @@ def test_failing_step_is_named_with_its_last_lines(docker: FakeDocker, log: Path
         ([{"stream": "Step 1/1 : FROM x\n"}], "the build ended without an image"),
         ([*GOOD[:3], {"error": "boom\n"}], "the build failed at step 2 of 2: RUN pip install torch\n  boom"),
         ([{"error": "no such image"}], "the build failed at the start\n  no such image"),
-        ([requests.ConnectionError("Connection refused")], "the build broke off: Connection refused"),
+        ([requests.ConnectionError("Connection refused")], "the build was interrupted: Connection refused"),
     ],
 )
 def test_build_without_an_image(messages: list[Any], message: str, docker: FakeDocker, log: Path) -> None:
@@ -262,7 +262,7 @@ def test_steps_that_take_time_are_said_in_words() -> None:
 
 def test_a_registry_out_of_reach_is_no_dead_end(docker: FakeDocker, log: Path) -> None:
     refused = 'Get "https://registry-1.docker.io/v2/": dial tcp: lookup registry-1.docker.io: no such host'
-    around = "launch build --base IMAGE takes a base image that the engine has, or of a registry that it reaches"
+    around = "launch build --base IMAGE uses a base image that the engine has or can pull"
     docker.build_messages = [{"stream": "Step 1/1 : FROM x\n"}, {"stream": "and what it said\n"}, {"error": refused}]
     with pytest.raises(ToolError) as caught:
         build.build(docker.engine(), RECIPE)
@@ -297,7 +297,10 @@ BUILT = Built(
                 "image    rooflaunch:cpu-0123456789ab",
                 "id       sha256:new",
                 "digest   none until it is pushed",
-                "base     debian:12-slim, no digest: the tag's content on the day of the build (launch build --pin)",
+                (
+                    "base     debian:12-slim, no digest: the image that the tag names on the day of the build "
+                    "(launch build --pin)"
+                ),
                 "size     1.23 GB",
                 "commit   unknown",
                 "took     61 s",
@@ -333,10 +336,9 @@ def test_an_image_that_no_vm_runs_is_not_pushed(docker: FakeDocker) -> None:
     with pytest.raises(ToolError) as caught:
         build.push(docker.engine(), replace(BUILT, architecture="arm64"), "host/trainer")
     assert caught.value.report() == (
-        f"error: '{BUILT.tag}' is an image for arm64; the VMs are amd64\n"
-        "hint: launch build --push --repository HOST/NAME builds it for linux/amd64; "
-        "an engine without emulation gets it by docker run --privileged --rm tonistiigi/binfmt --install amd64, "
-        "or in the settings of Docker Desktop"
+        f"error: '{BUILT.tag}' is an image for arm64; the VMs are amd64\nhint: launch build --push "
+        "--repository HOST/NAME builds it for linux/amd64; to add emulation to an engine: docker run "
+        "--privileged --rm tonistiigi/binfmt --install amd64, or the settings of Docker Desktop"
     )
     assert docker.pushed == []
 
@@ -509,7 +511,7 @@ def test_an_engine_without_emulation_says_how_to_get_it(docker: FakeDocker) -> N
     [
         (["--flavour", "tpu"], ExitCode.USAGE, "flavour must be one of cuda, volta, cpu; got 'tpu'"),
         (["--push"], ExitCode.USAGE, "--push needs a repository without a tag; got ''"),
-        (["--repository", "a/b"], ExitCode.USAGE, "--repository says where --push sends the image; got a/b"),
+        (["--repository", "a/b"], ExitCode.USAGE, "--repository is only for --push; got a/b"),
         (["--pin"], ExitCode.TOOL, "cannot look up '{base}': dial tcp: no route to host"),
     ],
 )

@@ -73,7 +73,7 @@ def test_a_layer_goes_to_the_images_repository(held: FakeDocker) -> None:
 
 
 def test_an_image_that_the_engine_lacks(held: FakeDocker) -> None:
-    with pytest.raises(ToolError, match="the engine holds no image 'host/other@sha256:00'") as caught:
+    with pytest.raises(ToolError, match="the engine has no image 'host/other@sha256:00'") as caught:
         layer.pushed(held.engine(), "host/other@sha256:00", b"timm\n")
     assert caught.value.hint == "docker pull host/other@sha256:00"
 
@@ -81,11 +81,11 @@ def test_an_image_that_the_engine_lacks(held: FakeDocker) -> None:
 def test_a_dry_run_builds_nothing(held: FakeDocker, tmp_path: Path) -> None:
     (tmp_path / "requirements.txt").write_text("timm\n")
     engine = held.engine()
-    choice = Choice(runtime=Runtime.DOCKER, why="the image was named", engine=engine, image=engine.image(BASE))
+    choice = Choice(runtime=Runtime.DOCKER, why="an image was named", engine=engine, image=engine.image(BASE))
     options = HereOptions(requirements=str(tmp_path / "requirements.txt"))
     dry = with_packages(choice, options, is_dry=True)
     assert (held.builds, dry.image) == ([], choice.image)
-    assert dry.why == f"the image was named, and the packages of {tmp_path}/requirements.txt on it"
+    assert dry.why == f"an image was named, and the packages of {tmp_path}/requirements.txt on it"
     assert with_packages(choice, options, is_dry=False).image == engine.image("sha256:1a7e")
     assert with_packages(choice, HereOptions(), is_dry=False) is choice
 
@@ -96,7 +96,7 @@ def test_packages_ask_for_a_container() -> None:
     assert runtime_of(HereOptions(), Runtime.AUTO) is Runtime.AUTO
     with pytest.raises(UsageError) as caught:
         runtime_of(options, Runtime.PROCESS)
-    assert str(caught.value) == f"--requirements is for an image, and a process has this Python, {sys.executable}"
+    assert str(caught.value) == f"--requirements is for an image, but a process uses this Python, {sys.executable}"
     assert caught.value.hint == f"{shlex.quote(sys.executable)} -m pip install --requirement 'my reqs.txt'"
 
 
@@ -109,9 +109,9 @@ def test_a_script_that_a_container_does_not_see(tmp_path: Path) -> None:
         require_visible(("../train.py",), tmp_path / "runs")
     runs = tmp_path / "runs"
     assert str(caught.value) == (
-        f"'../train.py' lies outside of this folder, {runs}, and a container sees no more than that"
+        f"'../train.py' is outside of this folder, {runs}, and a container sees only this folder"
     )
-    assert caught.value.hint == f"cd {tmp_path}, then the same with -- train.py; or --runtime process"
+    assert caught.value.hint == f"cd {tmp_path}, then run the same with -- train.py; or --runtime process"
 
 
 def test_a_gpu_that_is_not_there() -> None:
@@ -128,7 +128,7 @@ def test_a_file_that_is_none(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"the requirements '.*none\.txt' cannot be read: No such file or directory"):
         layer.read(str(tmp_path / "none.txt"))
     (tmp_path / "large.txt").write_bytes(b"#" * (layer.MOST_BYTES + 1))
-    with pytest.raises(UsageError, match="have 1000001 bytes: no list of packages"):
+    with pytest.raises(UsageError, match="have 1000001 bytes: this is not a list of packages"):
         layer.read(str(tmp_path / "large.txt"))
 
 
@@ -143,8 +143,9 @@ def test_a_machine_with_its_own_python_builds_no_image(
     monkeypatch.setattr(sys, "argv", ["launch", "ssh", "--host", "me@box", *words])
     assert main() == ExitCode.USAGE
     assert capsys.readouterr().err == (
-        "error: --requirements is for an image that is built here, and 'ssh' runs what is there\n"
-        "hint: install them into the Python that --python names, or into the image that --image names\n"
+        "error: --requirements is for an image that is built here, but 'ssh' uses what is installed "
+        "there\nhint: install them into the Python that --python names, or into the image that --image "
+        "names\n"
     )
 
 

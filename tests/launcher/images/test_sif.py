@@ -10,11 +10,11 @@ from workload.contract.errors import RooflaunchError, ToolError
     ("name", "message", "hint"),
     [
         ("it.img", "--sif makes a file whose name ends in .sif; got 'it.img'", "--sif rooflaunch.sif"),
-        ("no/it.sif", "--sif: there is no folder 'no'", "make it, or name another"),
+        ("no/it.sif", "--sif: there is no folder 'no'", "make it, or name another folder"),
         (
             "it.sif",
-            "apptainer is not installed, which makes a .sif of the image",
-            "install Apptainer here; or push the image (--push): a cluster's Apptainer takes it from its registry",
+            "apptainer, which makes a .sif file of the image, is not installed",
+            "install Apptainer here; or push the image (--push), so that the cluster's Apptainer can pull it",
         ),
     ],
 )

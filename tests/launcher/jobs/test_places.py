@@ -109,13 +109,13 @@ def test_the_options_choose_the_place(typed: dict[str, Any], config: str, place:
         (
             {"bucket": "b", "host": "h"},
             (
-                "error: a command looks at one place; got options of two: --bucket of gcp, --host of box\n"
-                "hint: leave one of them out"
+                "error: a command works with one place; got options of two: --bucket of gcp, --host of "
+                "box\nhint: leave one of them out"
             ),
         ),
         (
             {"port": 7},
-            "error: --host is missing, which says where launches of box are\nhint: --host USER@HOST",
+            "error: --host is missing: it says where launches of box are\nhint: --host USER@HOST",
         ),
         (
             {"backend": "cloud9"},

@@ -31,8 +31,8 @@ CASES: dict[str, tuple[int, list[str], int, str]] = {
         ExitCode.OUT_OF_MEMORY,
         f"'{NAME}': 0 of 1 run completed; {{first}}: broken off",
     ),
-    "one did not come": (2, ["completed"], ExitCode.BAD_BUNDLE, f"'{NAME}' left 1 of 2 bundles"),
-    "nothing": (1, [], ExitCode.BAD_BUNDLE, f"'{NAME}' left 0 of 1 bundle"),
+    "one did not come": (2, ["completed"], ExitCode.BAD_BUNDLE, f"'{NAME}' made only 1 of 2 bundles"),
+    "nothing": (1, [], ExitCode.BAD_BUNDLE, f"'{NAME}' made only 0 of 1 bundle"),
 }
 
 

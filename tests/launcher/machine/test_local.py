@@ -60,7 +60,7 @@ def test_plan_is_the_command_it_shows() -> None:
     assert plan.command == (*trainer, "-o", "my results", "--context", json.dumps(context))
     assert plan.container is None
     assert plan.text().splitlines() == [
-        "plan       mobilenet_v2, the device's default batch, fp32, on cpu; 3 runs, a process each",
+        "plan       mobilenet_v2, the device's default batch, fp32, on cpu; 3 runs, each in its own process",
         "set by     model: option, device: option, repeats: option",
         "runtime    process (asked for)",
         "bundles    my results/",
@@ -77,7 +77,7 @@ def choice(docker: FakeDocker) -> Choice:
     labels = {"rooflaunch.base": "unpinned"}
     docker.hold("sha256:ab", "rooflaunch:cpu", labels=labels, RepoDigests=["host/trainer@sha256:cd"])
     engine = docker.engine(version="20.10.24", SecurityOptions=["name=rootless"])
-    return Choice(runtime=Runtime.DOCKER, why="the image was named", engine=engine, image=engine.image("sha256:ab"))
+    return Choice(runtime=Runtime.DOCKER, why="an image was named", engine=engine, image=engine.image("sha256:ab"))
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ def test_plan_of_a_container(choice: Choice, caller: Path) -> None:
     assert plan.command[:-1] == (*trainer, "--context")
     assert json.loads(plan.command[-1]) == {
         "runtime": "docker",
-        "runtime_reason": "the image was named",
+        "runtime_reason": "an image was named",
         "spec_origin": {"device": "option", "profile": "option"},
         "outside": {
             "host": {"kernel": "6.1"},
@@ -116,7 +116,7 @@ def test_plan_of_a_container(choice: Choice, caller: Path) -> None:
     assert plan.text().splitlines() == [
         "plan       resnet18, the device's default batch, fp32, on cpu; one run",
         "set by     device: option, profile: option",
-        "runtime    docker (the image was named)",
+        "runtime    docker (an image was named)",
         "image      rooflaunch:cpu",
         "bundles    my results/",
         f"command    {shlex.join(words[: words.index('sha256:ab') + 1])} {shlex.join(trainer)}",
@@ -273,7 +273,7 @@ def test_killed_trainer_leaves_a_bundle_that_says_so(open_bundle: Path) -> None:
     assert outcome.exit_code == ExitCode.RUN_FAILED
     assert isinstance(outcome.error, RunFailedError)
     assert str(outcome.error).startswith("the trainer was killed by SIGKILL")
-    assert outcome.error.hint == "out of memory? `dmesg` tells; try a smaller --batch-size"
+    assert outcome.error.hint == "if `dmesg` shows that memory ran out, try a smaller --batch-size"
     (found,) = outcome.bundles
     assert (found.path, found.document["status"], found.document["error"]) == (
         open_bundle,
@@ -449,7 +449,7 @@ def test_container_that_was_killed_for_its_memory(docker: FakeDocker, choice: Ch
 
 
 @pytest.mark.parametrize(
-    ("pieces", "told"), [([], ""), ([(b"{home}/out/run-1\n", None)], "; what it measured is in 'out/run-1'")]
+    ("pieces", "told"), [([], ""), ([(b"{home}/out/run-1\n", None)], "; its measurements are in 'out/run-1'")]
 )
 def test_engine_that_goes_away_is_said_with_what_was_measured(
     pieces: list[tuple[bytes, None]], told: str, docker: FakeDocker, choice: Choice, caller: Path
@@ -461,7 +461,7 @@ def test_engine_that_goes_away_is_said_with_what_was_measured(
     docker.containers.pieces = [*printed, vanish]
     with pytest.raises(ToolError) as caught:
         local.run(make_plan({}, choice))
-    lost = "the Docker engine went away while container fake_0 ran: Connection reset by peer"
+    lost = "the Docker engine stopped while container fake_0 ran: Connection reset by peer"
     assert str(caught.value) == f"{lost}{told}"
     assert caught.value.hint == "start Docker (`sudo systemctl start docker`, or Docker Desktop)"
 
@@ -510,7 +510,7 @@ def test_command_says_what_killed_the_container(
     assert "  failed        the container was killed (SIGKILL)\n  bundle        out/run-1\n" in captured.out
     assert captured.err.splitlines()[-2:] == [
         "error: the container was killed (SIGKILL)",
-        "hint: run again; `docker events` tells who did it",
+        "hint: run again; `docker events` shows who did it",
     ]
 
 
@@ -523,9 +523,7 @@ def test_command_asks_for_a_container_where_limits_do(
         "error: no image of flavour cpu is built for this code\nhint: launch build --flavour cpu\n"
     )
     assert launch(monkeypatch, "local", "--cpu", "--dry-run") == ExitCode.DONE
-    assert (
-        "runtime    process (no image of flavour cpu is built for this code; to get there: " in capsys.readouterr().out
-    )
+    assert "runtime    process (no image of flavour cpu is built for this code; to use it: " in capsys.readouterr().out
 
 
 def test_infinitely_many_cpus_are_refused(command: FakeDocker, monkeypatch: pytest.MonkeyPatch) -> None:

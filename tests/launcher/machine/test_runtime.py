@@ -12,7 +12,7 @@ from launcher.machine.runtime import Choice, RuntimePorts, choose
 from workload.contract.errors import ExitCode, RooflaunchError, ToolError, UsageError
 from workload.contract.spec import RunSpec, resolve
 
-COMPILER = "--compile needs a C++ compiler, which the images leave out"
+COMPILER = "--compile needs a C++ compiler, which the images do not contain"
 TOOLKIT = "install the NVIDIA Container Toolkit: docs.nvidia.com/datacenter/cloud-native/container-toolkit"
 
 LayOut = Callable[..., RuntimePorts]
@@ -68,25 +68,25 @@ def shown(choice: Choice) -> tuple[str, str, str | None, bool]:
             Runtime.AUTO,
             {"engine": False},
             {},
-            "no Docker engine answers: Connection refused; to get there: start Docker",
+            "no Docker engine answers: Connection refused; to use it: start Docker",
         ),
         (
             Runtime.AUTO,
             {},
             {},
-            "no image of flavour cpu is built for this code; to get there: launch build --flavour cpu",
+            "no image of flavour cpu is built for this code; to use it: launch build --flavour cpu",
         ),
         (
             Runtime.AUTO,
             {"built": ("cpu",), "gpu": (8, 9), "toolkit": True},
             {},
-            "no image of flavour cuda is built for this code; to get there: launch build --flavour cuda",
+            "no image of flavour cuda is built for this code; to use it: launch build --flavour cuda",
         ),
         (
             Runtime.AUTO,
             {"built": ("cpu", "cuda"), "gpu": (8, 9)},
             {"device": "cuda"},
-            f"the Docker engine cannot give a container the GPU; to get there: {TOOLKIT}",
+            f"the Docker engine cannot give containers access to the GPU; to use it: {TOOLKIT}",
         ),
     ],
 )
@@ -130,7 +130,7 @@ def test_runs_in_the_container_of_its_flavour(
     asked: Runtime, machine: dict[str, Any], given: dict[str, Any], flavour: str, gpus: bool, lay_out: LayOut
 ) -> None:
     choice = choose(asked, spec(given), ports=lay_out(built=("cpu", "cuda", "volta"), **machine))
-    why = f"Docker 28.2.2 holds the image for this code, flavour {flavour}"
+    why = f"Docker 28.2.2 has the image for this code, flavour {flavour}"
     assert shown(choice) == ("docker", why, f"sha256:{flavour}", gpus)
     assert choice.engine is not None
 
@@ -155,7 +155,7 @@ def test_image_that_was_named_may_be_of_any_code(
 ) -> None:
     docker.hold("sha256:mine", "mine:1")
     choice = choose(Runtime.AUTO, RunSpec(), image="mine:1", ports=lay_out(gpu=gpu, toolkit=True))
-    assert shown(choice) == ("docker", "the image was named", "sha256:mine", gpus)
+    assert shown(choice) == ("docker", "an image was named", "sha256:mine", gpus)
 
 
 def test_newest_image_for_this_code_wins(docker: FakeDocker, lay_out: LayOut) -> None:
@@ -212,7 +212,7 @@ def test_newest_image_for_this_code_wins(docker: FakeDocker, lay_out: LayOut) ->
             {"device": "cuda"},
             {},
             ToolError,
-            "the Docker engine cannot give a container the GPU",
+            "the Docker engine cannot give containers access to the GPU",
             TOOLKIT,
         ),
         (
@@ -221,7 +221,7 @@ def test_newest_image_for_this_code_wins(docker: FakeDocker, lay_out: LayOut) ->
             {},
             {"image": "mine:1"},
             ToolError,
-            "the engine holds no image 'mine:1'",
+            "the engine has no image 'mine:1'",
             "docker pull mine:1, or launch build",
         ),
         (
@@ -257,7 +257,7 @@ def test_newest_image_for_this_code_wins(docker: FakeDocker, lay_out: LayOut) ->
             {"compile": True},
             {},
             UsageError,
-            f"{COMPILER}; a container was asked for",
+            f"{COMPILER}; a container was requested",
             "--runtime process",
         ),
     ],
@@ -292,7 +292,7 @@ def test_auto_takes_a_process_for_apples_gpu(lay_out: LayOut) -> None:
 
 def test_auto_takes_a_process_for_a_gpu_that_containers_cannot_get(lay_out: LayOut) -> None:
     choice = choose(Runtime.AUTO, RunSpec(), ports=lay_out(built=("cpu",), gpu=(8, 9)))
-    why = f"the Docker engine cannot give a container the GPU; to get there: {TOOLKIT}"
+    why = f"the Docker engine cannot give containers access to the GPU; to use it: {TOOLKIT}"
     assert shown(choice) == ("process", why, None, False)
 
 

@@ -57,39 +57,43 @@ REFUSED = {
     "a glob that the shell has expanded": (
         "--data a.txt b.txt -- train.py",
         "Got unexpected extra argument(s) (b.txt)",
-        "in quotes, the shell leaves a * alone: --include '*.py'",
+        "put * in quotes, so that the shell does not replace it: --include '*.py'",
     ),
     "another word": ("--cpu train", "Got unexpected extra argument(s) (train)", "launch local --help"),
     "no such script": (
         "-- trian.py",
         "no script 'trian.py'",
-        "a path from here, FOLDER, or -m PACKAGE; launch local -- train.py --lr 0.1",
+        "a path relative to FOLDER, or -m PACKAGE; launch local -- train.py --lr 0.1",
     ),
     "a folder": (
         "-- package",
-        "'package' is a folder and no script",
-        "a path from here, FOLDER, or -m PACKAGE; launch local -- train.py --lr 0.1",
+        "'package' is a folder, not a script",
+        "a path relative to FOLDER, or -m PACKAGE; launch local -- train.py --lr 0.1",
     ),
     "a notebook": (
         "-- 'my work.ipynb'",
-        "'my work.ipynb' is a notebook and no script",
-        "jupyter nbconvert --to script 'my work.ipynb', then the same with -- 'my work.py'",
+        "'my work.ipynb' is a notebook, not a script",
+        "jupyter nbconvert --to script 'my work.ipynb', then run the same with -- 'my work.py'",
     ),
     "a page": (
         "-- README.md",
         "'README.md' is no Python script: line 3: invalid syntax",
         "launch local -- train.py --lr 0.1",
     ),
-    "weights": ("-- model.pt", "'model.pt' is no Python script: it holds data", "launch local -- train.py --lr 0.1"),
+    "weights": (
+        "-- model.pt",
+        "'model.pt' is no Python script: it is binary data",
+        "launch local -- train.py --lr 0.1",
+    ),
     "no such module": (
         "-- -m no.such.module",
         f"no module 'no.such.module' for this Python, {sys.executable}, or in HERE",
-        f"cd to the folder that it is in, or {shlex.quote(sys.executable)} -m pip list",
+        f"cd to its folder, or {shlex.quote(sys.executable)} -m pip list",
     ),
     "no such module of a package": (
         "-- -m package.train",
         f"no module 'package.train' for this Python, {sys.executable}, or in HERE",
-        f"cd to the folder that it is in, or {shlex.quote(sys.executable)} -m pip list",
+        f"cd to its folder, or {shlex.quote(sys.executable)} -m pip list",
     ),
     "a package that is no program": (
         "-- -m package",
@@ -108,38 +112,38 @@ REFUSED = {
     ),
     "counters on a CPU": (
         "--cpu --profile ncu -- train.py",
-        "--profile ncu counts on an NVIDIA GPU; the device is 'cpu'",
+        "--profile ncu needs an NVIDIA GPU; the device is 'cpu'",
         "--profile torch, which traces on any device",
     ),
     "a module without its name": ("-- -m", "-m needs the name of a module", "launch local -- -m package.train"),
     "a launcher of several processes": (
         "-- torchrun train.py",
         "'torchrun' starts a process for each GPU, and a step of several processes cannot be measured yet",
-        "the script alone, on one GPU: launch local -- train.py --lr 0.1",
+        "run only the script, on one GPU: launch local -- train.py --lr 0.1",
     ),
     "an option of our trainer": (
         "--model resnet50 -- train.py",
-        "--model is for our own trainer: the script decides its model",
+        "--model is only for our own trainer: the script decides its model",
         "leave --model out",
     ),
     "a switch": (
         "--no-augment -- train.py",
-        "--no-augment is for our own trainer: the script decides its augmentation",
+        "--no-augment is only for our own trainer: the script decides its augmentation",
         "leave --no-augment out",
     ),
     "more of a profile": (
         "--profile ncu --profile-throughput -- train.py",
-        "--profile-throughput is for our own trainer: of a script each kernel is counted, and no more",
+        "--profile-throughput is only for our own trainer: in a script only the kernels are counted",
         "leave --profile-throughput out",
     ),
     "a data set": (
         "--dataset cifar10 -- train.py",
-        "--dataset is for our own trainer: the script reads its own data; --data says where they lie",
+        "--dataset is only for our own trainer: the script reads its own data; --data gives their place",
         "leave --dataset out",
     ),
     "Apple's GPU": (
         "--mps -- train.py",
-        "--mps is for our own trainer: the script decides its device",
+        "--mps is only for our own trainer: a script chooses its own device",
         "leave --mps out",
     ),
     "a value that breaks its rule": (
@@ -149,23 +153,23 @@ REFUSED = {
     ),
     "samples without a script": (
         "--samples-per-step 8",
-        "--samples-per-step is for a script of one's own; got --samples-per-step 8",
+        "--samples-per-step is only for your own script; got --samples-per-step 8",
         "launch local --samples-per-step 64 -- train.py",
     ),
     "data without a script": (
         "--data .",
-        "--data is for a script of one's own",
+        "--data is only for your own script",
         "leave --data out, or add -- train.py",
     ),
-    "no data": ("--data nowhere -- train.py", "no data at 'nowhere'", "--data FOLDER, one that is there"),
+    "no data": ("--data nowhere -- train.py", "no data at 'nowhere'", "--data FOLDER, with a folder that exists"),
     "data of elsewhere": (
         "--data gs://bucket/x -- train.py",
-        "--data is a folder of this machine here; got 'gs://bucket/x'",
-        "copy it to a folder first, and name that",
+        "--data must be a folder of this machine; got 'gs://bucket/x'",
+        "copy it to a folder first, and name the folder",
     ),
     "data that nobody named": (
         "-- train.py --root {data}/a",
-        "{data} in the script's arguments stands for its data, and there is no --data",
+        "{data} in the script's arguments stands for its data, but --data is missing",
         "--data PATH",
     ),
 }
@@ -207,7 +211,7 @@ def test_every_option_is_a_scripts_too_or_has_a_reason() -> None:
             spec = resolve({option.name: value}, {}, None, script=["train.py"]).spec
             assert getattr(spec, option.name) == option.parse(value)
             continue
-        with pytest.raises(UsageError, match="is for our own trainer: ") as caught:
+        with pytest.raises(UsageError, match="is only for our own trainer: ") as caught:
             resolve({option.name: value}, {}, None, script=["train.py"])
         assert str(caught.value).startswith(option.flag if value is not False else option.off_flag)
 
@@ -229,9 +233,9 @@ def test_the_plan_shows_no_secret(
     assert launch(monkeypatch, "local", *shlex.split(line)) == 0
     python = f"env CUDA_VISIBLE_DEVICES= {shlex.quote(sys.executable)} -P -m rooflaunch"
     assert capsys.readouterr().out.splitlines() == [
-        f"plan       {SHOWN}, on the CPU: NVIDIA's GPUs are hidden from it; 2 runs, a process each",
+        (f"plan       {SHOWN}, on the CPU (NVIDIA GPUs are hidden from the script); 2 runs, each in its own process"),
         "set by     device: option, iterations: option, repeats: option",
-        "runtime    process (a script finds its packages in this Python)",
+        "runtime    process (a script's packages are in this Python)",
         "bundles    results/",
         f"command    {python} script --iterations 5 --data {folder}/package -o results -- {SHOWN}",
     ]

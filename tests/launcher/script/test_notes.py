@@ -92,14 +92,14 @@ def test_imports_that_an_image_lacks(requirements: bytes, missing: str, tmp_path
     """Pillow, PyYAML and tqdm are in every image."""
     write(tmp_path, train__DOT__py="import torch, torchvision, PIL, yaml, tqdm, numpy, einops, cv2, no_such_package\n")
     said = list(notes.unknown_imports(("train.py",), tmp_path, notes.image(requirements)))
-    bring = "which the image is not known to have (--requirements FILE brings packages)"
+    bring = "which the image may not have (--requirements FILE adds packages)"
     assert said == ([f"imports {missing}, {bring}"] if missing else [])
 
 
 def test_imports_that_another_machines_python_may_lack(tmp_path: Path) -> None:
     write(tmp_path, train__DOT__py="import torch, torchvision, numpy, pytest\n")
     said = notes.unknown_imports(("train.py",), tmp_path, notes.their_python())
-    assert list(said) == ["imports pytest, which the Python there is not known to have"]
+    assert list(said) == ["imports pytest, which the Python there may not have"]
 
 
 @pytest.mark.world
@@ -114,10 +114,10 @@ def test_arguments_whose_files_stay_here(tmp_path: Path) -> None:
     words += ("--weights=weights.pt", "--more", "new.toml", "../photos", str(outside / "a.jpg"))
     script_files = pack(words, folder)
     said = notes.left_behind(words, folder, reached=[folder], why_not=lambda below: script_files.why_not(folder, below))
-    away = "of the arguments lies outside of this folder and stays here: --data says where data lies"
+    away = "in the arguments is outside of this folder and is not sent: use --data for data"
     assert list(said) == [
-        "'weights.pt' of the arguments stays here: git ignores it",
-        "'new.toml' of the arguments stays here: git does not track it, and no --include names it",
+        "'weights.pt' in the arguments is not sent: git ignores it",
+        "'new.toml' in the arguments is not sent: git does not track it, and no --include names it",
         f"'../photos' {away}",
         f"'{outside}/a.jpg' {away}",
     ]
@@ -135,16 +135,16 @@ def test_the_plan_says_what_will_be_missing(
         subprocess.run(["git", *words], cwd=tmp_path, check=True)
     monkeypatch.chdir(tmp_path)
     script = ("--", "train.py", "weights.pt")
-    stays, missing = "'weights.pt' of the arguments stays here: git ignores it", "imports einops, which"
+    stays, missing = "'weights.pt' in the arguments is not sent: git ignores it", "imports einops, which"
     monkeypatch.setattr(sys, "argv", ["launch", "ssh", "--host", "me@box", "--dry-run", *script])
     assert main() == 0
-    said = [f"note       {stays}", f"note       {missing} the Python there is not known to have"]
+    said = [f"note       {stays}", f"note       {missing} the Python there may not have"]
     assert capsys.readouterr().out.splitlines()[-2:] == said
     gpu = ("gcp", "--gpu", "t4", "--project", "p-1-2-3")
     monkeypatch.setattr(sys, "argv", ["launch", *gpu, "--dry-run", "--format", "json", *script])
     assert main() == 0
     noted = json.loads(capsys.readouterr().out)["notes"]
-    assert noted[-2:] == [stays, f"{missing} the image is not known to have (--requirements FILE brings packages)"]
+    assert noted[-2:] == [stays, f"{missing} the image may not have (--requirements FILE adds packages)"]
     monkeypatch.setattr(sys, "argv", ["launch", "local", "--runtime", "process", "--dry-run", *script])
     assert main() == 0
     assert capsys.readouterr().out.endswith(f"\nnote       {missing} this Python, {sys.executable}, does not have\n")
@@ -158,8 +158,8 @@ def test_what_a_container_does_not_see(tmp_path: Path) -> None:
     options = HereOptions(requirements=str(folder / "requirements.txt"))
     place = Workplace(folder=folder, data=str(data))
     words = ("-m", "train", str(data / "a"), str(tmp_path))
-    away = f"'{tmp_path}' of the arguments lies outside of this folder and stays here: --data says where data lies"
+    away = f"'{tmp_path}' in the arguments is outside of this folder and is not sent: use --data for data"
     assert local_script.notes_of(words, options, place, Runtime.DOCKER) == (away,)
-    unseen = "no module 'lightning.run' lies in this folder: whether the image has it is not known"
+    unseen = "no module 'lightning.run' is in this folder; perhaps the image has it"
     assert local_script.notes_of(("-m", "lightning.run"), options, place, Runtime.DOCKER) == (unseen,)
     assert local_script.notes_of(("-m", "known"), options, place, Runtime.PROCESS) == ()

@@ -116,7 +116,7 @@ def test_no_repository(tmp_path: Path) -> None:
     (tmp_path / ".venv/other.py").write_text("")
     with pytest.raises(UsageError) as caught:
         pack(SCRIPT, tmp_path)
-    assert str(caught.value) == f"{tmp_path} is in no git repository: which of its files travel is not known"
+    assert str(caught.value) == f"{tmp_path} is in no git repository, so it is unknown which of its files to send"
     assert caught.value.hint == "--include '*.py'"
     packed = pack(SCRIPT, tmp_path, include=("*.py",))
     assert (packed.files, packed.commit) == (("train.py",), "")
@@ -126,11 +126,11 @@ def test_what_cannot_travel(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
     (folder / "new.py").write_text("")
     refused = {
         ("new.py",): (
-            "git does not track 'new.py', and only what it tracks travels",
+            "git does not track 'new.py', and only tracked files are sent",
             "git add new.py, or --include '*.py'",
         ),
         ("-m", "new"): (
-            "git does not track 'new.py', and only what it tracks travels",
+            "git does not track 'new.py', and only tracked files are sent",
             "git add new.py, or --include '*.py'",
         ),
     }
@@ -144,14 +144,14 @@ def test_what_cannot_travel(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(script_files, "MAX_ARCHIVE_BYTES", 100)
     with pytest.raises(UsageError) as caught:
         pack(SCRIPT, folder)
-    assert str(caught.value).startswith("the folder is too large to travel: ")
+    assert str(caught.value).startswith("the folder is too large to be sent: ")
     assert f"compressed, at most 100 B; the largest files are train.py ({len(tiny.SCRIPT)} B), package/" in str(
         caught.value
     )
-    assert caught.value.hint == "--include '*.py' takes less; data has --data"
+    assert caught.value.hint == "--include '*.py' sends fewer files; use --data for data"
     (folder / "link.py").symlink_to("/etc/hostname")
     tiny.git(folder, "add", "link.py")
-    with pytest.raises(UsageError, match=r"'link\.py' is a link to what lies outside of "):
+    with pytest.raises(UsageError, match=r"'link\.py' is a link out of "):
         pack(SCRIPT, folder)
 
 
@@ -163,9 +163,9 @@ def test_the_script_by_its_path_below_the_folder(folder: Path) -> None:
     with pytest.raises(UsageError) as caught:
         relative_words(("../train.py", "--x"), folder / "runs", example=EXAMPLE)
     assert str(caught.value) == (
-        f"'../train.py' lies outside of this folder, {folder / 'runs'}, and only what lies in it travels"
+        f"'../train.py' is outside of this folder, {folder / 'runs'}, and only files in this folder are sent"
     )
-    assert caught.value.hint == f"cd {folder}, then the same with -- train.py"
+    assert caught.value.hint == f"cd {folder}, then run the same with -- train.py"
     with pytest.raises(UsageError, match=r"no module 'package\.none' below "):
         relative_words(("-m", "package.none"), folder, example=EXAMPLE)
 
@@ -195,11 +195,11 @@ def test_variables_lie_in_the_store_until_they_are_taken_back(folder: Path, tmp_
 
 VARIABLES = {
     "with a value": ("A=1", "--env takes the name of a variable, and its value from here; got 'A=1'", "--env HF_TOKEN"),
-    "not set": ("HF_TOKEN", "--env HF_TOKEN: there is no such variable here", "export HF_TOKEN=VALUE"),
-    "the machine's": ("PATH", "PATH is the machine's own; got --env PATH", "leave --env PATH out"),
+    "not set": ("HF_TOKEN", "--env HF_TOKEN: this variable is not set here", "export HF_TOKEN=VALUE"),
+    "the machine's": ("PATH", "PATH is set by the machine itself; got --env PATH", "leave --env PATH out"),
     "ours": (
         "ROOFLAUNCH_MODEL",
-        "ROOFLAUNCH_MODEL is the machine's own; got --env ROOFLAUNCH_MODEL",
+        "ROOFLAUNCH_MODEL is set by the machine itself; got --env ROOFLAUNCH_MODEL",
         "leave --env ROOFLAUNCH_MODEL out",
     ),
 }
@@ -222,19 +222,22 @@ DATA = {
 NO_DATA = {
     "none, but asked for": (
         (None, ("train.py", "{data}"), True),
-        "{data} in the script's arguments stands for its data, and there is no --data",
+        "{data} in the script's arguments stands for its data, but --data is missing",
     ),
     "a bucket that is copied nobody knows where": (
         ("gs://bucket/x", ("train.py",), True),
-        "nothing in the script's arguments says {data}, and where 'gs://bucket/x' is copied to is not known before",
+        (
+            "the script's arguments do not contain {data}, and the folder to which 'gs://bucket/x' is copied is "
+            "not known in advance"
+        ),
     ),
     "a folder of a new machine": (
         ("/data", ("train.py", "{data}"), True),
-        "a machine that is made for the launch has no folder '/data'",
+        "a new machine has no folder '/data'",
     ),
     "a path of here": (
         ("photos", ("train.py",), False),
-        "--data is gs://BUCKET/PREFIX or a whole path there; got 'photos'",
+        "--data must be gs://BUCKET/PREFIX or a full path there; got 'photos'",
     ),
     "no bucket's name": (
         ("gs://B", ("train.py", "{data}"), True),

@@ -80,9 +80,12 @@ HOSTILE = {
     "an absolute path": (archive(entry("/evil.py")), "'/evil.py' in the script's archive: an absolute path"),
     "a link": (
         archive(entry("link.py", b"", type=tarfile.SYMTYPE, linkname="/etc/passwd")),
-        r"'link\.py' in the script's archive: no regular file",
+        r"'link\.py' in the script's archive: not a regular file",
     ),
-    "a device": (archive(entry("null", b"", type=tarfile.CHRTYPE)), "'null' in the script's archive: no regular file"),
+    "a device": (
+        archive(entry("null", b"", type=tarfile.CHRTYPE)),
+        "'null' in the script's archive: not a regular file",
+    ),
     "the same file twice": (archive(entry("a.py"), entry("a.py")), "the script's archive cannot be unpacked: "),
     "no archive": (b"train", "the script's archive cannot be unpacked: "),
     "half an archive": (gzip.compress(b"train.py" * 90)[:40], "the script's archive cannot be unpacked: "),
@@ -146,7 +149,7 @@ def test_no_data_at_an_address(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     with pytest.raises(UsageError, match="no data at ") as caught:
         files.fetch_data(str(tmp_path / "data"), tmp_path / "here", is_over=lambda: False)
-    assert caught.value.hint == "--data gs://BUCKET/PREFIX, of objects that are there"
+    assert caught.value.hint == "--data gs://BUCKET/PREFIX, with objects that exist"
 
 
 def test_a_request_with_a_script_is_of_a_schema_that_older_agents_refuse() -> None:

@@ -135,7 +135,7 @@ def test_a_task_that_brings_nothing_again_and_again_is_given_up_with_its_reason(
         assert len(cloud.fake.all_vms) == 3
         assert cloud.fake.instances == []
         [why] = {failure.why for failure in outcome.places[0].failures}
-        assert why == "the VM is gone and left no result (3 machines in a row brought nothing)"
+        assert why == "the VM is gone and left no result (3 machines in a row had no result)"
 
 
 def test_one_failed_run_stops_no_other_and_is_listed_with_its_cure(clouds: Clouds) -> None:
@@ -146,7 +146,7 @@ def test_one_failed_run_stops_no_other_and_is_listed_with_its_cure(clouds: Cloud
         assert len(cloud.fake.all_vms) == 2
         text = outcome.text()
         assert "failed        resnet50 (block 1), resnet50 (block 2): failed\n" in text
-        assert "cure          log.txt in its bundle says more; the same command runs it again\n" in text
+        assert "cure          see log.txt in its bundle; the same command runs it again\n" in text
 
 
 @pytest.mark.night(part="places")
@@ -215,7 +215,7 @@ def test_who_leaves_finds_the_machines_at_the_next_start(clouds: Clouds, capsys:
         assert (outcome.exit_code, outcome.places[0].done) == (0, 4)
         check_whole(cloud, sweep)
         assert len(cloud.fake.all_vms) == 2
-        assert "still runs, from an earlier start: it is followed" in capsys.readouterr().err
+        assert "of an earlier start is still running: following it" in capsys.readouterr().err
 
 
 @pytest.mark.night(part="places")

@@ -51,4 +51,4 @@ def test_a_damaged_bundle_in_the_store_settles_no_run(
         assert lines == []
     else:
         [line] = lines
-        assert f"{stored} is damaged, and its run is done again: {said}" in line.text
+        assert f"{stored} is damaged, so its run is repeated: {said}" in line.text

@@ -83,5 +83,5 @@ def test_a_script_runs_in_a_container_where_its_place_asks_for_one(
     (tmp_path.parent / "train.py").touch()
     monkeypatch.chdir(tmp_path)
     other = _Seat(PlaceWork(plan_of(place, configurations, 1), known={}), tmp_path / "results")
-    with pytest.raises(UsageError, match="lies outside of this folder"):
+    with pytest.raises(UsageError, match="is outside of this folder"):
         other.plan_of(outside, Context())

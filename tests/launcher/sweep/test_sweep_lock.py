@@ -79,7 +79,7 @@ def test_a_killed_process_holds_nothing(tmp_path: Path) -> None:
     ("make", "reason"),
     [
         (Path.mkdir, "Is a directory"),
-        (os.mkfifo, "it is no file"),
+        (os.mkfifo, "it is not a file"),
         (lambda path: path.symlink_to(path), "Too many"),
     ],
     ids=["a folder", "a pipe", "a link to itself"],

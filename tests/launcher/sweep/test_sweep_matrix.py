@@ -178,19 +178,19 @@ WRONG = [
     ("on = 3" + AXES, "on must be a list of tables; got '3'", "[[on]]"),
     ("repeats = 0" + AXES + HERE, "repeats must be a positive integer; got '0'", "repeats = 3"),
     ("repeats = [3]" + AXES + HERE, "repeats must be one value; got '[3]'", "repeats = 3"),
-    ("[defaults]\nrepeats = 3" + AXES, "[defaults] repeats: a repeat is a block of the whole matrix",
+    ("[defaults]\nrepeats = 3" + AXES, "[defaults] repeats: repeats belong to the whole matrix, each one is a block",
      "repeats = 3 at the top of the file"),
-    ("[matrix]\nrepeats = [3]" + HERE, "[matrix] repeats: a repeat is a block of the whole matrix",
+    ("[matrix]\nrepeats = [3]" + HERE, "[matrix] repeats: repeats belong to the whole matrix, each one is a block",
      "repeats = 3 at the top of the file"),
     ("seed = 'a'" + AXES + HERE, "seed must be an integer; got 'a'", "seed = 0"),
     ("name = 'a b'" + AXES + HERE, "name must be up to 63 letters, digits, '.', '_' or '-'; got 'a b'",
      'name = "night-1"'),
-    (AXES, "no place: where should it run?", '[[on]] with backend = "local", or "gcp" and gpu'),
+    (AXES, "no place to run", '[[on]] with backend = "local", or "gcp" and gpu'),
     (AXES + "[[on]]\ndevice = 'cpu'", "[[on]] 1 has no backend", f"backend is one of local, {', '.join(BACKENDS)}"),
     (AXES + "[[on]]\nbackend = 'gpc'", "[[on]] 1 has the unknown backend 'gpc'", "did you mean gcp?"),
     (AXES + "[[on]]\nbackend = 'gcp'", "[[on]] 1: Missing option gpu", "launch gcp --help"),
     (AXES + HERE + HERE, "two places are named 'local'", 'name = "local-2" in one of the [[on]]'),
-    (AXES + HERE + "machines = 2", "[[on]] 1: local is one machine; got machines = 2",
+    (AXES + HERE + "machines = 2", "[[on]] 1: local is a single machine; got machines = 2",
      "an [[on]] for each machine"),
     (AXES + GCP + "machines = 0", "[[on]] 1: machines must be a positive integer; got '0'",
      "machines = 3, or leave it out"),
@@ -206,18 +206,19 @@ WRONG = [
      'max_run_time = "60m"'),
     (AXES + HERE + "cpus = 0", "[[on]] 1: cpus must be a positive number; got '0'", "cpus = 1.5"),
     (AXES + HERE + 'runtime = "process"\nimage = "mine"',
-     "[[on]] 1: runtime process has no use for image: these are for a container",
+     "[[on]] 1: image cannot be used with runtime process: only containers have them",
      'runtime = "docker", or leave them out'),
     (AXES + HERE + "batch_size = 8", "[[on]] local sets batch_size, which [matrix] varies",
-     '[[exclude]] with on = "local" and the values of batch_size that it should not have'),
+     '[[exclude]] with on = "local" and the values of batch_size to leave out'),
     (AXES + "[[exclude]]\non = 'locl'\nmodel = 'vgg11'" + HERE, "[[exclude]] 1: no place is named 'locl'",
      "did you mean local?"),
     (AXES + "[[exclude]]\non = 'local'" + HERE, "[[exclude]] 1 names no option of [matrix]", "model = …"),
     (AXES + "[[exclude]]\nbatch_size = [32, 64]" + HERE,
-     "[[on]] local has nothing to do: every combination is excluded", "fewer [[exclude]]"),
+     "[[on]] local has nothing to do, because every combination is excluded", "fewer [[exclude]]"),
     ("[matrix]\nprecision = ['fp32', 'tf32']" + HERE + "device = 'cpu'",
      TF32_ON_CPU,
-     '[[exclude]] with on = "local-cpu" and what cannot be there, or --precision fp32, or --precision bf16'),
+     ('[[exclude]] with on = "local-cpu" and the values that are impossible there, or --precision fp32, or '
+         "--precision bf16")),
 ]  # fmt: skip
 
 
@@ -248,7 +249,7 @@ def test_many_runs_are_asked_about_before_anything_is_combined() -> None:
         "night.toml: 1,000,000,000 combinations, 3 repeats and 1 place are 3,000,000,000 runs before [[exclude]], "
         "more than 10,000"
     )
-    assert refused.value.hint == "fewer values, or --yes if they are meant"
+    assert refused.value.hint == "fewer values, or --yes to run them all"
     meant = f"repeats = 3\n[matrix]\nbatch_size = {sizes}\nwarmup = {sizes[:4]}\n" + HERE
     assert read(meant, many=True).runs == 12_000
 

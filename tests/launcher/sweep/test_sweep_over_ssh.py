@@ -71,7 +71,7 @@ def test_a_killed_launcher_finds_its_job_again_and_nothing_is_measured_twice(
     assert second.returncode == 0, err
     [place] = json.loads(out)["places"]
     assert (place["done"], place["runs"]) == (4, 4)
-    assert "still runs, from an earlier start: it is followed" in err
+    assert "of an earlier start is still running: following it" in err
     # One job did all of it, in the store and at home once each.
     assert len(list((machine.home / ".rooflaunch/launches").iterdir())) == 1
     measured = Counter(one.run_key for one in sealed_in(tmp_path / "results"))

@@ -74,14 +74,15 @@ def test_a_plan_before_anything_ran(tmp_path: Path) -> None:
 
 PLANNED = """\
 sweep       night: 3 configurations, 2 blocks, 2 places: 12 runs, 0 done
-order       of its own in every block, the same at every place (seed 0)
+order       random in each pair of blocks, the same at every place (seed 0)
 local-cpu   6 runs, 0 done, 6 to do on this machine; time unknown (none was measured before)
 t4          6 runs, 0 done, 6 to do on 2 machines of gcp; expected 10 min (the time of all of them
             is assumed); expected 0.20 USD, at most 1.22 USD
-all         time unknown, places side by side; expected 0.20 USD, at most 1.22 USD
-note        nobody was asked: what lies in the store of t4 and not here yet is done too; a start
-            looks there first
-note        local-cpu: a machine runs several blocks, so how much hosts differ stays unknown
+all         time unknown, with all places at the same time; expected 0.20 USD, at most 1.22 USD
+note        no store was checked: runs in the store of t4 may be done already; a start checks this
+            first
+note        local-cpu: one machine runs several blocks, so the difference between hosts stays
+            unknown
 bundles     /results/\
 """
 
@@ -124,7 +125,7 @@ def test_a_damaged_bundle_is_run_again(name: str, content: bytes | None, damage:
     assert (run_id, why.startswith(damage)) == (folder.name, True)
     assert second.to_json()["damaged"] == {run_id: why}
     told = (
-        f"damaged     1 bundle whose runs are done again; a start moves the damaged files to {tmp_path}/.damaged/: "
+        f"damaged     1 bundle to be repeated; a start moves the damaged files to {tmp_path}/.damaged/: "
         f"{run_id} ({why})"
     )
     assert told in second.text(10_000).splitlines()
@@ -189,7 +190,7 @@ def test_a_matrix_that_changed_says_what_has_no_run_and_what_stays(tmp_path: Pat
     assert sum(after.others.values()) == 1
     text = after.text()
     assert "no run yet  resnet18, batch_size 128 at local-cpu\n" in text
-    assert "stays       1 run of 'night' that this matrix does not ask for" in text
+    assert "stays       1 run of 'night' that do not belong to this matrix any more" in text
 
 
 def test_blocks_that_until_has_added_stay_and_count(tmp_path: Path) -> None:
@@ -199,7 +200,7 @@ def test_blocks_that_until_has_added_stay_and_count(tmp_path: Path) -> None:
         seal(tmp_path, first, number, 0, 0, run_key=run.run_key)
     again = plan(TWO_PLACES, tmp_path)
     assert again.others == {}
-    assert again.notes[-2] == "6 runs of further blocks are there, as --until adds them; they stay"
+    assert again.notes[-2] == "6 runs of additional blocks from --until exist; they are kept"
     until = plan(TWO_PLACES, tmp_path, as_many_blocks=True)
     assert ([len(place.plan.runs) for place in until.places], len(until.places[0].plan.done)) == ([12, 6], 6)
 
@@ -232,7 +233,10 @@ TF32 = TWO_PLACES.replace("batch_size = [16, 32, 64]", 'precision = ["fp32", "tf
         (
             TF32,
             'night.toml: at [[on]] t4, with model = "resnet18", precision = "tf32": precision tf32 needs compute capa',
-            '[[exclude]] with on = "t4" and what cannot be there, or --precision fp32, or --precision amp',
+            (
+                '[[exclude]] with on = "t4" and the values that are impossible there, or --precision fp32, or '
+                "--precision amp"
+            ),
         ),
         (
             TWO_PLACES.replace('gpu = "t4"', 'gpu = "t5"'),
@@ -241,12 +245,18 @@ TF32 = TWO_PLACES.replace("batch_size = [16, 32, 64]", 'precision = ["fp32", "tf
         ),
         (
             TWO_PLACES + "rerun_preempted = 2",
-            "night.toml: [[on]] t4: --rerun-preempted is a count for spot VMs, which alone are preempted; got '2'",
+            (
+                "night.toml: [[on]] t4: --rerun-preempted is only for spot VMs, because only these are "
+                "preempted; got '2'"
+            ),
             "--spot --rerun-preempted 2",
         ),
         (
             TWO_PLACES + '[[on]]\nbackend = "ssh"\nhost = "box"\npython = "/p"\nimage = "x"\n',
-            "night.toml: [[on]] ssh-box: --python is for a process, and a container was asked for; got --python /p",
+            (
+                "night.toml: [[on]] ssh-box: --python is only for a process, but a container was requested; got "
+                "--python /p"
+            ),
             "--runtime process, or leave --python out",
         ),
     ],
@@ -263,8 +273,8 @@ def test_runs_that_do_not_fit_into_the_limit_are_told(tmp_path: Path) -> None:
     long = TWO_PLACES.replace("repeats = 2", "repeats = 30") + 'machines = 1\nmax_run_time = "30m"\n'
     t4 = plan(long, tmp_path).places[1]
     assert t4.notes[0] == (
-        "the runs of a machine may not fit into its limit of 30 min: a longer max_run_time, or more machines; what is "
-        "left is done by the next start"
+        "the runs of a machine may not fit into its limit of 30 min: a longer max_run_time, or more "
+        "machines; the next start runs what is left"
     )
     assert t4.seconds == 1800
 

@@ -124,7 +124,7 @@ def test_after_its_time_nothing_new_is_started() -> None:
     control = Control(until_s=60, monotonic=lambda: now[0])
     assert control.why_not == ""
     now[0] = 60.0
-    assert control.why_not == "the time of --max-time is over"
+    assert control.why_not == "the time of --max-time has passed"
 
 
 @pytest.mark.world

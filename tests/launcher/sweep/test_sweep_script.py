@@ -124,19 +124,20 @@ WRONG = [
     (SCRIPT + "[matrix]\nargs.lr = [1, 1]\n" + HERE, "[matrix] args.lr has 1 twice", "leave one of them out"),
     ('[script]\ncommand = ["train.py", "lr={lr}"]\n[matrix]\nargs.l = [1]\n' + HERE,
      "[script] command has {lr}, and [matrix] has no args.lr",
-     "args.lr = [0.1, 0.01], or {{lr}} where these letters are meant"),
+     "args.lr = [0.1, 0.01], or {{lr}} for the letters themselves"),
     (SCRIPT + "[matrix]\nmodel = ['resnet50']\n" + HERE,
-     "[matrix] model is for our own trainer: the script decides its model",
+     "[matrix] model is only for our own trainer: the script decides its model",
      "args.model for an argument of the script, or leave model out"),
     (SCRIPT + "[defaults]\ndataset = 'cifar10'\n" + AXES + HERE,
-     "[defaults] dataset is for our own trainer: the script reads its own data; --data says where they lie",
+     ("[defaults] dataset is only for our own trainer: the script reads its own data; --data gives their "
+         "place"),
      "args.dataset for an argument of the script, or leave dataset out"),
     (SCRIPT + AXES + HERE + "precision = 'bf16'\n",
-     "[[on]] local-cpu precision is for our own trainer: the script decides its precision",
+     "[[on]] local-cpu precision is only for our own trainer: the script decides its precision",
      "args.precision for an argument of the script, or leave precision out"),
     (SCRIPT + AXES + "[[exclude]]\nargs.rl = 1\n" + HERE,
      "[[exclude]] 1: unknown key 'args.rl', which is not an option of [matrix], nor on", "did you mean args.lr?"),
-    (AXES + HERE, "[matrix] args: arguments are those of a script, and there is no [script]",
+    (AXES + HERE, "[matrix] args: arguments are for a script, but there is no [script]",
      '[script] with command = ["train.py"]'),
     ("[matrix]\nmodel = ['resnet18']\n" + HERE + "data = '/x'\n",
      "[[on]] 1: unknown key 'data', which is not an option of local", "did you mean dataset?"),
@@ -237,36 +238,36 @@ def test_the_plan_says_what_travels_and_shows_no_secret() -> None:
         pytest.param(
             TWO.replace("train.py", "trian.py") + HERE,
             "[[on]] local-cpu: no script 'trian.py'",
-            "a path from here, {folder}, or -m PACKAGE; launch sweep matrix.toml, from the folder of its script",
+            "a path relative to {folder}, or -m PACKAGE; launch sweep matrix.toml, from the folder of its script",
             id="no script",
         ),
         pytest.param(
             TWO.replace('"train.py"', '"-m", "nope"') + HERE + 'runtime = "process"\n',
             f"[[on]] local-cpu: no module 'nope' for this Python, {sys.executable}, or in {{folder}}",
-            f"cd to the folder that it is in, or {shlex.join([sys.executable, '-m', 'pip', 'list'])}",
+            f"cd to its folder, or {shlex.join([sys.executable, '-m', 'pip', 'list'])}",
             id="no module",
         ),
         pytest.param(
             '[script]\ncommand = ["{which}"]\n[matrix]\nargs.which = ["train.py", "gone.py"]\n' + THERE,
             "[[on]] t4: no script 'gone.py'",
-            "a path from here, {folder}, or -m PACKAGE; launch sweep matrix.toml, from the folder of its script",
+            "a path relative to {folder}, or -m PACKAGE; launch sweep matrix.toml, from the folder of its script",
             id="one of two scripts",
         ),
         pytest.param(
             TWO.replace('"1"', '"{data}"') + HERE,
-            "[[on]] local-cpu: {{data}} in the script's arguments stands for its data, and there is no --data",
+            "[[on]] local-cpu: {{data}} in the script's arguments stands for its data, but --data is missing",
             "--data PATH",
             id="data that nobody named",
         ),
         pytest.param(
             TWO.replace('"1"', '"{data}"') + THERE + 'data = "/far"\n',
-            "[[on]] t4: a machine that is made for the launch has no folder '/far'",
+            "[[on]] t4: a new machine has no folder '/far'",
             "--data gs://BUCKET/PREFIX",
             id="a folder of a machine that is not there yet",
         ),
         pytest.param(
             TWO + HERE + 'env = ["NO_SUCH"]\n',
-            "[[on]] local-cpu: --env NO_SUCH: there is no such variable here",
+            "[[on]] local-cpu: --env NO_SUCH: this variable is not set here",
             "export NO_SUCH=VALUE",
             id="no variable",
         ),
@@ -326,7 +327,7 @@ def test_here_with_a_profile_and_started_again(folder: Path) -> None:
         assert record.job is not None
         assert (record.job.name, record.run_key) == ("own", one.run_key)
     code, out, _ = swept(folder, profiled)
-    assert (code, out.splitlines()[0]) == (0, "  local-cpu     2 of 2 runs have an answer, 0 of them now")
+    assert (code, out.splitlines()[0]) == (0, "  local-cpu     2 of 2 runs have a result, 0 of them now")
 
 
 @pytest.mark.world
@@ -337,7 +338,7 @@ def test_a_script_that_fails_is_a_failed_run_with_its_words(folder: Path) -> Non
     )
     code, out, _ = swept(folder, RUNS.replace("repeats = 2", "repeats = 1") + HERE)
     assert code == 6
-    assert "  local-cpu     1 of 2 runs have an answer" in out
+    assert "  local-cpu     1 of 2 runs have a result" in out
     assert "  failed        lr 0.2 (block 1): train.py failed with ValueError before its training step was known" in out
     assert lines_of(folder) == TWICE[:1]
 

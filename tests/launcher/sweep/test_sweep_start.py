@@ -43,19 +43,19 @@ def test_when_to_stop(words: tuple[str | None, str | None, str | None, int | Non
     assert start.until_of(*words) == expected
 
 
-BOTH = "--until-ratio is of differences from --baseline: both or none"
+BOTH = "--until-ratio and --baseline need each other"
 BOTH_HINT = "--until-ratio 2% --baseline precision=fp32"
 
 
 @pytest.mark.parametrize(
     ("words", "message", "hint"),
     [
-        (("1%", "2%", "a=b", None), "--until and --until-ratio are two rules to stop by", "one of the two"),
+        (("1%", "2%", "a=b", None), "--until and --until-ratio cannot be combined", "one of the two"),
         ((None, "2%", None, None), BOTH, BOTH_HINT),
         (("1%", None, "precision=fp32", None), BOTH, BOTH_HINT),
         (
             (None, None, None, 5),
-            "--max-repeats is how many blocks --until may add; got 5 without it",
+            "--max-repeats limits the blocks that --until adds; got 5 without it",
             "repeats = 5 in the matrix, or --until 1%",
         ),
         (("2", None, None, None), "--until must be a share such as 1%; got '2'", "--until 1%"),

@@ -23,7 +23,7 @@ FIGURES = (100.0, 103.0, 98.0, 102.0, 99.0, 101.5, 98.5, 101.0, 99.5, 102.5, 97.
             None,
             False,
             8,
-            "a is the widest after 0 blocks: the first look is at 8 blocks; next look after 8 more",
+            "a is the widest after 0 blocks: the first check is at 8 blocks; next check after 8 more",
             id="nothing yet",
         ),
         pytest.param(
@@ -32,7 +32,8 @@ FIGURES = (100.0, 103.0, 98.0, 102.0, 99.0, 101.5, 98.5, 101.0, 99.5, 102.5, 97.
             None,
             False,
             3,
-            "a is the widest after 10 blocks: +-1.4 %; next look after 3 more, about 12 until all are narrow enough",
+            "a is the widest after 10 blocks: +-1.4 %; next check after 3 more, about 12 in all until every "
+            "interval is narrow enough",
             id="go on",
         ),
         pytest.param(
@@ -50,7 +51,8 @@ FIGURES = (100.0, 103.0, 98.0, 102.0, 99.0, 101.5, 98.5, 101.0, 99.5, 102.5, 97.
             None,
             False,
             1,
-            "a is the widest after 9 blocks: +-1.5 %; next look after 1 more, about 1 until all are narrow enough",
+            "a is the widest after 9 blocks: +-1.5 %; next check after 1 more, about 1 in all until every "
+            "interval is narrow enough",
             id="narrow, but between two looks",
         ),
         pytest.param(
@@ -68,7 +70,7 @@ FIGURES = (100.0, 103.0, 98.0, 102.0, 99.0, 101.5, 98.5, 101.0, 99.5, 102.5, 97.
             9,
             True,
             0,
-            "not within +-1 % after 9 blocks, the most that were allowed: a, +-1.5 %",
+            "not within +-1 % after 9 blocks, the limit: a, +-1.5 %",
             id="never narrow",
         ),
         pytest.param(
@@ -77,7 +79,7 @@ FIGURES = (100.0, 103.0, 98.0, 102.0, 99.0, 101.5, 98.5, 101.0, 99.5, 102.5, 97.
             3,
             False,
             1,
-            "a is the widest after 2 blocks: the first look is at 8 blocks; next look after 1 more",
+            "a is the widest after 2 blocks: the first check is at 8 blocks; next check after 1 more",
             id="fewer are allowed than a look takes",
         ),
         pytest.param(
@@ -86,7 +88,7 @@ FIGURES = (100.0, 103.0, 98.0, 102.0, 99.0, 101.5, 98.5, 101.0, 99.5, 102.5, 97.
             3,
             True,
             0,
-            "not within +-1 % after 3 blocks, the most that were allowed: a, the first look is at 8 blocks",
+            "not within +-1 % after 3 blocks, the limit: a, the first check is at 8 blocks",
             id="fewer were allowed",
         ),
     ],
@@ -113,7 +115,7 @@ def test_no_interval_was_asked_for() -> None:
     decision = decision_of({}, target=0.01)
 
     assert (decision.is_done, decision.is_narrow, decision.add) == (True, False, 0)
-    assert decision.reason == "nothing to be sure of: no interval was asked for"
+    assert decision.reason == "no interval to check"
 
 
 def naive(figures: list[float], *, target: float) -> tuple[float, float]:

@@ -102,7 +102,7 @@ def test_checksum_continues(first: bytes, second: bytes) -> None:
         (lambda d: (d / "steps.csv").write_text("x"), "steps.csv has 1 bytes, the manifest says 22"),
         (lambda d: (d / "steps.csv").write_text("step,loss\n0,6.9\n1,6.7\n"), "steps.csv was changed after the run"),
         (lambda d: (d / "MANIFEST.json").write_text("{"), "MANIFEST.json is not readable JSON"),
-        (lambda d: (d / "MANIFEST.json").write_text("[]"), "MANIFEST.json is no JSON object"),
+        (lambda d: (d / "MANIFEST.json").write_text("[]"), "MANIFEST.json is not a JSON object"),
         (lambda d: (d / "MANIFEST.json").write_bytes(b"\xff"), "MANIFEST.json is not readable JSON"),
         (lambda d: (d / "MANIFEST.json").write_text("[" * 100_000), "MANIFEST.json is not readable JSON"),
         (lambda d: (d / "MANIFEST.json").write_text('{"schema_version": 1}'), "does not list its files"),
@@ -130,10 +130,10 @@ def test_manifest_cannot_name_files_outside(sealed: Path, name: str) -> None:
     ("version", "message"),
     [
         (3, "has bundle schema 3; this version reads up to schema 2"),
-        (0, "is no rooflaunch bundle: schema_version is 0"),
-        ("1", "is no rooflaunch bundle: schema_version is '1'"),
-        (True, "is no rooflaunch bundle: schema_version is True"),
-        (None, "is no rooflaunch bundle: schema_version is None"),
+        (0, "is not a rooflaunch bundle: schema_version is 0"),
+        ("1", "is not a rooflaunch bundle: schema_version is '1'"),
+        (True, "is not a rooflaunch bundle: schema_version is True"),
+        (None, "is not a rooflaunch bundle: schema_version is None"),
     ],
 )
 def test_other_schemas_are_refused_by_name(sealed: Path, version: object, message: str) -> None:
@@ -147,7 +147,7 @@ def test_no_manifest_is_incomplete_and_anything_else_foreign(sealed: Path, tmp_p
     with pytest.raises(BundleError, match=r"incomplete: no MANIFEST.json, .* its steps so far are in steps.csv"):
         bundle.read(sealed)
     for foreign in (tmp_path, tmp_path / "absent", sealed / "steps.csv"):
-        with pytest.raises(BundleError, match="no rooflaunch bundle: neither"):
+        with pytest.raises(BundleError, match="not a rooflaunch bundle: it has neither"):
             bundle.read(foreign)
 
 
@@ -165,7 +165,10 @@ def test_output_that_cannot_be_written(make: Callable[[Path], object], tmp_path:
     with pytest.raises(UsageError) as caught:
         make(folder)
     assert str(caught.value) == f"output folder '{folder}' cannot be written: Not a directory"
-    assert caught.value.hint == "-o FOLDER, one that you may write; in a container: docker run --user $(id -u):$(id -g)"
+    assert (
+        caught.value.hint
+        == "-o FOLDER, with a folder that you may write; in a container: docker run --user $(id -u):$(id -g)"
+    )
 
 
 def test_output_may_be_there_a_bundle_may_not(tmp_path: Path) -> None:
@@ -203,7 +206,7 @@ def test_complete_bundle_is_not_closed_again(sealed: Path) -> None:
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        (None, "is no rooflaunch bundle: neither MANIFEST.json nor run.json"),
+        (None, "is not a rooflaunch bundle: it has neither MANIFEST.json nor run.json"),
         ("{", "is damaged: run.json is not readable JSON"),
         ('{"schema_version": 3}', "has bundle schema 3; this version reads up to schema 2"),
         ('{"schema_version": 2, "run_id": "run-1"}', "cannot be used: run.json has no usable status"),

@@ -12,8 +12,8 @@ from workload.contract.errors import ExitCode
 
 ROOT = Path(__file__).parents[3]
 LOST = (
-    "error: standard output cannot be written: No space left on device\n"
-    "hint: the work itself is done; have its result printed again, to another place\n"
+    "error: standard output cannot be written: No space left on device\nhint: the work itself is done; "
+    "print its result again, to another file\n"
 )
 
 
@@ -110,7 +110,7 @@ def test_every_door_says_that_its_result_is_lost(words: list[str], tmp_path: Pat
 @pytest.mark.world
 def test_closed_streams_are_not_given_to_the_next_file(tmp_path: Path) -> None:
     code = (
-        "from workload.contract import door\n"
+        "from workload.contract import entry\n"
         "def work():\n"
         "    with open('file', 'w') as text: text.write(str(text.fileno()))\n"
         "    print('dropped'); return 3\n"

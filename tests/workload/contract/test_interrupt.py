@@ -30,7 +30,7 @@ def test_a_signal_ends_the_work(number: signal.Signals, message: str) -> None:
     before = [signal.getsignal(each) for each in interrupt.SIGNALS]
     with pytest.raises(InterruptedRunError) as caught, stoppable():
         signal.raise_signal(number)
-    assert caught.value.report() == f"error: {message}\nhint: run again; a bundle that was open keeps its steps"
+    assert caught.value.report() == f"error: {message}\nhint: run again; the unfinished bundle keeps its steps"
     assert [signal.getsignal(each) for each in interrupt.SIGNALS] == before
 
 
@@ -244,4 +244,4 @@ def test_a_child_ends_in_order_when_its_parent_is_killed(tmp_path: Path) -> None
     deadline_s = time.monotonic() + 60
     while time.monotonic() < deadline_s and not ((tmp_path / "said").exists() and (tmp_path / "said").read_text()):
         time.sleep(0.05)
-    assert (tmp_path / "said").read_text() == "interrupted: the process that started this run is gone"
+    assert (tmp_path / "said").read_text() == "interrupted: the process that started this run has ended"

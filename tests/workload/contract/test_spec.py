@@ -125,10 +125,10 @@ def test_text_becomes_a_value(name: str, text: str, value: object) -> None:
         ),
         ({"download": True}, "only cifar10 and imagenette can be downloaded; the data set is 'synthetic'"),
         ({"subset": "5"}, "synthetic data has no subset; got --subset 5"),
-        ({"profile_throughput": True}, "--profile-throughput adds to a profile by ncu; got --profile none"),
+        ({"profile_throughput": True}, "--profile-throughput needs --profile ncu; got --profile none"),
         (
             {"profile_step_bytes": True, "profile": "torch"},
-            "--profile-step-bytes adds to a profile by ncu; got --profile torch",
+            "--profile-step-bytes needs --profile ncu; got --profile torch",
         ),
     ],
 )
@@ -244,7 +244,7 @@ def test_every_option_survives_the_command_line(left_out: str) -> None:
 
 
 def test_fresh_ceilings_need_ceilings() -> None:
-    with pytest.raises(UsageError, match="--fresh-ceilings measures what --no-ceilings leaves out") as caught:
+    with pytest.raises(UsageError, match="--fresh-ceilings and --no-ceilings contradict each other") as caught:
         resolve({"ceilings": False, "fresh_ceilings": True}, {}, None)
     assert caught.value.hint == "leave one of the two out"
 
@@ -261,7 +261,7 @@ def test_context_survives_and_foreign_text_is_refused() -> None:
     assert Context.from_argument(context.to_argument()) == context
     assert Context().to_argument() == "{}"
     for text in ("", "[]", "3", '{"unknown": 1}'):
-        with pytest.raises(UsageError, match="--context is written by a launcher"):
+        with pytest.raises(UsageError, match="--context is only for launchers"):
             Context.from_argument(text)
 
 

@@ -68,10 +68,10 @@ AT = "11 % of the measured compute ceiling,"
     ("facts", "why"),
     [
         ({"data_wait_fraction": 0.93}, "93 % of the wall time is spent waiting for data"),
-        ({"device_busy_share": 0.07}, "kernels run in 7 % of the step, and nothing in the rest"),
+        ({"device_busy_share": 0.07}, "kernels run in 7 % of the step, and the device is idle in the rest"),
         (
             {"device_busy_share": 0.07, "running": "operators"},
-            "operators run in 7 % of the step, and nothing in the rest",
+            "operators run in 7 % of the step, and the device is idle in the rest",
         ),
         ({"flop": 52}, "52 % of the measured compute ceiling, 10 % to 20 % of the bandwidth (modelled)"),
         ({"flop": 52, "bytes_high": 1}, "52 % of the measured compute ceiling, 10 % of the bandwidth"),
@@ -91,8 +91,8 @@ AT = "11 % of the measured compute ceiling,"
         (
             {"bytes_low": 20, "bytes_high": 60},
             (
-                f"{AT} an unknown share of the bandwidth (modelled): caches hold the tensors, so the model"
-                " tells no traffic of the memory"
+                f"{AT} an unknown share of the bandwidth (modelled): the caches hold the tensors, so the "
+                "traffic to memory is unknown"
             ),
         ),
         (
@@ -109,8 +109,9 @@ AT = "11 % of the measured compute ceiling,"
         (
             {"bytes_low": 11, "bytes_high": 11},
             (
-                "110 % of the bandwidth was counted, which cannot be: the roof is too low, or kernels profiled one by"
-                " one, each with a cold cache, moved more than the run does"
+                "110 % of the bandwidth was counted, which is impossible: the roof is too low, or the "
+                "kernels moved more bytes in the profile, where each starts with a cold cache, than in the "
+                "run"
             ),
         ),
         ({"flop": None}, "FLOP, bytes or roofs of the step are unknown"),
@@ -171,7 +172,7 @@ BUSY_WHY = "the machine was busy: the samples got 0.5 of 2 CPUs, at the last of 
 
 
 IMPOSSIBLE = (
-    "which cannot be: the ceiling is too low, the precision is another one, or the kernels execute fewer FLOP than the"
+    "which is impossible: the ceiling is too low, the precision is wrong, or the kernels execute fewer FLOP than the"
     " model has (Winograd)"
 )
 
@@ -272,7 +273,7 @@ def test_runs_of_older_versions_that_say_busy_are_read() -> None:
     old = read(RECORD | {"bound": {"bound": "busy", "why": "the run got 0.9 of 2 CPUs"}}).bound
     assert old is not None
     assert (old.bound, old.busy) == (None, "the run got 0.9 of 2 CPUs")
-    assert old.why == "the version that wrote this run.json did not say what limits a run on a busy machine"
+    assert old.why == "the version that wrote this run.json did not decide what limits a run on a busy machine"
     other = read(RECORD | {"bound": {"bound": "compute", "why": "because"}}).bound
     assert other == Verdict(bound="compute", why="because")
 
@@ -361,7 +362,7 @@ def test_a_trace_from_elsewhere_is_judged_by_its_step() -> None:
     found = from_record(on_a_t4(profile=trace, complexity=work, **untimed))
     assert found is not None
     assert (found.bound, found.flop_per_s) == (Bound.OVERHEAD, pytest.approx(1.85e12, rel=0.01))
-    assert found.why == "kernels run in 7 % of the step, and nothing in the rest"
+    assert found.why == "kernels run in 7 % of the step, and the device is idle in the rest"
     # Without the time of a step there are kernels alone, and with too much unattributed no share of a roof.
     alone = from_record(on_a_t4(profile=trace | {"wall_s_per_step": None}, complexity=work, **untimed))
     assert alone is not None

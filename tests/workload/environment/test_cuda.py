@@ -49,15 +49,15 @@ def machine(root: Path, *, loaded: str = "", windows: str | None = None, hidden:
         (
             "13.2",
             {"loaded": PROPRIETARY},
-            "torch 2.15.0 for CUDA 13.2 needs NVIDIA driver 580 or newer, and this is 550.90.07",
-            "upgrade the driver, or install a torch built for an older CUDA; --cpu computes without it",
+            "torch 2.15.0 for CUDA 13.2 needs NVIDIA driver 580 or newer, but this machine has 550.90.07",
+            "upgrade the driver, or install a torch built for an older CUDA; --cpu runs without a GPU",
             True,
         ),
         (
             "13.2",
             {"windows": "552.22"},
-            "torch 2.15.0 for CUDA 13.2 needs NVIDIA driver 580 or newer, and this is 552.22",
-            "upgrade the driver, or install a torch built for an older CUDA; --cpu computes without it",
+            "torch 2.15.0 for CUDA 13.2 needs NVIDIA driver 580 or newer, but this machine has 552.22",
+            "upgrade the driver, or install a torch built for an older CUDA; --cpu runs without a GPU",
             True,
         ),
         (
@@ -65,8 +65,8 @@ def machine(root: Path, *, loaded: str = "", windows: str | None = None, hidden:
             {"windows": ""},
             "torch 2.15.0 finds no NVIDIA driver",
             (
-                "install NVIDIA's driver on Windows, not inside WSL, where there is a GPU (`nvidia-smi` shows it); "
-                "--cpu computes without it"
+                "install NVIDIA's driver on Windows, not inside WSL, if there is a GPU (`nvidia-smi` shows "
+                "it); --cpu runs without a GPU"
             ),
             True,
         ),
@@ -74,14 +74,14 @@ def machine(root: Path, *, loaded: str = "", windows: str | None = None, hidden:
             "13.2",
             {},
             "torch 2.15.0 finds no NVIDIA driver",
-            "install NVIDIA's driver here, where there is a GPU (`nvidia-smi` shows it); --cpu computes without it",
+            ("install NVIDIA's driver here, if there is a GPU (`nvidia-smi` shows it); --cpu runs without a GPU"),
             False,
         ),
         (
             None,
             {"loaded": OPEN},
-            "torch 2.15.0 is a build without CUDA, and NVIDIA driver 580.65.06 is loaded",
-            "install a torch built for CUDA; --cpu computes without it",
+            "torch 2.15.0 is a build without CUDA, although NVIDIA driver 580.65.06 is loaded",
+            "install a torch built for CUDA; --cpu runs without a GPU",
             True,
         ),
         (
@@ -94,8 +94,8 @@ def machine(root: Path, *, loaded: str = "", windows: str | None = None, hidden:
         (
             "12.6",
             {"loaded": PROPRIETARY},
-            "torch 2.15.0 for CUDA 12.6 sees no GPU, though NVIDIA driver 550.90.07 is loaded",
-            "`nvidia-smi` shows what the driver sees; in a container: --gpus all; --cpu computes without it",
+            "torch 2.15.0 for CUDA 12.6 sees no GPU, although NVIDIA driver 550.90.07 is loaded",
+            ("`nvidia-smi` shows the GPUs of the driver; in a container use --gpus all; --cpu runs without a GPU"),
             True,
         ),
     ],

@@ -43,7 +43,7 @@ def test_sound_cpu_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_newest_instructions_that_work_are_kept(monkeypatch: pytest.MonkeyPatch, usable: str) -> None:
     cpu_that_faults_above(monkeypatch, usable)
     note = instructions.hold_back(torch.bfloat16)
-    assert note == f"this CPU faults on instructions that it reports: ONEDNN_MAX_CPU_ISA={usable} was set"
+    assert note == f"programs crash on instructions that this CPU reports: ONEDNN_MAX_CPU_ISA={usable} was set"
     assert os.environ[instructions.ISA_VARIABLE] == usable
     monkeypatch.delenv(instructions.ISA_VARIABLE)
 
@@ -53,7 +53,7 @@ def test_nothing_helps(monkeypatch: pytest.MonkeyPatch, users_own: str | None) -
     cpu_that_faults_above(monkeypatch, "SSE41")
     if users_own:
         monkeypatch.setenv(instructions.ISA_VARIABLE, users_own)
-    with pytest.raises(UsageError, match=r"torch's kernels for torch.bfloat16 fault on this CPU \(SIGILL\)"):
+    with pytest.raises(UsageError, match=r"torch's kernels for torch.bfloat16 crash on this CPU \(SIGILL\)"):
         instructions.hold_back(torch.bfloat16)
     assert os.environ.get(instructions.ISA_VARIABLE) == users_own
 
@@ -93,7 +93,7 @@ def test_ceilings_beside_a_script_hold_back_instructions_of_a_cpu(
 
     def hold_back(dtype: object) -> None:
         tried.append(str(dtype))
-        raise UsageError("torch's kernels fault on this CPU", hint="--precision fp32")
+        raise UsageError("torch's kernels crash on this CPU", hint="--precision fp32")
 
     measured = SimpleNamespace(to_json=lambda: {"device": device})
     monkeypatch.setattr(instructions, "hold_back", hold_back)

@@ -13,7 +13,10 @@ NO_MEMORY = (
 )
 NO_THREADS = (
     RunFailedError,
-    "the trainer could not start another thread or process before its first step: a limit of this machine is reached",
+    (
+        "the trainer could not start another thread or process before its first step: a limit of this machine "
+        "was reached"
+    ),
     "raise the limit (`ulimit -u`, or pids.max of the control group), or fewer --workers",
 )
 

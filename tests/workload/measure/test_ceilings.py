@@ -325,9 +325,9 @@ def test_a_rate_by_hand() -> None:
         ),
         ({"cpus": 0.04, "cpus_wanted": 1.0}, "the machine was busy: the samples got 4 % of one CPU"),
         ({"samples": 3}, None),
-        ({"samples": 1}, "there was time for 1 sample only"),
+        ({"samples": 1}, "there was only time for 1 sample"),
         ({"p5": 1e9, "p95": 2e9}, None),
-        ({"p5": 1e9, "p95": 3.5e9}, "the samples spread too far, 3.5 x from p5 to p95"),
+        ({"p5": 1e9, "p95": 3.5e9}, "the samples differ too much, 3.5 x from p5 to p95"),
     ],
 )
 def test_doubt_about_a_rate(changes: dict[str, Any], doubt: str | None) -> None:
@@ -612,7 +612,7 @@ def test_a_precision_that_would_kill_the_process_is_left_out(
     assert (precision in measured.flop_per_s) is available
     if not available:
         assert measured.unavailable[precision].endswith(
-            "fault on this CPU; ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16 avoids AMX"
+            "crash on this CPU; ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16 avoids AMX"
         )
 
 

@@ -7,7 +7,7 @@ from workload.contract.spec import Device
 from workload.measure import settle as module
 from workload.measure.settle import settle, thermometer_of
 
-NO_TEMPERATURE = "the device tells no temperature"
+NO_TEMPERATURE = "the device reports no temperature"
 # What is read, one second after the other; what it should cool down to; what is recorded.
 CASES: dict[str, tuple[list[float | None], float | None, Settling]] = {
     "cool": ([45.0], 40.0, Settling(target_c=40, before_c=45, after_c=45, waited_s=0, is_reached=True)),
@@ -30,7 +30,9 @@ CASES: dict[str, tuple[list[float | None], float | None, Settling]] = {
     "lost while waiting": (
         [80.0, None],
         40.0,
-        Settling(target_c=40, before_c=80, waited_s=1, is_reached=False, why="the device told no temperature any more"),
+        Settling(
+            target_c=40, before_c=80, waited_s=1, is_reached=False, why="the device stopped reporting its temperature"
+        ),
     ),
 }
 

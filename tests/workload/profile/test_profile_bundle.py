@@ -70,7 +70,7 @@ def test_train_with_repeats_and_a_trace(tmp_path: Path) -> None:
     assert record_of(second)["profile"] == {
         "status": "not profiled",
         "kind": "torch",
-        "reason": "repeat 1 of 2 holds the profile",
+        "reason": "the profile is in the bundle of repeat 1 of 2",
     }
 
 
@@ -79,12 +79,12 @@ def test_profile_that_cannot_be_had_is_no_failed_run(tmp_path: Path) -> None:
     code, output, error = finish(start(tmp_path, "train", *words, "-o", "out"))
     assert code == ExitCode.DONE
     folder = tmp_path / output.strip()
-    assert "error: profile unavailable: ncu counts on NVIDIA GPUs; the run was on cpu\nhint: --profile torch" in error
+    assert "error: profile unavailable: ncu needs an NVIDIA GPU; the run was on cpu\nhint: --profile torch" in error
     record = record_of(folder)
     assert record["status"] == "completed"
     assert record["profile"] == {
         "status": "unavailable",
-        "reason": "ncu counts on NVIDIA GPUs; the run was on cpu",
+        "reason": "ncu needs an NVIDIA GPU; the run was on cpu",
         "hint": "--profile torch",
         "kind": "ncu",
     }

@@ -38,7 +38,7 @@ hint: --batch-size 256
     ("output", "status", "reason", "hint"),
     [
         (PERMISSION, "unavailable", "the driver restricts counters to administrators", "NVreg_Restrict"),
-        (DCGM, "unavailable", "another tool holds the GPU's counters", "dcgmi profile --pause"),
+        (DCGM, "unavailable", "another tool uses the GPU's counters", "dcgmi profile --pause"),
         (LOCK, "unavailable", "the lock file of another user's ncu", "TMPDIR=$HOME"),
         (
             "==ERROR== Cuda driver is not compatible with Nsight Compute.\n==WARNING== No kernels were profiled.\n",
@@ -55,7 +55,7 @@ hint: --batch-size 256
         (
             "==ERROR== Profiling is not supported on device 0 as it uses the Windows Subsystem for Linux (WSL).\n",
             "unavailable",
-            "this driver allows no profiling under WSL",
+            "this driver does not allow profiling under WSL",
             "--profile torch",
         ),
         (
@@ -80,7 +80,7 @@ hint: --batch-size 256
             "the profiled process: resnet50 at batch size 512 in fp32 does not fit",
             "--batch-size 256",
         ),
-        ("==ERROR== LaunchFailed\n", "failed", "ncu says: LaunchFailed", "ncu/ncu.log"),
+        ("==ERROR== LaunchFailed\n", "failed", "ncu reports: LaunchFailed", "ncu/ncu.log"),
     ],
 )
 def test_cause_is_named_before_its_consequences(output: str, status: str, reason: str, hint: str) -> None:

@@ -63,9 +63,12 @@ def test_table_without_ranges_says_so() -> None:
     ("broken", "message"),
     [
         (WIDE.replace('"","","","","","","","","","","byte"', '"0","","","","","","","","","","byte"'), "no units"),
-        ("==PROF== x\n==ERROR== Failed to load report file 'a'.\n", "ncu says: ==ERROR== Failed to load report file"),
-        ("", "there is no table; ncu says: nothing"),
-        (WIDE.splitlines()[1] + "\n", "the second row holds no units"),
+        (
+            "==PROF== x\n==ERROR== Failed to load report file 'a'.\n",
+            "ncu reports: ==ERROR== Failed to load report file",
+        ),
+        ("", "there is no table; ncu reports: nothing"),
+        (WIDE.splitlines()[1] + "\n", "the second row has no units"),
     ],
     ids=["no units", "error", "empty", "header only"],
 )

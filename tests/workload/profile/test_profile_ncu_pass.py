@@ -233,7 +233,7 @@ def test_one_that_amp_always_skips_is_partial(run_folder: Path, monkeypatch: pyt
     found = profile(run_folder, profile_throughput=True)
     reason = "AMP skipped 1 of 2 steps in each of 3 attempts: no optimizer kernels"
     assert (found["status"], found["reason"]) == ("partial", reason)
-    assert found["hint"] == "--precision bf16: its gradients need no scale"
+    assert found["hint"] == "--precision bf16, which needs no scaling of gradients"
     assert found["skipped_steps"] == 1
     assert (found["throughput"]["status"], found["throughput"]["reason"]) == ("partial", reason)
 
@@ -266,8 +266,8 @@ def test_a_script_is_profiled_as_a_model_is(script_folder: Path, monkeypatch: py
     assert (collected.status, collected.warmup_steps) == ("completed", 40)
     assert collected.flop_per_step == FLOP_PER_STEP
     note = (
-        "1 of 2 steps held validation, a checkpoint or parts in another order, or had the optimizer left out after 20"
-        " warm-up steps: profiled again after twice as many"
+        "1 of 2 steps contained validation, a checkpoint or parts in another order, or skipped the "
+        "optimizer after 20 warm-up steps: profiled again after twice as many"
     )
     assert collected.notes == (note,)
 
@@ -278,8 +278,8 @@ def test_a_script_without_a_whole_step_is_partial(script_folder: Path, monkeypat
     collected = profile_bundle.profile(script_folder, ProfileRequest(), ("train.py", "--token", "12345"))
     assert (collected.status, collected.hint) == ("partial", "--profile-steps 1")
     assert collected.reason == (
-        "1 of 2 steps held validation, a checkpoint or parts in another order, or had the optimizer left out in each"
-        " of 3 attempts"
+        "1 of 2 steps contained validation, a checkpoint or parts in another order, or skipped the "
+        "optimizer in each of 3 attempts"
     )
 
 
@@ -360,12 +360,22 @@ def test_further_profile_that_fails_costs_nothing(run_folder: Path, monkeypatch:
     ("variables", "status", "reason", "hint"),
     [
         ({"FAKE_NCU": "permission"}, "unavailable", "the driver restricts counters to administrators", "NVreg_"),
-        ({"FAKE_NCU": "dcgm"}, "unavailable", "another tool holds the GPU's counters", "dcgmi profile --pause"),
+        ({"FAKE_NCU": "dcgm"}, "unavailable", "another tool uses the GPU's counters", "dcgmi profile --pause"),
         ({"FAKE_NCU": "nothing"}, "failed", "ncu profiled no kernel", "ncu/ncu.log"),
-        ({"FAKE_NCU": "unreadable"}, "failed", "kernels.csv is not as ncu writes it: there is no table", "--import"),
+        (
+            {"FAKE_NCU": "unreadable"},
+            "failed",
+            "kernels.csv is not in the format of ncu: there is no table",
+            "--import",
+        ),
         ({"FAKE_APP": "count"}, "failed", "the profiled process: resnet18 at batch size 2", "--batch-size 1"),
         ({"FAKE_APP": "calibrated"}, "failed", "the profiled process: resnet18 at batch size 2", "--batch-size 1"),
-        ({"FAKE_GPU": "Tesla T4"}, "unavailable", "the run was on NVIDIA L4, this is Tesla T4", "where the run was"),
+        (
+            {"FAKE_GPU": "Tesla T4"},
+            "unavailable",
+            ("the run was on NVIDIA L4, but this GPU is Tesla T4"),
+            "on the machine of the run",
+        ),
         ({"FAKE_CC": "9.0"}, "unavailable", "ncu 2024.1.1.0", "newer Nsight Compute"),
         ({"FAKE_CC": "6.1"}, "unavailable", "ncu 2024.1.1.0", "older Nsight Compute"),
     ],
@@ -396,7 +406,7 @@ def test_what_can_go_wrong_is_said_and_recorded(
 
 @pytest.mark.parametrize(
     ("how", "reason", "steps"),
-    [("error", "ncu says: LaunchFailed; after 9 kernels", 2), ("no ranges", "the table names no ranges", 0)],
+    [("error", "ncu reports: LaunchFailed; after 9 kernels", 2), ("no ranges", "the table has no ranges", 0)],
 )
 def test_partial_profile_keeps_what_is_certain(
     run_folder: Path, how: str, reason: str, steps: int, monkeypatch: pytest.MonkeyPatch
@@ -461,7 +471,7 @@ def test_failed_pass_leaves_an_earlier_profile(run_folder: Path, monkeypatch: py
     first = profile(run_folder)
     monkeypatch.setenv("FAKE_NCU", "dcgm")
     assert profile(run_folder) == first
-    assert "the profile that the bundle held stays" in (run_folder / "log.txt").read_text()
+    assert "the bundle keeps the profile that it had" in (run_folder / "log.txt").read_text()
     monkeypatch.delenv("FAKE_NCU")
     assert profile(run_folder, profile_steps=3)["steps_profiled"] == 3
 
@@ -470,10 +480,10 @@ def test_failed_pass_leaves_an_earlier_profile(run_folder: Path, monkeypatch: py
     ("words", "message", "hint"),
     [
         (["--profile", "torch"], "already holds a profile by ncu", "--profile torch"),
-        (["--profile", "none"], "asks for no profile of its own", "--profile ncu, or --profile torch"),
+        (["--profile", "none"], "has no --profile option of its own", "--profile ncu, or --profile torch"),
         (["--profile-steps", "0"], "profile steps must be a positive integer; got '0'", "--profile-steps 4"),
         (["--profile", "nsys"], "profile must be one of none, ncu, torch; got 'nsys'", "--profile ncu"),
-        (["--profile", "torch", "--profile-throughput"], "--profile-throughput adds to a profile by ncu", "--profile"),
+        (["--profile", "torch", "--profile-throughput"], "--profile-throughput needs --profile ncu", "--profile"),
     ],
     ids=" ".join,
 )

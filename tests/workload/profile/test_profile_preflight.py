@@ -38,8 +38,8 @@ def test_nothing_in_the_way(facts: Facts) -> None:
 @pytest.mark.parametrize(
     ("facts", "reason", "hint"),
     [
-        (replace(READY, device=Device.CPU), "ncu counts on NVIDIA GPUs; the run was on cpu", "--profile torch"),
-        (replace(READY, device=Device.MPS), "ncu counts on NVIDIA GPUs; the run was on mps", "--profile torch"),
+        (replace(READY, device=Device.CPU), "ncu needs an NVIDIA GPU; the run was on cpu", "--profile torch"),
+        (replace(READY, device=Device.MPS), "ncu needs an NVIDIA GPU; the run was on mps", "--profile torch"),
         (replace(READY, driver=False), "no NVIDIA driver is loaded here", "nvidia-smi"),
         (replace(READY, ncus=()), "no ncu found on PATH", "install Nsight Compute"),
         (
@@ -58,7 +58,7 @@ def test_nothing_in_the_way(facts: Facts) -> None:
             "NVIDIA Control Panel",
         ),
         # The first in the order of what a user can do about it.
-        (replace(READY, device=Device.CPU, driver=False, ncus=()), "ncu counts on NVIDIA GPUs", "--profile torch"),
+        (replace(READY, device=Device.CPU, driver=False, ncus=()), "ncu needs an NVIDIA GPU", "--profile torch"),
     ],
 )
 def test_obstacles(facts: Facts, reason: str, hint: str) -> None:

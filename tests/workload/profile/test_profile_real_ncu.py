@@ -184,5 +184,5 @@ def test_damaged_report_is_said(ncu: Ncu, damage: Callable[[bytes], bytes], tmp_
     broken = tmp_path / "broken.ncu-rep"
     broken.write_bytes(damage(samples(ncu, "sobelFloat").read_bytes()))
     text = tool.ask(command.import_report(ncu.path, broken))
-    with pytest.raises(Exception, match="there is no table; ncu says: ==ERROR== Failed to load report file"):
+    with pytest.raises(Exception, match="there is no table; ncu reports: ==ERROR== Failed to load report file"):
         kernels.parse(text or "", {})

@@ -20,7 +20,7 @@ from workload.profile.status import ProfileStatus, before_the_pass, unavailable,
         (
             Profile.TORCH,
             Context(repeat=2, repeats=3),
-            {"status": "not profiled", "kind": "torch", "reason": "repeat 1 of 3 holds the profile"},
+            {"status": "not profiled", "kind": "torch", "reason": "the profile is in the bundle of repeat 1 of 3"},
         ),
         (
             Profile.TORCH,

@@ -109,7 +109,7 @@ def test_no_bytes_give_no_infinite_intensity() -> None:
         ({"tensor_pipe_instructions": 8, "hfma2_instructions": 8, "tensor_flop_tf32": 0}, None, 0),
         ({"tensor_instructions": 8, "tensor_flop_tf32": 4096}, None, 4096),
         ({"tensor_instructions": 0, "tensor_flop_tf32": 0}, None, 0),
-        ({"tensor_instructions": 8, "tensor_flop_tf32": 0}, "whose FLOP no metric that was asked for counts: k", 0),
+        ({"tensor_instructions": 8, "tensor_flop_tf32": 0}, "whose FLOP no requested metric counts: k", 0),
     ],
 )
 def test_hidden_tensor_work_makes_a_lower_bound(
@@ -186,7 +186,7 @@ def test_backward_range_without_its_work_is_no_backward_pass() -> None:
         (300, 0, True, False, True, "the backward pass is missing"),
         (1501, 299, False, True, True, "kernels that compute more than the model needs"),
         (1501, None, False, True, True, "kernels that compute more than the model needs"),
-        (1501, 301, False, True, True, "HFMA2.MMA, which builds constants"),
+        (1501, 301, False, True, True, "HFMA2.MMA instructions, which build constants"),
         (None, None, False, True, False, None),
     ],
 )

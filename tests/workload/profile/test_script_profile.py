@@ -80,8 +80,8 @@ for epoch in range(20):
     {between}
 """
 TWO_PROFILERS = (
-    "error: the script uses torch.profiler itself, and two profilers cannot run at once\n"
-    "hint: leave the script's own profiler out for this run\n"
+    "error: the script uses torch.profiler itself, and two profilers cannot run at once\nhint: switch the "
+    "script's own profiler off for this run\n"
 )
 # the script's parts; what it is to be seen to do: multiplications of matrices in two steps, exit code, end of stderr
 PROFILED: dict[str, tuple[dict[str, str], int, int, str]] = {
@@ -104,7 +104,7 @@ PROFILED: dict[str, tuple[dict[str, str], int, int, str]] = {
         {"after": "if epoch == 2: raise FileExistsError('output/')"},
         0,
         6,
-        "hint: what it printed is in the log of the profile\n",
+        "hint: its output is in the log of the profile\n",
     ),
     "profiles itself": (
         {"begin": "block = torch.profiler.profile(); block.__enter__()", "after": "block.__exit__(None, None, None)"},
@@ -150,7 +150,7 @@ def test_a_script_that_does_not_end_has_no_profile(tmp_path: Path) -> None:
                       .replace("input_waits()", "import time; time.sleep(60)"))  # fmt: skip
     ran = profiled_run(tmp_path, script)
     assert ran.code == 6, ran.err
-    assert "error: script.py does not end when it is asked to" in ran.err
+    assert "error: script.py ignores the request to exit" in ran.err
     assert "hint: let SystemExit through, as `except Exception:` does" in ran.err
 
 
@@ -175,7 +175,7 @@ def test_repeats_and_a_profile_from_the_command_line(tmp_path: Path) -> None:
                            key=lambda read: read.record.repeat.index or 0)  # fmt: skip
     assert first.record.profile.status == "completed"
     assert (first.record.spec.profile_steps, first.record.profile.steps) == (2, 2)
-    assert second.record.profile.reason == "repeat 1 of 2 holds the profile"
+    assert second.record.profile.reason == "the profile is in the bundle of repeat 1 of 2"
     for path in first.path.rglob("*"):
         assert not path.is_file() or token.encode() not in path.read_bytes(), path
 
@@ -240,15 +240,15 @@ def script_bundle(folder: Path, argv: tuple[str, ...], sha256: str | None = None
 # arguments of the bundle's script, its hash, what is asked; error and hint
 SAME = "python -m rooflaunch profile run --profile torch -- train.py --lr 1"
 FURTHER = (
-    "--profile-step-bytes and --profile-throughput run the whole application again and again, which is not done to"
-    " a script of your own"
+    "--profile-step-bytes and --profile-throughput repeat the whole program many times, which is not done "
+    "with your own script"
 )
 REFUSED = {
     "changed": (
         ("train.py", "--lr", "1"),
         "0" * 64,
         ["--profile", "torch"],
-        "train.py has changed since 'run' was measured: a profile belongs to the same script",
+        "train.py has changed since 'run' was measured: a profile needs the same script",
         "measure it again: python -m rooflaunch script --profile torch -- train.py --lr 1",
     ),
     "elsewhere": (
@@ -256,14 +256,14 @@ REFUSED = {
         None,
         ["--profile", "torch"],
         "the script of 'run' is not here: no script 'src/train.py'",
-        "from the folder in which it was measured: python -m rooflaunch profile run --profile torch",
+        "run it in the folder in which it was measured: python -m rooflaunch profile run --profile torch",
     ),
     "a secret": (
         ("train.py", "--token", "12345"),
         None,
         ["--profile", "torch"],
-        "'run' keeps no secrets, and its script needs one: train.py --token [redacted]",
-        f"say script and arguments again: {SAME.replace('--lr 1', '--token [redacted]')}",
+        "'run' keeps no secrets, but its script needs one: train.py --token [redacted]",
+        f"give script and arguments again: {SAME.replace('--lr 1', '--token [redacted]')}",
     ),
     "other arguments": (
         ("train.py", "--lr", "1"),
@@ -290,7 +290,7 @@ REFUSED = {
         ("train.py", "--lr", "1"),
         None,
         [],
-        "'run' asks for no profile of its own",
+        "'run' has no --profile option of its own",
         "--profile ncu, or --profile torch",
     ),
 }
@@ -429,7 +429,7 @@ def test_ranges_name_the_parts_of_the_usual_step(monkeypatch: pytest.MonkeyPatch
         ((StepPart.DATA, *USUAL), True, 0),
         ((Aside.CHECKPOINT, *USUAL), True, 0),
     ],
-    ids=["the optimizer was left out", "no step", "a batch more", "a checkpoint"],
+    ids=["the optimizer was skipped", "no step", "a batch more", "a checkpoint"],
 )
 def test_a_step_that_is_no_whole_one_is_said_to_be(
     parts: tuple[StepPart | Aside, ...], is_step: bool, skips: int, monkeypatch: pytest.MonkeyPatch
@@ -465,5 +465,5 @@ def test_a_profile_is_given_up_where_no_step_is_like_another(monkeypatch: pytest
     receiver = warmed_up(Count(request(Mode.COUNT, steps=1)), FakeSession())
     for _ in range(50):
         take(receiver, StepPart.FORWARD, is_step=False)
-    with pytest.raises(RooflaunchError, match="51 steps after the warm-up were no whole ones that are alike"):
+    with pytest.raises(RooflaunchError, match="51 steps after the warm-up were not complete and equal"):
         take(receiver, StepPart.FORWARD, is_step=False)

@@ -26,23 +26,23 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 # what stands after `script`, error, hint
 REFUSED = {
-    "nothing": ([], "no script: it stands after --, with its own arguments", EXAMPLE),
-    "nothing after": (["--"], "no script: it stands after --, with its own arguments", EXAMPLE),
+    "nothing": ([], "no script: write it after --, with its own arguments", EXAMPLE),
+    "nothing after": (["--"], "no script: write it after --, with its own arguments", EXAMPLE),
     "before --": (
         ["--warmup", "1", "train.py", "--lr", "0.1"],
         "'train.py' must stand after --",
         "python -m rooflaunch script --warmup 1 -- train.py --lr 0.1",
     ),
-    "absent": (["--", "trian.py"], "no script 'trian.py'", "a path from here, {here}, or -m PACKAGE; " + EXAMPLE),
+    "absent": (["--", "trian.py"], "no script 'trian.py'", "a path relative to {here}, or -m PACKAGE; " + EXAMPLE),
     "a folder": (
         ["--", "folder"],
-        "'folder' is a folder and no script",
-        "a path from here, {here}, or -m PACKAGE; " + EXAMPLE,
+        "'folder' is a folder, not a script",
+        "a path relative to {here}, or -m PACKAGE; " + EXAMPLE,
     ),
     "our option": (
         ["--", "--warmup", "3", "train.py"],
-        "'--warmup' looks like an option of ours behind --",
-        "a path from here, {here}, or -m PACKAGE; " + EXAMPLE,
+        "'--warmup' looks like an option of rooflaunch, but stands after --",
+        "a path relative to {here}, or -m PACKAGE; " + EXAMPLE,
     ),
     "an interpreter": (
         ["--", "python3.11", "train.py"],
@@ -52,7 +52,7 @@ REFUSED = {
     "several processes": (
         ["--", "torchrun", "--nproc-per-node", "2", "train.py"],
         "'torchrun' starts a process for each GPU, and a step of several processes cannot be measured yet",
-        f"the script alone, on one GPU: {EXAMPLE}",
+        f"run only the script, on one GPU: {EXAMPLE}",
     ),
     "no module named": (
         ["--", "-m"],
@@ -81,7 +81,7 @@ REFUSED = {
     ),
     "ceilings": (
         ["--no-ceilings", "--fresh-ceilings", "--", "train.py"],
-        "--fresh-ceilings measures what --no-ceilings leaves out",
+        "--fresh-ceilings and --no-ceilings contradict each other",
         "leave one of the two out",
     ),
 }
@@ -121,18 +121,18 @@ def train(steps):
         yield number
 """
 TOO_FEW = (
-    "hint: more steps (smaller batches, more epochs); or say what a step is, in the script: `import rooflaunch`, then"
-    " `rooflaunch.step_done()` after each update"
+    "hint: let it make more steps (smaller batches, more epochs); or mark the end of a step in the script: "
+    "`import rooflaunch`, then `rooflaunch.step_done()` after each update"
 )
 RUN_ALONE = (
-    "hint: a script that trains in processes of its own (torchrun, torch.multiprocessing) cannot be measured yet: run"
-    " it as one process"
+    "hint: a script that trains in child processes (torchrun, torch.multiprocessing) cannot be measured "
+    "yet: run it as one process"
 )
-NO_OPTIMIZER = "and no step of an optimizer of torch.optim"
+NO_OPTIMIZER = "but no step of an optimizer of torch.optim"
 MADE_NONE = "and made no step of an optimizer of torch.optim"
 AFTER_LINE_8 = "hint: `import rooflaunch`, and after the update that follows script.py:8: `rooflaunch.step_done()`"
 MARK_STEPS = (
-    "hint: say what a step is, in the script: `import rooflaunch`, then `rooflaunch.step_done()` after each update"
+    "hint: mark the end of a step in the script: `import rooflaunch`, then `rooflaunch.step_done()` after each update"
 )
 BY_HAND = """
 import torch
@@ -151,8 +151,8 @@ for _ in range(3):
 time.sleep(100)
 """
 BY_FORCE = (
-    "note       script.py did not end within 10 s after it was asked to (it catches SystemExit, or waits for a thread"
-    " or a process): it was ended by force; what was measured is written"
+    "note       script.py did not end within 10 s after the request to exit (it catches SystemExit, or waits "
+    "for a thread or a process): it was killed; the measurements are written"
 )
 # script: (what it does, exit code, what it prints, how our messages end, status of its bundle)
 ENDS: dict[str, tuple[str, int, str, str, str | None]] = {
@@ -167,14 +167,14 @@ ENDS: dict[str, tuple[str, int, str, str, str | None]] = {
         f"{LOOP}for n in train(40):\n    if n == 12: raise ValueError('diverged')",
         1,
         "",
-        "error: {name} failed with ValueError after 4 measured steps; its bundle keeps them: {folder}",
+        "error: {name} failed with ValueError after 4 measured steps; they are in its bundle: {folder}",
         "failed",
     ),
     "ends with a code": (
         f"{LOOP}for n in train(40):\n    if n == 12: sys.exit(3)",
         3,
         "",
-        "error: {name} ended with exit code 3 after 4 measured steps; its bundle keeps them: {folder}",
+        "error: {name} ended with exit code 3 after 4 measured steps; they are in its bundle: {folder}",
         "failed",
     ),
     "too few steps": (f"{LOOP}print(list(train(2)))", 6, "[0, 1]\n", TOO_FEW, None),
@@ -196,21 +196,24 @@ ENDS: dict[str, tuple[str, int, str, str, str | None]] = {
         f"{LOOP}model(torch.ones(4)).sum().backward()",
         2,
         "",
-        "hint: say what a step is, in the script: `import rooflaunch`, then `rooflaunch.step_done()` after each update",
+        (
+            "hint: mark the end of a step in the script: `import rooflaunch`, then `rooflaunch.step_done()` "
+            "after each update"
+        ),
         None,
     ),
     "updates by hand for long": (
         f"{BY_HAND}while True:\n    loss().backward(); update([w.grad])",
         2,
         "",
-        f"error: 500 backward passes, at last at script.py:8, {NO_OPTIMIZER}\n{AFTER_LINE_8}",
+        f"error: 500 backward passes, the last one at script.py:8, {NO_OPTIMIZER}\n{AFTER_LINE_8}",
         None,
     ),
     "updates by gradients for long": (
         f"{BY_HAND}while True:\n    update(torch.autograd.grad(loss(), [w]))",
         2,
         "",
-        f"at last at script.py:8, {NO_OPTIMIZER}\n{AFTER_LINE_8}",
+        f"the last one at script.py:8, {NO_OPTIMIZER}\n{AFTER_LINE_8}",
         None,
     ),
     "updates by gradients": (
@@ -266,12 +269,12 @@ PHASES = {
     "head, then all": (
         ((HEAD, 12), (ALL, 20)),
         "1 backward pass and 1 SGD step, 4 samples",
-        "the script's longest phase is measured, 20 steps; beside it: 12 steps of 1 backward pass and 1 SGD step",
+        ("the script's longest phase is measured, 20 steps; other phases: 12 steps of 1 backward pass and 1 SGD step"),
     ),
     "SGD, then Adam": (
         ((ALL, 20), (ADAM, 12)),
         "1 backward pass and 1 SGD step, 4 samples",
-        "the script's longest phase is measured, 20 steps; beside it: 12 steps of 1 backward pass and 1 Adam step",
+        ("the script's longest phase is measured, 20 steps; other phases: 12 steps of 1 backward pass and 1 Adam step"),
     ),
     "an optimizer an epoch": (((ADAM, 6),) * 5, "1 backward pass and 1 Adam step, 4 samples", None),
 }
@@ -362,7 +365,7 @@ def test_a_script_that_needs_no_torch(tmp_path: Path) -> None:
     environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
     ran = subprocess.run(words, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=100, check=False)
     assert (ran.returncode, ran.stdout) == (6, "well\n"), ran.stderr
-    assert ran.stderr.endswith("\nhint: the script that trains, not one that starts it\n")
+    assert ran.stderr.endswith("\nhint: name the script that trains, not a script that starts it\n")
     assert not (tmp_path / "results").exists()
 
 

@@ -23,8 +23,8 @@ def train(loader=None):
         yield number
 """
 ENDED = (
-    "note       script.py did not end within 10 s after it was asked to (it catches SystemExit, or waits for a thread"
-    " or a process): it was ended by force; what was measured is written"
+    "note       script.py did not end within 10 s after the request to exit (it catches SystemExit, or waits "
+    "for a thread or a process): it was killed; the measurements are written"
 )
 DONE = "  next          "
 
@@ -187,7 +187,7 @@ child = multiprocessing.get_context('fork').Process(target=lambda: list(train())
 """,
         code=6,
         status=None,
-        last="hint: a script that trains in processes of its own",
+        last="hint: a script that trains in child processes",
     ),
     "catches everything": Case(
         text="""
@@ -218,7 +218,7 @@ def test_a_script_with_ways_of_its_own(name: str, tmp_path: Path) -> None:
     assert (ran.code, ran.out) == (case.code, case.out), ran.err
     lines = ran.err.splitlines()
     assert any(line.startswith(case.last) for line in lines), ran.err
-    assert "bug of ours" not in ran.err
+    assert "bug in rooflaunch" not in ran.err
     if case.status is None:
         assert ran.record is None
         return

@@ -134,7 +134,7 @@ def test_steps_are_added_and_counted(
     assert (record["spec"]["iterations"], record["spec"]["min_seconds"]) == (1, 0.5)
     assert record["spec_origin"]["min_seconds"] == "option"
     said = capsys.readouterr().err
-    assert "measured   1 step took less than 0.5 s: more are added (--min-seconds)" in said
+    assert "measured   1 step took less than 0.5 s: adding more steps (--min-seconds)" in said
     assert "measured   2/2 steps" in said
 
 
@@ -148,7 +148,7 @@ def test_steps_that_amp_skipped_are_recorded_and_said(
     code, folder = run("--iterations", "4", "--precision", "amp", "--model", "squeezenet1_1")
     record = record_of(folder)
     assert (code, record["timing"]["skipped_steps"]) == (ExitCode.DONE, {"warmup": 0, "measured": 2})
-    note = "AMP skipped 2 of 4 measured steps: a gradient overflowed in fp16, and the optimizer was left out"
+    note = "AMP skipped 2 of 4 measured steps: a gradient overflowed in fp16, and the optimizer was skipped"
     assert note in record["notes"]
     assert f"note       {note}" in capsys.readouterr().err
 
@@ -207,7 +207,12 @@ def test_fp32_is_fp32() -> None:
 @pytest.mark.parametrize(
     ("device", "used", "waited", "note"),
     [
-        ("cpu", 1.0, None, "the run got 1.0 of 2 CPUs: other work competed, or one thread did most"),
+        (
+            "cpu",
+            1.0,
+            None,
+            "the run got 1.0 of 2 CPUs: other processes used the CPUs, or one thread did most of the work",
+        ),
         ("cpu", 1.0, 0.0, "the run got 1.0 of 2 CPUs and did not wait for more: one thread did most of the work"),
         # Then the verdict says so.
         ("cpu", 1.0, 1.0, None),
@@ -346,8 +351,8 @@ def test_a_run_above_its_ceiling_measures_again_and_the_next_run_uses_that() -> 
         (["--batch-size", "0"], "batch size must be a positive integer; got '0'", "--batch-size 32"),
         (["--batch-size", "many"], "batch size must be a positive integer; got 'many'", "--batch-size 32"),
         (["--precision", "tf32"], "precision tf32 needs an NVIDIA GPU", "--precision fp32"),
-        (["--dataset", "absent"], "data set 'absent' is no folder", "FOLDER/<class>/<image>.jpg"),
-        (["--context", "x"], "--context is written by a launcher", "leave --context out"),
+        (["--dataset", "absent"], "data set 'absent' is not a folder", "FOLDER/<class>/<image>.jpg"),
+        (["--context", "x"], "--context is only for launchers", "leave --context out"),
         (["--frobnicate"], "unrecognized arguments: --frobnicate", "--help"),
         (["-o", "/proc/out"], "output folder '/proc/out' cannot be written", "-o FOLDER"),
         (["--model", "vit_b_16", "--image-size", "33"], "vit_b_16", "--image-size"),
@@ -373,7 +378,7 @@ def test_cuda_without_a_gpu_says_what_was_looked_for(capsys: pytest.CaptureFixtu
     assert code == ExitCode.USAGE
     assert f"no CUDA device: torch {torch.__version__}" in error
     assert "NVIDIA driver" in error
-    assert "--cpu computes without it" in error
+    assert "--cpu runs without a GPU" in error
 
 
 def test_environment_and_config_of_the_folder_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -468,12 +473,12 @@ def test_an_operation_that_is_never_deterministic_is_named(
 
     monkeypatch.setattr(models, "loss", loss)
     code, folder = run("--iterations", "1", "--deterministic")
-    said = f"resnet18 uses put_, of which torch {torch.__version__} has no deterministic version"
+    said = f"resnet18 uses put_, but torch {torch.__version__} has no deterministic version of it"
     assert (code, record_of(folder)["error"]) == (ExitCode.RUN_FAILED, said)
     shown = capsys.readouterr().err
     hint = (
-        "leave --deterministic out, or take a model without that operation; alexnet and vgg have adaptive pooling, "
-        "resnets and mobilenets do without on a GPU"
+        "leave --deterministic out, or use a model without that operation; alexnet and vgg use adaptive "
+        "pooling, resnets and mobilenets do not on a GPU"
     )
     assert shown.splitlines()[-2:] == [f"error: {said}", f"hint: {hint}"]
     assert "Traceback" not in shown
@@ -486,7 +491,7 @@ def test_the_kernel_of_the_gpu_is_named() -> None:
         "use the 'warn_only=True' option, if that's acceptable for your application."
     )
     explained = train.explain(error, RunSpec(model="vgg16", device=Device.CUDA, deterministic=True))
-    assert str(explained).startswith("vgg16 uses adaptive_avg_pool2d_backward_cuda, of which torch ")
+    assert str(explained).startswith("vgg16 uses adaptive_avg_pool2d_backward_cuda, but torch ")
 
 
 def test_bug_of_ours_keeps_its_traceback_and_seals(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,7 +82,7 @@ def test_workers_end_with_their_batches(images: Path) -> None:
 
 
 def test_missing_folder(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"is no folder, and none of synthetic, cifar10 and imagenette"):
+    with pytest.raises(UsageError, match=r"is neither a folder nor one of synthetic, cifar10 and imagenette"):
         open_source(spec(tmp_path / "absent"))
 
 

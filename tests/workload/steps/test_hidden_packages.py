@@ -51,8 +51,8 @@ def test_a_script_finds_its_own(kind: str, start: tuple[str, ...], tmp_path: Pat
     )
     assert ran.returncode == NOT_MEASURED
     assert ran.stderr.endswith(
-        "error: t.py ended without importing torch in this process: nothing was measured\n"
-        "hint: the script that trains, not one that starts it\n"
+        "error: t.py ended without importing torch in this process: nothing was measured\nhint: name the "
+        "script that trains, not a script that starts it\n"
     )
 
 
@@ -137,7 +137,7 @@ def test_steps_of_a_script_beside_its_own_workload(tmp_path: Path) -> None:
     line = ("script", "--warmup", "1", "--iterations", "3", "--no-ceilings", "--profile", "torch", "--", "t.py")
     ran = run(tmp_path, "-m", "rooflaunch", *line)
     assert ran.returncode == 0, ran.stderr
-    assert "a step = what the script marks by" in ran.stderr
+    assert "a step = as marked in the script by" in ran.stderr
     [folder] = (tmp_path / "results").iterdir()
     assert '"workload.py": ' in (folder / "run.json").read_text(), "the user's file is one of the script's"
     assert (folder / "torch" / "trace.json.gz").is_file()

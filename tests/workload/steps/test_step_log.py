@@ -321,7 +321,7 @@ def test_a_refused_script_is_not_heard_on(tmp_path: Path) -> None:
     for _ in range(2 * tapes.MOST_STEPS):
         script.step()
 
-    assert str(script.session.refusal) == "optimizers step in more than one thread of the script"
+    assert str(script.session.refusal) == "the script calls optimizers in more than one thread"
     assert script.receiver.told == []
 
 

@@ -127,7 +127,7 @@ def test_a_complete_bundle_that_differs_is_kept(storage: FakeStorage, make: Make
     outcome = only(fetch_all(storage, output))
     assert (outcome.state, outcome.reason) == (
         FetchState.REFUSED,
-        f"'{output / RUN}' is complete and another bundle: --replace overwrites it",
+        f"'{output / RUN}' is another complete bundle: --replace overwrites it",
     )
     assert "profile" in bundle.read(output / RUN).document
     assert only(fetch_all(storage, output, replace=True)).state is FetchState.FETCHED
@@ -140,7 +140,7 @@ def test_an_incomplete_run_comes_only_when_asked_for(storage: FakeStorage, make:
     assert only(fetch_all(storage, output)) == FetchedRun(
         run_id=RUN,
         state=FetchState.INCOMPLETE,
-        reason="no MANIFEST.json: it still runs, or was cut off; --incomplete fetches it",
+        reason="no MANIFEST.json: it is still running, or was interrupted; --incomplete fetches it",
     )
     assert not (output / RUN).exists()
     outcome = only(fetch_all(storage, output, incomplete=True))
@@ -297,10 +297,10 @@ def test_a_run_that_its_manifest_does_not_describe_is_refused(
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        (b"", "is no readable JSON"),
-        (b"{", "is no readable JSON"),
-        (b"\xff", "is no readable JSON"),
-        (b"[" * 100_000, "is no readable JSON"),
+        (b"", "is not readable JSON"),
+        (b"{", "is not readable JSON"),
+        (b"\xff", "is not readable JSON"),
+        (b"[" * 100_000, "is not readable JSON"),
         (b"[]", "has no schema_version"),
         (b'{"schema_version": 1, "files": 7}', "does not list its files"),
         (b'{"schema_version": 1, "files": ["run.json"]}', "does not list its files"),
@@ -472,7 +472,7 @@ def test_an_object_that_changes_meanwhile_is_noticed(
     name = f"runs/{RUN}/steps.csv"
     storage.before[name] = lambda: storage.objects.pop(name, None) if gone else storage.put(name, STEPS)  # type: ignore[func-returns-value]
     outcome = only(fetch_all(storage, output))
-    assert (outcome.state, outcome.reason) == (FetchState.REFUSED, f"'{name}' changed in the bucket meanwhile")
+    assert (outcome.state, outcome.reason) == (FetchState.REFUSED, f"'{name}' changed while it was copied")
     assert not (output / RUN / "MANIFEST.json").exists()
 
 
@@ -482,7 +482,7 @@ def test_a_server_without_preconditions_is_not_trusted(storage: FakeStorage) -> 
     blob = storage.bucket(NAME).blob("runs/a/x")
     blob.download_to_file = lambda *_, **__: setattr(blob, "generation", int(found.version) + 1)
     storage.bucket = lambda _: type("B", (), {"blob": lambda *_: blob})()  # type: ignore[method-assign]
-    with pytest.raises(BundleError, match=r"^'runs/a/x' changed in the bucket meanwhile$"):
+    with pytest.raises(BundleError, match=r"^'runs/a/x' changed while it was copied$"):
         storage.opened().download(found, io.BytesIO())
 
 
@@ -500,8 +500,8 @@ def test_a_full_disk_ends_the_fetch(storage: FakeStorage, make: Make, output: Pa
     report = fetch_all(storage, output)
     assert isinstance(report.error, ToolError)
     assert report.error.report() == (
-        f"error: No space left on device while writing '{output / RUN}'\n"
-        "hint: free some space, or -o FOLDER on another disk; the same command continues"
+        f"error: No space left on device while writing '{output / RUN}'\nhint: free some space, or use -o "
+        "FOLDER on another disk; the same command continues"
     )
     assert not (output / RUN / "MANIFEST.json").exists()
 
@@ -630,9 +630,9 @@ def refused_connection() -> Exception:
                 error,
                 UnreachableError,
                 (
-                    "error: something else than Cloud Storage answers at https://storage.googleapis.com: "
-                    "a log-in page of this network, or a proxy\n"
-                    "hint: open a page in a browser and log in to the network, or correct HTTPS_PROXY; then run again"
+                    "error: another server than Cloud Storage answers at https://storage.googleapis.com: a "
+                    "log-in page of this network, or a proxy\nhint: open a page in a browser and log in to "
+                    "the network, or correct HTTPS_PROXY; then run again"
                 ),
             )
             for error in (
@@ -644,8 +644,8 @@ def refused_connection() -> Exception:
             api.TooManyRequests("Slow down"),
             UnreachableError,
             (
-                "error: bucket 'bucket' answers that it gets too many requests (429)\n"
-                "hint: wait a minute, then run again, with fewer at a time where there are several"
+                "error: bucket 'bucket' answers that it gets too many requests (429)\nhint: wait a minute, "
+                "then run again, with fewer at the same time"
             ),
         ),
     ],
@@ -733,10 +733,9 @@ def test_the_table(
     sent = sum(len(each.content) for name, each in storage.objects.items() if "run-a" in name)
     first = capsys.readouterr()
     assert first.out == (
-        f"fetched     run-a   4 files, {sent} B\n"
-        "incomplete  run-bb                  no MANIFEST.json: it still runs, or was cut off; --incomplete fetches it\n"
-        "\n"
-        f"fetched 1 ({sent} B), skipped 0, incomplete 1, refused 0: gs://bucket/runs/ -> {output}\n"
+        f"fetched     run-a   4 files, {sent} B\nincomplete  run-bb                  no MANIFEST.json: it is "
+        f"still running, or was interrupted; --incomplete fetches it\n\nfetched 1 ({sent} B), skipped 0, "
+        f"incomplete 1, refused 0: gs://bucket/runs/ -> {output}\n"
     )
     del storage.objects["runs/run-bb/run.json"], storage.objects["runs/run-bb/steps.csv"]
     del storage.objects["runs/run-bb/ncu/kernels.csv"]
@@ -872,7 +871,7 @@ def test_a_variable_that_names_no_file_comes_before_a_login(monkeypatch: pytest.
     assert bucket.log_in() == bucket.LOG_IN
     monkeypatch.setenv(bucket.CREDENTIALS_VARIABLE, str(tmp_path / "key.json"))
     assert bucket.log_in() == (
-        f"GOOGLE_APPLICATION_CREDENTIALS names '{tmp_path}/key.json', which is no file: correct it; "
+        f"GOOGLE_APPLICATION_CREDENTIALS names '{tmp_path}/key.json', which does not exist: correct it; "
         "or unset it, then gcloud auth application-default login"
     )
     (tmp_path / "key.json").touch()

@@ -226,7 +226,7 @@ def test_a_full_disk(server: GcsServer, prefix: str, make: Make, tmp_path: Path)
     assert process.returncode == ExitCode.TOOL
     assert err.splitlines()[:2] == [
         f"error: File too large while writing '{output / folder.name}'",
-        "hint: free some space, or -o FOLDER on another disk; the same command continues",
+        "hint: free some space, or use -o FOLDER on another disk; the same command continues",
     ]
     assert "MANIFEST.json" not in content_of(output / folder.name)
     assert run_fetch(source=f"gs://{BUCKET}/{prefix}", output=output) == ExitCode.DONE

@@ -134,7 +134,7 @@ def test_an_object_that_is_written_to_in_its_place(store: Folder, root: Path) ->
             os.utime(root / "x", ns=(1, 1))
             return super().write(data)
 
-    with pytest.raises(ObjectChangedError, match=r"^'x' changed in the folder meanwhile$"):
+    with pytest.raises(ObjectChangedError, match=r"^'x' changed while it was copied$"):
         store.download(listed, Sink())
 
 
@@ -170,8 +170,8 @@ def test_a_claim_that_a_killed_writer_left(store: Folder, root: Path, monkeypatc
         store.write("x", b"1", if_absent=True)
     assert sum(waits) == pytest.approx(1.95)
     assert caught.value.report() == (
-        f"error: '{root}/x' is being written by another process, or was by one that was killed\n"
-        f"hint: run again; if it stays so: rm {claim}"
+        f"error: '{root}/x' is being written by another process, or by one that was killed\nhint: run again; "
+        f"if this message stays: rm {claim}"
     )
     old_s = time.time() - ABANDONED_S - 60
     os.utime(claim, (old_s, old_s))
@@ -213,8 +213,8 @@ def test_links_are_not_followed(store: Folder, root: Path, tmp_path: Path, name:
         with pytest.raises(BundleError) as caught:
             use()
         assert caught.value.report() == (
-            f"error: '{root}/{name.partition('/')[0]}' is a symbolic link, which a store does not follow\n"
-            "hint: put the file or folder itself there"
+            f"error: '{root}/{name.partition('/')[0]}' is a symbolic link, which a store does not "
+            "follow\nhint: replace the link by the file or folder itself"
         )
     assert names_in(outside) == ["x"]
     assert (outside / "x").read_bytes() == b"secret"
@@ -234,7 +234,7 @@ def test_the_store_itself_may_be_reached_over_a_link(store: Folder, root: Path, 
 
 def test_a_fifo_is_no_object_and_nobody_waits_for_it(store: Folder, root: Path) -> None:
     os.mkfifo(root / "x")
-    assert [(listed.name, listed.problem) for listed in store.objects("")] == [("x", "no regular file")]
+    assert [(listed.name, listed.problem) for listed in store.objects("")] == [("x", "not a regular file")]
     assert store.read("x") is None
     assert store.checksum("x") is None
 
@@ -252,7 +252,7 @@ def test_a_name_between_other_objects(store: Folder, root: Path, name: str, why:
 
 def test_names_that_the_store_uses_itself(store: Folder) -> None:
     for name in (".rooflaunch-0123456789abcdef.tmp", "a/.rooflaunch-0123456789abcdef.claim/x"):
-        with pytest.raises(BundleError, match=r"^'.*' is no name for an object in folder '.*': the store itself uses"):
+        with pytest.raises(BundleError, match=r"^'.*' is not allowed as a name in folder '.*': the store itself uses"):
             store.write(name, b"1")
 
 
@@ -292,24 +292,24 @@ def test_a_file_has_the_rights_that_others_of_its_writer_have(store: Folder, roo
             errno.EROFS,
             ToolError,
             (
-                "error: Read-only file system while writing '{root}/a/x'\n"
-                "hint: ask its owner for the right to write there: ls -ld {root}"
+                "error: Read-only file system while writing '{root}/a/x'\nhint: ask its owner for "
+                "permission to write there: ls -ld {root}"
             ),
         ),
         (
             errno.EACCES,
             ToolError,
             (
-                "error: Permission denied while writing '{root}/a/x'\n"
-                "hint: ask its owner for the right to write there: ls -ld {root}"
+                "error: Permission denied while writing '{root}/a/x'\nhint: ask its owner for permission to "
+                "write there: ls -ld {root}"
             ),
         ),
         (
             errno.EIO,
             UnreachableError,
             (
-                "error: folder '{root}' cannot be read or written: Input/output error\n"
-                "hint: see whether its disk or server is there: ls {root}; then run again"
+                "error: folder '{root}' cannot be read or written: Input/output error\nhint: check whether "
+                "its disk or server is available: ls {root}; then run again"
             ),
         ),
     ],
@@ -385,7 +385,7 @@ def test_a_folder_that_may_only_be_read() -> None:
         finally:
             root.chmod(0o755)
             (root / "a").chmod(0o755)
-        hint = f"hint: ask its owner for the right to write there: ls -ld {root}\n"
+        hint = f"hint: ask its owner for permission to write there: ls -ld {root}\n"
         assert done.stdout == (
             "b'1' ['a/x']\n"
             f"error: Permission denied while writing '{root}/a/y'\n{hint}"
@@ -442,7 +442,7 @@ def test_a_store_that_goes_away_is_not_an_empty_one(store: Folder, root: Path, i
         with pytest.raises(UnreachableError) as caught:
             use()
         assert caught.value.report() == (
-            f"error: folder '{root}' is gone\nhint: see whether its disk is mounted, then run again"
+            f"error: folder '{root}' is gone\nhint: check whether its disk is mounted, then run again"
         )
     assert names_in(root) == []
 
@@ -458,7 +458,7 @@ def test_a_folder_has_to_exist(tmp_path: Path) -> None:
     )
     assert not (tmp_path / "absent").exists()
     (tmp_path / "file").touch()
-    with pytest.raises(UsageError, match=rf"^'{tmp_path}/file' is no folder$"):
+    with pytest.raises(UsageError, match=rf"^'{tmp_path}/file' is not a folder$"):
         open_store(str(tmp_path / "file"))
 
 
@@ -469,8 +469,8 @@ def test_a_mount_that_hangs_is_given_up(root: Path, monkeypatch: pytest.MonkeyPa
         open_store(str(root), patience=Patience(first_answer_s=0.01))
     released.set()
     assert caught.value.report() == (
-        f"error: folder '{root}' does not answer within 0.01 s\n"
-        "hint: its network file system hangs: see whether its server is there, then run again"
+        f"error: folder '{root}' does not answer within 0.01 s\nhint: its network file system hangs: check "
+        "whether its server is available, then run again"
     )
 
 

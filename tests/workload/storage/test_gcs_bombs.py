@@ -92,7 +92,7 @@ def _access(store: Store) -> None:
 
 
 # Question, what it raises where the bomb is an object or an answer, and where it is the text of an error.
-FOREIGN = "something else than Cloud Storage answers at "
+FOREIGN = "another server than Cloud Storage answers at "
 ASKED: dict[str, tuple[Callable[[Store], object], type[RooflaunchError] | None]] = {
     "read": (lambda store: store.read("x"), None),
     "read a little": (lambda store: store.read("x", most_bytes=1000), TooLongError),

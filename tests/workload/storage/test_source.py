@@ -104,5 +104,5 @@ def test_sources_in_folders(
 
 
 def test_a_run_named_in_the_source_cannot_leave_either() -> None:
-    with pytest.raises(UsageError, match=r"^'\.\.' is no run: leaves its folder$"):
+    with pytest.raises(UsageError, match=r"^'\.\.' is not a run: leaves its folder$"):
         parse_source("gs://abc/runs/..")

@@ -219,7 +219,7 @@ def test_another_host_key(machine: sshd.Machine, connection: Connection) -> None
             say(connection)
     finally:
         known.write_text(before)
-    assert str(refused.value).startswith(f"{machine.host} shows another host key than before: ")
+    assert str(refused.value).startswith(f"{machine.host} has another host key than before: ")
     assert f"ssh-keygen -R '[127.0.0.1]:{machine.port}'" in refused.value.hint
 
 
@@ -234,9 +234,9 @@ def test_a_key_that_is_refused(machine: sshd.Machine, connection: Connection) ->
             say(connection)
     finally:
         keys.write_text(before)
-    assert str(refused.value).startswith(f"{machine.host} refused to let us in: ")
+    assert str(refused.value).startswith(f"{machine.host} refused the login: ")
     assert str(refused.value).endswith("Permission denied (publickey).")
-    expected = f"no password is asked for: ssh-add a key, or ssh-copy-id -p {machine.port} {machine.host}"
+    expected = f"passwords are not supported: ssh-add a key, or ssh-copy-id -p {machine.port} {machine.host}"
     assert refused.value.hint == expected
 
 
@@ -370,7 +370,7 @@ def test_a_full_disk(machine: sshd.Machine, connection: Connection) -> None:
         (machine.bin / "python3").unlink()
         connection.close()
     assert str(refused.value) == f"{machine.host} refused: File too large"
-    assert "say whether its disk is full" in refused.value.hint
+    assert "show whether its disk is full" in refused.value.hint
     assert SshFolder(connection, "~/full").read("x") is None, "not half of it"
 
 

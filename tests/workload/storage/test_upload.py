@@ -329,7 +329,7 @@ def test_of_many_writers_one_wins(gcs: StrictGcs, opened: Bucket) -> None:
 def test_what_arrives_is_compared_with_its_checksum(gcs: StrictGcs, opened: Bucket) -> None:
     opened.write("x", b"content")
     gcs.fail["media"] = [1]
-    with pytest.raises(ToolError, match=rf"^bucket '{BUCKET}' sent other bytes than it holds$"):
+    with pytest.raises(ToolError, match=rf"^bucket '{BUCKET}' sent damaged data$"):
         opened.read("x")
     assert opened.read("x") == b"content"
 
@@ -363,7 +363,7 @@ def test_a_bucket_that_is_busy_at_first_contact_is_asked_again(gcs: StrictGcs, o
 
 def test_a_log_in_page_of_the_network(opened: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_Handler, "_list", lambda self, _: self._send(200, b"<html>Welcome</html>"))
-    with pytest.raises(UnreachableError, match=r"^something else than Cloud Storage answers at http://127"):
+    with pytest.raises(UnreachableError, match=r"^another server than Cloud Storage answers at http://127"):
         opened.require_answer("")
 
 

@@ -42,7 +42,7 @@ def checks(rest: FakeRest, *, bucket: Any = None) -> dict[str, Check]:
 def test_a_region_that_answers(fake: FakeBatch) -> None:
     fake.add_stranger("database")
     found = checks(FakeRest())
-    assert found["API"].found == "Batch answers in us-central1 of my-project; 0 jobs of ours go on"
+    assert found["API"].found == "Batch answers in us-central1 of my-project; 0 jobs of our jobs are running"
     assert found["bucket"].found == "gs://my-project-rooflaunch/batch can be read"
     assert found["the rest"].cure == "launch doctor gcp"
     assert [check.state for check in found.values() if check.state is Health.PROBLEM] == []
@@ -72,7 +72,7 @@ def test_a_bucket_that_is_not_there(fake: FakeBatch) -> None:
         (
             fake_rest.VM_ROLE,
             Health.PROBLEM,
-            f"{fake_rest.ACCOUNT} lacks roles/batch.agentReporter: tasks would be given up for lost",
+            f"{fake_rest.ACCOUNT} lacks roles/batch.agentReporter: Batch would take its tasks for lost",
         ),
     ],
     ids=["given", "missing"],

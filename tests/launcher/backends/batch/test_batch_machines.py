@@ -100,7 +100,7 @@ def test_batch_ends_no_task_alone(region: Region) -> None:
     [removed] = region.machines.stop([region.look(names[0])])
     assert (removed.gone, removed.reason) == (
         False,
-        f"it shares job '{names[0]}' with 1 task that would end with it",
+        f"it shares job '{names[0]}' with 1 task that would end too",
     )
     assert region.look(names[1]).condition is Condition.RUNNING
     assert [removed.gone for removed in region.machines.stop([region.look(name) for name in names])] == [True, True]
@@ -122,7 +122,7 @@ def test_a_job_that_nobody_waits_for_is_left_over(region: Region) -> None:
     [left] = region.machines.leftovers()
     assert (left.name, left.why) == (
         plan.request.name,
-        "it has waited in the queue for 60 min, and nobody waits for it",
+        "it has waited in the queue for 60 min, and no launcher waits for it",
     )
     assert [removed.gone for removed in region.machines.stop([left])] == [True]
     assert list(region.machines.leftovers()) == []
@@ -173,7 +173,7 @@ def test_a_thousand_tasks_are_one_job_and_a_few_questions(region: Region) -> Non
             (503, "UNAVAILABLE", "The service is currently unavailable."),
             UnreachableError,
             "Cloud Batch at http",
-            "wait a minute, then run again, with fewer at a time",
+            "wait a minute, then run again, with fewer at the same time",
         ),
     ],
     ids=["disabled", "denied", "region", "refused", "busy"],

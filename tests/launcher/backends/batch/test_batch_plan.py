@@ -75,17 +75,17 @@ def test_no_credential_and_no_shell() -> None:
         (
             {"gpu": "t4", "zones": ("europe-west4-a",)},
             (
-                "zone 'europe-west4-a' is none with a T4 16 GB in us-central1; there: us-central1-a, us-central1-b, "
-                "us-central1-c, us-central1-f"
+                "zone 'europe-west4-a' has no T4 16 GB in us-central1; zones with one: us-central1-a, "
+                "us-central1-b, us-central1-c, us-central1-f"
             ),
             "--zone us-central1-a, or --region europe-west4",
         ),
         (
             {"gpu": "t4", "rerun_preempted": 2},
-            "--rerun-preempted is a count for spot VMs",
+            "--rerun-preempted is only for spot VMs",
             "--spot --rerun-preempted 2",
         ),
-        ({"gpu": "t4", "given": {"dataset": "/data"}}, "a VM cannot see the folder '/data'", "--dataset synthetic"),
+        ({"gpu": "t4", "given": {"dataset": "/data"}}, "a VM cannot read the folder '/data'", "--dataset synthetic"),
         ({"gpu": "t4", "given": {"precision": "tf32"}}, "precision tf32 needs compute capability 8.0", "--precision"),
     ],
     ids=["region", "zone", "retries", "folder", "precision"],

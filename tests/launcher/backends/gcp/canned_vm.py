@@ -245,7 +245,7 @@ class _Guest:
         self._beat("")
         self._upload(Status.FAILED)
         self._mark(LaunchPhase.FINISHED)
-        self._result(exit_code=6, error="the machine broke off the run and started again", hint="launch again")
+        self._result(exit_code=6, error="the machine interrupted the run and started again", hint="launch again")
         self._delete()
         raise _GoneError
 

@@ -130,9 +130,7 @@ def test_without_credentials_there_is_none() -> None:
 def test_with_another_cloud_google_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROOFLAUNCH_COMPUTE_ENDPOINT", "http://127.0.0.1:9")
     session = Pages(SKUS)
-    assert current(session) == Current(
-        why="ROOFLAUNCH_COMPUTE_ENDPOINT is set, so Google's own price list is not asked"
-    )
+    assert current(session) == Current(why="ROOFLAUNCH_COMPUTE_ENDPOINT is set, so Google's price list is not used")
     assert session.asked == []
 
 
@@ -144,7 +142,7 @@ def test_a_slow_list_holds_nobody_up_and_serves_the_next() -> None:
             answers.wait(60)
             return super().request(*words, **named)
 
-    assert current(Slow(SKUS), wait_s=0.01) == Current(why="Google's price list has not come within 0.01 s")
+    assert current(Slow(SKUS), wait_s=0.01) == Current(why="Google's price list did not arrive within 0.01 s")
     asking = [thread for thread in threading.enumerate() if thread.name == "prices"]
     assert all(thread.daemon for thread in asking), "it keeps no command from ending"
     answers.set()

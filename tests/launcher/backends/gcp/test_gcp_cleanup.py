@@ -65,8 +65,8 @@ def test_what_is_not_confirmed_is_an_error(clouds: Clouds) -> None:
         with pytest.raises(ToolError) as raised:
             require_gone(removed)
         assert raised.value.report() == (
-            f"error: not confirmed to be gone: VM {plan.name} in {ZONE}: it is still there\n"
-            "hint: the same command again; launch status"
+            f"error: not confirmed to be gone: VM {plan.name} in {ZONE}: it is still there\nhint: run the "
+            "same command again; launch status"
         )
 
 

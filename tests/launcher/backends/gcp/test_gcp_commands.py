@@ -52,9 +52,10 @@ NO_MODEL = (
     "error: unknown model 'resnet81': it must be a torchvision classifier\n"
     "hint: did you mean resnet18 or resnet152 or resnet101? `python -m workload models` lists all\n"
 )
-NO_DRY_RUN = "error: --request shows what a dry run would send\nhint: --dry-run --request\n"
+NO_DRY_RUN = "error: --request needs --dry-run\nhint: --dry-run --request\n"
 NOBODY_LEFT = (
-    "error: --detach leaves nobody to start a preempted VM again; got --rerun-preempted 2\nhint: one of the two\n"
+    "error: with --detach no command is left to start a preempted VM again; got --rerun-preempted 2\nhint: "
+    "one of the two\n"
 )
 
 
@@ -152,7 +153,7 @@ def world_of(cloud: Cloud, **changes: Any) -> World:
     return replace(plain, **changes)
 
 
-NOTHING_LEFT = "nothing of a launch is stopped for good or past its limit in my-project\n"
+NOTHING_LEFT = "no machine or disk of a launch is stopped or past its limit in my-project\n"
 GCP = ("gcp", "--gpu", "t4", "--zone", ZONE, "--image", IMAGE, *AT_HOME)
 
 
@@ -203,7 +204,7 @@ def test_a_list_that_cannot_be_read_is_a_warning(launch: Launch, capsys: pytest.
     assert launch(world, "gpus", "--live", "--project", "my-project") == 0
     said = capsys.readouterr()
     assert (
-        said.err == "warning: these are the prices of the table: it is not enabled\nhint: gcloud services enable it\n"
+        said.err == "warning: prices are from the built-in table: it is not enabled\nhint: gcloud services enable it\n"
     )
     assert "2026-07" in said.out
 
@@ -211,7 +212,7 @@ def test_a_list_that_cannot_be_read_is_a_warning(launch: Launch, capsys: pytest.
 def test_a_plan_says_why_it_has_the_prices_of_a_table(launch: Launch, capsys: pytest.CaptureFixture[str]) -> None:
     world = replace(NOWHERE, prices=lambda _: Current(why="it is not enabled"))
     assert launch(world, "gcp", "--gpu", "t4", "--zone", ZONE, "--dry-run") == 0
-    assert "\nnote       prices are those of a table: it is not enabled\n" in capsys.readouterr().out
+    assert "\nnote       prices are from the built-in table: it is not enabled\n" in capsys.readouterr().out
 
 
 def test_a_price_needs_no_project(launch: Launch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -219,7 +220,7 @@ def test_a_price_needs_no_project(launch: Launch, capsys: pytest.CaptureFixture[
     text = capsys.readouterr().out
     assert re.search(r"^price +0\.540 USD per hour in us-central1", text, re.MULTILINE)
     assert re.search(r"^bucket +gs://PROJECT-rooflaunch/runs/$", text, re.MULTILINE)
-    assert text.endswith("note       no project is set: PROJECT stands for yours; --project names it\n")
+    assert text.endswith("note       no project is set: PROJECT stands for your project; name it with --project\n")
 
 
 def test_the_request_is_shown_where_it_is_asked_for(launch: Launch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -258,11 +259,11 @@ def test_the_dry_run_loads_no_module_of_google() -> None:
         (("gcp", *AT_HOME), "error: Missing option '--gpu'.\nhint: launch gcp --help\n"),
         (
             ("down", *AT_HOME),
-            "error: launch down takes launches or --all, one of the two\nhint: launch down RUN, or --all\n",
+            "error: launch down takes either launches or --all\nhint: launch down RUN, or --all\n",
         ),
         (
             ("down", "--all", "abc", *AT_HOME),
-            "error: launch down takes launches or --all, one of the two\nhint: launch down RUN, or --all\n",
+            "error: launch down takes either launches or --all\nhint: launch down RUN, or --all\n",
         ),
         (
             ("doctor", "docker", "--project", "my-project"),
@@ -358,7 +359,7 @@ def test_a_renamed_image_family_is_told_and_does_not_stop_a_launch(
         assert body["disks"][0]["initializeParams"]["sourceImage"] == source
         assert body["shieldedInstanceConfig"]["enableSecureBoot"] is True
         told = capsys.readouterr().err
-        assert f"note       there is no VM image family {family[1]} in project {family[0]} any more\n" in told
+        assert f"note       VM image family {family[1]} no longer exists in project {family[0]}\n" in told
         assert f"note       the VM boots {newest} of {family[0]} instead\n" in told
         assert launch(world_of(cloud), *GCP, "--vm-image", "my-project/none") == 2
         assert "error: --vm-image: there is no image family 'none' in project 'my-project'" in capsys.readouterr().err
@@ -467,7 +468,7 @@ def test_no_record_of_others_is_a_traceback_in_any_command(
         assert launch(world, "down", name, *AT_HOME) == 0
         assert capsys.readouterr().out == f"VM {name} in {ZONE} is gone\n"
         assert launch(world, "logs", name, *AT_HOME) == 3
-        assert capsys.readouterr().err.startswith(f"error: '{name}' left no log; it is unreadable: no readable ")
+        assert capsys.readouterr().err.startswith(f"error: '{name}' left no log; it is unreadable: not a readable ")
 
 
 @pytest.mark.world
@@ -492,7 +493,7 @@ def test_down_all_asks_on_a_terminal_and_refuses_without(
         names = sorted(plan.name for plan in (cloud.plan(), cloud.plan()) if cloud.run(plan, detach=True))
         assert launch(world_of(cloud), "down", "--all", *AT_HOME) == 2
         assert capsys.readouterr().err.endswith(
-            "error: --all deletes 2 VMs and there is no terminal to ask on\nhint: --all --yes\n"
+            "error: --all deletes 2 VMs, but there is no terminal to ask\nhint: --all --yes\n"
         )
         asked: list[tuple[str, bool]] = []
 
@@ -614,8 +615,8 @@ def test_in_an_outage_nothing_is_said_to_be_gone(
         cloud.run(plan, detach=True)
         cloud.fake.outage(ZONE, told)
         somewhere = "some zone" if told == "fails" else ZONE
-        unlisted = f"error: not known to be gone: whatever is in {somewhere}, which does not answer\n"
-        hint = "hint: the same command again; launch status\n"
+        unlisted = f"error: not known to be gone: anything in {somewhere}, which does not answer\n"
+        hint = "hint: run the same command again; launch status\n"
         assert launch(world, "down", plan.name, *AT_HOME) == 4
         error = f"error: not known to be gone: VM {plan.name} in {ZONE}: the zone does not answer\n"
         assert capsys.readouterr() == ("", error + hint)
@@ -630,10 +631,12 @@ def test_in_an_outage_nothing_is_said_to_be_gone(
         assert json.loads(capsys.readouterr().out)["state"] == LaunchState.UNKNOWN
         assert launch(world, "status", *AT_HOME) == 0
         shown = capsys.readouterr()
-        assert shown.err == f"warning: no answer from {somewhere}: a VM there that the bucket lacks is not shown\n"
+        assert (
+            shown.err == f"warning: no answer from {somewhere}: a VM there that is missing in the bucket is not shown\n"
+        )
         (line,) = (each for each in shown.out.splitlines() if each.startswith(plan.name))
         assert f" {LaunchState.UNKNOWN} " in line
-        assert "whether its VM is there is not known: no answer from " in line
+        assert "whether its VM exists is not known: no answer from " in line
         assert [vm.name for vm in cloud.fake.instances] == [plan.name]
         cloud.fake.outage_ends()
         assert launch(world, "down", plan.name, *AT_HOME) == 0
@@ -666,7 +669,9 @@ def test_a_stopped_vm_is_warned_of_and_reaped_at_once(
         for words in (("status",), ("status", plan.name)):
             assert launch(world, *words, *AT_HOME) == 0
             told = capsys.readouterr()
-            warning = f"warning: a VM is stopped, which no cloud deletes: {plan.name}\nhint: launch reap\n"
+            warning = (
+                f"warning: a VM is stopped, and the cloud does not delete stopped VMs: {plan.name}\nhint: launch reap\n"
+            )
             assert told.err == warning
             assert "stale" in told.out
         why = f"VM {plan.name} in {ZONE}: it is TERMINATED, and the cloud never deletes a stopped VM\n"
@@ -689,7 +694,7 @@ def test_a_vm_that_is_about_to_start_again_is_let_be(
         cloud.fake.stop(plan.name, age_s=60)
         assert launch(world, "status", plan.name, *AT_HOME) == 0
         told = capsys.readouterr()
-        assert "its VM is TERMINATED, and the cloud may start it again, to save what there is" in told.out
+        assert "its VM is TERMINATED, and the cloud may start it again, to save its results" in told.out
         assert told.err == ""
         assert launch(world, "reap", *AT_HOME) == 0
         assert capsys.readouterr().out == NOTHING_LEFT
@@ -709,7 +714,7 @@ def test_status_without_any_launch(launch: Launch, clouds: Clouds, capsys: pytes
         assert capsys.readouterr().err == "no launch in gs://empty-bucket, and no VM of one in my-project\n"
         cloud.fake.outage(ZONE)
         assert launch(world_of(cloud, bucket=lambda _: empty), "status", *AT_HOME) == 0
-        warning = f"warning: no answer from {ZONE}: a VM there that the bucket lacks is not shown\n"
+        warning = f"warning: no answer from {ZONE}: a VM there that is missing in the bucket is not shown\n"
         assert capsys.readouterr() == ("", warning)
 
 
@@ -782,7 +787,7 @@ def test_ctrl_c_before_anything_is_submitted(
     with clouds() as cloud:
         monkeypatch.setattr(ComputeEngine, "prepare", lambda *_: signal.raise_signal(signal.SIGINT))
         assert launch(world_of(cloud), *GCP) == 130
-        hint = "hint: nothing was submitted; the same command again\n"
+        hint = "hint: nothing was submitted; run the same command again\n"
         assert capsys.readouterr().err.endswith(f"error: interrupted by Ctrl-C\n{hint}")
         assert cloud.fake.all_vms == []
 
@@ -912,7 +917,7 @@ UNCHECKED = "whether the image is one for linux/amd64 is not checked: "
     [
         ({"linux/amd64"}, ()),
         ({"linux/amd64", "linux/arm64"}, ()),
-        (set(), (f"{UNCHECKED}its registry does not tell",)),
+        (set(), (f"{UNCHECKED}its registry does not say",)),
     ],
 )
 def test_an_image_of_the_vms_architecture(platforms: set[str], notes: tuple[str, ...]) -> None:
@@ -928,8 +933,8 @@ def test_an_image_that_no_vm_runs_is_refused_before_one_is_rented(
     with clouds() as cloud:
         assert launch(world_of(cloud, engine=lambda: engine), *GCP) == 2
         assert capsys.readouterr().err == (
-            f"error: '{IMAGE}' is an image for linux/arm64; the VMs are linux/amd64\n"
-            "hint: --image of one for linux/amd64, as `launch build --push` makes it\n"
+            f"error: '{IMAGE}' is an image for linux/arm64; the VMs are linux/amd64\nhint: --image with an "
+            "image for linux/amd64, as `launch build --push` makes it\n"
         )
         assert cloud.fake.all_vms == []
         assert launch(world_of(cloud), *GCP) == 0
@@ -965,7 +970,7 @@ def test_an_image_that_is_not_there_is_built(monkeypatch: pytest.MonkeyPatch) ->
     [
         (
             SETTINGS.repository,
-            "gcloud auth configure-docker us-central1-docker.pkg.dev, then the same again",
+            "gcloud auth configure-docker us-central1-docker.pkg.dev, then run the same command again",
         ),
         ("host:5000/trainer", "docker login, then launch build --push again"),
     ],
@@ -986,7 +991,7 @@ def test_a_tag_is_looked_up_and_a_digest_taken_as_it_is() -> None:
     with pytest.raises(ToolError) as raised:
         reference(replace(NOWHERE, engine=no_docker), "host:5000/trainer:cuda")
     assert raised.value.report() == (
-        "error: --image needs a digest, and the tag of 'host:5000/trainer:cuda' cannot be looked up: "
-        "no Docker engine: /var/run/docker.sock does not exist\n"
-        "hint: --image HOST/NAME@sha256:…, as `launch build --push` prints it"
+        "error: --image needs a digest, but the digest of the tag 'host:5000/trainer:cuda' cannot be found: "
+        "no Docker engine: /var/run/docker.sock does not exist\nhint: --image HOST/NAME@sha256:…, as "
+        "`launch build --push` prints it"
     )

@@ -106,7 +106,7 @@ def test_the_end_of_a_vm_is_what_the_cloud_says(fake: FakeCompute, compute: Comp
     fake.stop(NAME)
     found = compute.get(A, NAME)
     assert found is not None
-    assert found.deadline_s == pytest.approx(machine.created_s + 1200, abs=0.001), "of a stopped one it says nothing"
+    assert found.deadline_s == pytest.approx(machine.created_s + 1200, abs=0.001), "of a stopped one no message"
 
 
 def test_the_time_is_the_clouds(fake: FakeCompute, compute: Compute, clock: Clock) -> None:
@@ -124,7 +124,7 @@ def test_the_time_is_the_clouds(fake: FakeCompute, compute: Compute, clock: Cloc
 
 def test_answers_without_a_date_tell_no_age(compute: Compute, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fake_compute._Handler, "date_time_string", lambda *_: "today")
-    with pytest.raises(ToolError, match=r"^Compute Engine's answers have no date, without which the age of a VM is"):
+    with pytest.raises(ToolError, match=r"^Compute Engine's answers have no date, so the age of VMs is"):
         compute.now_s()
 
 
@@ -456,8 +456,8 @@ def test_a_service_that_stays_busy_is_there(status: int, fake: FakeCompute, comp
     with pytest.raises(UnreachableError) as caught:
         compute.get(A, NAME)
     assert caught.value.report() == (
-        f"error: Compute Engine at {fake.url} answers that it is busy ({status}): busy ({status})\n"
-        "hint: wait a minute, then run again, with fewer at a time"
+        f"error: Compute Engine at {fake.url} answers that it is busy ({status}): busy ({status})\nhint: "
+        "wait a minute, then run again, with fewer at the same time"
     )
     assert 14 < clock.s <= 30
 
@@ -487,9 +487,9 @@ def test_a_log_in_page_of_the_network_is_no_bug_of_ours(
         with pytest.raises(UnreachableError) as caught:
             ask()
         assert caught.value.report() == (
-            f"error: something else than Compute Engine answers at {fake.url}: "
-            "a log-in page of this network, or a proxy\n"
-            "hint: open a page in a browser and log in to the network, or correct HTTPS_PROXY; then run again"
+            f"error: another server than Compute Engine answers at {fake.url}: a log-in page of this "
+            "network, or a proxy\nhint: open a page in a browser and log in to the network, or correct "
+            "HTTPS_PROXY; then run again"
         )
 
 
@@ -610,8 +610,8 @@ SEE = "See https://cloud.google.com/resource-manager/docs/organization-policy/or
                 f"projects/p/global/images/i. {SEE}"
             ),
             (
-                "error: the organisation's policy forbids this VM: constraints/compute.requireShieldedVm: {}\n"
-                "hint: --vm-image of an image that can boot by UEFI, --secure-boot"
+                "error: the organisation's policy forbids this VM: constraints/compute.requireShieldedVm: "
+                "{}\nhint: --vm-image with an image that can boot by UEFI, and --secure-boot"
             ),
         ),
         (
@@ -621,8 +621,9 @@ SEE = "See https://cloud.google.com/resource-manager/docs/organization-policy/or
                 "project ubuntu-os-accelerator-images is prohibited."
             ),
             (
-                "error: the organisation's policy forbids this VM: constraints/compute.trustedImageProjects: {}\n"
-                "hint: --vm-image PROJECT/FAMILY of a project that is trusted (launch doctor gcp names them)"
+                "error: the organisation's policy forbids this VM: "
+                "constraints/compute.trustedImageProjects: {}\nhint: --vm-image PROJECT/FAMILY of a trusted "
+                "project (launch doctor gcp names them)"
             ),
         ),
         (
@@ -653,9 +654,9 @@ SEE = "See https://cloud.google.com/resource-manager/docs/organization-policy/or
                 "specify a subnet if the network resource is in custom subnet mode."
             ),
             (
-                "error: the network is in custom mode, and no subnetwork is named: {}\n"
-                "hint: --subnetwork NAME, one of that name in each region; or --network of another network; "
-                "or create_network in infra/, which makes both"
+                "error: the network is in custom mode, and no subnetwork is named: {}\nhint: --subnetwork "
+                "NAME, if every region has a subnetwork of this name; or another --network; or "
+                "create_network in infra/, which makes both"
             ),
         ),
     ],

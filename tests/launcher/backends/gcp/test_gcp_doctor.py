@@ -177,7 +177,7 @@ def test_a_sound_project(world: World) -> None:
         ("GPUS_ALL_REGIONS", "ok", "3 of 4 GPUs left", ""),
         *[row for row in rows if row[0] == "VM image"],
         ("Shielded VM policy", "ok", "VMs may start without Secure Boot", ""),
-        ("VM image policy", "ok", "the images' projects are trusted", ""),
+        ("VM image policy", "ok", "the projects of the images are trusted", ""),
         ("leftovers", "ok", "none; 0 VMs of launches now", ""),
         ("bucket", "ok", f"gs://{BUCKET} answers", ""),
         ("bucket access", "ok", "objects can be read, written and replaced", ""),
@@ -187,7 +187,7 @@ def test_a_sound_project(world: World) -> None:
         ("image cuda", "ok", f"cuda-0123456789ab, {DIGEST}", ""),
         ("image volta", "ok", f"volta-0123456789ab, {DIGEST}", ""),
         ("service account", "ok", ACCOUNT, ""),
-        ("use of it", "ok", "you may start VMs that act as it", ""),
+        ("use of it", "ok", "you may start VMs with this account", ""),
         ("its bucket role", "ok", "roles/storage.objectUser", ""),
         ("its image role", "ok", "roles/artifactregistry.reader", ""),
         ("its VM role", "ok", VM_ROLE, ""),
@@ -271,7 +271,7 @@ def test_services_that_cannot_be_seen(answer: Any, state: str, found: str, cure:
             "0 of 2 GPUs left",
             f"launch status; or {QUOTAS_PAGE} GPUS_ALL_REGIONS",
         ),
-        ({}, "note", "unknown: the project does not tell it", ""),
+        ({}, "note", "unknown: the project does not report it", ""),
     ],
     ids=["zero", "used-up", "untold"],
 )
@@ -289,7 +289,12 @@ def test_gpus_of_all_regions(quotas: Any, state: str, found: str, cure: str, wor
         ),
         (
             Current(why="it is not enabled", hint="gcloud services enable it"),
-            ("prices", "note", "those of a table, as dated there: it is not enabled", "gcloud services enable it"),
+            (
+                "prices",
+                "note",
+                "from the built-in table, with their dates: it is not enabled",
+                "gcloud services enable it",
+            ),
         ),
     ],
     ids=["today's", "a table's"],
@@ -298,7 +303,7 @@ def test_prices(today: Current, row: Row, world: World) -> None:
     world.prices = {PROJECT: today}.__getitem__
     assert world.row("prices") == row
     world.endpoint = "ROOFLAUNCH_COMPUTE_ENDPOINT"
-    assert world.row("prices")[1:3] == ("note", "not looked at: ROOFLAUNCH_COMPUTE_ENDPOINT is set")
+    assert world.row("prices")[1:3] == ("note", "not checked: ROOFLAUNCH_COMPUTE_ENDPOINT is set")
 
 
 def test_the_best_regions_come_first(world: World) -> None:
@@ -319,7 +324,7 @@ def test_the_best_regions_come_first(world: World) -> None:
     assert world.row("quota l4") == (
         "quota l4",
         "note",
-        "GPUs left, standard: unknown, no region tells it; preemptible: unknown, no region tells it",
+        "GPUs left, standard: unknown: no region reports it; preemptible: unknown: no region reports it",
         f"{QUOTAS_PAGE} NVIDIA_L4_GPUS",
     )
     assert "quota" not in world.amiss(), "one GPU that can be had is enough"
@@ -334,12 +339,12 @@ def test_no_quota_of_any_gpu(world: World) -> None:
     assert world.row("quota") == (
         "quota",
         "problem",
-        "of no GPU is any left in any region",
+        "no region has any GPU quota left",
         f"{QUOTAS_PAGE} GPU",
     )
     assert world.row("quota v100")[1:3] == (
         "note",
-        "GPUs left, standard: none left; preemptible: unknown, no region tells it",
+        "GPUs left, standard: none left; preemptible: unknown: no region reports it",
     )
 
 
@@ -390,13 +395,13 @@ def test_an_image_that_is_gone_while_others_are_there(world: World, monkeypatch:
     monkeypatch.setattr(world.compute, "get_image", lambda _, family: None if family == FAMILY else f"{family}-v1")
     rows = [row for row in world.rows() if row[0] == "VM image"]
     users = ", ".join(gpu.name for gpu in gpus.load().values() if gpu.vm_image.name == FAMILY)
-    gone = f"no family {FAMILY} in project ubuntu-os-accelerator-images, for {users}: a launch takes the next one"
+    gone = f"no family {FAMILY} in project ubuntu-os-accelerator-images, for {users}: a launch uses the next one"
     assert [(row[1], row[2]) for row in rows if row[1] != "ok"] == [("note", gone)]
 
 
 ALL_BUT_V100 = "t4, l4, a100, a100-80gb, h100, h200"
 NOT_TRUSTED = f"not trusted: ubuntu-os-accelerator-images, for {ALL_BUT_V100}"
-BY_HAND = "--vm-image PROJECT/FAMILY of a project that is, with apt; or ask its administrator"
+BY_HAND = "--vm-image PROJECT/FAMILY of a trusted project, with apt; or ask its administrator"
 VIEWER = "an administrator of the organisation: roles/orgpolicy.policyViewer"
 RESOURCES = "cloudresourcemanager.googleapis.com"
 
@@ -437,7 +442,7 @@ RESOURCES = "cloudresourcemanager.googleapis.com"
                 f"gcloud services enable {RESOURCES} --project {PROJECT}",
             ),
         ),
-        (TRUSTED_IMAGES, {}, ("VM image policy", "ok", "the images' projects are trusted", "")),
+        (TRUSTED_IMAGES, {}, ("VM image policy", "ok", "the projects of the images are trusted", "")),
         (
             TRUSTED_IMAGES,
             {"listPolicy": {"allowedValues": ["projects/ubuntu-os-cloud"]}},
@@ -451,7 +456,7 @@ RESOURCES = "cloudresourcemanager.googleapis.com"
         (
             TRUSTED_IMAGES,
             {"listPolicy": {"allowedValues": ["is:projects/ubuntu-os-cloud", "projects/ubuntu-os-accelerator-images"]}},
-            ("VM image policy", "ok", "the images' projects are trusted", ""),
+            ("VM image policy", "ok", "the projects of the images are trusted", ""),
         ),
         (
             TRUSTED_IMAGES,
@@ -469,12 +474,17 @@ RESOURCES = "cloudresourcemanager.googleapis.com"
         (
             TRUSTED_IMAGES,
             {"listPolicy": {"deniedValues": ["projects/debian-cloud"]}},
-            ("VM image policy", "ok", "the images' projects are trusted", ""),
+            ("VM image policy", "ok", "the projects of the images are trusted", ""),
         ),
         (
             TRUSTED_IMAGES,
             {"listPolicy": {"allowedValues": ["under:organizations/1"]}},
-            ("VM image policy", "note", "names folders or organisations, and is not judged: under:organizations/1", ""),
+            (
+                "VM image policy",
+                "note",
+                "names folders or organisations, which are not checked: under:organizations/1",
+                "",
+            ),
         ),
     ],
 )
@@ -547,7 +557,7 @@ def test_leftovers_that_cannot_be_seen(world: World) -> None:
             (
                 "bucket set-up",
                 "problem",
-                "no uniform access: each object can have readers of its own",
+                "no uniform access: each object can have its own readers",
                 f"gcloud storage buckets update gs://{BUCKET} --uniform-bucket-level-access",
             ),
         ),
@@ -651,7 +661,7 @@ TO_IT = f"--member serviceAccount:{ACCOUNT}"
             (
                 "use of it",
                 "problem",
-                "you may not start VMs that act as it",
+                "you may not start VMs with this account",
                 (
                     f"its owner: gcloud iam service-accounts add-iam-policy-binding {ACCOUNT} "
                     "--role roles/iam.serviceAccountUser --member user:YOU"
@@ -664,7 +674,7 @@ TO_IT = f"--member serviceAccount:{ACCOUNT}"
             (
                 "its bucket role",
                 "problem",
-                "no role of its own allows storage.objects.delete, storage.objects.get, storage.objects.list",
+                "no custom role allows storage.objects.delete, storage.objects.get, storage.objects.list",
                 f"gcloud storage buckets add-iam-policy-binding gs://{BUCKET} --role roles/storage.objectUser {TO_IT}",
             ),
         ),
@@ -682,7 +692,7 @@ TO_IT = f"--member serviceAccount:{ACCOUNT}"
             (
                 "its image role",
                 "problem",
-                "no role of its own allows artifactregistry.repositories.downloadArtifacts",
+                "no custom role allows artifactregistry.repositories.downloadArtifacts",
                 (
                     "gcloud artifacts repositories add-iam-policy-binding rooflaunch --location us-central1 "
                     f"--project {PROJECT} --role roles/artifactregistry.reader {TO_IT}"
@@ -694,8 +704,8 @@ TO_IT = f"--member serviceAccount:{ACCOUNT}"
             (
                 "its VM role",
                 "problem",
-                "no role of its own allows compute.instances.delete, compute.instances.get",
-                "infra/vm.tf: a role of its own, for our VMs alone",
+                "no custom role allows compute.instances.delete, compute.instances.get",
+                "infra/vm.tf: a custom role, only for our VMs",
             ),
         ),
         (
@@ -752,7 +762,7 @@ def test_a_repository_elsewhere(world: World) -> None:
     )
     assert world.row("repository")[1:] == (
         "note",
-        "docker.io/me/trainer is not in Artifact Registry, and not looked at",
+        "docker.io/me/trainer is not in Artifact Registry, so it is not checked",
         "",
     )
     assert not any(row[0].startswith(("image ", "its image")) for row in world.rows())
@@ -762,7 +772,7 @@ def test_with_an_endpoint_elsewhere_google_is_not_asked(world: World) -> None:
     world.endpoint = "ROOFLAUNCH_COMPUTE_ENDPOINT"
     rows = [row for row in world.rows() if row[1] != "ok"]
     assert rows == [
-        (name, "note", "not looked at: ROOFLAUNCH_COMPUTE_ENDPOINT is set", "")
+        (name, "note", "not checked: ROOFLAUNCH_COMPUTE_ENDPOINT is set", "")
         for name in ("APIs", "bucket access", "repository", "service account")
     ]
     assert world.rest.asked == []

@@ -17,7 +17,7 @@ from tests.launcher.backends.gcp.plain import LAUNCHED_S, NAME, ZONE
 from workload.contract.errors import ToolError
 from workload.storage.store import StoredObject
 
-PREEMPTED_HINT = "--rerun-preempted 2 starts it again by itself; without --spot it is not taken back"
+PREEMPTED_HINT = "--rerun-preempted 2 starts it again automatically; without --spot it is not taken away"
 BEGAN_S = LAUNCHED_S
 REQUEST = replace(plain.REQUEST, spot=True, prices={})
 THERE: Machine = replace(plain.INSTANCE, deadline_s=None)
@@ -170,9 +170,9 @@ def test_a_launch_that_goes_well(tmp_path: Path) -> None:
     progress = list(dict.fromkeys(told(events, EventKind.PROGRESS)))
     assert progress == [
         "the VM starts",
-        "booted; the next step is awaited",
-        "driver ready; the next step is awaited",
-        "image pulled; the next step is awaited",
+        "booted; waiting for the next phase",
+        "driver ready; waiting for the next phase",
+        "image pulled; waiting for the next phase",
         "step 1",
         "uploading",
     ]
@@ -195,11 +195,11 @@ def test_a_vm_that_says_nothing_is_removed_after_its_boot_limit(tmp_path: Path) 
     assert followed.error is not None
     assert followed.error.exit_code == 6
     assert followed.error.report() == (
-        f"error: '{NAME}' did not come to start the run in 15 min (last: booted)\nhint: what it said is in {saved}"
+        f"error: '{NAME}' did not start the run within 15 min (last: booted)\nhint: its output is in {saved}"
     )
     assert saved.read_text() == "boot\nlast words\n"
     assert told(events, EventKind.NOTE) == [
-        f"'{NAME}' did not come to start the run in 15 min (last: booted): removing the VM"
+        f"'{NAME}' did not start the run within 15 min (last: booted): removing the VM"
     ]
 
 
@@ -216,7 +216,7 @@ def test_silence_in_the_run_ends_it(tmp_path: Path) -> None:
     cloud.beats(200, 300)
     followed, _ = run(cloud, tmp_path)
     assert followed.ending is Ending.SILENT
-    assert str(followed.error) == f"'{NAME}' has given no sign for 5 min"
+    assert str(followed.error) == f"'{NAME}' has sent no heartbeat for 5 min"
     assert 290 + 300 < cloud.time_s - BEGAN_S < 290 + 300 + 45
     assert followed.heartbeat is not None, "what it uploaded is known"
 
@@ -229,8 +229,8 @@ def test_a_vm_that_cannot_be_removed_is_told(tmp_path: Path) -> None:
     assert followed.error is not None
     assert not followed.is_gone
     assert followed.error.report() == (
-        f"error: '{NAME}' did not come to start the run in 15 min (last: nothing, VM RUNNING); the VM could not be "
-        f"removed\nhint: launch down {NAME}; launch logs {NAME}"
+        f"error: '{NAME}' did not start the run within 15 min (last: nothing, VM RUNNING); the VM could not "
+        f"be removed\nhint: launch down {NAME}; launch logs {NAME}"
     )
 
 
@@ -250,7 +250,7 @@ def test_a_result_that_arrives_as_the_vm_vanishes_counts(tmp_path: Path, after_s
             300,
             True,
             Ending.PREEMPTED,
-            f"error: '{NAME}' was preempted: the cloud took the spot VM back\nhint: {PREEMPTED_HINT}",
+            f"error: '{NAME}' was preempted: the cloud took the spot VM away\nhint: {PREEMPTED_HINT}",
         ),
         (
             300,
@@ -303,7 +303,7 @@ def test_a_vm_that_its_host_stopped_is_awaited(tmp_path: Path, status: str) -> N
     cloud.at(1520, lambda: cloud.result(exit_code=6))
     followed, events = run(cloud, tmp_path)
     assert followed.ending is Ending.RESULT
-    waits = f"'{NAME}' is {status}: the cloud starts it again, to save what there is"
+    waits = f"'{NAME}' is {status}: the cloud starts it again, to save its results"
     assert told(events, EventKind.NOTE) == [waits], "its silence meanwhile is no sign of anything"
 
 
@@ -344,7 +344,7 @@ def test_a_network_that_is_away_changes_nothing_and_is_told_once(tmp_path: Path)
     followed, events = run(cloud, tmp_path)
     assert followed.ending is Ending.RESULT
     assert told(events, EventKind.NOTE) == [
-        "Compute Engine cannot be reached: no route; the VM goes on by itself, trying again",
+        "Compute Engine cannot be reached: no route; the VM continues by itself; trying again",
         "the cloud answers again",
     ]
     asked = [seconds for seconds in cloud.asked_at if 400 <= seconds < 1900]
@@ -394,8 +394,8 @@ def test_a_result_that_nobody_can_read_ends_no_vm_that_lives(tmp_path: Path) -> 
     assert cloud.calls["stop"] == 0
     assert followed.error is not None
     assert followed.error.report() == (
-        f"error: '{NAME}' has ended, and how is unknown: no readable result of a launch: "
-        f"no JSON (Expecting value: line 1 column 1 (char 0))\nhint: launch logs {NAME}"
+        f"error: '{NAME}' has ended, but it is unknown how: not a readable result of a launch: no JSON "
+        f"(Expecting value: line 1 column 1 (char 0))\nhint: launch logs {NAME}"
     )
 
 

@@ -82,6 +82,6 @@ def test_nobody_ends_a_healthy_vm(off_s: int, clouds: Clouds, tmp_path: Path) ->
         name = json.loads(done.stdout)["name"]
         # Another machine, whose clock is off the other way.
         reaped = launch(tmp_path, -off_s, "reap", *AT_HOME)
-        nothing = "nothing of a launch is stopped for good or past its limit in my-project\n"
+        nothing = "no machine or disk of a launch is stopped or past its limit in my-project\n"
         assert (reaped.returncode, reaped.stdout, reaped.stderr) == (0, nothing, "")
         assert [vm.name for vm in cloud.fake.instances] == [name]

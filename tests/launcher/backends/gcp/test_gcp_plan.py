@@ -215,7 +215,7 @@ BESIDES = "besides    traffic and tax, which are not counted here"
 ANYWHERE = "in any zone that may be tried"
 AROUND = "and 5 min to start and to stop"
 LATE = "then the cloud deletes the VM"
-OTHERS = "unknown in the other {} regions that may be tried (--max-cost leaves those out)"
+OTHERS = "unknown in the other {} regions that may be tried (--max-cost excludes these)"
 DEFAULTS = ["plan       resnet18, the device's default batch, fp32, on cuda; one run", "set by     all defaults"]
 
 
@@ -291,16 +291,19 @@ def test_text_for_an_a100() -> None:
 
 def test_text_where_no_price_is_known() -> None:
     assert lines_of(planned("a100", spot=True))[11:] == [
-        "price      unknown in us-central1; --usd-per-h takes yours",
+        "price      unknown in us-central1; give it with --usd-per-h",
         f"expected   7.1 min, cost unknown: {USUAL}",
-        f"at most    60 min {AROUND}, at a cost that is unknown in every zone that may be tried; {LATE}",
+        f"at most    60 min {AROUND}, the cost is unknown in every zone that may be tried; {LATE}",
         BESIDES,
     ]
 
 
 def test_text_with_everything() -> None:
     assert lines_of(planned(**GOLDEN["t4-everything"])) == [
-        "plan       resnet50, the device's default batch, fp32, on cuda; 3 runs, a process each, then a profile by ncu",
+        (
+            "plan       resnet50, the device's default batch, fp32, on cuda; 3 runs, each in its own process, "
+            "then a profile by ncu"
+        ),
         "set by     model: option, dataset: option, repeats: option, profile: option",
         "vm         n1-standard-8 with 1 x T4 16 GB, spot",
         "name       rooflaunch-t4-20261121-142530-0a1b2c",
@@ -315,8 +318,8 @@ def test_text_with_everything() -> None:
         f"expected   14.2 min, 0.09 USD: {USUAL.replace('1.6', '8.7')}",
         f"at most    38 min {AROUND}, 0.25 USD for each of up to 2 attempts, 0.50 USD in all, {ANYWHERE}; {LATE}",
         BESIDES,
-        "note       the VM downloads imagenette: it starts without data",
-        "note       data_dir is a folder of this machine: the VM takes its own",
+        "note       the VM downloads imagenette, because it starts without data",
+        "note       data_dir is a folder of this machine: the VM uses its own folder",
         "note       without an external address the VM needs Cloud NAT, for its packages",
     ]
 
@@ -351,7 +354,7 @@ def test_the_request_in_short() -> None:
     plan = planned()
     assert "request" not in plan.text()
     head, _, shown = plan.sent_text().partition("\n")
-    assert head == "request    instances.insert in us-central1-a; --format json has its texts whole"
+    assert head == "request    instances.insert in us-central1-a; --format json shows its texts in full"
     body = json.loads(shown)
     items = {item["key"]: item for item in body["metadata"]["items"]}
     assert items["startup-script"]["value"] == "<launcher/backends/gcp/startup.sh, 2 lines>"
@@ -369,14 +372,14 @@ def test_the_request_in_short() -> None:
 @pytest.mark.parametrize(
     ("options", "note"),
     [
-        ({"run": {"device": "cpu"}}, "the run computes on the VM's CPU; its T4 16 GB is paid for all the same"),
+        ({"run": {"device": "cpu"}}, "the run computes on the VM's CPU, but its T4 16 GB must be paid too"),
         ({"gpu_count": 2}, "the run computes on one GPU of 2"),
-        ({"max_run_time_s": 300}, "the run may not be over within the limit of 300 s: --max-run-time"),
+        ({"max_run_time_s": 300}, "the run may take longer than the limit of 300 s: --max-run-time"),
         (
             {"settings": settings_of(subnetwork="gpu")},
-            "every region needs a subnetwork 'gpu'; name it with its region to stay there",
+            "every region needs a subnetwork 'gpu'; name it with its region to use only that region",
         ),
-        ({"run": {"dataset": "cifar10"}}, "the VM downloads cifar10: it starts without data"),
+        ({"run": {"dataset": "cifar10"}}, "the VM downloads cifar10, because it starts without data"),
     ],
 )
 def test_notes(options: dict[str, Any], note: str) -> None:
@@ -461,7 +464,7 @@ def test_known_prices_come_first() -> None:
 
 def test_fallback_needs_a_named_zone_to_be_switched_off() -> None:
     assert refused(fallback=False) == (
-        "--no-fallback keeps to the zones that are named; none is",
+        "--no-fallback allows only the zones that are named with --zone, but none is named",
         "--zone us-central1-a --no-fallback",
     )
 
@@ -560,12 +563,12 @@ A2 = "a2-highgpu-1g, a2-highgpu-2g, a2-highgpu-4g, a2-highgpu-8g"
         ({"usd_per_h": math.inf}, "--usd-per-h must be a positive sum in USD; got 'inf'", "--usd-per-h 1.50"),
         (
             {"rerun_preempted": 1},
-            "--rerun-preempted is a count for spot VMs, which alone are preempted; got '1'",
+            "--rerun-preempted is only for spot VMs, because only these are preempted; got '1'",
             "--spot --rerun-preempted 2",
         ),
         (
             {"rerun_preempted": -1, "spot": True},
-            "--rerun-preempted is a count for spot VMs, which alone are preempted; got '-1'",
+            "--rerun-preempted is only for spot VMs, because only these are preempted; got '-1'",
             "--spot --rerun-preempted 2",
         ),
     ],
@@ -606,12 +609,12 @@ def test_dollars_are_rounded_up(usd: float | None, text: str) -> None:
         ({"device": "mps"}, "a VM has no Apple GPU; got --mps", "leave --mps out"),
         (
             {"compile": True},
-            "--compile needs a C++ compiler, which the images leave out; a VM runs one of them",
+            "--compile needs a C++ compiler, which the images do not contain; a VM runs one of them",
             "leave --compile out",
         ),
         (
             {"dataset": "~/photos"},
-            "a VM cannot see the folder '~/photos' of this machine",
+            "a VM cannot read the folder '~/photos' of this machine",
             "--dataset synthetic, or --dataset imagenette --download",
         ),
         (
@@ -710,14 +713,17 @@ def test_max_cost_counts_the_dearest_zone(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"gpu": "h200"}, "--max-cost needs a price, and that of this machine type (on demand) is unknown anywhere"),
+        (
+            {"gpu": "h200"},
+            "--max-cost needs a price, but the price of this machine type (on demand) is unknown anywhere",
+        ),
         (
             {"gpu": "a100", "spot": True},
-            "--max-cost needs a price, and that of this machine type (spot) is unknown anywhere",
+            "--max-cost needs a price, but the price of this machine type (spot) is unknown anywhere",
         ),
         (
             {"zones": ("us-central1-a", "us-east1-c", "us-east1-b")},
-            "--max-cost needs a price, and that of this machine type (on demand) is unknown in us-east1-c,b",
+            ("--max-cost needs a price, but the price of this machine type (on demand) is unknown in us-east1-c,b"),
         ),
     ],
 )
@@ -905,7 +911,7 @@ def test_a_task_of_a_sweep_travels_with_the_request_as_a_vm_does_it() -> None:
     assert {(run.spec.device, run.spec.download, run.spec.data_dir) for run in work.runs} == {
         (Device.CUDA, True, RunSpec().data_dir)
     }
-    assert plan.text().splitlines()[0] == "plan       4 runs in 2 blocks, task 1 of 'night', a process each"
+    assert plan.text().splitlines()[0] == "plan       4 runs in 2 blocks, task 1 of 'night', each in its own process"
 
 
 # Options of the last run of a task, and why the whole task is refused.
@@ -916,9 +922,9 @@ NOT_FOR_A_VM: dict[str, tuple[RunSpec, str]] = {
     ),
     "compile": (
         RunSpec(compile=True),
-        "--compile needs a C++ compiler, which the images leave out; a VM runs one of them",
+        "--compile needs a C++ compiler, which the images do not contain; a VM runs one of them",
     ),
-    "a folder of this machine": (RunSpec(dataset="photos"), "a VM cannot see the folder 'photos' of this machine"),
+    "a folder of this machine": (RunSpec(dataset="photos"), "a VM cannot read the folder 'photos' of this machine"),
     "a contradiction": (RunSpec(subset=8), "synthetic data has no subset; got --subset 8"),
 }
 
@@ -937,7 +943,7 @@ def test_what_a_vm_needs_and_its_user_should_know_is_that_of_all_runs() -> None:
     plan = of_task(Task(job="night", runs=tuple(TaskRun(spec=spec) for spec in runs)))
     assert plan.driver is not Driver.NONE
     assert plan.request.options["flavour"] == "cuda"
-    assert plan.notes[0] == "the VM downloads cifar10: it starts without data"
+    assert plan.notes[0] == "the VM downloads cifar10, because it starts without data"
     assert any(note.startswith("the T4 16 GB has no bf16 units") for note in plan.notes)
     on_cpu = of_task(Task(job="night", runs=(TaskRun(spec=runs[0]),)))
     assert (on_cpu.driver, on_cpu.request.options["flavour"]) == (Driver.NONE, "cpu")

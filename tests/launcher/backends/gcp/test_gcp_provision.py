@@ -185,9 +185,8 @@ def test_everything_tried_is_told(fake: FakeCompute, compute: Compute, clock: Cl
     with pytest.raises(NoCapacityError) as caught:
         go(plan_for(A, B, fallback=False, spot=True), compute, clock)
     assert str(caught.value) == (
-        "no n1-standard-4 with T4 16 GB (spot) to be had; tried:\n"
-        f"  {A}: ZONE_RESOURCE_POOL_EXHAUSTED (0 s)\n"
-        f"  {B}: VM_MIN_COUNT_NOT_REACHED: 0 of 1 (0 s)"
+        f"no n1-standard-4 with T4 16 GB (spot) is free; tried:\n  {A}: ZONE_RESOURCE_POOL_EXHAUSTED (0 s)\n "
+        f" {B}: VM_MIN_COUNT_NOT_REACHED: 0 of 1 (0 s)"
     )
     assert caught.value.hint == "later, without --no-fallback, without --spot, or with another --gpu"
     assert (caught.value.exit_code, fake.instances) == (ExitCode.NO_CAPACITY, [])
@@ -200,7 +199,7 @@ def test_the_budget_ends_the_search(fake: FakeCompute, compute: Compute, clock: 
         go(plan_for(A, B, C, fallback=False), compute, clock, budget_s=200.0)
     assert inserts(fake) == [A, B]
     assert f"{A}: TOOK_TOO_LONG: still PROVISIONING (180 s)\n" in str(caught.value)
-    assert str(caught.value).endswith(f"\n  not tried, as 200 s are over: {C}")
+    assert str(caught.value).endswith(f"\n  not tried, as 200 s have passed: {C}")
     assert fake.instances == []
 
 
@@ -260,8 +259,8 @@ def test_a_new_project_is_told_at_once(fake: FakeCompute, compute: Compute, cloc
     with pytest.raises(NoCapacityError) as caught:
         go(plan_for(A), compute, clock)
     assert str(caught.value) == (
-        "no n1-standard-4 with T4 16 GB to be had; tried:\n"
-        "  all regions: QUOTA_EXCEEDED: GPUS_ALL_REGIONS is 0, 0 in use, 1 wanted (0 s)"
+        "no n1-standard-4 with T4 16 GB is free; tried:\n  all regions: QUOTA_EXCEEDED: GPUS_ALL_REGIONS is "
+        "0, 0 in use, 1 wanted (0 s)"
     )
     assert caught.value.hint == (
         "ask for more at https://console.cloud.google.com/iam-admin/quotas?project=test-project; "
@@ -311,7 +310,7 @@ def test_a_conflict_with_another_vm_leaves_that_alone(fake: FakeCompute, compute
     stranger = fake.add_vm(NAME, A)
     with pytest.raises(StrangerError) as caught:
         go(plan_for(A), compute, clock)
-    assert str(caught.value) == f"zone {A} has another VM '{NAME}', which is not of this launch"
+    assert str(caught.value) == f"zone {A} has another VM '{NAME}', which does not belong to this launch"
     assert fake.instances == [stranger]
     assert fake.count("DELETE") == 0
 
@@ -458,7 +457,7 @@ def test_interrupted_while_waiting(error: BaseException, fake: FakeCompute, comp
     with pytest.raises(type(error)):
         go(plan_for(A), compute, clock, events=events)
     assert (fake.instances, inserts(fake)) == ([], [A])
-    assert events[-1] == f"{A}: making sure that no VM is left"
+    assert events[-1] == f"{A}: checking that no VM is left"
 
 
 def arriving(fake: FakeCompute, *times_s: float) -> Callable[[float], None]:

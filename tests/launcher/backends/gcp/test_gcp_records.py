@@ -46,15 +46,15 @@ def test_a_field_of_a_later_minor_version_is_left_out() -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"\xff", "no readable result of a launch: no JSON ('utf-8' codec can't decode"),
-        (b"[]", "no readable result of a launch: no JSON object"),
-        (b"{}", "no readable result of a launch: schema_version must be a positive integer; got None"),
-        (b'{"schema_version": 1}', "no readable result of a launch: 'exit_code' is missing"),
+        (b"\xff", "not a readable result of a launch: no JSON ('utf-8' codec can't decode"),
+        (b"[]", "not a readable result of a launch: no JSON object"),
+        (b"{}", "not a readable result of a launch: schema_version must be a positive integer; got None"),
+        (b'{"schema_version": 1}', "not a readable result of a launch: 'exit_code' is missing"),
         (
             b'{"schema_version": "1"}',
-            "no readable result of a launch: schema_version must be a positive integer; got '1'",
+            "not a readable result of a launch: schema_version must be a positive integer; got '1'",
         ),
-        (b"[" * 100_000, "no readable result of a launch: no JSON (maximum recursion depth"),
+        (b"[" * 100_000, "not a readable result of a launch: no JSON (maximum recursion depth"),
         (b'{"schema_version": 2}', "a launch's record has schema 2; this version reads up to 1"),
     ],
     ids=["bytes", "list", "empty", "fields", "version", "deep", "newer"],
@@ -115,7 +115,7 @@ def test_a_field_that_breaks_its_rule_is_named(
     kind = type(document)
     with pytest.raises(BundleError) as caught:
         kind.from_bytes(json.dumps(told).encode())
-    assert str(caught.value) == f"no readable {kind.__name__.lower()} of a launch: {why}"
+    assert str(caught.value) == f"not a readable {kind.__name__.lower()} of a launch: {why}"
 
 
 # As a launcher of version 0.1 wrote it.
@@ -155,7 +155,7 @@ def test_a_request_of_schema_1_is_one_of_compute_engine() -> None:
 def test_a_damaged_request_of_schema_1_is_refused(change: dict[str, object], why: str) -> None:
     with pytest.raises(BundleError) as caught:
         Request.from_bytes(json.dumps(SCHEMA_1 | change).encode())
-    assert str(caught.value).startswith(f"no readable request of a launch: {why}")
+    assert str(caught.value).startswith(f"not a readable request of a launch: {why}")
 
 
 @pytest.mark.parametrize("store", ["gs://my-bucket", "gs://my.bucket_1/prefix", "/srv/my results"])

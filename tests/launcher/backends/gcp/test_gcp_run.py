@@ -124,16 +124,16 @@ def test_a_vm_that_does_not_delete_itself_is_deleted_and_that_confirmed(
         outcome = cloud.run(cloud.plan())
         assert (outcome.exit_code, outcome.error, len(outcome.bundles)) == (0, None, 1)
         assert cloud.fake.instances == []
-        assert "the VM has not ended by itself: deleting it" in cloud.told(EventKind.NOTE)
+        assert "the VM did not end by itself: deleting it" in cloud.told(EventKind.NOTE)
         assert cloud.fake.count("DELETE .*/instances/") == 3
 
 
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
-        (Fault.SILENT, "did not come to start the run in N min (last: nothing, VM RUNNING)"),
-        (Fault.NO_HEARTBEAT, "did not come to start the run in N min (last: image_pulled)"),
-        (Fault.STOPS_BEATING, "has given no sign for N min"),
+        (Fault.SILENT, "did not start the run within N min (last: nothing, VM RUNNING)"),
+        (Fault.NO_HEARTBEAT, "did not start the run within N min (last: image_pulled)"),
+        (Fault.STOPS_BEATING, "has sent no heartbeat for N min"),
         (Fault.STOPS, "stopped and was not started again in N min"),
     ],
 )
@@ -161,9 +161,9 @@ def test_a_vm_that_its_host_stopped_saves_what_it_has_at_its_second_start(clouds
     with clouds(fault=Fault.RESTARTS) as cloud:
         plan = cloud.plan()
         outcome = cloud.run(plan)
-        assert str(outcome.error) == f"'{plan.name}': the machine broke off the run and started again"
+        assert str(outcome.error) == f"'{plan.name}': the machine interrupted the run and started again"
         assert [found.document["status"] for found in outcome.bundles] == ["failed"]
-        assert f"'{plan.name}' is TERMINATED: the cloud starts it again, to save what there is" in cloud.told(
+        assert f"'{plan.name}' is TERMINATED: the cloud starts it again, to save its results" in cloud.told(
             EventKind.NOTE
         )
         assert len(cloud.fake.all_vms) == 1
@@ -400,8 +400,8 @@ def test_a_result_whose_run_did_not_arrive_is_an_error(clouds: Clouds) -> None:
         plan = cloud.plan()
         outcome = cloud.run(plan)
         assert outcome.exit_code == ExitCode.BAD_BUNDLE
-        assert str(outcome.error).startswith(f"not in bucket '{BUCKET}' as a whole: ")
-        assert str(outcome.error).endswith(": nothing there")
+        assert str(outcome.error).startswith(f"incomplete in bucket '{BUCKET}': ")
+        assert str(outcome.error).endswith(": no files there")
         assert cloud.fake.instances == []
 
 

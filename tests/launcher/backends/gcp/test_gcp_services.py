@@ -135,7 +135,7 @@ def test_roles_and_what_they_allow(rest: FakeRest, asked: Services) -> None:
             (200, b"<html>"),
             UnreachableError,
             (
-                "something else than cloudresourcemanager.googleapis.com answers at "
+                "another server than cloudresourcemanager.googleapis.com answers at "
                 "https://cloudresourcemanager.googleapis.com: a log-in page of this network, or a proxy"
             ),
             "open a page in a browser and log in to the network, or correct HTTPS_PROXY; then run again",

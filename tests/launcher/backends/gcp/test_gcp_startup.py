@@ -367,7 +367,7 @@ def test_a_second_boot_after_the_run_had_begun_only_saves(held: bool, boot: Boot
     calls = [call.split(" -")[0] for call in boot.calls()]
     pulled = [] if held else ["docker login", "docker pull"]
     assert calls == [*["docker info"] * 3, "docker image inspect", *pulled, "docker ps", "docker run"]
-    assert "the run had begun when the VM was stopped: saving what it left\n" in boot.log()
+    assert "the run had begun when the VM was stopped: saving its results\n" in boot.log()
     assert boot.compute.instances == []
 
 

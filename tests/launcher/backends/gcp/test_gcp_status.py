@@ -59,7 +59,7 @@ STATES: dict[str, tuple[Seen, float, LaunchState, str]] = {
         Seen(name=NAME, request=REQUEST),
         1201,
         LaunchState.LOST,
-        "no VM came, or it left nothing: the launcher was ended meanwhile?",
+        "no VM was made, or it left nothing; perhaps the launcher was killed",
     ),
     "the VM is made": (
         Seen(name=NAME, request=REQUEST, machine=machine(condition=Condition.STARTING, status="STAGING")),
@@ -129,25 +129,25 @@ STATES: dict[str, tuple[Seen, float, LaunchState, str]] = {
         Seen(name=NAME, request=REQUEST, machine=machine(**STOPPED)),
         220,
         LaunchState.STALE,
-        "its VM is TERMINATED, which nobody deletes, and its disk costs: launch reap",
+        "its VM is TERMINATED, and its disk still costs money: launch reap",
     ),
     "stopped, and about to start again": (
         Seen(name=NAME, request=REQUEST, machine=stopped_at(220)),
         220 + 899,
         LaunchState.STALE,
-        "its VM is TERMINATED, and the cloud may start it again, to save what there is",
+        "its VM is TERMINATED, and the cloud may start it again, to save its results",
     ),
     "stopped, and not started again": (
         Seen(name=NAME, request=REQUEST, machine=stopped_at(220)),
         220 + 900,
         LaunchState.STALE,
-        "its VM is TERMINATED, which nobody deletes, and its disk costs: launch reap",
+        "its VM is TERMINATED, and its disk still costs money: launch reap",
     ),
     "stopped, and never started again": (
         Seen(name=NAME, request=REQUEST, machine=replace(stopped_at(220), restarts=False)),
         230,
         LaunchState.STALE,
-        "its VM is TERMINATED, which nobody deletes, and its disk costs: launch reap",
+        "its VM is TERMINATED, and its disk still costs money: launch reap",
     ),
     "past its limit": (
         Seen(name=NAME, request=REQUEST, machine=machine(), heartbeat=beat(3890)),
@@ -166,7 +166,7 @@ STATES: dict[str, tuple[Seen, float, LaunchState, str]] = {
         Seen(name=NAME, request=REQUEST, result=result(), machine=machine(**STOPPED)),
         400,
         LaunchState.DONE,
-        "its VM is TERMINATED, which nobody deletes, and its disk costs: launch reap",
+        "its VM is TERMINATED, and its disk still costs money: launch reap",
     ),
     "failed": (
         Seen(name=NAME, request=REQUEST, result=result(exit_code=6, error="the loss is nan")),
@@ -208,19 +208,19 @@ STATES: dict[str, tuple[Seen, float, LaunchState, str]] = {
         Seen(name=NAME, request=REQUEST, heartbeat=beat(200, LaunchPhase.RUN_STARTED), silent=(ZONE,)),
         900,
         LaunchState.UNKNOWN,
-        f"whether its VM is there is not known: no answer from {ZONE}",
+        f"whether its VM exists is not known: no answer from {ZONE}",
     ),
     "none of many zones answers": (
         Seen(name=NAME, request=REQUEST, silent=("a", "b", "c", "d")),
         900,
         LaunchState.UNKNOWN,
-        "whether its VM is there is not known: no answer from a, b, c, …",
+        "whether its VM exists is not known: no answer from a, b, c, …",
     ),
     "its zone does not answer, its bucket does": (
         Seen(name=NAME, request=REQUEST, heartbeat=beat(200, LaunchPhase.RUN_STARTED), silent=(ZONE,)),
         220,
         LaunchState.RUNNING,
-        f"step 3 of 110; whether its VM is there is not known: no answer from {ZONE}",
+        f"step 3 of 110; whether its VM exists is not known: no answer from {ZONE}",
     ),
     "done, in a zone that does not answer": (
         Seen(name=NAME, request=REQUEST, result=result(), silent=(ZONE,)),
@@ -233,7 +233,7 @@ STATES: dict[str, tuple[Seen, float, LaunchState, str]] = {
         Seen(name=NAME, machine=machine()),
         400,
         LaunchState.STARTING,
-        "no request in this bucket: another --bucket?",
+        "no request in this bucket; perhaps it is in another --bucket",
     ),
 }
 
@@ -253,7 +253,7 @@ def test_only_a_vm_that_vanished_is_asked_for_its_preemption() -> None:
 
     gone = Seen(name=NAME, request=REQUEST, heartbeat=beat(200))
     launch = judge(gone, LAUNCHED_S + 400, was_preempted=was_preempted)
-    assert (launch.state, launch.why) == (LaunchState.PREEMPTED, "the cloud took the spot VM back")
+    assert (launch.state, launch.why) == (LaunchState.PREEMPTED, "the cloud took the spot VM away")
     judge(replace(gone, machine=machine()), LAUNCHED_S + 220, was_preempted=was_preempted)
     judge(Seen(name=NAME, request=REQUEST), LAUNCHED_S + 4000, was_preempted=was_preempted)
     assert len(asked) == 1, "without a zone nobody can be asked"
@@ -360,8 +360,8 @@ def test_an_ambiguous_word_is_refused_with_what_it_means() -> None:
     with pytest.raises(UsageError) as raised:
         find("rooflaunch-t4", NAMES, None)
     assert raised.value.report() == (
-        "error: 'rooflaunch-t4' means 2 launches: rooflaunch-t4-20261121-120000-3fa9c1, "
-        "rooflaunch-t4-20261121-115959-bbbbbb\nhint: give more of the name"
+        "error: 'rooflaunch-t4' matches 2 launches: rooflaunch-t4-20261121-120000-3fa9c1, "
+        "rooflaunch-t4-20261121-115959-bbbbbb\nhint: give a longer part of the name"
     )
 
 
@@ -429,9 +429,9 @@ def test_an_unreadable_record_is_one_line_among_the_others() -> None:
         (LaunchState.REQUESTED, "no VM yet"),
         (
             LaunchState.UNREADABLE,
-            "no readable request of a launch: no JSON (Expecting value: line 1 column 1 (char 0))",
+            "not a readable request of a launch: no JSON (Expecting value: line 1 column 1 (char 0))",
         ),
-        (LaunchState.UNREADABLE, f"its request is that of '{NAMES[1]}'; its VM is there"),
+        (LaunchState.UNREADABLE, f"its request belongs to '{NAMES[1]}'; its VM exists"),
     ]
 
 

@@ -190,7 +190,7 @@ def test_a_driver_that_secure_boot_does_not_load(options: dict[str, Any], why: s
     with pytest.raises(UsageError) as caught:
         planned(secure_boot=True, **options)
     assert (str(caught.value), caught.value.hint) == (
-        f"Secure Boot loads signed drivers alone, and {why}",
+        f"Secure Boot loads only signed drivers, but {why}",
         OTHER_DRIVER,
     )
 
@@ -230,7 +230,7 @@ def test_a_renamed_family_is_told_and_the_next_one_taken() -> None:
     assert liveness.boot_limit_s(plan.request) == liveness.INSTALLING_BOOT_LIMIT_S > liveness.boot_limit_s(usual)
     assert plan.notes == (
         *(
-            f"there is no VM image family {image.name} in project {image.project} any more"
+            f"VM image family {image.name} no longer exists in project {image.project}"
             for image in (first, second, third)
         ),
         f"the VM boots {last.name}-v20261101 of ubuntu-os-cloud instead",
@@ -242,10 +242,10 @@ def test_no_family_is_left() -> None:
     with pytest.raises(ToolError) as caught:
         vm_images.resolve(images, Project(*(image.name for image in images)), is_named=False)
     assert caught.value.report() == (
-        "error: no VM image is left, none of these families is there any more: "
-        "ubuntu-os-cloud/ubuntu-2404-lts-amd64, debian-cloud/debian-12\n"
-        "hint: --vm-image PROJECT/FAMILY with one that is "
-        "(gcloud compute images list --project ubuntu-os-cloud --no-standard-images)"
+        "error: no VM image is left, because none of these families exists any more: "
+        "ubuntu-os-cloud/ubuntu-2404-lts-amd64, debian-cloud/debian-12\nhint: --vm-image PROJECT/FAMILY "
+        "with a family that exists (gcloud compute images list --project ubuntu-os-cloud "
+        "--no-standard-images)"
     )
     assert caught.value.exit_code is ExitCode.TOOL
 

@@ -49,7 +49,7 @@ def ends(name: str) -> Machine:
 
 
 def runs(name: str) -> None:
-    until(lambda: seen(name).condition is Condition.RUNNING, lambda: f"it does not run: {seen(name)}")
+    until(lambda: seen(name).condition is Condition.RUNNING, lambda: f"it is not running: {seen(name)}")
 
 
 def test_ends_that_slurm_makes(cluster: SlurmCluster) -> None:
@@ -112,7 +112,7 @@ def test_a_run_that_lives_on_on_a_lost_node_is_measured_once(cluster: SlurmClust
     assert (result.exit_code, result.error) == (0, "")
     [run] = (cluster.ours / "runs").iterdir()
     assert ([run.name], bundle.read(run).record.status) == (result.runs, "completed")
-    assert "waiting for its end" in (records / "startup.log").read_text()
+    assert "waiting until it ends" in (records / "startup.log").read_text()
 
 
 def test_a_controller_that_is_started_again_knows_its_jobs(cluster: SlurmCluster) -> None:
@@ -144,7 +144,7 @@ REFUSED = {
     "another GPU": (Options(partition="gpu", gres="gpu:l4:1"), "partition gpu of .* has gpu:t4:2; got --gres gpu:l4:1"),
     "too long": (Options(time_s=3660), "a job of partition cpu may take 1:00:00; got 3660 s"),
     "no such feature": (Options(constraint="blackwell"), "no node has the feature that --constraint asks for"),
-    "too much memory": (Options(sbatch=("--mem=900G",)), "no node of the partition has what was asked for"),
+    "too much memory": (Options(sbatch=("--mem=900G",)), "no node of the partition has the requested resources"),
     "an option that is none": (Options(sbatch=("--nonsense",)), "sbatch does not know an option"),
 }
 
@@ -251,7 +251,7 @@ def test_a_folder_that_the_nodes_do_not_see(cluster: SlurmCluster) -> None:
     assert (
         f"error: the compute nodes do not see {cluster.ours} of this login node, or may not write there" in done.stderr
     )
-    assert "hint: --folder FOLDER, one that login node and nodes share under the same name" in done.stderr
+    assert "hint: --folder FOLDER, which login node and nodes share under the same path" in done.stderr
 
 
 def test_where_no_node_is_free_the_job_waits_behind_its_check(
@@ -262,7 +262,7 @@ def test_where_no_node_is_free_the_job_waits_behind_its_check(
         cluster.run("scontrol", "update", f"nodename={node}", "state=drain", "reason=test")
     plan = prepare(plan_of(options=SMALL), machines_of())
     assert plan.after
-    assert f"the job waits behind check {plan.after}" in plan.text()
+    assert f"the job waits until check {plan.after}" in plan.text()
     name = submitted(doing(plan, cluster.home, "true")).name
     # Of several reasons Slurm names the one that it looked at last.
     assert seen(name).status in ("pending (Dependency)", "pending (ReqNodeNotAvail, UnavailableNodes:n[1-2])")

@@ -127,11 +127,16 @@ BAD: Mapping[str, tuple[Options, dict[str, object], str, str]] = {
     "two pythons": (
         Options(python="python3", image="a/b:c"),
         {},
-        "--python is the nodes' own, and an image has one; got --python python3 with --image",
+        "--python is for runs without an image, which has its own Python; got --python python3 with --image",
         "one of the two",
     ),
-    "no name": (Options(image="-rf"), {}, "'-rf' is no image's name and no whole path of a file", "--image ~/my.sif"),
-    "python": (Options(python="-c"), {}, "'-c' is no path of a program", "--python ~/torch/bin/python"),
+    "no name": (
+        Options(image="-rf"),
+        {},
+        "'-rf' is neither an image's name nor the full path of a file",
+        "--image ~/my.sif",
+    ),
+    "python": (Options(python="-c"), {}, "'-c' is not the path of a program", "--python ~/torch/bin/python"),
     "price": (Options(usd_per_h=-1), {}, "--usd-per-h must be a price in USD; got -1", "--usd-per-h 0.80"),
 }
 
@@ -148,7 +153,7 @@ def test_folders_that_nobody_can_mean(folder: str) -> None:
     if not folder:
         assert backend.settings(Where(folder=None)).root.endswith("/.rooflaunch")
         return
-    with pytest.raises(UsageError, match="--folder must be a whole path"):
+    with pytest.raises(UsageError, match="--folder must be a full path"):
         backend.settings(Where(folder=folder))
 
 
@@ -156,7 +161,7 @@ def test_where_jobs_are_submitted() -> None:
     assert backend.settings(Where(folder="/scratch/me/")) == Cluster(login=None, root="/scratch/me")
     far = backend.settings(Where(host="me@login.cluster"))
     assert (far.place, far.root) == ("me@login.cluster", "~/.rooflaunch")
-    with pytest.raises(UsageError, match="--port is for --host; got --port 22 alone"):
+    with pytest.raises(UsageError, match="--port needs --host; got only --port 22"):
         backend.settings(Where(port=22))
 
 
@@ -216,11 +221,12 @@ def test_the_check_of_a_node_is_the_committed_one() -> None:
 def test_the_plan_is_shown() -> None:
     shown = plan(replace(ASKED, usd_per_h=0.5), batch_size=8, repeats=3).text()
     assert (
-        shown.splitlines()[0] == "plan       resnet18, batch 8, fp32, on the best device found; 3 runs, a process each"
+        shown.splitlines()[0]
+        == "plan       resnet18, batch 8, fp32, on the best device found; 3 runs, each in its own process"
     )
-    asked = "partition gpu, a GPU if the partition has any, account lab, qos short, constraint t4|l4, the node alone"
+    asked = "partition gpu, a GPU if the partition has any, account lab, qos short, constraint t4|l4, the whole node"
     assert f"asks for   {asked}, --mem=16G, --mail-type=END" in shown
-    assert "limit      90 min (1:30:00), kept by Slurm" in shown
+    assert "limit      90 min (1:30:00), enforced by Slurm" in shown
     assert "cost       0.5 USD per hour, as you said" in shown
     assert "asks for   the default partition, gpu:1" in plan(device=Device.CUDA).text()
     assert "asks for   the default partition, no GPU" in plan(device=Device.CPU).text()
@@ -266,7 +272,7 @@ def test_the_record_is_readable() -> None:
 def test_nobody_is_asked_for_a_draft() -> None:
     job = Job(resolved=resolve({}, {}, None), token="abcdef")
     draft = backend.plan(job, Options(), backend.settings(Where(host="nowhere.invalid")), now=NOW, offline=True)
-    assert "nowhere.invalid, which nobody has asked yet" in draft.text()
+    assert "nowhere.invalid, which was not contacted yet" in draft.text()
     assert '\nroot="$HOME"/.rooflaunch array=' in draft.sent_text()
     assert "#SBATCH --output=.rooflaunch/arrays/rooflaunch-slurm-20261121-120000-abcdef/%a.log" in draft.sent_text()
 
@@ -280,6 +286,6 @@ def test_the_shared_folder_is_made_where_it_is_missing(tmp_path: Path) -> None:
     with pytest.raises(ToolError) as caught:
         backend.store(replace(cluster, root=str(tmp_path / "file" / "rooflaunch")))
     assert caught.value.report() == (
-        f"error: '{tmp_path}/file/rooflaunch' cannot be made: Not a directory\n"
-        "hint: --folder FOLDER, one that the nodes share"
+        f"error: '{tmp_path}/file/rooflaunch' cannot be made: Not a directory\nhint: --folder FOLDER, with a "
+        "folder that the nodes share"
     )

@@ -38,16 +38,16 @@ ROW = {
         ("COMPLETED", Condition.GONE, False, False, ""),
         ("FAILED", Condition.GONE, False, False, "Slurm says FAILED: its script failed"),
         ("TIMEOUT", Condition.GONE, False, False, "Slurm says TIMEOUT: it reached its time limit"),
-        ("CANCELLED by 1000", Condition.GONE, False, False, "Slurm says CANCELLED: somebody cancelled it by 1000"),
+        ("CANCELLED by 1000", Condition.GONE, False, False, "Slurm says CANCELLED: it was cancelled by 1000"),
         ("NODE_FAIL", Condition.GONE, False, False, "Slurm says NODE_FAIL: its node failed"),
         ("BOOT_FAIL", Condition.GONE, False, False, "Slurm says BOOT_FAIL: its node did not start"),
-        ("DEADLINE", Condition.GONE, False, False, "Slurm says DEADLINE: it could not end before its deadline"),
+        ("DEADLINE", Condition.GONE, False, False, "Slurm says DEADLINE: it could not finish before its deadline"),
         (
             "OUT_OF_MEMORY",
             Condition.GONE,
             False,
             False,
-            "Slurm says OUT_OF_MEMORY: it took more of the node's memory than it had asked for",
+            "Slurm says OUT_OF_MEMORY: it used more memory than it had requested",
         ),
         ("PREEMPTED", Condition.GONE, False, True, "Slurm says PREEMPTED: another job took its node (preempted)"),
     ],
@@ -87,13 +87,13 @@ FAILED = "sbatch: error: Batch job submission failed: "
         (
             f"{FAILED}Requested time limit is invalid (missing or exceeds some limit)",
             UsageError,
-            "the time asked for is over the limit of the partition",
+            "the requested time is above the limit of the partition",
             "a shorter --time; launch doctor slurm shows the limits",
         ),
         (
             f"{FAILED}Requested node configuration is not available",
             UsageError,
-            "no node of the partition has what was asked for",
+            "no node of the partition has the requested resources",
             "another --partition, or less of --gres, --constraint or memory; launch doctor slurm",
         ),
         (
@@ -105,14 +105,14 @@ FAILED = "sbatch: error: Batch job submission failed: "
         (
             "sbatch: error: AssocMaxSubmitJobLimit",
             NoCapacityError,
-            "you have as many jobs there as you may, or ask for more than you may",
+            "you have reached your limit of jobs, or ask for more than you may use",
             "wait until some have ended (squeue), or fewer --repeats or a shorter --time",
         ),
         (
             f"{FAILED}Unable to contact slurm controller (connect failure)",
             ToolError,
             "Slurm's controller does not answer",
-            "scontrol ping says whether it is there; then the same command again",
+            "scontrol ping shows whether it answers; then run the same command again",
         ),
     ],
 )
@@ -134,7 +134,10 @@ def test_a_refusal_by_a_plugin_of_the_site_is_told_in_its_words(reason: str) -> 
     error = explained(f"sbatch: error: {RULE}\n{FAILED}{reason}", "me@box")
     assert type(error) is UsageError
     assert str(error) == f"sbatch on me@box refused the job by a rule of this cluster: {RULE} ({reason})"
-    assert error.hint == "an option of launch slurm, or --sbatch OPTION, that meets the rule; or ask its administrator"
+    assert (
+        error.hint
+        == "use an option of launch slurm, or --sbatch OPTION, that fulfils the rule; or ask the administrator"
+    )
 
 
 @pytest.mark.parametrize(
@@ -146,7 +149,7 @@ def test_what_slurm_itself_says_is_no_rule_of_the_site(own: str) -> None:
     assert own in str(error)
 
 
-@pytest.mark.parametrize(("said", "quoted"), [("sbatch: error: \x1b[2J", "\\x1b[2J"), ("", "it says nothing")])
+@pytest.mark.parametrize(("said", "quoted"), [("sbatch: error: \x1b[2J", "\\x1b[2J"), ("", "no message")])
 def test_a_refusal_that_nobody_knows_is_quoted(said: str, quoted: str) -> None:
     error = explained(said, "me@box")
     assert type(error) is ToolError

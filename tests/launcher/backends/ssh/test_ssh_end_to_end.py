@@ -127,22 +127,22 @@ def test_ctrl_c_leaves_it_running_and_down_ends_it(machine: sshd.Machine, tmp_pa
     place = f"--host {machine.host} --port {machine.port}"
     assert re.search(rf"logs {name} -f {place} to follow it, .* down {name} {place} to end it$", rest, re.MULTILINE)
     _, err = ran(machine, tmp_path, "launch", "ssh", *TINY, "--python", sys.executable, code=ExitCode.NO_CAPACITY)
-    assert f"error: {machine.host} is busy with {name}: two runs at once would disturb each other's figures" in err
+    assert f"error: {machine.host} is busy with {name}: two runs at the same time would disturb each other" in err
     out, _ = ran(machine, tmp_path, "launch", "down", name)
     assert out == f"job {name} in 127.0.0.1 is gone\n"
     assert [words for _, words in machine.jobs() if "launcher.agent" in words or "-m workload" in words] == []
     out, _ = ran(machine, tmp_path, "launch", "status", name)
-    assert "state      failed: the machine was told to stop" in out
+    assert "state      failed: the machine was asked to stop" in out
 
 
 REFUSED = {
     "no torch": (["--runtime", "process", "--python", "/usr/bin/env"], ExitCode.TOOL, "its Python cannot be used"),
-    "no such python": (["--python", "/nowhere/python"], ExitCode.TOOL, "there is no such program"),
+    "no such python": (["--python", "/nowhere/python"], ExitCode.TOOL, "this program does not exist"),
     "no gpu": (["--cuda", "--python", sys.executable], ExitCode.TOOL, "nvidia-smi shows no GPU on "),
     "python for a container": (["--python", "p", "--image", "x"], ExitCode.USAGE, "--python is for a process"),
     "image for a process": (["--runtime", "process", "--image", "x"], ExitCode.USAGE, "--image is for a container"),
-    "an option as python": (["--python", "-c"], ExitCode.USAGE, "'-c' is no path of a program"),
-    "an option as image": (["--image", "-v"], ExitCode.USAGE, "'-v' is no image's name"),
+    "an option as python": (["--python", "-c"], ExitCode.USAGE, "'-c' is not the path of a program"),
+    "an option as image": (["--image", "-v"], ExitCode.USAGE, "'-v' is not an image's name"),
     "a short limit": (["--max-run-time", "1s"], ExitCode.USAGE, "--max-run-time must be a duration"),
     "a negative price": (["--usd-per-h", "-1"], ExitCode.USAGE, "--usd-per-h must be a price"),
 }
@@ -176,7 +176,7 @@ def test_hostile_hosts(machine: sshd.Machine, tmp_path: Path, host: str) -> None
 def test_a_dry_run_asks_nobody(machine: sshd.Machine, tmp_path: Path) -> None:
     machine.cut_off()
     out, _ = ran(machine, tmp_path, "launch", "ssh", *TINY, "--dry-run")
-    assert f"machine    {machine.host}, which nobody has asked yet" in out
+    assert f"machine    {machine.host}, which was not contacted yet" in out
     assert machine.connections() == []
 
 
@@ -188,7 +188,7 @@ def test_doctor(machine: sshd.Machine, tmp_path: Path) -> None:
     assert f"connection  {machine.host} answers: " in out
     assert "NVIDIA L4, compute capability 8.9, driver 580.82.07, 23034 MiB" in out
     assert re.search(rf"^ok +process +{re.escape(sys.executable)}", out, re.MULTILINE) or "with torch" in out
-    assert re.search(r"^note +container +its Docker engine does not answer us$", out, re.MULTILINE)
+    assert re.search(r"^note +container +its Docker engine refuses our user, or does not answer$", out, re.MULTILINE)
     assert re.search(r"^ok +jobs +none runs$", out, re.MULTILINE)
 
 
@@ -197,7 +197,7 @@ def test_doctor_of_a_machine_that_has_nothing(machine: sshd.Machine, tmp_path: P
     machine.program("python3", '#!/bin/sh\nexec /usr/bin/python3 -I "$@"\n')
     out, _ = ran(machine, tmp_path, "launch", "doctor", "ssh", code=ExitCode.TOOL)
     assert re.search(r"^problem +process +.*lacks torch", out, re.MULTILINE)
-    assert "-> --python PATH of one that has them, or there: pip install torch" in out
+    assert "-> --python with the path of a Python that has them, or install them there: pip install torch" in out
 
 
 def test_a_script_of_ones_own_with_the_files_that_git_tracks(machine: sshd.Machine, tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def test_one_at_a_time(machines: SshMachines, where: Where) -> None:
     second = doing(plan_of(where, token="bbbbbb"), SLEEP)
     with pytest.raises(NoCapacityError) as refused:
         machines.submit(second, silent)
-    busy = f"{where.host} is busy with {first.name}: two runs at once would disturb each other's figures"
+    busy = f"{where.host} is busy with {first.name}: two runs at the same time would disturb each other"
     assert str(refused.value) == busy
     assert refused.value.hint == f"launch logs {first.name} -f, or launch down {first.name}"
     assert refused.value.exit_code == ExitCode.NO_CAPACITY
@@ -177,7 +177,7 @@ def test_hostile_names(machine: sshd.Machine, machines: SshMachines, name: str) 
     [seen] = machines.look({name: ()})
     assert seen.condition is Condition.GONE
     [removed] = machines.stop([seen])
-    assert (removed.gone, removed.reason) == (False, "no job has such a name")
+    assert (removed.gone, removed.reason) == (False, "no job has this name")
     assert not (machine.home / ".rooflaunch").exists()
 
 
@@ -286,7 +286,7 @@ def test_past_its_limit_without_a_keeper(machine: sshd.Machine, machines: SshMac
     kept = machine.home / ".rooflaunch/jobs" / job.name / "kept.json"
     kept.write_text(kept.read_text().replace('"deadline_s": ', '"deadline_s": 1e9, "was": '))
     [left] = machines.leftovers()
-    assert (left.kind, left.name, left.why) == ("job", job.name, "it is past its limit, and nothing ends it")
+    assert (left.kind, left.name, left.why) == ("job", job.name, "it is past its limit, but still running")
     [removed] = machines.stop([left])
     assert removed.gone
 
@@ -394,11 +394,11 @@ ENDS = {
     "a restart": ("boot = lambda: 'another'", "the machine was restarted meanwhile"),
     "a full disk": (
         "def full(**_): raise OSError(errno.ENOSPC, 'No space left on device')\ntempfile.TemporaryFile = full",
-        "No space left on device in {home}; once there is some, launch status saves what the job left",
+        ("No space left on device in {home}; when there is free space, launch status stores the results of the job"),
     ),
     "a quota": (
         "def full(**_): raise OSError(errno.EDQUOT, 'Disk quota exceeded')\ntempfile.TemporaryFile = full",
-        "Disk quota exceeded in {home}; once there is some, launch status saves what the job left",
+        "Disk quota exceeded in {home}; when there is free space, launch status stores the results of the job",
     ),
 }
 

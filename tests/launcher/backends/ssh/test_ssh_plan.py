@@ -21,14 +21,17 @@ from workload.contract.spec import RunSpec, resolve
         (
             Options(),
             (
-                "auto: an image that is built there, else its Python, else a build; decided when it is asked\n"
-                "limit      60 min, kept there whatever becomes of this command\n"
+                "auto: an image that is built there, else its Python, else a new build; decided at the "
+                "start\nlimit      60 min, enforced there even if this command ends\n"
             ),
         ),
         (Options(python="/opt/python"), "runtime    process: asked for; by /opt/python\n"),
         (Options(runtime=Runtime.PROCESS), "runtime    process: asked for; by its python3\n"),
         (Options(runtime=Runtime.DOCKER), "runtime    docker: asked for; with the image for this code\n"),
-        (Options(image="own:1", max_run_time_s=90), "docker: asked for; with own:1\nlimit      1.5 min, kept there"),
+        (
+            Options(image="own:1", max_run_time_s=90),
+            ("docker: asked for; with own:1\nlimit      1.5 min, enforced there"),
+        ),
     ],
     ids=["auto", "python", "process", "docker", "image"],
 )
@@ -44,7 +47,7 @@ def test_a_task_of_a_sweep_travels_with_the_request() -> None:
     job = Job(resolved=resolve({}, {}, None), token="abcdef", task=task)
     plan = backend.plan(job, Options(), backend.settings(Where(host="box")), now=datetime.now(UTC))
     assert plan.request.work == task
-    assert plan.text().splitlines()[0] == "plan       1 run in 1 block, task 1 of 'night', a process each"
+    assert plan.text().splitlines()[0] == "plan       1 run in 1 block, task 1 of 'night', each in its own process"
 
 
 def test_every_run_of_a_task_must_be_one_that_can_be() -> None:

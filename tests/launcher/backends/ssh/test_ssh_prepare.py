@@ -66,12 +66,12 @@ CHOICES: dict[str, tuple[Site, dict[str, Any], str]] = {
     "Docker without rights": (
         site(docker={**DOCKER, "version": ""}),
         {"runtime": Runtime.DOCKER},
-        "no container can run on box: its Docker engine does not answer us",
+        "no container can run on box: its Docker engine refuses our user, or does not answer",
     ),
     "no GPU for containers": (
         site(docker={**DOCKER, "has_gpus": False}, gpus=L4),
         {"runtime": Runtime.DOCKER},
-        "no container can run on box: its Docker engine cannot give containers the GPU",
+        "no container can run on box: its Docker engine cannot give containers access to the GPU",
     ),
     "a GPU that no image knows": (
         site(docker=DOCKER, gpus=(("Tesla K80", "3.7", "470.1", "11441 MiB"),)),
@@ -86,7 +86,7 @@ CHOICES: dict[str, tuple[Site, dict[str, Any], str]] = {
     "compile in a container": (
         site(docker=DOCKER),
         {"compile": True, "runtime": Runtime.DOCKER},
-        "--compile needs a C++ compiler, which the images leave out; a container was asked for",
+        "--compile needs a C++ compiler, which the images do not contain; a container was requested",
     ),
 }
 
@@ -144,7 +144,7 @@ def test_our_code_is_sent_whole_over_a_connection_that_breaks(
 
 @pytest.mark.world
 def test_half_of_our_code_is_none(machine: sshd.Machine, machines: SshMachines) -> None:
-    with pytest.raises(ToolError, match="the connection broke while our code came"):
+    with pytest.raises(ToolError, match="the connection broke while our code was sent"):
         machines.ask("code", code="0123", size=1000, payload=b"half")
     assert list((machine.home / ".rooflaunch/code").iterdir()) == []
 
