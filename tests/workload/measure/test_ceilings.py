@@ -694,7 +694,7 @@ class Ticking:
 def test_a_cpu_without_units_for_a_type_is_measured_in_time(isa: str) -> None:
     """Without AVX-512 a bf16 product runs at 1 to 2 GFLOP/s: a fixed n of 2048 would take minutes."""
     code = (
-        "import json; from workload import ceilings; from workload.contract.spec import Device\n"
+        "import json; from workload.measure import ceilings; from workload.contract.spec import Device\n"
         "measured = ceilings.measure(Device.CPU, precisions=['amp', 'bf16'], bandwidth=False)\n"
         "print(json.dumps(measured.to_json()))"
     )
