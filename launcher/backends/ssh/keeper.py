@@ -1,11 +1,11 @@
 """Runs one job of rooflaunch on this machine and ends it at its time limit: `keeper.py JOB_FOLDER`.
 
-far.py copies this program into the job's folder and starts it in a session of its own. Python 3.8 or newer, standard
+remote.py copies this program into the job's folder and starts it in a session of its own. Python 3.8 or newer, standard
 library only. The agent does the work. An agent that breaks off is started once more, to save what there is.
 
 When this process ends, it kills what is left of the job, including processes in sessions of their own. Three ways find
 them: a control group, if this user may create one; orphans become children of this process (a subreaper); and each
-process inherits a mark in its environment, by which far.py finds it if this process was killed. Processes that could
+process inherits a mark in its environment, by which remote.py finds it if this process was killed. Processes that could
 not be ended are named in the log.
 """
 
@@ -35,7 +35,7 @@ SHOWN_COMMAND = 60
 
 
 class Keeper:
-    """Runner of one job; `job`: the settings that far.py wrote."""
+    """Runner of one job; `job`: the settings that remote.py wrote."""
 
     def __init__(self, home: Path) -> None:
         self.home = home

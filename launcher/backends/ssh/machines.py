@@ -16,7 +16,7 @@ from workload.storage.ssh import QUESTION_LIMIT_S, Connection, LostError, source
 ROOT = "~/.rooflaunch"
 PROGRAM = "launcher/backends/ssh/remote.py"
 KEEPER = "launcher/backends/ssh/keeper.py"
-# Limit per job for stopping: far.py waits for the end of each job, which may take nearly a minute.
+# Limit per job for stopping: remote.py waits for the end of each job, which may take nearly a minute.
 STOP_LIMIT_S = 90.0
 # Time from the request to end (at the limit, or when somebody stops the job) until an agent is killed.
 GRACE_S = 30.0
@@ -47,7 +47,7 @@ class SshMachines:
     def ask(
         self, do: str, *, payload: bytes = b"", sink: Any = None, within_s: float = QUESTION_LIMIT_S, **question: Any
     ) -> dict[str, Any]:
-        """Ask far.py on the machine and return its answer. Raises as `Connection.ask` does."""
+        """Ask remote.py on the machine and return its answer. Raises as `Connection.ask` does."""
         self._calls[do] += 1
         asked = {"do": do, "root": ROOT, **question}
         answer = self._connection.ask(self._program, asked, payload=payload, sink=sink, limit_s=within_s)
@@ -99,7 +99,7 @@ class SshMachines:
         return Listing(there=tuple(jobs))
 
     def stop(self, machines: Sequence[Machine | Leftover]) -> Sequence[Removed]:
-        """End these jobs, first in order, then by force; far.py checks whether any process is left."""
+        """End these jobs, first in order, then by force; remote.py checks whether any process is left."""
         host = self._connection.login.host
         names = [machine.name for machine in machines if NAME.fullmatch(machine.name)]
         try:

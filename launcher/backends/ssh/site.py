@@ -1,4 +1,4 @@
-"""Facts of the machine, reported by far.py, to choose a runtime and for `launch doctor`."""
+"""Facts of the machine, reported by remote.py, to choose a runtime and for `launch doctor`."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
