@@ -440,7 +440,7 @@ class _Reader:
         self._known([name], self._options, where=f"{where} ", kind="a run option")
         if self._command and name not in SCRIPTS_TOO:
             raise self._error(
-                f"{where} {name} is for our own trainer: {why_not_of_a_script(self._options[name])}",
+                f"{where} {name} is only for our own trainer: {why_not_of_a_script(self._options[name])}",
                 hint=f"args.{name} for an argument of the script, or leave {name} out",
             )
         return self._options[name]
