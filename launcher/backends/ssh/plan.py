@@ -157,7 +157,7 @@ def _check(options: Options) -> None:
             hint="--runtime process, or leave --python out",
         )
     if options.image and options.runtime == "process":
-        raise UsageError(f"--image is only for a container; got --runtime process with {options.image}", hint="leave it out")
+        raise UsageError(f"--image is for a container; got --runtime process with {options.image}", hint="leave it out")
     if options.image and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._:@/+-]{0,511}", options.image):
         raise UsageError(f"'{options.image}' is not an image's name", hint="--image HOST/NAME@sha256:…")
     if options.python is not None and (not options.python or re.search(r"[\x00-\x1f]|^-", options.python)):

@@ -140,7 +140,7 @@ REFUSED = {
     "no such python": (["--python", "/nowhere/python"], ExitCode.TOOL, "this program does not exist"),
     "no gpu": (["--cuda", "--python", sys.executable], ExitCode.TOOL, "nvidia-smi shows no GPU on "),
     "python for a container": (["--python", "p", "--image", "x"], ExitCode.USAGE, "--python is only for a process"),
-    "image for a process": (["--runtime", "process", "--image", "x"], ExitCode.USAGE, "--image is only for a container"),
+    "image for a process": (["--runtime", "process", "--image", "x"], ExitCode.USAGE, "--image is for a container"),
     "an option as python": (["--python", "-c"], ExitCode.USAGE, "'-c' is not the path of a program"),
     "an option as image": (["--image", "-v"], ExitCode.USAGE, "'-v' is not an image's name"),
     "a short limit": (["--max-run-time", "1s"], ExitCode.USAGE, "--max-run-time must be a duration"),
