@@ -168,8 +168,8 @@ def test_repeats_and_a_profile_from_the_command_line(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert set(done.stdout.splitlines()) == {f"{epoch} {token}" for epoch in range(3)}, "the script's own output alone"
     assert done.stderr.startswith(
-        "script     train.py runs from its start 2 times to be measured and once more for the profile: what it writes"
-        " or sends happens 3 times\nrepeat 1 of 2\n"
+        "script     train.py runs from its start 2 times to be measured and once more for the profile: it writes and"
+        " sends everything 3 times\nrepeat 1 of 2\n"
     )
     first, second = sorted((bundle.read(path) for path in (tmp_path / "results").iterdir()),
                            key=lambda read: read.record.repeat.index or 0)  # fmt: skip

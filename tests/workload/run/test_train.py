@@ -112,7 +112,7 @@ def test_a_measured_region_has_a_least_duration(
         now_s[0] += step_s
         taken += 1
     assert taken == steps
-    said = [f"measured   {count} step{'' if count == 1 else 's'} took less than {least_s:g} s: "]
+    said = [f"measured   {count} step{'' if count == 1 else 's'} took less than {least_s:g} s: adding "]
     assert [record.getMessage().partition("more")[0] for record in logged] == (said if steps > count else [])
     assert bar.totals[-1:] == ([steps] if steps > count else [])
     assert all(total >= count for total in bar.totals)
@@ -351,7 +351,7 @@ def test_a_run_above_its_ceiling_measures_again_and_the_next_run_uses_that() -> 
         (["--batch-size", "0"], "batch size must be a positive integer; got '0'", "--batch-size 32"),
         (["--batch-size", "many"], "batch size must be a positive integer; got 'many'", "--batch-size 32"),
         (["--precision", "tf32"], "precision tf32 needs an NVIDIA GPU", "--precision fp32"),
-        (["--dataset", "absent"], "data set 'absent' is not a folder", "FOLDER/<class>/<image>.jpg"),
+        (["--dataset", "absent"], "data set 'absent' is neither a folder nor one of", "FOLDER/<class>/<image>.jpg"),
         (["--context", "x"], "--context is only for launchers", "leave --context out"),
         (["--frobnicate"], "unrecognized arguments: --frobnicate", "--help"),
         (["-o", "/proc/out"], "output folder '/proc/out' cannot be written", "-o FOLDER"),
