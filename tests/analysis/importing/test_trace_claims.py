@@ -83,11 +83,11 @@ def resnet_on_gpu(tmp_path_factory: pytest.TempPathFactory) -> str:
     [
         ({}, []),
         ({"gpu": None, "precision": None, "image_size": None, "profile_steps": None}, []),
-        ({"batch_size": 8}, ["the trace says batch size 512 (512 x 3 x 224 x 224 into the first convolution), the "]),
+        ({"batch_size": 8}, ["the trace says batch size 512 (512 x 3 x 224 x 224 into the first convolution), but "]),
         ({"precision": "fp32"}, ["the trace says precision 'bf16', but the import was given 'fp32'"]),
         ({"gpu": "A100"}, ["the trace says device 'AMD Instinct MI300X', but the import was given 'A100'"]),
         ({"profile_steps": 10}, ["the trace has 1 step by Optimizer.step#SGD.step, but the import was given 10"]),
-        ({"image_size": 32}, ["the trace says image size 224 (512 x 3 x 224 x 224 into the first convolution), the"]),
+        ({"image_size": 32}, ["the trace says image size 224 (512 x 3 x 224 x 224 into the first convolution), but"]),
         (
             {"model": "resnet50"},
             ["the trace's 11689512 parameters are those of resnet18, but the import was given model"],
