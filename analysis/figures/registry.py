@@ -26,7 +26,7 @@ MOST_OF_A_KIND = 24
 MOST_LISTED = 6
 # Least number of values for a figure; a table is easier to read for fewer.
 LEAST_DOTS, LEAST_ON_A_CURVE = 4, 3
-INTERVALS = "Bars are 95 % intervals over runs, where there are at least two."
+INTERVALS = "Bars are 95 % intervals over runs, where there are at least three."
 ARROWS = "An arrowhead means that the interval continues outside of the figure."
 COUNTERS = "counters"
 # Up to this many environments, two batch sizes make a curve; with more, batch_size_scaling compares them instead.

@@ -103,7 +103,7 @@ def lower_bounds() -> Runs:
 CASES = {
     "intervals": Case(
         figure="throughput_comparison",
-        words=r"Bars are 95 % intervals over runs, where there are at least two\.",
+        words=r"Bars are 95 % intervals over runs, where there are at least three\.",
         true=of_four_models(own),
         false=of_four_models(lambda: own((100.0,))),
         instead=r"One run each: no intervals\.",
