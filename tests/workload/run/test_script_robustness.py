@@ -197,6 +197,10 @@ while True:
 """,
         last=ENDED,
     ),
+    # No two steps do the same work: counting gives up after some.
+    "batches that all differ": Case(
+        text="list(train(DataLoader(data, batch_sampler=[range(4 + number) for number in range(60)])))", daily=True
+    ),
     "catches SystemExit and ends": Case(
         text="try: list(train())\nexcept SystemExit: print('caught', flush=True)",
         out="caught\n",
