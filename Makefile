@@ -20,7 +20,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist
 # Without compiled files every process compiles the tests and our packages anew: 40 s of each run.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: run test test-ci test-servers test-docker test-night lint setup picture clean
+.PHONY: run test test-ci test-night lint setup picture clean
 .DELETE_ON_ERROR:
 
 run: $(READY)
@@ -30,15 +30,9 @@ test: $(READY)
 	$(PYTEST) -m '$(EVERYDAY)'
 	@echo "left out: slow tests and those that need a server, a browser or Docker (make test-ci); campaigns (make test-night)"
 
-# Both parts wait half of their time: `make --jobs 3 test-ci lint` runs them side by side.
-test-ci: test-servers test-docker
-
-test-servers: $(READY)
+test-ci: $(READY)
 	$(PYTEST) -m '$(CI)'
-
-# One engine: one test at a time.
-test-docker: $(READY)
-	$(BIN)/python -m pytest -m 'docker and not night' tests/docker_engine
+	$(BIN)/python -m pytest -m 'docker and not night' tests/docker_engine # one engine: one test at a time
 
 test-night: $(READY)
 	$(BIN)/python tests/night.py $(PARTS)
