@@ -27,7 +27,10 @@ from workload.steps import script_facts
 
 pytestmark = [pytest.mark.world, pytest.mark.usefixtures("fake_ncu")]
 
-NCU = """#!{python}
+# The second line runs Python, whose path may have a space, which a first line cannot have.
+NCU = """#!/bin/sh
+'''exec' "{python}" "$0" "$@"
+' '''
 import json, os, signal, subprocess, sys, time
 from pathlib import Path
 
