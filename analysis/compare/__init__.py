@@ -1,1 +1,1 @@
-"""Ratios between runs that differ in one fact, for `analyze compare`: which pairs, and how certain."""
+"""Table of `analyze compare`: pairs of runs that differ in one fact, their ratio of throughput, its interval."""

@@ -126,7 +126,9 @@ def _by(left: "pd.Series[float]", right: "pd.Series[float]") -> "pd.Series[float
 
 
 def kernel_points(results: Tables, *, keys: Sequence[str] = ("family",)) -> pd.DataFrame:
-    """Kernels of profiled runs in the roofline plane: a row per group of runs and value of `keys`, longest first.
+    """FLOP/s and FLOP per byte of the kernels of profiled runs, the kernels with the longest time first.
+
+    A row sums the kernels of one group of runs that have the same values of `keys`, for example the same family.
 
     `launches` and `duration_s` (seconds) are per step if the number of `steps` in the profile is known, otherwise of
     the whole profile. Intensities are FLOP per byte of DRAM, L2 and L1, NaN if the bytes were not counted.

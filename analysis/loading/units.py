@@ -35,7 +35,7 @@ def one(unit: str) -> str:
 
 
 def worded(text: str, unit: str) -> str:
-    """Fill in a text's `{unit}`, and its `{one}`, which is the unit in singular."""
+    """Replace `{unit}` in a text by the unit (`images`), and `{one}` by its singular (`image`)."""
     return text.replace("{unit}", unit).replace("{one}", one(unit))
 
 

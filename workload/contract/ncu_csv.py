@@ -142,7 +142,7 @@ def factor_of_any(unit: str) -> float | None:
 
 
 def layout_of(header: Sequence[str]) -> Layout:
-    """The layout, recognized by columns that only one layout has."""
+    """Layout of a CSV table by its column names: DETAILS and LONG have a row per metric, WIDE a column per metric."""
     if METRIC in header and VALUE in header:
         return Layout.DETAILS if RULE in header else Layout.LONG
     return Layout.WIDE
@@ -295,7 +295,7 @@ def byte_lines(file: BinaryIO) -> Iterator[bytes]:
 
 
 def text_lines(source: NcuSource, head: Preamble) -> Iterator[str]:
-    """Lines of the table as text."""
+    """Yield the lines of the table that starts at `head.start`, as text; bytes that are no UTF-8 are replaced."""
     with source.open() as file:
         file.seek(head.start)
         if not head.is_cut:

@@ -154,7 +154,7 @@ class _Reader:
         return None
 
     def notes(self, is_cut: bool) -> Iterator[str]:
-        """Note on each kind of cell that was left out; `is_cut`: the file ends within a row."""
+        """Yield a sentence for each kind of unreadable cell or row; `is_cut`: the file ends within a row."""
         for what, number in self._unread.items():
             yield f"{what}: left out of {number} launch{'' if number == 1 else 'es'}"
         if number := self._broken_rows + is_cut:

@@ -1,4 +1,7 @@
-"""First record of a run: of our trainer, of a user's script, or of a run that ended early. Standard library only."""
+"""Makes the run.json that a run begins with; our trainer, a user's script and runs that end early share it.
+
+Standard library only.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,4 +1,7 @@
-"""Reads output of Nsight Compute, CSV of every layout and version, and reports, as one row per kernel launch."""
+"""Reads files of Nsight Compute into a table with one row per kernel launch.
+
+A file may be CSV in any layout and of any version of ncu, or an .ncu-rep report.
+"""
 
 from analysis.readers.ncu.errors import Failure, NcuFileError
 from analysis.readers.ncu.families import Family

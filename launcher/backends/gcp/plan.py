@@ -1,4 +1,4 @@
-"""Plan of `launch gcp` before anything happens: from options, GPU table and settings to the planned VM. Pure."""
+"""Plans the VM of `launch gcp` from the user's options, the table of GPUs and the settings. Uses no network."""
 
 import difflib
 import math

@@ -303,7 +303,7 @@ class VmPlan:
         return _render(self, width)
 
     def sent_text(self) -> str:
-        """Request that the first zone would be sent, with its long texts shortened."""
+        """JSON of the request that `launch gcp` sends to create the VM in the first zone; long texts are shortened."""
         return _render_request(self)
 
 
