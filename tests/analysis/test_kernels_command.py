@@ -9,7 +9,7 @@ import pytest
 from analysis.__main__ import main
 from benchmarks.synthetic_bundles import make
 from tests.analysis.ncu_files import DRAM, FADD, FFMA, FMUL, TIME, long, save, wide
-from tests.analysis.test_roofline import NAMES, STEPS, profile
+from tests.analysis.test_kernel_breakdown import NAMES, STEPS, profile
 
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "ncu"
 METRICS = {TIME: "ns", FADD: "inst", FMUL: "inst", FFMA: "inst", DRAM: "byte"}
