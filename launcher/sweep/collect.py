@@ -31,7 +31,7 @@ class Collector:
 
     def fetch_announced(self, launch: TaskLaunch) -> None:
         """Start fetching the bundles that the launch's machine has announced, each once."""
-        for run_id in launch.named_runs:
+        for run_id in launch.announced_runs:
             if run_id not in launch.fetched:
                 launch.fetched.add(run_id)
                 launch.fetching.append(self._workers.submit(self._fetch_one, launch, run_id))
@@ -42,7 +42,7 @@ class Collector:
             return False
         while launch.fetching:
             launch.fetching.pop().result()  # raises unexpected exceptions of the thread
-        return set(launch.named_runs) <= launch.fetched
+        return set(launch.announced_runs) <= launch.fetched
 
     def fetch_sealed(self, keys: Collection[str] | None = None) -> None:
         """Fetch sealed runs of the place that are in the store and not in the folder of results, after one listing.
