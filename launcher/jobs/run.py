@@ -38,6 +38,7 @@ from workload.contract.record import Status, to_json
 from workload.contract.text import counted
 from workload.storage import fetch
 from workload.storage.source import FetchSource
+from workload.storage.store import Store
 
 # Seconds that a machine may take to end itself after its result, before this process deletes it.
 SELF_DELETION_S = 120.0
@@ -138,15 +139,12 @@ def run(
 def prepared(backend: Backend, draft: Plan, machines: Machines, script_files: ScriptFiles | None) -> Plan:
     """Prepare what the machines need, with the script's further packages in the image, and return the final plan."""
     plan = backend.prepare(draft, machines)
-    return _with_packages(plan, script_files.requirements) if script_files and script_files.requirements else plan
-
-
-def _with_packages(plan: Plan, requirements: bytes) -> Plan:
-    """The plan with an image that also has a script's further packages."""
+    if not (script_files and script_files.requirements):
+        return plan
     from launcher import docker_engine  # noqa: PLC0415 - only with requirements
     from launcher.images import layer  # noqa: PLC0415
 
-    image = layer.pushed(docker_engine.connect(), plan.request.image, requirements)
+    image = layer.pushed(docker_engine.connect(), plan.request.image, script_files.requirements)
     return plan.renamed(replace(plan.request, image=image))
 
 
@@ -291,18 +289,13 @@ class Launcher:
         bundles, missing = [], []
         for run_id in ended.announced_runs:
             self._store_calls["bucket.fetch"] += 1
-            source = FetchSource(address=self._store.locate("").rstrip("/"), folder=RUNS, run_id=run_id)
-            report = fetch.fetch(self._store, source, self._output)
-            if report.error:
-                address = self._store.locate(f"{RUNS}{run_id}")
-                raise type(report.error)(str(report.error), hint=f"analyze fetch {address} -o {self._output}")
-            if any(
-                outcome.state in (fetch.FetchState.FETCHED, fetch.FetchState.SKIPPED) for outcome in report.outcomes
-            ):
-                bundles.append(bundle.read(self._output / run_id))
-            else:
-                reasons = [f"{run_id}: {outcome.reason}" for outcome in report.outcomes]
-                missing += reasons or [f"{run_id}: no files there"]
+            try:
+                bundles.append(fetched(self._store, run_id, self._output))
+            except BundleError as error:
+                missing.append(f"{run_id}: {error}")
+            except RooflaunchError as error:
+                error.hint = f"analyze fetch {self._store.locate(f'{RUNS}{run_id}')} -o {self._output}"
+                raise
         if missing:
             lost = f"incomplete in {self._store}: {'; '.join(missing)}"
             self._session.note(lost)
@@ -328,6 +321,21 @@ class Launcher:
             f"{noun} '{machine.name}' in {machine.zone} is not confirmed to be gone: {removed.reason}",
             hint=f"launch down {machine.name}; it is ended at its time limit in any case",
         )
+
+
+def fetched(store: Store, run_id: str, output: Path, *, jobs: int = 8) -> Bundle:
+    """Fetch a complete bundle into the folder `output`, `jobs` files at a time.
+
+    Raises `BundleError` if it is missing, incomplete or damaged in the store, and the store's error if that fails.
+    """
+    source = FetchSource(address=store.locate("").rstrip("/"), folder=RUNS, run_id=run_id)
+    report = fetch.fetch(store, source, output, jobs=jobs)
+    if report.error:
+        raise report.error
+    if not any(run.state in (fetch.FetchState.FETCHED, fetch.FetchState.SKIPPED) for run in report.outcomes):
+        reasons = [run.reason for run in report.outcomes]
+        raise BundleError("; ".join(reasons) or "no files there", hint="launch again")
+    return bundle.read(output / run_id)
 
 
 def follow(

@@ -419,7 +419,7 @@ def test_bundles_that_cannot_be_fetched_stay_where_they_are(clouds: Clouds, monk
     monkeypatch.setattr(
         fetch,
         "fetch",
-        lambda _, source, output: fetch.FetchReport(
+        lambda _, source, output, **__: fetch.FetchReport(
             source=str(source), output=output, outcomes=(), refused=(), error=lost
         ),
     )
