@@ -1,7 +1,7 @@
 from collections.abc import Callable
 
 from workload.environment.machine import HostSystem
-from workload.environment.slurm_job import slurm_facts
+from workload.environment.outside import slurm_facts
 
 LayOut = Callable[..., HostSystem]
 

@@ -3,7 +3,7 @@ from collections.abc import Callable
 import pytest
 
 from workload.environment.machine import HostSystem
-from workload.environment.virtualization import dmi_makers, virtualization_facts
+from workload.environment.system import dmi_makers, virtualization_facts
 
 LayOut = Callable[..., HostSystem]
 
