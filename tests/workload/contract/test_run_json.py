@@ -100,7 +100,7 @@ def test_the_spec_of_a_record_is_every_option_and_gives_it_back() -> None:
     names = [field.name for field in dataclasses.fields(Spec)]
     assert names == [field.name for field in dataclasses.fields(RunSpec)]
     spec = RunSpec(model="vgg11", grad_accumulation=2, min_seconds=0.5).filled(Device.CPU, cpus=2)
-    assert Spec.of(spec).run_spec() == spec
+    assert Spec.from_run_spec(spec).run_spec() == spec
     assert RunSpec.from_json(spec.to_json()) == spec
     assert RunSpec.from_json({"model": "vgg11", "an option of a later version": 1, "subset": None}).model == "vgg11"
     with pytest.raises(UsageError, match="batch size must be a positive integer; got '0'"):
