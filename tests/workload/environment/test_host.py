@@ -1,12 +1,12 @@
 import os
 import platform
 import socket
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 
+from tests.workload.conftest import SILENT, LayOut, WithoutFiles
 from workload.environment.host import (
     allowed_cpus,
     caches,
@@ -18,9 +18,6 @@ from workload.environment.host import (
 )
 from workload.environment.machine import HostSystem
 
-LayOut = Callable[..., HostSystem]
-
-SILENT = {"systemd-detect-virt": None, "lscpu": None}
 MEMINFO = "MemTotal:       16384 kB\nMemFree:  1 kB\nMemAvailable:    8192 kB\nHugePages_Total:       3\n"
 
 
@@ -99,18 +96,6 @@ def test_a_load_that_is_none(lay_out: LayOut, text: str) -> None:
     assert host_facts(machine, dataset_path=None)["load_average"] is None
 
 
-class NoFiles(HostSystem):
-    """This machine, as if it were one without /proc, /sys and os-release."""
-
-    def text(self, path: str) -> str | None:
-        assert path.startswith(("/proc", "/sys", "/etc", "/usr")), path
-        return None
-
-    def exists(self, path: str) -> bool:
-        assert path.startswith(("/proc", "/sys")), path
-        return False
-
-
 @pytest.mark.parametrize(
     ("system", "expected"), [("Darwin", "macOS 15.1"), ("Windows", "Windows 11")], ids=["macOS", "Windows"]
 )
@@ -121,7 +106,7 @@ def test_a_host_that_is_no_linux(monkeypatch: pytest.MonkeyPatch, system: str, e
     monkeypatch.setattr(platform, "processor", lambda: "Intel64 Family 6")
     if system == "Windows":
         monkeypatch.delattr(os, "getloadavg")
-    facts = host_facts(NoFiles(tool=lambda *_argv: None), dataset_path=None)
+    facts = host_facts(WithoutFiles(tool=lambda *_argv: None), dataset_path=None)
     assert facts["os"] == expected
     assert facts["hostname"] == platform.node()
     assert facts["memory_total_bytes"] == psutil.virtual_memory().total
@@ -135,7 +120,7 @@ def test_a_load_that_the_system_refuses(monkeypatch: pytest.MonkeyPatch) -> None
         raise OSError
 
     monkeypatch.setattr(os, "getloadavg", refuse)
-    facts = host_facts(NoFiles(tool=lambda *_argv: None), dataset_path=None)
+    facts = host_facts(WithoutFiles(tool=lambda *_argv: None), dataset_path=None)
     assert facts["load_average"] is None
 
 
@@ -264,14 +249,14 @@ def test_model_elsewhere(monkeypatch: pytest.MonkeyPatch, system: str, expected:
     answers = {("sysctl", "-n", "machdep.cpu.brand_string"): "Apple M3"}
     monkeypatch.setattr(platform, "system", lambda: system)
     monkeypatch.setattr(platform, "processor", lambda: "Intel64 Family 6")
-    assert cpu_model(NoFiles(tool=lambda *argv: answers[argv])) == expected
+    assert cpu_model(WithoutFiles(tool=lambda *argv: answers[argv])) == expected
 
 
 def test_counts_elsewhere_are_psutils(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "system", lambda: "Darwin")
     monkeypatch.setattr(psutil, "cpu_count", lambda *, logical: {False: 6}[logical])
     monkeypatch.setattr(os, "cpu_count", lambda: 12)
-    facts = cpu_facts(NoFiles(tool=lambda *_argv: None))
+    facts = cpu_facts(WithoutFiles(tool=lambda *_argv: None))
     assert (facts["physical_cores"], facts["logical_cpus"], facts["cpus_allowed"]) == (6, 12, None)
 
 

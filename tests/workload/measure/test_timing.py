@@ -4,13 +4,12 @@ import subprocess
 import sys
 import time
 from array import array
-from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
 
+from tests.workload.conftest import LayOut
 from workload.contract.record import StepSeconds, Timing, Usage
-from workload.environment.machine import HostSystem
 from workload.measure import timing
 from workload.measure.recorder import PhaseTotals
 from workload.measure.timing import CpuMeter, CpuShare, process_usage, summarize
@@ -58,7 +57,6 @@ def test_no_step_gives_no_figures() -> None:
 
 # --- CPUs used and waited for
 
-LayOut = Callable[..., HostSystem]
 TASKS = "/proc/self/task"
 
 
