@@ -209,7 +209,7 @@ class RunSpec:
     def filled(self, device: Device, *, cpus: int) -> "RunSpec":
         """Copy this spec, with values for the fields that depend on the device, the data set or the usable CPUs."""
         on_cpu = device is Device.CPU
-        defaults = {
+        defaults: dict[str, Any] = {
             "batch_size": 16 if on_cpu else 32,
             "warmup": 3 if on_cpu else 10,
             "iterations": 20 if on_cpu else 100,
