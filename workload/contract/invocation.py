@@ -118,8 +118,12 @@ def document(name: str) -> str:
 
 def _typed(plain: str, call: Call) -> str:
     if plain.startswith(PIP):
-        return f"{_python(call)} -m {PIP}{_requirement(plain.removeprefix(PIP).strip(QUOTE), call)}"
+        return _installing(plain, call)
     return _python(call) if plain == "python" else _program(plain, call)
+
+
+def _installing(plain: str, call: Call) -> str:
+    return f"{_python(call)} -m {PIP}{_requirement(plain.removeprefix(PIP).strip(QUOTE), call)}"
 
 
 def _requirement(name: str, call: Call) -> str:
