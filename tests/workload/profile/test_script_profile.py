@@ -25,8 +25,7 @@ from workload.contract.errors import ExitCode, RooflaunchError
 from workload.contract.record import Record, ScriptFacts, Spec, Timing
 from workload.contract.spec import Device, Precision, Profile
 from workload.measure.recorder import Aside, StepPart, StepPhase
-from workload.profile import profiled_script, script_tools
-from workload.profile import profiled_step as trainers
+from workload.profile import answers, profiled_script, script_tools
 from workload.profile.command import Mode
 from workload.profile.script_tools import Count, Counters, ProfiledSteps, Request
 from workload.steps import script_facts
@@ -362,8 +361,8 @@ class FakeCuda:
         monkeypatch.setattr(cuda.nvtx, "range_end", lambda _: self.calls.append("-"))
         monkeypatch.setattr(cuda, "mem_get_info", lambda: (5, 9))
         monkeypatch.setattr(cuda, "get_device_properties", lambda: SimpleNamespace(name="NVIDIA L4", major=8, minor=9))
-        monkeypatch.setattr(trainers, "calibration_products", lambda _: {"fp32": lambda: self.calls.append("product")})
-        monkeypatch.setattr(trainers, "kernels_of", lambda _: 1)
+        monkeypatch.setattr(answers, "calibration_products", lambda _: {"fp32": lambda: self.calls.append("product")})
+        monkeypatch.setattr(answers, "kernels_of", lambda _: 1)
 
     def _open(self, name: str) -> int:
         self.calls.append(name)
@@ -444,7 +443,7 @@ def test_a_step_that_is_no_whole_one_is_said_to_be(
 
 def test_counting_says_after_which_steps_whole_ones_come(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu, tool = FakeCuda(monkeypatch), Count(request(Mode.COUNT, steps=3))
-    monkeypatch.setattr(script_tools, "_kernels_of", lambda *_: next(gpu.kernels))
+    monkeypatch.setattr(answers, "kernels_in", lambda _: next(gpu.kernels))
     monkeypatch.setattr(script_tools, "_Profiler", lambda **_: SimpleNamespace(start=lambda: None, stop=lambda: None))
     receiver = warmed_up(tool, FakeSession())
     take(receiver, *USUAL)  # step 2, behind a gap
