@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from workload import cli
-from workload.steps import script_end
+from workload.steps import program
 
 SCRIPTS = Path(__file__).with_name("scripts")
 LIMIT_S = 110
@@ -94,5 +94,5 @@ def measured(folder: Path, script: Path, *words: str, options: tuple[str, ...] =
 
 
 def as_a_user_does(words: list[str]) -> int:
-    script_end.ENDING_S = ENDING_S
+    program.ENDING_S = ENDING_S
     return cli.main(words)
