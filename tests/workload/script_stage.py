@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import runpy
+import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -81,6 +82,14 @@ def _as_python_does(script: Path, words: tuple[str, ...]) -> None:
     sys.argv = [str(script), *words]
     sys.path.insert(0, str(script.parent))
     runpy.run_path(str(script), run_name="__main__")
+
+
+def trainer(folder: Path, *words: str) -> "subprocess.Popen[str]":
+    """A running `python -m workload` in `folder`; its output and errors are pipes."""
+    # One thread: two processes whose threads spin for the same cores slow each other down tenfold.
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
+    command, pipe = [sys.executable, "-m", "workload", *words], subprocess.PIPE
+    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment, cwd=folder)
 
 
 def measured(folder: Path, script: Path, *words: str, options: tuple[str, ...] = ()) -> Ran:
