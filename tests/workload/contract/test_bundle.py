@@ -80,19 +80,10 @@ def test_a_manifest_says_how_its_run_ended(sealed: Path) -> None:
     assert labels == {"status": "out_of_memory", "run_key": "00ff", "job": "night", "seconds": "31.5"}
 
 
-def test_checksums_are_those_of_cloud_storage(sealed: Path) -> None:
-    # RFC 3720 B.4 and the "123456789" check value of the CRC catalogue.
-    assert bundle.crc32c(b"123456789") == 0xE3069283
-    assert bundle.crc32c(bytes(32)) == 0x8A9136AA
+def test_a_manifest_has_size_and_checksum_of_each_file(sealed: Path) -> None:
     rows = {row["name"]: row for row in json.loads((sealed / "MANIFEST.json").read_text())["files"]}
-    assert rows["ncu/command.txt"]["bytes"] == 4
     # What the package google-crc32c gives for b"ncu\n".
-    assert rows["ncu/command.txt"]["crc32c"] == "Q3nPlQ=="
-
-
-@given(st.binary(max_size=64), st.binary(max_size=64))
-def test_checksum_continues(first: bytes, second: bytes) -> None:
-    assert bundle.crc32c(second, bundle.crc32c(first)) == bundle.crc32c(first + second)
+    assert (rows["ncu/command.txt"]["bytes"], rows["ncu/command.txt"]["crc32c"]) == (4, "Q3nPlQ==")
 
 
 @pytest.mark.parametrize(
@@ -165,10 +156,8 @@ def test_output_that_cannot_be_written(make: Callable[[Path], object], tmp_path:
     with pytest.raises(UsageError) as caught:
         make(folder)
     assert str(caught.value) == f"output folder '{folder}' cannot be written: Not a directory"
-    assert (
-        caught.value.hint
-        == "-o FOLDER, with a folder that you may write; in a container: docker run --user $(id -u):$(id -g)"
-    )
+    in_container = "in a container: docker run --user $(id -u):$(id -g)"
+    assert caught.value.hint == f"-o FOLDER, with a folder that you may write; {in_container}"
 
 
 def test_output_may_be_there_a_bundle_may_not(tmp_path: Path) -> None:
@@ -251,7 +240,7 @@ def test_record_is_replaced_whole_or_not_at_all(sealed: Path) -> None:
     assert not list(sealed.glob("*.tmp"))
 
 
-def test_door_verifies(sealed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_verifies(sealed: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert verify([str(sealed)]) == 0
     assert capsys.readouterr().out == "run-1: completed, 3 files verified\n"
     (sealed / "run.json").unlink()
