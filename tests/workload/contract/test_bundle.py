@@ -179,7 +179,7 @@ def killed(sealed: Path) -> Path:
 
 
 def test_bundle_of_a_killed_run_is_closed_with_its_steps(killed: Path) -> None:
-    bundle.close_broken(killed, Status.OUT_OF_MEMORY, "killed at 512m")
+    bundle.seal_unfinished(killed, Status.OUT_OF_MEMORY, "killed at 512m")
     found = bundle.read(killed)
     assert found.record == replace(RUN, status=Status.OUT_OF_MEMORY, error="killed at 512m", notes=("a",))
     assert found.steps() == [{"step": "0", "loss": "6.9"}]
@@ -188,7 +188,7 @@ def test_bundle_of_a_killed_run_is_closed_with_its_steps(killed: Path) -> None:
 
 def test_complete_bundle_is_not_closed_again(sealed: Path) -> None:
     before = {path: path.read_bytes() for path in sealed.iterdir() if path.is_file()}
-    bundle.close_broken(sealed, Status.FAILED, "too late")
+    bundle.seal_unfinished(sealed, Status.FAILED, "too late")
     assert {path: path.read_bytes() for path in sealed.iterdir() if path.is_file()} == before
 
 
@@ -205,7 +205,7 @@ def test_what_is_no_bundle_yet_is_not_closed(record: str | None, message: str, t
     if record is not None:
         (tmp_path / "run.json").write_text(record)
     with pytest.raises(BundleError, match=re.escape(f"'{tmp_path}' {message}")):
-        bundle.close_broken(tmp_path, Status.FAILED, "killed")
+        bundle.seal_unfinished(tmp_path, Status.FAILED, "killed")
     assert not (tmp_path / "MANIFEST.json").exists()
 
 

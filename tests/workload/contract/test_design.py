@@ -37,7 +37,7 @@ def runs_of(
 def alike(many: int, count: int, *, effect: float = 0.0, lost: float = 0.0) -> list[Run]:
     """Runs in which by chance no configuration scatters more than the others."""
     drawn = (runs_of(many, count, seed=seed, effect=effect, lost=lost) for seed in range(100))
-    return next(runs for runs in drawn if not Design(runs).outstanding)
+    return next(runs for runs in drawn if not Design(runs).noisy)
 
 
 def of_numpy(runs: list[Run], weights: dict[int, float], *, terms: int) -> tuple[float, float, int]:
@@ -128,7 +128,7 @@ def test_positions_that_cannot_be_told_from_configurations_leave_each_pair_to_it
     found = Design(runs)
 
     assert not found.has_positions
-    assert found.outstanding == {"a", "b", "c"}
+    assert found.noisy == {"a", "b", "c"}
     assert found.contrast({"a": -1.0, "b": 1.0}).shared == 0
 
 
@@ -140,10 +140,10 @@ def test_positions_are_taken_out_of_the_difference() -> None:
 
 def test_a_configuration_that_scatters_more_rests_on_its_own_blocks() -> None:
     drawn = (Design(runs_of(6, 5, seed=seed, scatter={2: 8.0})) for seed in range(100))
-    found = next(one for one in drawn if one.outstanding == {2})
+    found = next(one for one in drawn if one.noisy == {2})
     noisy, calm = found.contrast({0: -1.0, 2: 1.0}), found.contrast({0: -1.0, 1: 1.0})
 
-    assert (noisy.outstanding, noisy.shared, noisy.degrees) == ((2,), 0, 4)
+    assert (noisy.noisy, noisy.shared, noisy.degrees) == ((2,), 0, 4)
     assert calm.shared == 5
     assert calm.degrees == (calm.shared - 1) * 4 - 2
     assert noisy.error > 3 * calm.error
