@@ -15,12 +15,12 @@ from report_texts import of, repeats, texts
 import analysis
 from analysis import __main__ as door
 from analysis.figures import Figure, registry
-from analysis.report import words
 from analysis.report.compose import compose
 from analysis.report.content import Paragraph, Picture, Report, Table, figures_of
 from analysis.report.evidence import ReportEvidence, gather
 from analysis.report.sections import answer, complexity, context, design, measurements, variability
 from workload.contract.errors import ExitCode
+from workload.contract.text import counted
 
 # --- the answer
 
@@ -267,7 +267,7 @@ def test_an_error_of_the_audit_stands_before_the_headline() -> None:
     assert errors
     first = answer.sentences(found)[0]
     assert first.startswith(
-        f"The audit found {words.counted(len(errors), 'error')}, so figures of these runs are wrong "
+        f"The audit found {counted(len(errors), 'error')}, so figures of these runs are wrong "
     )
     assert f"{errors[0].rule}: {errors[0].figure} (a0" in first
 

@@ -20,7 +20,7 @@ from analysis.report.evidence import ReportEvidence
 from analysis.roofline.points import WorkSource
 from analysis.statistics.samples import LEAST_REPLICATES
 from workload.contract.spec import Precision
-from workload.contract.text import plain
+from workload.contract.text import counted, plain
 from workload.contract.verdict import Bound
 
 MOST_SENTENCES = 5
@@ -72,8 +72,8 @@ def _errors(evidence: ReportEvidence) -> Iterator[str]:
         return
     shown = [f"{rule}: {same[0].figure} ({_subject(same)})" for rule, same in by_rule.items()]
     left = len(shown) - MOST_ERRORS
-    more = [f"{words.counted(left, 'other rule')}, below under Audit"] if left > 0 else []
-    number = words.counted(sum(map(len, by_rule.values())), "error")
+    more = [f"{counted(left, 'other rule')}, below under Audit"] if left > 0 else []
+    number = counted(sum(map(len, by_rule.values())), "error")
     listed = "; ".join([*shown[:MOST_ERRORS], *more])
     yield f"The audit found {number}, so figures of these runs are wrong or mean something else: {listed}."
 
@@ -81,7 +81,7 @@ def _errors(evidence: ReportEvidence) -> Iterator[str]:
 def _subject(same: Sequence[Finding]) -> str:
     """First run of the findings of one rule, and the number of others."""
     runs = list(dict.fromkeys(run_id for finding in same for run_id in finding.subject))
-    more = f" and {words.counted(len(runs) - 1, 'more run')}" if len(runs) > 1 else ""
+    more = f" and {counted(len(runs) - 1, 'more run')}" if len(runs) > 1 else ""
     return f"{runs[0]}{more}" if runs else "all runs"
 
 
@@ -183,7 +183,7 @@ def _nothing_certain(evidence: ReportEvidence) -> Iterator[str]:
     if seen:
         differ = words.listed(label(by) for by in dict.fromkeys(one.by for one in evidence.contrasts))
         yield (
-            f"No difference by {differ} is certain in {words.counted(len(rows), 'comparison')}; a ratio of "
+            f"No difference by {differ} is certain in {counted(len(rows), 'comparison')}; a ratio of "
             f"{words.figure(median(seen))} would typically have been seen."
         )
 

@@ -13,6 +13,7 @@ from analysis.report.evidence import ReportEvidence
 from analysis.report.sections import context
 from workload.contract.spec import Device
 from workload.contract.tables import Column, Role
+from workload.contract.text import counted
 
 TIMED = (
     "Warm-up steps are recorded and kept apart. The device is synchronised at both ends of the measured "
@@ -24,7 +25,7 @@ POOLED = (
     "runs, order statistics from there on). Runs whose device, driver, torch, image digest, precision or "
     "commit differ are never pooled."
 )
-COUNTED = (
+WORK = (
     "FLOP are counted by formula, forward and backward, 1 fused multiply-add = 2 FLOP. Bytes are {counters}modelled as "
     "an interval.{profiles}"
 )
@@ -77,17 +78,17 @@ def _method(runs: pd.DataFrame, unit: str) -> Sequence[str]:
         rate=f"{unit.capitalize()}/s",
         unit=unit,
     )
-    counted = COUNTED.format(
+    work = WORK.format(
         counters=COUNTERS if ours["kernels_file"].notna().any() else "",
         profiles=PROFILES if ours["profile_status"].isin(["completed", "partial"]).any() else "",
     )
     if not imported:
-        return [timed, POOLED, counted]
-    foreign = f"{imported} of {words.counted(len(runs), 'run')} came from other people's files: {FOREIGN}"
+        return [timed, POOLED, work]
+    foreign = f"{imported} of {counted(len(runs), 'run')} came from other people's files: {FOREIGN}"
     if ours.empty:
         return [POOLED, foreign]
-    whose = OURS.format(ours=words.counted(len(ours), "run"))
-    return [whose + timed, POOLED, whose + counted, foreign]
+    scope = OURS.format(ours=counted(len(ours), "run"))
+    return [scope + timed, POOLED, scope + work, foreign]
 
 
 def _matrix(evidence: ReportEvidence, runs: pd.DataFrame) -> Block:

@@ -12,6 +12,7 @@ from analysis.report.content import Block, Picture, Section
 from analysis.report.contrasts import value_of
 from analysis.report.evidence import ReportEvidence
 from workload.contract.tables import Column, Role
+from workload.contract.text import counted
 
 # Most pairs of one fact; `analyze compare` prints all.
 MOST_PAIRS = 100
@@ -89,7 +90,7 @@ def _compared(evidence: ReportEvidence) -> list[Block]:
             rows.append({**one.row, **own})
     if not rows:
         return []
-    pairs = ", ".join(f"{words.counted(number, 'pair')} by {label(by)}" for by, number in number_of.items())
+    pairs = ", ".join(f"{counted(number, 'pair')} by {label(by)}" for by, number in number_of.items())
     more = (
         f"; the first {MOST_PAIRS} of each, analyze compare prints all" if len(rows) < len(evidence.contrasts) else ""
     )
