@@ -61,11 +61,12 @@ def section(evidence: ReportEvidence) -> Section:
     """The section: run matrix, incomplete runs, method and limits."""
     runs = evidence.material.every
     broken = runs.drop(completed(runs).index)
-    blocks = [
-        _matrix(evidence, runs),
-        *([_broken(broken)] if len(broken) else []),
-        Bullets(sentences=[*_method(runs, evidence.material.unit)]),
-    ]
+    matrix = [_matrix_row(env, runs[runs["env"] == env]) for env in evidence.material.environments]
+    blocks: list[Block] = [words.table("Run matrix", MATRIX, matrix)]
+    if len(broken):
+        rows = [row | {"ending": str(row["status"]).replace("_", " ")} for row in rows_of(broken)]
+        blocks.append(words.table("Runs that did not complete", BROKEN, rows))
+    blocks.append(Bullets(sentences=_method(runs, evidence.material.unit)))
     return Section(name="method", title="Method", blocks=blocks, parts=[context.limits(evidence)], folded=True)
 
 
@@ -89,11 +90,6 @@ def _method(runs: pd.DataFrame, unit: str) -> Sequence[str]:
         return [POOLED, foreign]
     scope = OURS.format(ours=counted(len(ours), "run"))
     return [scope + timed, POOLED, scope + work, foreign]
-
-
-def _matrix(evidence: ReportEvidence, runs: pd.DataFrame) -> Block:
-    rows = [_matrix_row(env, runs[runs["env"] == env]) for env in evidence.material.environments]
-    return words.table("Run matrix", MATRIX, rows)
 
 
 def _matrix_row(env: str, runs: pd.DataFrame) -> dict[str, Any]:
@@ -126,8 +122,3 @@ def _range(values: "pd.Series[Any]") -> str:
         return words.ABSENT
     low, high = values.min(), values.max()
     return f"{low:g}" if low == high else f"{low:g} to {high:g}"
-
-
-def _broken(runs: pd.DataFrame) -> Block:
-    rows = [row | {"ending": str(row["status"]).replace("_", " ")} for row in rows_of(runs)]
-    return words.table("Runs that did not complete", BROKEN, rows)
