@@ -7,7 +7,8 @@ import numpy as np
 
 from analysis.audit.rule import AuditEvidence, Hit, Rule, Severity, each_case, each_group
 from analysis.loading.cases import Case
-from analysis.statistics import differ, period_scan
+from analysis.statistics.components import differ
+from analysis.statistics.periods import period_scan
 from analysis.statistics.samples import Floats, Mask
 from analysis.statistics.stalls import MOST_SHARE as MOST_STALLS
 from analysis.statistics.stalls import REPEATED, REPEATED_RATIO, STALL_RATIO, stalls, two_speeds

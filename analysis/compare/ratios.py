@@ -18,20 +18,19 @@ from analysis.loading.cases import Case, shared
 from analysis.loading.configurations import CONFIGURATION, DATA_DETAILS, PLACE, SOFTWARE, label, needs_no_digest, shown
 from analysis.loading.rows import joined
 from analysis.loading.tables import Tables
-from analysis.statistics import (
+from analysis.statistics.comparison import (
+    ALPHA,
     Comparison,
-    Interval,
-    PlacedRun,
-    PositionEffect,
+    WithinBlocks,
     compare_within_blocks,
+    difference_of,
     holm,
     holm_levels,
-    position_effect,
     shared_blocks,
 )
-from analysis.statistics import compare as compare_runs
-from analysis.statistics.comparison import ALPHA, WithinBlocks, difference_of
-from analysis.statistics.samples import LEAST_FOR_SPREAD, LEAST_REPLICATES, LEVEL, too_few
+from analysis.statistics.comparison import compare as compare_runs
+from analysis.statistics.hosts import PlacedRun, PositionEffect, position_effect
+from analysis.statistics.samples import LEAST_FOR_SPREAD, LEAST_REPLICATES, LEVEL, Interval, too_few
 from workload.contract.design import Contrast
 from workload.contract.tables import Column, Role, number
 from workload.contract.text import counted, digits_beside_one, percent, plain
