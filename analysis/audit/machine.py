@@ -22,7 +22,7 @@ from analysis.variance.causes import (
     steal,
 )
 from workload.contract import peaks
-from workload.contract.text import of_cpus, percent
+from workload.contract.text import cpu_share, percent
 from workload.contract.verdict import COMPETED_SHARE, LEAST_WAITED_CPUS, LEAST_WAITED_SHARE
 
 _VARIABLES = Path(__file__).with_name("debug_variables.toml")
@@ -80,7 +80,7 @@ def competing(case: Case) -> str | None:
     if case.record.timing.cpus_waited is not None:
         return competition_words(case)
     waits = case["data_wait_fraction"] or 0.0
-    got = f"the run got {of_cpus((1 - lost) * case['threads'], case['threads'])}"
+    got = f"the run got {cpu_share((1 - lost) * case['threads'], case['threads'])}"
     if waits <= LEAST_TIME_SHARE:
         return got
     return f"{got} in the {percent(1 - waits)} of the time in which it did not wait for data"

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import altair as alt
 import pandas as pd
 
-from workload.contract.text import LARGE, printable, seconds, si
+from workload.contract.text import LARGE_PREFIXES, printable, seconds, si
 
 # Any Altair chart; Altair's methods are not typed well enough for a narrower type.
 Drawing: TypeAlias = Any
@@ -295,7 +295,7 @@ def log_axis(low: float, high: float, *, unit: str | None = None) -> tuple[alt.S
     if unit is None:
         return scale, alt.Axis(values=values, format=number_format(values), labelOverlap="greedy"), ""
     middle = math.sqrt(low) * math.sqrt(high)
-    factor, prefix = next((row for row in LARGE if middle >= row[0]), LARGE[-1])
+    factor, prefix = next((row for row in LARGE_PREFIXES if middle >= row[0]), LARGE_PREFIXES[-1])
     form = number_format([value / factor for value in values])
     text = f"format(datum.value / {factor:g}, '{form}')"
     return scale, alt.Axis(values=values, labelExpr=text, labelOverlap="greedy"), f"{prefix}{unit}"

@@ -10,7 +10,7 @@ from analysis.figures import labels
 from analysis.loading import units
 from analysis.report.content import Heading, Table
 from workload.contract.tables import Column, Role, number
-from workload.contract.text import LARGE, SMALL, counted, printable
+from workload.contract.text import LARGE_PREFIXES, SMALL_PREFIXES, counted, printable
 
 ABSENT = "\N{EN DASH}"
 # Tables with more rows, which do not fit on a screen, are folded.
@@ -49,20 +49,17 @@ def figure(value: Any, digits: int = 3) -> str:
     return number(float(value), digits) if is_known(value) else ABSENT
 
 
-def si(value: Any, unit: str, digits: int = 3) -> str:
+def si(value: Any, unit: str, digits: int = 3, prefixes: Sequence[tuple[float, str]] = LARGE_PREFIXES) -> str:
     """A number with prefix and unit: `79.2 GFLOP/s`."""
     if not is_known(value):
         return ABSENT
-    factor, prefix = next((row for row in LARGE if abs(float(value)) >= row[0]), LARGE[-1])
+    factor, prefix = next((row for row in prefixes if abs(float(value)) >= row[0]), prefixes[-1])
     return f"{number(float(value) / factor, digits)} {prefix}{unit}"
 
 
 def seconds(value: Any) -> str:
     """A duration with its unit: `12.3 ms`."""
-    if not is_known(value):
-        return ABSENT
-    factor, prefix = next((row for row in SMALL if abs(float(value)) >= row[0]), SMALL[-1])
-    return f"{number(float(value) / factor, 3)} {prefix}s"
+    return si(value, "s", prefixes=SMALL_PREFIXES)
 
 
 def percent(value: Any, digits: int = 2) -> str:

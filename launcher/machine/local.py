@@ -22,7 +22,7 @@ from workload.contract.bundle import Bundle
 from workload.contract.errors import BundleError, ExitCode, RooflaunchError, ToolError, UsageError
 from workload.contract.interrupt import Follower, run_child
 from workload.contract.record import to_json
-from workload.contract.script import name_of, without_secrets
+from workload.contract.script import script_name, without_secrets
 from workload.contract.spec import Context, Profile, Resolved, RunSpec, arguments
 from workload.contract.text import counted, duration, printable
 from workload.run import unfinished
@@ -264,7 +264,7 @@ def _tell(plan: LocalPlan, folders: list[Path], passed_s: float) -> None:
     with suppress(OSError):
         steps = (folders[-1] / bundle.STEPS).read_bytes().count(b"\n") - 1 if folders else 0
     far = f"{counted(steps, 'step')} so far" if steps > 0 else "no step is measured yet"
-    print(f"script     {name_of(plan.spec.script)}: {duration(passed_s)}, {far}", file=sys.stderr, flush=True)
+    print(f"script     {script_name(plan.spec.script)}: {duration(passed_s)}, {far}", file=sys.stderr, flush=True)
 
 
 def _broken_off(plan: LocalPlan, code: int, error: RooflaunchError | None, folders: list[Path]) -> LocalOutcome:

@@ -25,7 +25,7 @@ def product(rows: int, inputs: int, outputs: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """`flop`: by hand, from the layers' sizes; `gaps`: what is between the measured steps. `daily`: not in CI alone."""
+    """`flop`: by hand, from the layers' sizes; `gaps`: what is between the measured steps. `daily`: also by day."""
 
     step: str
     flop: int
@@ -188,7 +188,8 @@ CASES = {
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if case.daily else pytest.mark.slow) for name, case in CASES.items()]
+    "name",
+    [pytest.param(name, marks=[] if case.daily else pytest.mark.night(part="scripts")) for name, case in CASES.items()],
 )
 def test_a_script_is_measured_and_unchanged(name: str, tmp_path: Path) -> None:
     case = CASES[name]
