@@ -26,11 +26,11 @@ def milliseconds(name: str) -> Floats:
 def test_a_missing_synchronisation_at_print_frequency_10() -> None:
     steps = milliseconds("rtx4080laptop_resnet50_b64")
     found = period_scan(steps)
-    assert (found.found, found.period, found.phase, found.members) == (True, 10, 1, 10)
+    assert (found.found, found.period, found.phase) == (True, 10, 1)
     assert found.ratio == pytest.approx(0.40, abs=0.005)
     assert found.consistency == 1.0
-    assert found.autocorrelation == pytest.approx(0.90, abs=0.01)
-    assert outliers(steps).fast == 10
+    fast = outliers(steps) & (steps < np.median(steps))
+    assert np.flatnonzero(fast).tolist() == list(range(1, 100, 10))
 
 
 @pytest.mark.parametrize(
