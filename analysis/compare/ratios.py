@@ -138,10 +138,10 @@ def compare_sides(pair: Pair, designs: Designs) -> Comparison:
     The compared figure is seconds per image, with the right side as baseline. There is no interval with fewer than
     three runs on a side (or three blocks), or if the difference is not confirmed without the runs on a busy machine.
     """
-    quiet = [[case for case in side.runs if not is_busy(case)] for side in pair.sides]
+    left, right = ([case for case in side.runs if not is_busy(case)] for side in pair.sides)
     return _confirmed(
         _compare_all(pair.left.runs, pair.right.runs, designs, with_busy=True),
-        lambda: _compare_all(*quiet, designs, with_busy=False) if all(quiet) else None,
+        lambda: _compare_all(left, right, designs, with_busy=False) if left and right else None,
         pair.runs,
     )
 

@@ -14,7 +14,7 @@ from analysis.kernels.breakdown import ALL
 from analysis.loading.configurations import label
 from analysis.loading.rows import rows as rows_of
 from analysis.report import words
-from analysis.report.content import Bullets, Picture, Section
+from analysis.report.content import Block, Bullets, Picture, Section
 from analysis.report.evidence import Contrast, ReportEvidence
 from analysis.roofline.points import WorkSource
 from analysis.statistics.samples import LEAST_REPLICATES
@@ -35,8 +35,8 @@ MEMORY_COST = 1.05
 
 def section(evidence: ReportEvidence) -> Section:
     """The section with its sentences and rooflines."""
-    pictures = [Picture(figure=figure) for figure in headline(evidence)]
-    blocks = [Bullets(sentences=sentences(evidence), ranked=True), *pictures]
+    blocks: list[Block] = [Bullets(sentences=sentences(evidence), ranked=True)]
+    blocks += [Picture(figure=figure) for figure in headline(evidence)]
     return Section(name="answer", title="The answer", blocks=blocks)
 
 
@@ -252,7 +252,7 @@ def _without_times(evidence: ReportEvidence) -> Iterator[str]:
     points = evidence.material.points
     timed = points[points["flop_per_s"].notna()] if len(points) else points
     rows = rows_of(timed) + [dict(zip(KEYS, key, strict=True)) for key in shares]
-    row_of: dict[tuple[Any, ...], Mapping[str, Any]] = {}
+    row_of: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in rows:
         row_of.setdefault(tuple(row[name] for name in KEYS), row)
     for key, row in row_of.items():
