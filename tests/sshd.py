@@ -1,4 +1,4 @@
-"""A real sshd on loopback, as another machine: its own folder for the user, its own keys. Debian's openssh-server."""
+"""A real sshd on loopback that plays another machine, with its own home folder and keys. Debian's openssh-server."""
 
 import getpass
 import os
@@ -25,7 +25,7 @@ STARTS_WITHIN_S = 60
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """`home`: the user's folder there; `bin`: first on its PATH. `here`: first on ours, with an `ssh` that knows it."""
+    """The machine. `home`: the user's folder there; `bin`: first on its PATH. `here`: first on ours, with its `ssh`."""
 
     port: int
     folder: Path
@@ -48,11 +48,11 @@ class Machine:
         return self.folder / "here"
 
     def program(self, name: str, text: str) -> None:
-        """Install a program there."""
+        """Install a program on the machine."""
         _executable(self.bin / name, text)
 
     def jobs(self) -> list[tuple[int, str]]:
-        """(pid, command) of every living process of a job here."""
+        """(pid, command) of every living process of a job."""
         listed = subprocess.run(
             ["ps", "-A", "-ww", "-o", "pid=,stat=,args="], capture_output=True, text=True, check=True
         )
@@ -70,13 +70,13 @@ class Machine:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def connections(self) -> list[int]:
-        """The processes of sshd that serve somebody now."""
+        """Process ids of sshd's children, one for each connection."""
         listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
         rows = [tuple(map(int, line.split())) for line in listed.splitlines()]
         return [pid for pid, parent in rows if parent == self.process.pid]
 
     def cut_off(self) -> None:
-        """Break every connection that there is now."""
+        """Break all present connections."""
         for pid in self.connections():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -84,7 +84,7 @@ class Machine:
 
 @contextmanager
 def running() -> Iterator[Machine]:
-    """In a folder with a short name: a socket's path has 104 bytes."""
+    """Start the machine, in a folder with a short name: a socket's path has at most 104 bytes."""
     if not Path(SSHD).exists():
         pytest.skip(WHY_SKIPPED)
     folder = Path(tempfile.mkdtemp(prefix="rl-"))
@@ -129,7 +129,7 @@ def _serving(folder: Path, port: int) -> Iterator[Machine]:
 
 
 def meet(machine: Machine, patch: pytest.MonkeyPatch) -> None:
-    """Have this process, and its children, find that machine with its `ssh`."""
+    """Make this process and its children use the machine's `ssh`."""
     patch.setenv("PATH", f"{machine.here}:{os.environ['PATH']}")
     patch.setenv("XDG_RUNTIME_DIR", str(machine.folder / "run"))
 

@@ -1,4 +1,4 @@
-"""Signals, raised in this process where nothing waits for them, and children that are real processes."""
+"""Signals: in this process if nothing has to wait for them, else in real child processes."""
 
 import os
 import signal
@@ -76,7 +76,7 @@ def test_nothing_is_left_of_an_earlier_interruption() -> None:
 
 
 class Careless:
-    """Is interrupted while Python deletes it."""
+    """An object whose deletion raises a signal."""
 
     def __del__(self) -> None:
         signal.raise_signal(signal.SIGINT)
@@ -192,7 +192,7 @@ def test_a_follower_hears_a_child_and_can_end_it() -> None:
 
 @pytest.mark.world
 def test_a_child_that_does_not_end_is_killed_with_its_own() -> None:
-    """It ignores signals, and the process that it has started, in a session of its own, gets none."""
+    """The child ignores signals, and its own child, in another session, gets none."""
     grandchild = python("import time; print('ready', flush=True); time.sleep(60)")
     child = (
         "import subprocess, time; from workload.contract import interrupt\n"
