@@ -5,8 +5,7 @@ import os
 import shutil
 import signal
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
@@ -14,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import is_running, until
+
 FOLDER = Path("/var/lib/rooflaunch-test-slurm")
 WHY_SKIPPED = "no Slurm of the tests answers here: .ci/packages installs it, .ci/slurm {name} starts it"
 NODES = ("n1", "n2", "g1")
-ENDS_WITHIN_S = 60
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ class SlurmCluster:
         """End a daemon by SIGTERM and wait for it; a zombie, whose parent has not read its status, has ended too."""
         process = self.daemon(program)
         os.kill(process, signal.SIGTERM)
-        until(lambda: _has_ended(process), f"{program} does not end")
+        until(lambda: not is_running(process), f"{program} does not end")
 
     def start(self, program: str) -> None:
         """Start a daemon as `.ci/slurm` does."""
@@ -86,21 +86,6 @@ class SlurmCluster:
             self.run("scancel", "--user=root")
         self.resume(*NODES)
         until(lambda: not self.queue(), lambda: f"the queue is not empty: {self.queue()}")
-
-
-def _has_ended(process: int) -> bool:
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2].startswith("Z")
-    except OSError:
-        return True
-
-
-def until(holds: Callable[[], object], what: str | Callable[[], str], within_s: float = ENDS_WITHIN_S) -> None:
-    """Wait until `holds()` is true; fail with `what` after `within_s` seconds."""
-    end_s = time.monotonic() + within_s
-    while not holds():
-        assert time.monotonic() < end_s, what if isinstance(what, str) else what()
-        time.sleep(0.2)
 
 
 @cache

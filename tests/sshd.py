@@ -8,7 +8,6 @@ import socket
 import stat
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -17,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from tests.ports import held_port
+from tests.waiting import until
 
 SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
 WHY_SKIPPED = "no sshd here: .ci/packages installs it (openssh-server)"
-STARTS_WITHIN_S = 60
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +119,7 @@ def _serving(folder: Path, port: int) -> Iterator[Machine]:
         process = subprocess.Popen([SSHD, "-D", "-e", "-f", str(folder / "sshd_config")], stderr=log)
     machine = Machine(port=port, folder=folder, process=process)
     try:
-        _await_port(port, folder / "log")
+        until(lambda: _answers(port), lambda: f"sshd did not start: {(folder / 'log').read_text(errors='replace')}")
         yield machine
     finally:
         machine.cut_off()
@@ -139,10 +138,7 @@ def _executable(path: Path, text: str) -> None:
     path.chmod(path.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
 
 
-def _await_port(port: int, log: Path) -> None:
-    until_s = time.monotonic() + STARTS_WITHIN_S
-    while time.monotonic() < until_s:
-        with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-            return
-        time.sleep(0.05)
-    pytest.fail(f"sshd did not start: {log.read_text(errors='replace')}")
+def _answers(port: int) -> bool:
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+        return True
+    return False
