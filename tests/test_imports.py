@@ -29,7 +29,6 @@ CROSSING = {
     "workload.storage.names",
     "workload.storage.fetch",
     "workload.storage.inventory",
-    "workload.storage.source",
     "workload.storage.ssh",
     "workload.storage.store",
     "workload.storage.upload",

@@ -36,8 +36,8 @@ from workload.contract.errors import (
 from workload.contract.record import Status, to_json
 from workload.contract.text import counted
 from workload.storage import fetch
+from workload.storage.address import FetchSource
 from workload.storage.names import why_unsafe
-from workload.storage.source import FetchSource
 
 # Seconds that a machine may take to end itself after its result, before this process deletes it.
 SELF_DELETION_S = 120.0

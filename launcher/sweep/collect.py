@@ -14,8 +14,8 @@ from workload.contract.bundle import Bundle
 from workload.contract.errors import BundleError, RooflaunchError
 from workload.contract.record import Status
 from workload.storage import fetch
+from workload.storage.address import FetchSource
 from workload.storage.inventory import SealedRun, sealed_runs
-from workload.storage.source import FetchSource
 from workload.storage.store import Store
 
 # How often to try fetching a bundle that its machine has announced.

@@ -18,7 +18,7 @@ PUBLIC_ENDPOINT = "https://compute.googleapis.com"
 
 TOO_MANY, UNAVAILABLE = 429, 503
 # Maximum length of an answer that a message quotes.
-LONGEST_SAID = 1000
+MAX_MESSAGE_CHARS = 1000
 BUSY = (TOO_MANY, 500, 502, UNAVAILABLE, 504)
 # A zone without the machine answers with one of these codes, or with one of these texts.
 STOCKOUT = "ZONE_RESOURCE_POOL_EXHAUSTED"
@@ -118,9 +118,9 @@ def translated(service: Service, explained: Callable[[Any], RooflaunchError]) ->
 
 def explained(error: Any, project: str, method: str) -> RooflaunchError:
     """Error for an answer of Compute Engine with a status of 400 or more."""
-    code, message = int(error.code), said_by(error)
+    code, message = int(error.code), message_of(error)
     meaning: RooflaunchError
-    if method == "insert" and (refused := refused_for_good(_all_said_by(error))):
+    if method == "insert" and (refused := refused_for_good(_all_messages(error))):
         meaning = refused
     elif method == "insert" and (fault := _insert_fault(error)):
         meaning = RefusedError((fault,), hint="run again with other zones: --zone Z")
@@ -162,15 +162,15 @@ def refused_for_good(message: str) -> ToolError | None:
     return None
 
 
-def _all_said_by(error: Any) -> str:
+def _all_messages(error: Any) -> str:
     """Every message of an answer: one insert may break several policies."""
-    messages = [str(error_item.get("message", "")) for error_item in error.errors if isinstance(error_item, Mapping)]
-    return "; ".join(dict.fromkeys([said_by(error), *filter(None, messages)]))[:LONGEST_SAID]
+    messages = [str(item.get("message", "")) for item in error.errors if isinstance(item, Mapping)]
+    return "; ".join(dict.fromkeys([message_of(error), *filter(None, messages)]))[:MAX_MESSAGE_CHARS]
 
 
 def _insert_fault(error: Any) -> OperationFault | None:
     """Fault of a refused insert, in an operation's form, if another place or hour may accept it; else None."""
-    message, code = said_by(error), int(error.code)
+    message, code = message_of(error), int(error.code)
     if _is_stockout(error):
         return OperationFault(code=STOCKOUT, message=message)
     if code in (TOO_MANY, UNAVAILABLE):
@@ -185,7 +185,7 @@ def _insert_fault(error: Any) -> OperationFault | None:
 
 
 def _forbidden(error: Any, project: str) -> DeniedError:
-    message = said_by(error)
+    message = message_of(error)
     if reasons_of(error) & {"accessNotConfigured", "SERVICE_DISABLED"}:
         return DeniedError(
             f"the Compute Engine API is disabled in project '{project}'",
@@ -198,7 +198,7 @@ def _forbidden(error: Any, project: str) -> DeniedError:
 
 
 def no_credentials(error: Exception) -> DeniedError:
-    return DeniedError(f"no usable credentials for Google Cloud: {said_by(error)}", hint=log_in())
+    return DeniedError(f"no usable credentials for Google Cloud: {message_of(error)}", hint=log_in())
 
 
 def _why(error: BaseException) -> str:
@@ -207,12 +207,12 @@ def _why(error: BaseException) -> str:
 
     if isinstance(error, requests.Timeout):
         return "no answer in time"
-    text = said_by(error)
+    text = message_of(error)
     system = re.search(r"\[Errno -?\d+\] ([^'\")]+)", text)
     return system[1] if system else text
 
 
-def passing(error: Exception) -> bool:
+def is_temporary(error: Exception) -> bool:
     """Whether the same request may succeed a little later."""
     import requests  # noqa: PLC0415 - see the module
     from google.api_core import exceptions as api  # noqa: PLC0415
@@ -230,7 +230,7 @@ def passing(error: Exception) -> bool:
 
 
 def _is_stockout(error: Any) -> bool:
-    return "insufficientCapacity" in reasons_of(error) or bool(_STOCKOUT_TEXT.search(said_by(error)))
+    return "insufficientCapacity" in reasons_of(error) or bool(_STOCKOUT_TEXT.search(message_of(error)))
 
 
 def reasons_of(error: Any) -> set[str]:
@@ -239,7 +239,7 @@ def reasons_of(error: Any) -> set[str]:
     return old | {str(error.reason or "")}
 
 
-def said_by(error: BaseException) -> str:
+def message_of(error: BaseException) -> str:
     """First line of the service's message, at most 500 characters, without the request that the client prepends."""
     text = str(getattr(error, "message", "") or error).strip()
     message = re.sub(r"^[A-Z]+ https?://\S+: ", "", text)

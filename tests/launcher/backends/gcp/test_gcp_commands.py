@@ -19,11 +19,10 @@ from typing import Any, NoReturn
 import pytest
 
 from launcher.__main__ import main
-from launcher.backends.gcp import backend, gpus, options, skus
+from launcher.backends.gcp import backend, options
 from launcher.backends.gcp.backend import ComputeEngine
-from launcher.backends.gcp.catalog import Current
 from launcher.backends.gcp.compute import Compute
-from launcher.backends.gcp.skus import PriceList
+from launcher.backends.gcp.price_list import PriceLookup
 from launcher.docker_engine import EngineEvent, Image
 from launcher.images import build as building
 from launcher.images import contents
@@ -35,8 +34,8 @@ from launcher.jobs.progress import LaunchProgress
 from launcher.jobs.session import Event as GcpEvent
 from launcher.protocol.records import LaunchPhase, log_object, request_object, result_object, status_object
 from tests.launcher.backends.gcp.canned_cloud import IMAGE, SETTINGS, ZONE, Cloud, Clouds
+from tests.launcher.backends.gcp.canned_prices import TODAY
 from tests.launcher.backends.gcp.canned_vm import Fault
-from tests.launcher.backends.gcp.price_list import SKUS
 from tests.workload.storage.gcs_server import BUCKET
 from workload.contract import bundle
 from workload.contract.errors import ToolError
@@ -84,7 +83,7 @@ class World:
     sleep: Callable[[float], None]
     is_terminal: Callable[[], bool]
     confirm: Callable[[str, bool], bool]
-    prices: Callable[[str | None], Current] = lambda _: Current()
+    prices: Callable[[str | None], PriceLookup] = lambda _: PriceLookup()
     busy: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def backend(self) -> ComputeEngine:
@@ -172,11 +171,10 @@ def test_the_dry_run_asks_nobody(launch: Launch, capsys: pytest.CaptureFixture[s
     assert plan["zones"][0] == ZONE
 
 
-def todays(*, asked: list[str | None]) -> Callable[[str | None], Current]:
-    def prices(project: str | None) -> Current:
+def todays(*, asked: list[str | None]) -> Callable[[str | None], PriceLookup]:
+    def prices(project: str | None) -> PriceLookup:
         asked.append(project)
-        parts = skus.all_parts(gpus.load().values())
-        return Current(prices=PriceList(skus=tuple(skus.wanted(SKUS, parts)), read="2026-11-21"))
+        return PriceLookup(prices=TODAY)
 
     return prices
 
@@ -200,7 +198,7 @@ def test_todays_prices_are_asked_for_on_request_alone(
 
 
 def test_a_list_that_cannot_be_read_is_a_warning(launch: Launch, capsys: pytest.CaptureFixture[str]) -> None:
-    world = replace(NOWHERE, prices=lambda _: Current(why="it is not enabled", hint="gcloud services enable it"))
+    world = replace(NOWHERE, prices=lambda _: PriceLookup(why="it is not enabled", hint="gcloud services enable it"))
     assert launch(world, "gpus", "--live", "--project", "my-project") == 0
     said = capsys.readouterr()
     assert (
@@ -210,7 +208,7 @@ def test_a_list_that_cannot_be_read_is_a_warning(launch: Launch, capsys: pytest.
 
 
 def test_a_plan_says_why_it_has_the_prices_of_a_table(launch: Launch, capsys: pytest.CaptureFixture[str]) -> None:
-    world = replace(NOWHERE, prices=lambda _: Current(why="it is not enabled"))
+    world = replace(NOWHERE, prices=lambda _: PriceLookup(why="it is not enabled"))
     assert launch(world, "gcp", "--gpu", "t4", "--zone", ZONE, "--dry-run") == 0
     assert "\nnote       prices are from the built-in table: it is not enabled\n" in capsys.readouterr().out
 
