@@ -40,7 +40,7 @@ OPTIONAL = {"google_crc32c"}
 # Of the two doors that are programs of typer.
 DOOR = {"typer"}
 
-LAUNCH_BANS = {"torch", "torchvision", "pandas", "numpy", "docker", "google", "rich"}
+LAUNCH_BANS = {"torch", "torchvision", "pandas", "numpy", "docker", "google", "requests", "rich"}
 
 
 def launch(*words: str) -> str:

@@ -5,7 +5,7 @@ import json
 import socket
 import threading
 import urllib.parse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from typing import Any
@@ -25,7 +25,7 @@ from launcher.backends.gcp.resources import (
 )
 from launcher.protocol.backend import Condition, Listing, Output
 from tests.launcher.backends.gcp import fake_compute
-from tests.launcher.backends.gcp.fake_compute import FakeCompute, Vm, plain_body, quota_error, stockout_error
+from tests.launcher.backends.gcp.fake_compute import Clock, FakeCompute, Vm, plain_body, quota_error, stockout_error
 from tests.ports import held_port
 from workload.contract.errors import ExitCode, RooflaunchError, ToolError, UsageError
 from workload.storage.store import UnreachableError
@@ -36,37 +36,6 @@ A = "us-central1-a"
 NAME = "rooflaunch-t4-20261121-142530-c0ffee"
 OURS = {"rooflaunch": "launch", "rooflaunch-name": NAME, "rooflaunch-limit": "3600"}
 ID = "0123456789abcdef0123456789abcdef"
-
-
-class Clock:
-    """Time passes only while somebody sleeps."""
-
-    def __init__(self) -> None:
-        self.s = 0.0
-
-    def now(self) -> float:
-        return self.s
-
-    def sleep(self, seconds: float) -> None:
-        self.s += seconds
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCompute]:
-    with FakeCompute(page_size=2) as fake:
-        monkeypatch.setenv(refusals.ENDPOINT_VARIABLE, fake.url)
-        yield fake
-
-
-@pytest.fixture
-def compute(fake: FakeCompute, clock: Clock) -> Compute:
-    assert fake.url
-    return border.connect("test-project", sleep=clock.sleep, monotonic=clock.now)
 
 
 def gpu_body(**changes: Any) -> dict[str, Any]:
@@ -109,10 +78,10 @@ def test_the_end_of_a_vm_is_what_the_cloud_says(fake: FakeCompute, compute: Comp
 
 
 def test_the_time_is_the_clouds(fake: FakeCompute, compute: Compute, clock: Clock) -> None:
-    fake.clock = lambda: 1795262400.6 + clock.s
+    fake.clock = lambda: 1795262400.6 + clock.slept_s
     assert compute.now_s() == 1795262400.0, "a date has no fractions"
     assert fake.calls == ["GET /compute/v1/projects/test-project"], "any answer will do"
-    clock.s += 90.5
+    clock.sleep(90.5)
     assert compute.counted().now_s() == 1795262490.5
     compute.project_quotas()
     assert compute.now_s() == 1795262491.0, "the latest date is the nearest to the truth"
@@ -413,7 +382,7 @@ def test_a_quota_in_an_error_is_read(
 def test_an_operation_that_is_not_done_within_the_limit(fake: FakeCompute, compute: Compute, clock: Clock) -> None:
     fake.endless_operation(A)
     assert compute.wait(compute.insert(A, gpu_body(), ID), 20.0) is None
-    assert (clock.s, fake.count("/wait$")) == (20.0, 10)
+    assert (clock.slept_s, fake.count("/wait$")) == (20.0, 10)
 
 
 def test_an_operation_that_takes_a_while_is_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -442,7 +411,7 @@ def test_bursts_are_ridden_out(statuses: tuple[int, ...], fake: FakeCompute, com
     assert compute.get(A, NAME) is not None
     assert (compute.calls, fake.count(".")) == ({"instances.get": 4}, 4)
     # Between half and one and a half of 0.5 + 1 + 2 s.
-    assert 1.75 <= clock.s <= 5.25
+    assert 1.75 <= clock.slept_s <= 5.25
 
 
 @pytest.mark.parametrize("status", [429, 503])
@@ -454,7 +423,7 @@ def test_a_service_that_stays_busy_is_there(status: int, fake: FakeCompute, comp
         f"error: Compute Engine at {fake.url} answers that it is busy ({status}): busy ({status})\nhint: "
         "wait a minute, then run again, with fewer at the same time"
     )
-    assert 14 < clock.s <= 30
+    assert 14 < clock.slept_s <= 30
 
 
 def test_a_connection_that_is_refused(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
@@ -464,7 +433,7 @@ def test_a_connection_that_is_refused(monkeypatch: pytest.MonkeyPatch, clock: Cl
         with pytest.raises(UnreachableError) as caught:
             border.connect("test-project", sleep=clock.sleep, monotonic=clock.now).instances()
     assert str(caught.value) == f"Compute Engine cannot be reached at {url}: Connection refused"
-    assert 14 < clock.s <= 30
+    assert 14 < clock.slept_s <= 30
 
 
 def test_a_log_in_page_of_the_network_is_no_bug_of_ours(
