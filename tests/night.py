@@ -39,6 +39,8 @@ PARTS = {
     "kills": marked("kills", "launchers, agents and machines killed at each moment"),
     "faults": marked("faults", "clocks that are off, damaged answers"),
     "places": marked("places", "sweeps and tasks on ssh, Slurm and rented machines that are lost or taken back"),
+    "trainer": marked("trainer", "every model family, option, signal and failure of the trainer"),
+    "scripts": marked("scripts", "training scripts of 40 kinds, measured and profiled"),
     "thousand": marked("thousand", "a thousand runs on a hundred machines"),
     "speed": marked("speed", "what a sample of the telemetry costs, on a machine that does nothing else"),
     "duels": marked("duels", "duels of commits with the real trainer, in both directions, and with a script"),

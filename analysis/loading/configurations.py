@@ -16,7 +16,7 @@ from workload.contract.bundle import Status
 from workload.contract.errors import ExitCode, RooflaunchError
 from workload.contract.tables import Column, Role
 from workload.contract.text import si
-from workload.contract.verdict import busy_words
+from workload.contract.verdict import busy_sentence
 from workload.contract.vocabulary import MODEL_RATIO_TO
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class Group:
     def rate(self) -> "Estimate":
         """Estimate of images per second over runs; over blocks if one sweep has as many as its stopping rule needs."""
         # SciPy takes longer to import than to load runs.
-        from analysis.statistics import over_blocks, over_runs  # noqa: PLC0415
+        from analysis.statistics.intervals import over_blocks, over_runs  # noqa: PLC0415
 
         blocks = self._by_block()
         return over_blocks(blocks) if len(blocks) >= FIRST_LOOK else over_runs(self.known("images_per_s"))
@@ -158,7 +158,7 @@ class Group:
     @property
     def busy(self) -> str | None:
         """Words on how many of the runs were on a busy machine; None if none was."""
-        return busy_words([text if isinstance(text, str) else None for text in self.runs["busy"]])
+        return busy_sentence([text if isinstance(text, str) else None for text in self.runs["busy"]])
 
     def figures(self) -> dict[str, Any]:
         """Figures of a configuration that every table shows: throughput with interval, step time, bound, data waits."""

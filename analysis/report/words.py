@@ -10,15 +10,13 @@ from analysis.figures import labels
 from analysis.loading import units
 from analysis.report.content import Heading, Table
 from workload.contract.tables import Column, Role, number
-from workload.contract.text import printable
+from workload.contract.text import LARGE_PREFIXES, SMALL_PREFIXES, counted, printable
 
 ABSENT = "\N{EN DASH}"
 # Tables with more rows, which do not fit on a screen, are folded.
 ROWS_UNFOLDED = 24
 # Most characters of a text; a bundle may contain a text of any length.
 MOST_CHARACTERS = 5000
-PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
-SMALL_PREFIXES = ((1.0, ""), (1e-3, "m"), (1e-6, "µ"), (1e-9, "n"))
 # Columns that name a configuration: by the names of figures, and by the facts of its runs.
 OF_FIGURES = (
     Column(name="env", heading="environment", role=Role.FACT),
@@ -51,31 +49,26 @@ def figure(value: Any, digits: int = 3) -> str:
     return number(float(value), digits) if is_known(value) else ABSENT
 
 
-def si(value: Any, unit: str, digits: int = 3) -> str:
+def si(value: Any, unit: str, digits: int = 3, prefixes: Sequence[tuple[float, str]] = LARGE_PREFIXES) -> str:
     """A number with prefix and unit: `79.2 GFLOP/s`."""
     if not is_known(value):
         return ABSENT
-    size = abs(float(value))
-    factor, prefix = next(((power, prefix) for power, prefix in PREFIXES if size >= power), (1.0, ""))
+    factor, prefix = next((row for row in prefixes if abs(float(value)) >= row[0]), prefixes[-1])
     return f"{number(float(value) / factor, digits)} {prefix}{unit}"
 
 
 def seconds(value: Any) -> str:
     """A duration with its unit: `12.3 ms`."""
-    if not is_known(value):
-        return ABSENT
-    size = abs(float(value))
-    factor, prefix = next(((power, prefix) for power, prefix in SMALL_PREFIXES if size >= power), SMALL_PREFIXES[-1])
-    return f"{number(float(value) / factor, 3)} {prefix}s"
+    return si(value, "s", prefixes=SMALL_PREFIXES)
 
 
 def percent(value: Any, digits: int = 2) -> str:
     return f"{number(100 * float(value), digits)} %" if is_known(value) else ABSENT
 
 
-def quotient(over: Any, by: Any) -> float | None:
-    """`over` divided by `by`; None if one is unknown or `by` is 0."""
-    return float(over) / float(by) if is_known(over) and is_known(by) and by else None
+def quotient(dividend: Any, divisor: Any) -> float | None:
+    """The quotient of two numbers; None if one is unknown or the divisor is 0."""
+    return float(dividend) / float(divisor) if is_known(dividend) and is_known(divisor) and divisor else None
 
 
 def text(value: Any) -> str:
@@ -108,11 +101,6 @@ def with_device(row: Mapping[str, Any]) -> str:
     if not is_known(device) or str(device).lower() in row["env"].lower():
         return str(row["env"])
     return f"{row['env']} ({labels.shown(device)})"
-
-
-def counted(number_of: int, noun: str, plural: str | None = None) -> str:
-    """A number with its noun: `1 run`, `3 runs`."""
-    return f"{number_of} {noun if number_of == 1 else plural or noun + 's'}"
 
 
 def listed(names: Iterable[Any], limit: int = 12) -> str:

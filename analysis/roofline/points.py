@@ -25,7 +25,7 @@ from analysis.readers.ncu.families import is_backward
 from analysis.roofline import traced_times
 from analysis.roofline.lower_bound import LOWER_BOUND, TENSOR, counted_over_model, model_warning, reasons
 from analysis.roofline.roofs import DeviceRoofs, Roof, Work, device_of, intensity, range_note, refuted_ceilings, roof_of
-from analysis.statistics import over_runs
+from analysis.statistics.intervals import over_runs
 from workload.contract.peaks import Peak
 from workload.contract.record import Verdict
 from workload.contract.spec import Device
@@ -278,7 +278,7 @@ def _verdict(pool: Group, measurement: _Measurement, roof: Roof | None, step_s: 
         roof_flop_per_s=roof.flop_per_s if roof else None,
         roof_bytes_per_s=roof.bytes_per_s if roof else None,
         kernels_alone=measurement.kernels_alone,
-        known=list(dict.fromkeys(pool.texts("limit_known"))),
+        possible_causes=list(dict.fromkeys(pool.texts("limit_known"))),
     )
     return decide(figures, next(iter(pool.texts("bound_why")), UNKNOWN))
 

@@ -23,11 +23,11 @@ from analysis.statistics.samples import (
     Interval,
     Method,
     Runs,
-    counted,
     finite,
     student_reach,
 )
 from workload.contract.design import Contrast, Design, Run
+from workload.contract.text import counted
 
 ALPHA = 0.05
 # The usual convention (Cohen 1988): a difference of this size is missed 1 time in 5.

@@ -2,12 +2,12 @@
 
 import pandas as pd
 import pytest
-from report_bundles import hostile, matrix
 
 import analysis
 from analysis.report.compose import compose
 from analysis.report.content import Report
 from analysis.report.evidence import ReportEvidence, gather
+from tests.analysis.report.report_bundles import hostile, matrix
 
 
 def pytest_configure(config: pytest.Config) -> None:

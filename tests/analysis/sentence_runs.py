@@ -7,8 +7,6 @@ from math import nan
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from by_hand import BYTES, at_rates, kernels, run
-
 from analysis.api import Results
 from analysis.figures import material
 from analysis.kernels.breakdown import kernel_points
@@ -16,6 +14,7 @@ from analysis.report.evidence import ReportEvidence
 from analysis.roofline.points import points
 from analysis.roofline.roofs import roofs
 from analysis.summary import costs
+from tests.analysis.by_hand import BYTES, at_rates, kernels, run
 
 Runs: TypeAlias = list[dict[str, Any]]
 Make: TypeAlias = Callable[[], Runs]

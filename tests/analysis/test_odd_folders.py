@@ -9,7 +9,7 @@ import pytest
 
 from analysis.__main__ import main
 from benchmarks.synthetic_bundles import make, make_record
-from tests.analysis.ncu_files import DRAM, FADD, FFMA, FMUL, TIME, save, wide
+from tests.analysis.readers.ncu.ncu_files import DRAM, FADD, FFMA, FMUL, TIME, save, wide
 from workload.contract import bundle
 
 COMMANDS = ("summary", "roofline", "kernels", "variance", "compare", "audit", "report")

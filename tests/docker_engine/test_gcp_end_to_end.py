@@ -183,6 +183,7 @@ def test_one_command_from_the_image_to_the_bundles_at_home(laptop: Laptop, image
     assert "rooflaunch: phase image_pulled" in logs.stdout
 
 
+@pytest.mark.night(part="kills")
 @pytest.mark.parametrize(
     ("moment", "states"),
     [
@@ -216,6 +217,7 @@ def test_a_launcher_that_is_killed_is_not_missed(moment: str, states: set[str], 
     assert len(bundle.read(other.folder / "home" / run_id).steps()) == 21
 
 
+@pytest.mark.night(part="kills")
 @pytest.mark.parametrize("off_s", [-7200, 7200], ids=["two hours slow", "two hours fast"])
 def test_a_machine_whose_date_is_off_launches_as_any_other(off_s: int, laptop: Laptop, tmp_path: Path) -> None:
     laptop = replace(laptop, environment={**laptop.environment, **off_clock.shift(tmp_path, off_s)})
@@ -232,6 +234,7 @@ def test_a_machine_whose_date_is_off_launches_as_any_other(off_s: int, laptop: L
     assert not laptop.compute.instances
 
 
+@pytest.mark.night(part="kills")
 def test_a_vm_that_its_host_stopped_saves_its_steps_and_measures_nothing_again(laptop: Laptop) -> None:
     with laptop.begin(*GCP, *WHERE, "--iterations", "1000000", "-o", "home") as following:
         laptop.await_line(following, "run started")

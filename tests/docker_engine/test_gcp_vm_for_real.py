@@ -180,6 +180,7 @@ def test_a_task_of_six_runs_is_finished_by_a_second_vm(cloud: Cloud) -> None:
     assert "run 1 of 6: skipped: it is in the store, completed\n" in second.serial()[0]
 
 
+@pytest.mark.night(part="kills")
 def test_an_agent_that_is_killed_is_started_again_and_saves_the_steps(cloud: Cloud) -> None:
     vm = cloud.launch(ENDLESS)
     cloud.await_steps(vm)

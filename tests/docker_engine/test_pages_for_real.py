@@ -30,6 +30,7 @@ def engine_stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
         yield stage
 
 
+@pytest.mark.night(part="pages")
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.where)
 def test_a_line_runs_in_a_real_engine(command: Command, engine_stage: Stage) -> None:
     line = command.text

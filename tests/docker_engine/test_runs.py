@@ -106,6 +106,7 @@ def running(tmp_path: Path) -> tuple["subprocess.Popen[str]", str, Path]:
     pytest.fail(f"the run did not come to its steps: {process.communicate()}")
 
 
+@pytest.mark.night(part="kills")
 def test_a_killed_container_keeps_its_steps(tmp_path: Path) -> None:
     process, container, folder = running(tmp_path)
     docker("kill", container)
@@ -126,6 +127,7 @@ def test_a_signal_stops_the_container_in_order(tmp_path: Path) -> None:
     assert docker("inspect", container).returncode != 0, "it is removed"
 
 
+@pytest.mark.night(part="kills")
 def test_a_launcher_that_is_killed_leaves_a_whole_bundle_and_nothing_that_runs(tmp_path: Path) -> None:
     process, container, folder = running(tmp_path)
     process.send_signal(signal.SIGKILL)

@@ -50,7 +50,7 @@ def test_a_run_in_the_image_for_this_code(image: dict[str, Any], machine: sshd.M
     assert containers(str(home / "results")) == ""
 
 
-@pytest.mark.parametrize("victim", ["nobody", "keeper"])
+@pytest.mark.parametrize("victim", ["nobody", pytest.param("keeper", marks=pytest.mark.night(part="kills"))])
 def test_down_leaves_no_container(image: dict[str, Any], machine: sshd.Machine, tmp_path: Path, victim: str) -> None:
     """Also where the keeper was killed, so that nobody there would clear up."""
     del image

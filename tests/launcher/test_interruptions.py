@@ -59,7 +59,12 @@ def wait_for(moment: Moment, process: "subprocess.Popen[str]", folder: Path) -> 
         pytest.param(trainer_imports_torch, [()], id="the trainer imports torch"),
         # A step may be the last one, and so may be a run.
         pytest.param(measures, [("interrupted",), ("completed",)], id="a run is measured"),
-        pytest.param(is_between_repeats, [("completed",), ("completed", "interrupted")], id="between two repeats"),
+        pytest.param(
+            is_between_repeats,
+            [("completed",), ("completed", "interrupted")],
+            id="between two repeats",
+            marks=pytest.mark.night(part="kills"),
+        ),
     ],
 )
 def test_ctrl_c_keeps_what_was_measured(moment: Moment, statuses: list[tuple[str, ...]], tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def _queue_checks(service: BatchService, settings: Settings, where: Where) -> It
 
 
 def _no_store() -> Bucket:
-    raise AssertionError("nobody asks for output here")
+    raise AssertionError("the checks of the queue read no store")
 
 
 def _bucket_check(settings: Settings, ports: BatchPorts) -> Check:

@@ -74,16 +74,17 @@ class Service:
 
     @property
     def address(self) -> str:
-        """Address in use: the variable's value, else the public one."""
+        """Address of the service: the value of its environment variable if set, else Google's public address."""
         return os.environ.get(self.variable) or self.public
 
     def unreachable(self, error: BaseException) -> UnreachableError:
         """Error for a service that does not answer."""
         if (code := getattr(error, "code", None)) in BUSY:
-            said = f"{self.name} at {self.address} answers that it is busy ({int(code)}): {_why(error)}"
-            return UnreachableError(said, hint="wait a minute, then run again, with fewer at the same time")
-        usual = f"check the network and its proxy (curl -I {self.public}), then run again"
-        hint = f"start that server, or unset {self.variable}" if os.environ.get(self.variable) else usual
+            message = f"{self.name} at {self.address} answers that it is busy ({int(code)}): {_why(error)}"
+            return UnreachableError(message, hint="wait a minute, then run again, with fewer at the same time")
+        hint = f"check the network and its proxy (curl -I {self.public}), then run again"
+        if os.environ.get(self.variable):
+            hint = f"start that server, or unset {self.variable}"
         return UnreachableError(f"{self.name} cannot be reached at {self.address}: {_why(error)}", hint=hint)
 
 
@@ -94,7 +95,7 @@ COMPUTE_ENGINE = Service(name="Compute Engine", public=PUBLIC_ENDPOINT, variable
 def translated(service: Service, explained: Callable[[Any], RooflaunchError]) -> Iterator[None]:
     """Turn exceptions of the client and its libraries into our errors, with their cause.
 
-    `explained`: for answers >= 400.
+    `explained`: makes the error for an HTTP answer with a status of 400 or more.
     """
     import requests  # noqa: PLC0415 - see the module
     import urllib3  # noqa: PLC0415

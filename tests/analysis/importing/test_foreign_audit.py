@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ncu_files import DRAM, FADD, FFMA, FMUL, TIME, save, wide
 
 import analysis
 from analysis.audit import RULES, Severity, audit
 from analysis.importing import Given, import_file
 from analysis.loading import model_work
+from tests.analysis.readers.ncu.ncu_files import DRAM, FADD, FFMA, FMUL, TIME, save, wide
 from workload.contract import bundle
 
 COUNTS = {TIME: "ns", FADD: "inst", FMUL: "inst", FFMA: "inst", DRAM: "byte"}

@@ -3,15 +3,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from foreign_profiles import NEW_TEXT, NSYS, NSYS_HEADER, OLD_TEXT
 from hypothesis import given
 from hypothesis import strategies as st
-from ncu_files import DETAILS, DRAM, FADD, FFMA, FMUL, TIME, line, long, save, who, wide
 
 import analysis
 from analysis.importing import Given, import_file
 from analysis.readers import ncu
 from analysis.readers.ncu import NcuFileError
+from tests.analysis.readers.ncu.foreign_profiles import NEW_TEXT, NSYS, NSYS_HEADER, OLD_TEXT
+from tests.analysis.readers.ncu.ncu_files import DETAILS, DRAM, FADD, FFMA, FMUL, TIME, line, long, save, who, wide
 from workload.contract import bundle
 from workload.contract.errors import UsageError
 

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ncu_files import DRAM, FADD, FFMA, FMUL, TIME, save, wide
 
 import analysis
 from analysis import __main__ as door
@@ -13,6 +12,7 @@ from analysis.figures import Figure
 from analysis.importing import Given, import_file
 from analysis.report.evidence import gather
 from analysis.roofline.points import points, shifts
+from tests.analysis.readers.ncu.ncu_files import DRAM, FADD, FFMA, FMUL, TIME, save, wide
 
 COUNTS = {TIME: "ns", FADD: "inst", FMUL: "inst", FFMA: "inst", DRAM: "byte"}
 STEP = ("sgemm_128", "wgrad_alg0_engine")

@@ -6,9 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from foreign_profiles import NSYS
-from kineto_traces import V100, document, product_step
-from ncu_files import DETAILS, DRAM, FADD, FFMA, FMUL, TIME, line, long, who, wide
 
 import analysis
 from analysis.audit import audit
@@ -16,6 +13,9 @@ from analysis.importing import Given, import_file
 from analysis.loading.configurations import NotPoolableError, completed, group, require_poolable
 from analysis.readers import ncu
 from benchmarks.synthetic_bundles import make
+from tests.analysis.readers.ncu.foreign_profiles import NSYS
+from tests.analysis.readers.ncu.ncu_files import DETAILS, DRAM, FADD, FFMA, FMUL, TIME, line, long, who, wide
+from tests.analysis.readers.traces.kineto_traces import V100, document, product_step
 from workload.contract import bundle
 from workload.contract.errors import UsageError
 from workload.contract.record import Record

@@ -8,7 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kineto_traces import (
+
+import analysis
+from analysis import __main__ as door
+from analysis.importing import Given, import_file
+from analysis.roofline.points import points
+from tests.analysis.readers.traces.kineto_traces import (
     BUSY_S,
     CONVOLUTION_FLOP,
     KERNELS_S,
@@ -23,11 +28,6 @@ from kineto_traces import (
     product_step,
     step,
 )
-
-import analysis
-from analysis import __main__ as door
-from analysis.importing import Given, import_file
-from analysis.roofline.points import points
 from workload.contract import bundle
 from workload.contract.errors import ExitCode, NothingToDoError
 from workload.contract.record import Record

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 import torchvision
-from kineto_traces import V100, document, operator, product_step
-from real_traces import on_gpu, trace, trainer
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import analysis
 from analysis.audit import audit
 from analysis.importing import Given, import_file
+from tests.analysis.readers.traces.kineto_traces import V100, document, operator, product_step
+from tests.analysis.readers.traces.real_traces import on_gpu, trace, trainer
 from workload.contract import bundle
 from workload.contract.record import Record
 

@@ -113,6 +113,7 @@ def test_a_run_without_a_cloud_or_a_container(tower: Tower) -> None:
     assert tower.result() == result
 
 
+@pytest.mark.night(part="kills")
 def test_a_stop_seals_the_run(tower: Tower) -> None:
     tower.ask(iterations="1000000")
     with tower.started() as process:
@@ -124,6 +125,7 @@ def test_a_stop_seals_the_run(tower: Tower) -> None:
     assert tower.record(result.runs[0])["status"] == "interrupted"
 
 
+@pytest.mark.night(part="kills")
 def test_an_agent_that_is_killed_takes_the_trainer_with_it_and_the_next_one_saves_the_rest(tower: Tower) -> None:
     tower.ask(iterations="1000000")
     with tower.started() as process:
@@ -143,6 +145,7 @@ def test_an_agent_that_is_killed_takes_the_trainer_with_it_and_the_next_one_save
     assert len(bundle.read(folder).steps()) > 1
 
 
+@pytest.mark.night(part="kills")
 def test_a_second_agent_waits_until_the_first_has_ended(tower: Tower) -> None:
     tower.ask()
     with tower.started() as first:

@@ -98,6 +98,7 @@ def test_a_commit_against_a_slower_one_and_against_itself(
     assert commits == {"A": git(checkout, "rev-parse", a), "B": git(checkout, "rev-parse", b)}
 
 
+@pytest.mark.night(part="duels")
 def test_a_side_that_fails_says_which(tmp_path: Path) -> None:
     """Batch normalisation of one image of one pixel."""
     small = ("--cpu", "--batch-size", "1", "--image-size", "32")
@@ -110,6 +111,7 @@ def test_a_side_that_fails_says_which(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.night(part="duels")
 def test_a_commit_whose_trainer_is_broken(checkout: Path) -> None:
     step_of(checkout / "workload").write_text("raise ZeroDivisionError('broken')\n")
 
@@ -121,6 +123,7 @@ def test_a_commit_whose_trainer_is_broken(checkout: Path) -> None:
     assert error.endswith("ZeroDivisionError: broken")
 
 
+@pytest.mark.night(part="duels")
 def test_ctrl_c_leaves_what_was_measured(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "launcher", "duel", *SMALL, "--iterations", "100000", "--", "---"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
@@ -206,6 +209,7 @@ def test_a_commit_of_a_script_that_is_slower_and_one_against_itself(project: Pat
     assert all(sha in page for sha in shas)
 
 
+@pytest.mark.night(part="duels")
 def test_a_run_of_a_script_that_is_under_way_ends_with_the_time(project: Path) -> None:
     endless = ("--cpu", "--iterations", "1000000")
     # Again for longer if the machine was so busy that the first run had not begun to measure.

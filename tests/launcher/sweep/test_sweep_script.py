@@ -331,7 +331,7 @@ def test_here_with_a_profile_and_started_again(folder: Path) -> None:
 
 
 @pytest.mark.world
-@pytest.mark.slow
+@pytest.mark.night(part="places")
 def test_a_script_that_fails_is_a_failed_run_with_its_words(folder: Path) -> None:
     (folder / "train.py").write_text(
         "import sys, torch\nif '--lr=0.2' in sys.argv: raise ValueError('no')\n" + tiny.SCRIPT
@@ -368,7 +368,7 @@ def test_in_a_fake_cloud_the_files_travel_once(clouds: Clouds) -> None:
 
 
 @pytest.mark.world
-@pytest.mark.slow
+@pytest.mark.night(part="places")
 @pytest.mark.timeout(600)
 def test_over_ssh(machine: sshd.Machine, folder: Path) -> None:
     place = f'[[on]]\nbackend = "ssh"\nhost = "{machine.host}"\nport = {machine.port}\npython = "{sys.executable}"\n'
@@ -380,7 +380,7 @@ def test_over_ssh(machine: sshd.Machine, folder: Path) -> None:
 
 
 @pytest.mark.world
-@pytest.mark.slow
+@pytest.mark.night(part="places")
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("cluster", ["plain"], indirect=True)
 def test_on_slurm(cluster: slurm.SlurmCluster) -> None:

@@ -74,6 +74,7 @@ def test_train_with_repeats_and_a_trace(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.night(part="trainer")
 def test_profile_that_cannot_be_had_is_no_failed_run(tmp_path: Path) -> None:
     words = [*TINY, "--iterations", "1", "--no-ceilings", "--profile", "ncu"]
     code, output, error = finish(start(tmp_path, "train", *words, "-o", "out"))
@@ -102,6 +103,7 @@ def test_launcher_profiles_later(tmp_path: Path, capsys: pytest.CaptureFixture[s
     }
 
 
+@pytest.mark.night(part="kills")
 def test_ctrl_c_during_the_pass_leaves_a_whole_bundle_and_no_process(tmp_path: Path) -> None:
     words = [*TINY, "--iterations", "1", "--no-ceilings", "--profile", "torch", "--profile-steps", "100000"]
     with start(tmp_path, "train", *words, "-o", "out") as process:

@@ -155,7 +155,7 @@ def test_a_script_that_does_not_end_has_no_profile(tmp_path: Path) -> None:
 
 
 @pytest.mark.world
-@pytest.mark.slow
+@pytest.mark.night(part="scripts")
 def test_repeats_and_a_profile_from_the_command_line(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(GAPS.format(begin="", after="", between="print(epoch, sys.argv[2], flush=True)"))
     words = ["script", "--no-ceilings", "--warmup", "1", "--iterations", "3", "--repeats", "2", "--profile", "torch"]
@@ -181,7 +181,7 @@ def test_repeats_and_a_profile_from_the_command_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.world
-@pytest.mark.slow
+@pytest.mark.night(part="kills")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_series_and_its_script(number: signal.Signals, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(

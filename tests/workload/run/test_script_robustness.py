@@ -212,7 +212,8 @@ while True:
 @pytest.mark.world
 @pytest.mark.skipif(sys.platform == "darwin", reason="copies a process that has loaded torch")
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if case.daily else pytest.mark.slow) for name, case in CASES.items()]
+    "name",
+    [pytest.param(name, marks=[] if case.daily else pytest.mark.night(part="scripts")) for name, case in CASES.items()],
 )
 def test_a_script_with_ways_of_its_own(name: str, tmp_path: Path) -> None:
     case = CASES[name]

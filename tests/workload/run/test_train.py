@@ -32,6 +32,7 @@ from workload.model import models
 from workload.run import train
 
 pytestmark = [pytest.mark.world, pytest.mark.slow]
+AT_NIGHT = pytest.mark.night(part="trainer")
 
 TINY = ["--model", "resnet18", "--device", "cpu", "--image-size", "32", "--batch-size", "2", "--warmup", "1"]
 
@@ -166,6 +167,7 @@ def test_random_labels_are_learned() -> None:
     assert losses[-1] < losses[0] / 2
 
 
+@AT_NIGHT
 @pytest.mark.parametrize(
     "words",
     [
@@ -275,6 +277,7 @@ def in_a_block(**context: object) -> list[str]:
     return ["--iterations", "1", "--context", json.dumps(context)]
 
 
+@AT_NIGHT
 @pytest.mark.usefixtures("without_doubt")
 def test_the_first_run_of_a_block_measures_the_ceilings_and_the_others_take_them() -> None:
     run("--iterations", "1", ceilings=True)
@@ -286,6 +289,7 @@ def test_the_first_run_of_a_block_measures_the_ceilings_and_the_others_take_them
     assert 0 < ages[1] < 60
 
 
+@AT_NIGHT
 @pytest.mark.usefixtures("without_doubt")
 def test_the_device_cools_down_after_the_ceilings_and_before_the_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
     readings = iter([40.0, 47.0, 44.0, 61.0])
@@ -322,6 +326,7 @@ def test_the_device_cools_down_after_the_ceilings_and_before_the_warm_up(monkeyp
     assert record_of(plain)["settling"] is None
 
 
+@AT_NIGHT
 @pytest.mark.usefixtures("without_doubt")
 def test_a_run_above_its_ceiling_measures_again_and_the_next_run_uses_that() -> None:
     run("--iterations", "1", ceilings=True)
@@ -538,11 +543,10 @@ def wait_for_steps(process: subprocess.Popen[str], count: int) -> Path:
 @pytest.mark.parametrize(
     ("number", "said"),
     [
-        (signal.SIGINT, "interrupted by Ctrl-C"),
-        (signal.SIGTERM, "interrupted by SIGTERM"),
-        (signal.SIGHUP, "interrupted: the terminal was closed"),
+        pytest.param(signal.SIGINT, "interrupted by Ctrl-C", id="SIGINT"),
+        pytest.param(signal.SIGTERM, "interrupted by SIGTERM", id="SIGTERM", marks=AT_NIGHT),
+        pytest.param(signal.SIGHUP, "interrupted: the terminal was closed", id="SIGHUP", marks=AT_NIGHT),
     ],
-    ids=["SIGINT", "SIGTERM", "SIGHUP"],
 )
 def test_signal_leaves_an_interrupted_bundle(number: signal.Signals, said: str) -> None:
     with start("--iterations", "100000") as process:
@@ -583,6 +587,7 @@ def test_kill_leaves_readable_steps_and_no_manifest() -> None:
     assert json.loads((folder / "run.json").read_text())["status"] == "running"
 
 
+@AT_NIGHT
 def test_disk_that_fills_up_is_said() -> None:
     with start("--iterations", "1000", file_limit_bytes=8192) as process:
         _, error = process.communicate(timeout=90)
@@ -595,6 +600,7 @@ def test_disk_that_fills_up_is_said() -> None:
     assert not (folder / "MANIFEST.json").exists()
 
 
+@AT_NIGHT
 @pytest.mark.parametrize("precision", ["bf16", "amp"])
 def test_reduced_precision_runs_on_any_cpu(precision: str) -> None:
     """In a process of its own: what this CPU cannot do has to be found before oneDNN is first used."""
@@ -604,6 +610,7 @@ def test_reduced_precision_runs_on_any_cpu(precision: str) -> None:
     assert record_of(Path(output.strip()))["timing"]["images"] == 4
 
 
+@AT_NIGHT
 def test_repeats_are_processes_of_their_own() -> None:
     with start("--iterations", "2", "--repeats", "2") as process:
         output, error = process.communicate(timeout=120)

@@ -52,12 +52,12 @@ FAMILIES = [
 ]
 
 
-# The others take seconds each: CI counts them.
+# The others take seconds each: they are counted at night.
 EVERYDAY = {"resnet18", "mobilenet_v3_small", "squeezenet1_1", "shufflenet_v2_x0_5", "vit_b_32"}
 
 
 def few(names: Iterable[str]) -> list[ParameterSet]:
-    return [pytest.param(name, marks=() if name in EVERYDAY else pytest.mark.slow) for name in names]
+    return [pytest.param(name, marks=() if name in EVERYDAY else pytest.mark.night(part="trainer")) for name in names]
 
 
 @cache

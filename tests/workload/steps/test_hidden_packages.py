@@ -122,7 +122,7 @@ def test_ours_for_a_moment_and_the_users_afterwards() -> None:
         assert sys.modules["workload"] is workload
 
 
-@pytest.mark.slow
+@pytest.mark.night(part="scripts")
 @pytest.mark.world
 def test_steps_of_a_script_beside_its_own_workload(tmp_path: Path) -> None:
     """What we import late, in the middle of the script, is ours all the same."""

@@ -129,6 +129,7 @@ def test_from_the_command_to_the_bundle(world: World) -> None:
     assert f"'{job}' has no task: it is gone already" in err
 
 
+@pytest.mark.night(part="places")
 def test_a_task_that_is_taken_back_in_the_middle_goes_on_where_it_was(world: World) -> None:
     base = RunSpec(model="squeezenet1_1", device=Device.CPU, batch_size=1, warmup=1, iterations=3, image_size=64)
     base = RunSpec(**{**base.to_json(), "ceilings": False})
@@ -166,6 +167,7 @@ def test_a_task_that_is_taken_back_in_the_middle_goes_on_where_it_was(world: Wor
     assert world.fake.running() == 0
 
 
+@pytest.mark.night(part="places")
 def test_a_script_of_ones_own(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     tiny.project(world.folder)
     bucket = open_store(f"gs://{BUCKET}")

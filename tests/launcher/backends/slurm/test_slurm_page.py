@@ -41,6 +41,7 @@ def reader(cluster: SlurmCluster) -> Path:
     return folder
 
 
+@pytest.mark.night(part="places")
 @pytest.mark.parametrize("cluster", ["accounting"], indirect=True)
 def test_from_a_login_node_to_a_report(cluster: SlurmCluster, reader: Path) -> None:
     environ = {**cluster.environ, "PYTHONPATH": str(ROOT)}

@@ -98,6 +98,7 @@ def test_from_the_command_to_the_bundle(machine: sshd.Machine, tmp_path: Path) -
     assert out.startswith("fetched 0 (0 B), skipped 1,")
 
 
+@pytest.mark.night(part="kills")
 def test_a_launcher_that_is_killed_is_picked_up_again(machine: sshd.Machine, tmp_path: Path) -> None:
     """With kill -9, and every connection cut: the job goes on, and its bundle comes home by another command."""
     process = started(machine, tmp_path, "launch", "ssh", *TINY, "--iterations", "30", "--python", sys.executable)
@@ -200,6 +201,7 @@ def test_doctor_of_a_machine_that_has_nothing(machine: sshd.Machine, tmp_path: P
     assert "-> --python with the path of a Python that has them, or install them there: pip install torch" in out
 
 
+@pytest.mark.night(part="places")
 def test_a_script_of_ones_own_with_the_files_that_git_tracks(machine: sshd.Machine, tmp_path: Path) -> None:
     folder = tiny.project(tmp_path)
     (folder / "package/model.py").write_text(tiny.FILES["package/model.py"] + "\n# changed\n")
@@ -251,6 +253,7 @@ def test_variables_of_launches_that_never_came_are_erased(machine: sshd.Machine,
     assert young.read_text() == "{}"
 
 
+@pytest.mark.night(part="kills")
 def test_steps_survive_a_restart_of_the_machine(machine: sshd.Machine, tmp_path: Path) -> None:
     """Keeper, agent and trainer are killed: the launcher that follows brings home what was measured."""
     process = started(machine, tmp_path, "launch", "ssh", *TINY, "--iterations", "100000", "--python", sys.executable)

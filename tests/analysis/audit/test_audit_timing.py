@@ -1,0 +1,314 @@
+"""Rules on time, each on both sides of its threshold."""
+
+import ast
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import analysis
+from analysis.audit import RULES, Finding, audit
+from analysis.audit.claims import CLAIM_RULES
+from analysis.audit.timing import skipped_by_amp
+from tests.analysis.audit.rules import Cases, figures, rows
+from tests.analysis.by_hand import noisy, results, run
+
+SPREAD = "0.1 to 0.152 s"
+
+
+def found(*runs: dict[str, Any], rule: str) -> list[Finding]:
+    return [finding for finding in audit(results(*runs)) if finding.rule == rule]
+
+
+def repeats(**facts: Any) -> list[dict[str, Any]]:
+    return [run(name, **facts) for name in "abc"]
+
+
+def test_three_clean_runs_break_no_rule() -> None:
+    assert audit(results(*repeats())) == []
+
+
+def test_every_rule_says_threshold_reason_and_cure() -> None:
+    names = [rule.name for rule in RULES]
+
+    assert len(set(names)) == len(names)
+    assert all(rule.threshold and rule.why and rule.cure for rule in RULES)
+
+
+def test_every_threshold_says_what_is_expected() -> None:
+    """`expected less than 75 %` would name what is broken."""
+    broken = ("more than", "less than", "fewer", "below", "above", "not ", "in ")
+    assert not [rule.name for rule in (*RULES, *CLAIM_RULES) if rule.threshold.startswith(broken)]
+
+
+def test_shares_are_written_in_one_way() -> None:
+    """`95 %`, by the contract's `text`, which has a word for nearly nothing too: no format ends in a per cent."""
+    folder = Path(analysis.__file__).parent
+    specs = [
+        f"{path.relative_to(folder)}:{value.lineno}"
+        for path in folder.rglob("*.py")
+        for value in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(value, ast.FormattedValue) and re.search(r"%'$", ast.unparse(value.format_spec or value))
+    ]
+    assert not specs
+
+
+def every(period: int, factor: float, *, n: int = 60) -> list[float]:
+    steps = np.array(noisy(n=n))
+    steps[::period] *= factor
+    return list(steps)
+
+
+def stamps_of(steps: Sequence[float]) -> list[float]:
+    return list(5.0 + np.cumsum(steps))
+
+
+@pytest.mark.parametrize(
+    ("script", "explained", "figure", "cure"),
+    [
+        pytest.param("train.py", 0.97, ", 150 µs a step", "use larger batches: our hooks take", id="of hooks"),
+        pytest.param("train.py", 0.9, "timed parts", "find what runs between", id="of the script's"),
+        pytest.param(None, 0.97, "timed parts", "find what runs between", id="of our trainer"),
+    ],
+)
+def test_between_a_scripts_steps_are_our_hooks(script: str | None, explained: float, figure: str, cure: str) -> None:
+    steps = [0.005] * 40
+    case = run(steps=steps, explained_fraction=explained, script=script, measured_s=0.2)
+    [finding] = found(case, rule="wall time not explained")
+    assert finding.figure.endswith(figure)
+    assert finding.cure.startswith(cure)
+
+
+def test_runs_of_other_configurations_are_no_repeats() -> None:
+    assert len(found(*repeats(), run("d", batch_size=64), rule="too few runs")) == 1
+
+
+def test_runs_whose_steps_explain_how_far_they_lie_apart() -> None:
+    """20 steps that vary by 20 % put two runs 6 % apart by chance; steps that vary by 1 % do not."""
+    wild, quiet = (
+        [
+            run(name, steps=noisy(seed=seed, n=20, step_s=step_s, share=share))
+            for seed, name, step_s in ((1, "a", 0.1), (2, "b", 0.107))
+        ]
+        for share in (0.2, 0.01)
+    )
+
+    assert figures(*wild, rule="runs disagree") == []
+    assert len(figures(*quiet, rule="runs disagree")) == 1
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        pytest.param(noisy(), [], id="steady"),
+        pytest.param(
+            noisy(n=80) + noisy(n=20, step_s=0.105, seed=1),
+            ["from step 81 of 100 on, steps take 1.05 x those before"],
+            id="the last fifth is slower",
+        ),
+        pytest.param(
+            noisy(n=40) + noisy(n=60, step_s=0.105, seed=1),
+            ["from step 41 of 100 on, steps take 1.05 x those before"],
+            id="slower from the second half on",
+        ),
+        pytest.param(
+            noisy(n=40) + noisy(n=20, step_s=0.09, seed=1) + noisy(n=40, seed=2),
+            ["steps 41 to 60 of 100 take 0.9 x the others"],
+            id="faster for a while",
+        ),
+        pytest.param(noisy(n=80) + noisy(n=20, step_s=0.1009, seed=1), [], id="less than 1 %"),
+        pytest.param([0.1] * 16 + [0.2] * 3, [], id="too few to say"),
+    ],
+)
+def test_change_within_the_run(steps: list[float], expected: list[str]) -> None:
+    assert figures(run(steps=steps), rule="change within the run") == expected
+    # One change is one finding.
+    assert figures(run(steps=steps), rule="drift") == figures(run(steps=steps), rule="warm-up too short") == []
+
+
+def with_stalls(*where: int, times: float) -> list[float]:
+    steps = np.array(noisy(n=100))
+    steps[list(where)] *= times
+    return list(steps)
+
+
+HERE_AND_THERE = (0, 3, 4, 9, 11, 17, 20, 21, 29, 33, 34, 40, 47, 51, 52, 58, 63, 70, 77, 81, 82, 90, 91, 97)
+
+
+def test_steps_that_were_added_are_no_part_of_the_plan() -> None:
+    """150 steps, of which 50 were added for --min-seconds: a run is broken off after 150, not after `150 of 100`."""
+    broken = run(steps=noisy(n=150), iterations=100.0, status="interrupted")
+    assert figures(broken, rule="incomplete series") == ["interrupted after 150 steps"]
+    assert figures(run(steps=noisy(n=150), iterations=100.0), rule="incomplete series") == []
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected"),
+    [
+        ({"skipped_steps": 3.0, "steps_n": 60.0}, ["3 of 60 measured steps (5 %)"]),
+        ({"skipped_steps": 1.0, "steps_n": 1000.0}, ["1 of 1000 measured steps (0.1 %)"]),
+        ({"skipped_steps": 0.0, "steps_n": 60.0}, []),
+        ({}, []),
+    ],
+)
+def test_steps_skipped_by_amp(facts: dict[str, float], expected: list[str]) -> None:
+    case = {"skipped_steps": facts.get("skipped_steps"), "steps": facts.get("steps_n")}
+    assert [figure for figure in [skipped_by_amp(case)] if figure] == expected  # type: ignore[arg-type]
+
+
+def test_an_imported_log_is_measured_by_its_siblings() -> None:
+    logs = [
+        run("short", imported=True, steps=noisy(n=38), iterations=38.0),
+        run("whole", imported=True, steps=noisy(n=99), iterations=99.0),
+        run("larger batch", imported=True, steps=noisy(n=49), iterations=49.0, batch_size=64),
+        run("other", imported=True, steps=noisy(n=199), iterations=199.0, model="vgg16"),
+    ]
+
+    (finding,) = found(*logs, rule="incomplete series")
+
+    assert finding.subject == ("short",)
+    assert finding.figure == "stops after 39 rows; another log of resnet18 at batch size 32 in 'local-cuda' has 100"
+
+
+CASES: Cases = {
+    "unsynchronised timing": {
+        "period that the stamps deny": (
+            run(steps=every(10, 0.4), ended_at_s=stamps_of(noisy())),
+            ["every 10th step from 1 on: the timer reads 40 % of the other steps, the time stamps 100 %"],
+        ),
+        "period that the stamps confirm": (run(steps=every(10, 0.4), ended_at_s=stamps_of(every(10, 0.4))), []),
+        "3 impossible steps of 43": (
+            run(steps=[0.02, 0.03, 0.04, *noisy(n=40)], ended_at_s=stamps_of(noisy(n=43))),
+            ["3 of 43 steps: the timer reads 30 % of the other steps, the time stamps 100 %"],
+        ),
+        "2 are too few": (run(steps=[0.02, 0.03, *noisy(n=41)], ended_at_s=stamps_of(noisy(n=43))), []),
+        "3 steps that were short": (
+            run(steps=[0.02, 0.03, 0.04, *noisy(n=40)], ended_at_s=stamps_of([0.02, 0.03, 0.04, *noisy(n=40)])),
+            [],
+        ),
+        "fewer steps than can be judged": (run(steps=every(6, 0.4, n=18), ended_at_s=stamps_of(noisy(n=18))), []),
+        "a timer without stamps is not accused": (run(steps=every(10, 0.4), ended_at_s=[np.nan] * 60), []),
+    },
+    "mean of rates": {
+        "ours claims nothing": (run(images_per_s=100.0, claimed_images_per_s=None), []),
+        "within 2 %": (run(images_per_s=100.0, claimed_images_per_s=101.9), []),
+        "above": (
+            run(images_per_s=100.0, claimed_images_per_s=103.0),
+            ["103 images/s by the log's rates, 100 by images over wall time: 1.03 x"],
+        ),
+        "below": (
+            run(images_per_s=100.0, claimed_images_per_s=97.0),
+            ["97 images/s by the log's rates, 100 by images over wall time: 0.97 x"],
+        ),
+    },
+    "wall time not explained": {
+        "within 2 %": (run(explained_fraction=0.981), []),
+        "less": (
+            run(explained_fraction=0.979),
+            ["steps and waits add up to 97.9 % of the wall time: 2.1 % are outside of the timed parts"],
+        ),
+        "more": (run(explained_fraction=1.021), ["steps and waits add up to 102.1 % of the wall time: 2.1 % too much"]),
+        "unknown": (run(explained_fraction=None), []),
+    },
+    "too few runs": {
+        "one": (repeats()[:1], ["one run: no interval"]),
+        "two": (repeats()[:2], ["2 runs"]),
+        "three": (repeats()[:3], []),
+        "runs that broke off are no repeats": ([*repeats()[:2], run("c", status="interrupted")], ["2 runs"]),
+    },
+    "runs disagree": {
+        "4.9 % apart": (
+            [run(name, images_per_s=rate) for name, rate in zip("abc", (100.0, 101.0, 104.9), strict=True)],
+            [],
+        ),
+        "5.1 % apart": (
+            [run(name, images_per_s=rate) for name, rate in zip("abc", (100.0, 101.0, 105.1), strict=True)],
+            ["3 runs from 100 to 105.1 images/s: 5.1 % apart"],
+        ),
+    },
+    "warm-up too short": {
+        "steady": (run(steps=noisy()), []),
+        "4 slow ones": (
+            run(steps=[0.5] * 4 + noisy(n=56)),
+            ["the first 4 of 60 steps take 5.00 x the rest; they move the mean by +27 %"],
+        ),
+        "one that does not move the mean by 1 %": (run(steps=[0.104, *noisy(n=59)]), []),
+        "more than half of the run is no warm-up": (run(steps=[0.5] * 35 + noisy(n=25)), []),
+        "a slower second part is no warm-up": (run(steps=noisy(n=24) + [0.105] * 36), []),
+        "too few to say": (run(steps=[0.1] * 10), []),
+    },
+    "stalls": {
+        "3 of 100 at 5 x": (
+            run(steps=with_stalls(20, 50, 80, times=5)),
+            ["3 of 100 steps take 5.0 x the others: 10.7 % of the throughput"],
+        ),
+        "less than 1 % of the throughput": (run(steps=with_stalls(50, times=1.9)), []),
+        "several, less than half as long again": (
+            run(steps=with_stalls(50, 60, 70, 80, times=1.4)),
+            ["4 of 100 steps take 1.4 x the others: 1.6 % of the throughput"],
+        ),
+        "two that take less than 1 % of the throughput": (run(steps=with_stalls(50, 60, times=1.4)), []),
+        "a single one of less than half as long again": (run(steps=with_stalls(50, times=1.4)), []),
+        "every tenth, less than 1.2 x": (run(steps=with_stalls(*range(3, 100, 10), times=1.15)), []),
+        "every tenth": (
+            run(steps=with_stalls(*range(3, 100, 10), times=1.3)),
+            ["10 of 100 steps take 1.3 x the others: 2.9 % of the throughput"],
+        ),
+        "more than 1 of 10 is how the run goes": (run(steps=with_stalls(*range(0, 100, 9), times=5)), []),
+    },
+    "steadiness not certain": {
+        "quiet steps": (run(steps=noisy(n=20, share=0.002)), []),
+        "noisy steps": (
+            run(steps=noisy(n=20, share=0.03)),
+            ["a change of less than 19 % over a fifth of the run cannot be seen in 20 steps"],
+        ),
+    },
+    "drift": {
+        "less than 1 %": (run(steps=list(np.array(noisy(share=0.001)) + 1e-05 * np.arange(60))), []),
+        "slower": (
+            run(steps=list(np.array(noisy(share=0.001)) + 3e-05 * np.arange(60))),
+            ["steps get 1.8 % slower over 60 steps"],
+        ),
+        "faster": (
+            run(steps=list(np.array(noisy(share=0.001)) - 3e-05 * np.arange(60))),
+            ["steps get 1.7 % faster over 60 steps"],
+        ),
+    },
+    "scattered steps": {
+        "1.48 x": (run(steps=[0.1, 0.1, 0.148] * 20), []),
+        "1.52 x": (
+            run(steps=[0.1, 0.1, 0.152] * 20),
+            [f"5 % to 95 % of the steps take {SPREAD}: 1.5 x ({SPREAD} in all; the timer says {SPREAD})"],
+        ),
+        "a quarter at 1.1 x": (
+            run(steps=with_stalls(*HERE_AND_THERE, times=1.1)),
+            ["24 of 100 steps, spread over the run, take 1.10 x the others: two speeds"],
+        ),
+        "two groups that no gap parts": (run(steps=with_stalls(*HERE_AND_THERE, times=1.008)), []),
+        "fewer than a tenth": (run(steps=with_stalls(*HERE_AND_THERE[::4], times=1.1)), []),
+        "a change is told as one": (run(steps=noisy(n=80) + [0.11] * 20), []),
+        "so is a warm-up": (run(steps=[0.13] * 4 + noisy(n=20)), []),
+        "and so are stalls": (run(steps=with_stalls(*range(3, 100, 10), times=1.3)), []),
+        "a clock with a grain of 10 ms": (run(steps=[0.1, 0.1, 0.11] * 20), []),
+        "all equal": (run(steps=[0.1] * 60), []),
+        "zeros": (run(steps=[0.0] * 30 + [0.1] * 30), []),
+        "steps are not scattered where only the timer is": (
+            run(steps=every(10, 0.4), ended_at_s=stamps_of(noisy())),
+            [],
+        ),
+    },
+    "incomplete series": {
+        "all of them": (run(), []),
+        "completed too early": (run(iterations=100.0), ["60 of 100 steps, and yet completed"]),
+        "broken off": (run(iterations=100.0, status="out_of_memory"), ["out of memory after 60 of 100 steps"]),
+        "nobody knows how many": (run(iterations=None, status="preempted"), ["preempted after 60 steps"]),
+    },
+}
+
+
+@pytest.mark.parametrize(("rule", "runs", "expected"), rows(CASES))
+def test_rules(tmp_path: Path, rule: str, runs: list[dict[str, Any]], expected: list[str]) -> None:
+    assert figures(*runs, rule=rule, folder=tmp_path) == expected

@@ -1,0 +1,83 @@
+import gzip
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from analysis import __main__ as door
+from tests.analysis.readers.logs.trainer_logs import pytorch_examples
+from workload.contract.errors import ExitCode
+
+LOG = "iter_time_ms,lr,timestamp\n" + "".join(f"200,0.1,{1763159640 + 0.2 * step:.1f}\n" for step in range(5))
+Run = Callable[..., tuple[int, str, str]]
+OPTIONS = ("--model", "resnet50", "--batch-size", "64", "-o", "out")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "log.csv").write_text(LOG)
+    (tmp_path / "log.csv.gz").write_bytes(gzip.compress(LOG.replace("0.1,", "0.2,").encode()))
+    (tmp_path / "train.log").write_text(pytorch_examples())
+    (tmp_path / "notes.md").write_text("# What I did\n")
+    (tmp_path / "picture.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0")
+    return tmp_path
+
+
+@pytest.fixture
+def imports(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    def run(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["analyze", "import", *words, *OPTIONS])
+        code = door.main()
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+def test_a_bad_file_never_stops_the_others_and_the_end_says_what_was_left_out(folder: Path, imports: Run) -> None:
+    names = sorted(path.name for path in folder.iterdir())
+    code, out, err = imports(*names)
+    assert code == ExitCode.USAGE
+    assert len(out.splitlines()) == 3
+    assert all((folder / line / "MANIFEST.json").is_file() for line in out.splitlines())
+    lines = err.splitlines()
+    assert lines[:2] == [
+        "note       log.csv: columns that are not read: lr",
+        "note       log.csv.gz: columns that are not read: lr",
+    ]
+    assert lines[2].startswith(
+        "error: 'notes.md' is not a known kind of log; it begins with '# What I did'; readable are CSV"
+    )
+    assert lines[4].startswith("error: 'picture.png' looks like a picture; readable are CSV logs with a row per")
+    assert lines[5] == "hint: import the data from which it was drawn"
+    assert lines[6:] == [
+        (
+            "note       train.log: the wall time comes from the log's running means, without validation and "
+            "other work between epochs"
+        ),
+        (
+            "note       train.log: a row every 10 iterations: the other iterations count in the wall time, but "
+            "not as steps"
+        ),
+        "left out   2 of 5 files: notes.md, picture.png",
+    ]
+
+
+def test_one_bad_file_alone_is_the_error(folder: Path, imports: Run) -> None:  # noqa: ARG001 - its files
+    code, out, err = imports("notes.md")
+    assert (code, out) == (ExitCode.USAGE, "")
+    assert err.startswith("error: 'notes.md' is not a known kind of log")
+    assert "left out" not in err
+
+
+def test_notes_of_many_runs_are_told_once(folder: Path, imports: Run) -> None:
+    (folder / "runs.csv").write_text("gpu,model,batch,img_per_s\nT4,vgg16,8,50\nL4,vgg16,8,90\nA100,vgg16,8,300\n")
+    code, out, err = imports("runs.csv")
+    assert code == ExitCode.DONE
+    assert len(out.splitlines()) == 3
+    assert err.splitlines() == [
+        "note       runs.csv: the file says model 'vgg16', but the import was given 'resnet50' (3 runs)",
+        "note       runs.csv: the file says batch size '8', but the import was given '64' (3 runs)",
+        "note       runs.csv: a table with a row per run: nothing in the table confirms its figures (3 runs)",
+    ]

@@ -1,0 +1,535 @@
+"""Comparisons: ratios, intervals, corrected p-values and what would have been seen, by hand or by scipy."""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.stats import gmean
+
+from analysis.compare.pairing import pair_up
+from analysis.compare.ratios import COLUMNS, _factor, compare
+from analysis.loading.configurations import NotPoolableError
+from analysis.statistics.comparison import compare as compare_runs
+from analysis.statistics.comparison import holm
+from tests.analysis.by_hand import noisy, results, run
+from workload.contract.errors import ExitCode, NothingToDoError, UsageError
+
+
+def side(name: str, rates: tuple[float, ...], **facts: Any) -> list[dict[str, Any]]:
+    """Runs of 32 images a step at these rates."""
+    return [
+        run(f"{name}{number}", steps=noisy(seed=number, step_s=32 / rate), images_per_s=rate, **facts)
+        for number, rate in enumerate(rates)
+    ]
+
+
+LEFT = (100.0, 101.0, 102.0)
+RIGHT = (150.0, 151.0, 153.0)
+A100 = {"device_name": "NVIDIA A100-SXM4-80GB", "compute_capability": "8.0"}
+
+
+def rows(*runs: dict[str, Any], by: str | None = "place", **options: Any) -> list[dict[str, Any]]:
+    return [
+        {str(name): value for name, value in row.items()}
+        for row in compare(results(*runs), by, **options).to_dict("records")
+    ]
+
+
+def test_two_places() -> None:
+    (row,) = rows(*side("l", LEFT, place="here"), *side("r", RIGHT, place="there", **A100))
+
+    assert (row["left"], row["right"]) == ("here (NVIDIA L4)", "there (NVIDIA A100-SXM4-80GB)")
+    assert (row["runs_left"], row["runs_right"]) == (3, 3)
+    assert row["ratio"] == pytest.approx(gmean(RIGHT) / gmean(LEFT))
+    expected = compare_runs(1 / np.array(RIGHT), 1 / np.array(LEFT))
+    assert expected.interval is not None
+    assert (row["ratio_low"], row["ratio_high"]) == pytest.approx((expected.interval.low, expected.interval.high))
+    assert row["p"] == row["p_holm"] == pytest.approx(expected.p_value)
+    assert row["level"] == 0.95
+    assert row["test"] == (
+        "Welch t over runs, variances partly shared "
+        "(88 % in place of 95 % if 3 runs of one side scatter 4 times as much as 10 of the other)"
+    )
+    assert row["effect"] > 10
+    assert row["smallest_detectable_ratio"] == pytest.approx(1.03, abs=0.01)
+    assert row["verdict"] == ("there (NVIDIA A100-SXM4-80GB) is 1.5 x as fast as here (NVIDIA L4) (95 %: 1.46 to 1.53)")
+    assert row["note"] is None
+
+
+def test_the_slower_side_may_be_on_the_right() -> None:
+    (row,) = rows(*side("l", RIGHT, place="here"), *side("r", LEFT, place="there"))
+
+    assert row["ratio"] == pytest.approx(gmean(LEFT) / gmean(RIGHT))
+    assert row["effect"] < -10
+    assert row["verdict"] == "here (NVIDIA L4) is 1.5 x as fast as there (NVIDIA L4) (95 %: 1.46 to 1.53)"
+
+
+def test_no_difference_says_what_would_have_been_seen() -> None:
+    (row,) = rows(*side("l", LEFT, place="here"), *side("r", (100.5, 101.0, 101.8), place="there"))
+
+    assert row["p_holm"] > 0.5
+    percent = 100 * (row["smallest_detectable_ratio"] - 1)
+    assert 2 < percent < 4
+    assert row["verdict"] == f"no difference found: {percent:.2g} % or more would have been detected"
+
+
+@pytest.mark.parametrize(
+    ("counts", "why"),
+    [
+        ((1, 1), "one run: too few"),
+        ((1, 3), "one run on a side: too few"),
+        ((3, 1), "one run on a side: too few"),
+        ((2, 2), "two runs: too few"),
+        ((3, 2), "two runs on a side: too few"),
+    ],
+)
+def test_too_few_runs_name_no_winner(counts: tuple[int, int], why: str) -> None:
+    (row,) = rows(*side("l", LEFT[: counts[0]], place="here"), *side("r", RIGHT[: counts[1]], place="there"))
+
+    assert pd.isna(row["ratio_low"])
+    assert pd.isna(row["p_holm"])
+    assert row["verdict"] == f"no winner: {why}"
+
+
+def test_copies_of_one_run_have_no_interval() -> None:
+    (row,) = rows(*side("l", (100.0,) * 3, place="here"), *side("r", (150.0,) * 3, place="there"))
+
+    assert row["verdict"] == (
+        "no winner: the runs of one side have exactly the same figure: no interval (perhaps they are copies of one run)"
+    )
+
+
+CERTAIN = "there (NVIDIA L4) is 1.49 x as fast as here (NVIDIA L4) (95 %: 1.46 to 1.52)"
+BUSY = "other processes used the CPU: this run got 4 % of one"
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "verdict"),
+    [
+        # Runs on a busy machine do not count for a winner, but for the figures.
+        ((None,) * 4, (None,) * 4, CERTAIN),
+        (
+            (None, BUSY, None, None),
+            (None,) * 4,
+            f"{CERTAIN}; 1 of 8 runs on a busy machine",
+        ),
+        (
+            (None, BUSY, BUSY, None),
+            (None,) * 4,
+            "no winner: 2 of 8 runs on a busy machine; without them there is no difference",
+        ),
+        (
+            (BUSY,) * 4,
+            (BUSY,) * 4,
+            "no winner: 8 of 8 runs on a busy machine; without them there is no difference",
+        ),
+    ],
+)
+def test_no_winner_where_busy_runs_could_have_made_the_difference(
+    left: tuple[str | None, ...], right: tuple[str | None, ...], verdict: str
+) -> None:
+    sides = [
+        one | {"busy": why}
+        for name, speed, said in (("l", 100.0, left), ("r", 150.0, right))
+        for one, why in zip(
+            side(name, tuple(speed + number for number in range(4)), place="here" if name == "l" else "there"),
+            said,
+            strict=True,
+        )
+    ]
+
+    (row,) = rows(*sides)
+
+    assert row["verdict"] == verdict
+    assert bool(row["busy"]) is any((*left, *right))
+    assert pd.isna(row["p"]) is verdict.startswith("no winner")
+    assert row["ratio"] == pytest.approx(1.5, abs=0.01)
+
+
+def test_no_difference_on_a_busy_machine_says_so() -> None:
+    alike = side("l", LEFT, place="here"), side("r", (100.5, 101.0, 101.8), place="there")
+    (row,) = rows(*(one | {"busy": BUSY} for one in alike[0]), *alike[1])
+
+    assert row["verdict"].startswith("no difference found: ")
+    assert row["verdict"].endswith("; 3 of 6 runs on a busy machine")
+
+
+@pytest.mark.parametrize(
+    ("faster", "verdict"),
+    [
+        (1.004, "there (NVIDIA L4) is 1.004 x as fast as here (NVIDIA L4) (95 %: 1.004 to 1.004)"),
+        (1.0004, "here (NVIDIA L4) and there (NVIDIA L4) are the same within 0.1 % (95 %)"),
+    ],
+)
+def test_a_small_difference_has_the_digits_that_show_it(faster: float, verdict: str) -> None:
+    near = (99.99, 100.0, 100.01)
+    (row,) = rows(*side("l", near, place="here"), *side("r", tuple(faster * one for one in near), place="there"))
+
+    assert row["p_holm"] < 0.05
+    assert row["verdict"] == verdict
+
+
+def test_holm_over_all_pairs() -> None:
+    places = {"a": (100.0, 101.0, 102.0), "b": (103.0, 104.0, 105.0), "c": (103.5, 104.5, 106.0)}
+    found = rows(*(each for name, rates in places.items() for each in side(name, rates, place=name)))
+
+    assert [(row["left"][0], row["right"][0]) for row in found] == [("a", "b"), ("a", "c"), ("b", "c")]
+    assert [row["p_holm"] for row in found] == pytest.approx(list(holm([row["p"] for row in found])))
+    assert found[0]["p"] < 0.05
+    assert found[2]["p_holm"] > 0.05
+
+
+def test_alone_it_would_be_a_difference() -> None:
+    close = (103.2, 104.2, 105.2)
+    alone = rows(*side("a", LEFT, place="a"), *side("b", close, place="b"))
+    many = rows(
+        *side("a", LEFT, place="a"),
+        *side("b", close, place="b"),
+        *(each for name in "cdef" for each in side(name, (100.2, 101.1, 101.9), place=name)),
+    )
+
+    assert alone[0]["p_holm"] == alone[0]["p"] < 0.05
+    assert many[0]["p"] == alone[0]["p"]
+    # The 15 pairs of 6 places; that of the greatest difference is multiplied by 15.
+    assert many[0]["p_holm"] > 0.05
+    assert many[0]["smallest_detectable_ratio"] > alone[0]["smallest_detectable_ratio"]
+    assert alone[0]["verdict"] == "b (NVIDIA L4) is 1.03 x as fast as a (NVIDIA L4) (95 %: 1.01 to 1.05)"
+    assert many[0]["verdict"] == (
+        "not certain in 15 comparisons: b (NVIDIA L4) is 1.03 x as fast as a (NVIDIA L4) (99.67 %: 0.982 to "
+        "1.08; 6.4 % or more would have been detected); if it were the only comparison, it would be certain "
+        "(95 %: 1.01 to 1.05)"
+    )
+
+
+def test_the_interval_leaves_out_1_if_and_only_if_a_difference_is_claimed() -> None:
+    """Of 66 pairs: also where the difference is certain alone, and where it is large and the runs are few."""
+    rng = np.random.default_rng(3)
+    speeds = [100.0, 101.0, 102.0, 103.0, 105.0, 110.0, 120.0, 150.0, 300.0, 310.0, 700.0, 720.0]
+    runs = [
+        one_run
+        for number, speed in enumerate(speeds)
+        for one_run in side(
+            f"p{number}-", tuple(speed * np.exp(0.01 * rng.normal(size=3 + number % 3))), place=f"p{number:02}"
+        )
+    ]
+
+    for row in rows(*runs, all_pairs=True):
+        excluded = not row["ratio_low"] <= 1 <= row["ratio_high"]
+        assert excluded == (row["p_holm"] < 0.05) == (not row["verdict"].startswith(("no", "not"))), row
+        assert row["ratio_low"] <= row["ratio"] <= row["ratio_high"]
+        if not excluded:
+            assert max(row["ratio"], 1 / row["ratio"]) < row["smallest_detectable_ratio"], row
+
+
+@pytest.mark.slow
+def test_many_pairs_take_seconds() -> None:
+    """40 places are 780 pairs; the permutation tests that were made of each took ten minutes."""
+    runs = [one for number in range(40) for one in side(f"p{number}-", LEFT, place=f"p{number:02}")]
+
+    assert len(rows(*runs, all_pairs=True)) == 780
+
+
+def test_the_figure_of_a_run_is_images_over_wall_time() -> None:
+    """A timer that reads half of the time does not make a run faster."""
+    honest = [run(f"h{number}", place="here", steps=noisy(seed=number)) for number in range(2)]
+    wrong = [
+        run(f"w{number}", place="there", steps=noisy(seed=number, step_s=0.05), images_per_s=320.0)
+        for number in range(2)
+    ]
+
+    (row,) = rows(*honest, *wrong)
+
+    assert row["ratio"] == pytest.approx(1.0, abs=0.001)
+
+
+# --- what is compared with what
+
+
+def test_precisions_on_each_place() -> None:
+    runs = [
+        *side("a", LEFT, place="here"),
+        *side("b", RIGHT, place="here", precision="amp"),
+        *side("c", LEFT, place="there"),
+    ]
+
+    (row,) = rows(*runs, by="precision")
+
+    assert (row["left"], row["right"], row["note"]) == ("amp", "fp32", "on here")
+
+
+def test_batch_sizes_are_in_order_and_named() -> None:
+    runs = [each for size in (128, 32, 64) for each in side(f"b{size}", LEFT, batch_size=size)]
+
+    found = rows(*runs, by="batch_size")
+
+    assert [(row["left"], row["right"]) for row in found] == [
+        ("batch size 32", "batch size 64"),
+        ("batch size 32", "batch size 128"),
+        ("batch size 64", "batch size 128"),
+    ]
+
+
+def test_other_configurations_are_pairs_of_their_own() -> None:
+    runs = [
+        each
+        for model in ("resnet18", "vgg16")
+        for place, rates in (("here", LEFT), ("there", RIGHT))
+        for each in side(f"{model}{place}", rates, place=place, model=model)
+    ]
+
+    assert [row["model"] for row in rows(*runs)] == ["resnet18", "vgg16"]
+
+
+def test_what_differs_besides_is_told() -> None:
+    runs = [*side("l", LEFT, place="here"), *side("r", RIGHT, place="there", torch="2.14.0", driver_version=None)]
+
+    (row,) = rows(*runs)
+
+    assert row["note"] == "driver differs too: 580.95.05 against unknown; torch differs too: 2.15.0 against 2.14.0"
+
+
+def test_broken_off_runs_are_not_compared() -> None:
+    runs = [*side("l", LEFT, place="here"), *side("r", RIGHT, place="there", status="failed")]
+
+    with pytest.raises(NothingToDoError):
+        rows(*runs)
+
+
+# --- what is compared with all others
+
+
+def test_others_are_compared_with_the_baseline_alone() -> None:
+    runs = [each for place in "abc" for each in side(place, LEFT, place=place)]
+
+    found = pair_up(results(*runs), "place", baseline="b")
+
+    assert [(pair.left.value, pair.right.value) for pair in found.pairs] == [("b", "a"), ("b", "c")]
+    assert found.baselines == ("b",)
+    # Without --by, the fact is the one that has such a value; batch sizes are named as they are shown.
+    sizes = [each for size in (16, 32, 64) for each in side(f"s{size}-", LEFT, batch_size=size)]
+    found = pair_up(results(*sizes), baseline="32")
+    assert (found.by, [pair.right.value for pair in found.pairs]) == ("batch_size", [16, 64])
+
+
+@pytest.mark.slow
+def test_few_comparisons_are_certain_where_many_were_not() -> None:
+    """A ratio of 7 among 66 places was `no certain difference`: corrected for 2,145 pairs that nobody asked for."""
+    fast = side("x", (690.0, 700.0, 710.0), place="fast")
+    others = [one for n in range(65) for one in side(f"p{n}-", (90.0 - n / 100, 100.0, 111.0), place=f"p{n:02}")]
+
+    (all_pairs,) = [
+        row for row in rows(*fast, *others, all_pairs=True) if row["left"][:4] + row["right"][:3] == "fastp64"
+    ]
+    (asked,) = [row for row in rows(*fast, *others, baseline="p64") if row["right"].startswith("fast")]
+
+    assert all_pairs["verdict"].startswith("not certain in 2145 comparisons: fast (NVIDIA L4) is 7.02 x")
+    assert asked["verdict"] == "fast (NVIDIA L4) is 7.02 x as fast as p64 (NVIDIA L4) (99.923 %: 2.6 to 19)"
+    assert asked["p_holm"] < 0.05
+
+
+def test_of_many_values_that_of_the_most_runs_is_the_baseline() -> None:
+    names = "abcdefg"
+    runs = [each for place in names for each in side(place, (*LEFT, 99.0) if place == "d" else LEFT, place=place)]
+
+    found = pair_up(results(*runs), "place")
+
+    assert found.baselines == ("d",)
+    assert {pair.left.value for pair in found.pairs} == {"d"}
+    assert len(found.pairs) == len(names) - 1
+    assert len(pair_up(results(*runs), "place", all_pairs=True).pairs) == 21
+    assert len(pair_up(results(*runs[:-3]), "place").pairs) == 15
+
+
+def test_a_baseline_that_no_run_has_is_refused_with_those_there_are() -> None:
+    runs = [each for place in ("here", "there") for each in side(place, LEFT, place=place)]
+
+    with pytest.raises(UsageError) as refused:
+        pair_up(results(*runs), "place", baseline="ther")
+
+    assert refused.value.report() == (
+        "error: no run has place 'ther'; there is here, there\nhint: --by place --baseline there"
+    )
+    with pytest.raises(UsageError) as refused:
+        pair_up(results(*runs), "place", baseline="here", all_pairs=True)
+    assert refused.value.report() == (
+        "error: --baseline compares with one value, --all-pairs compares every pair\nhint: leave out one of them"
+    )
+
+
+@pytest.mark.parametrize(
+    ("difference", "words"),
+    [(0.999, "100 %"), (0.5, "50 %"), (1.2, "2.2 x"), (6.0, "7 x")],
+)
+def test_what_would_be_seen_reads_as_a_share_or_a_factor(difference: float, words: str) -> None:
+    assert _factor(1 + difference) == words
+
+
+# --- runs that are kept apart
+
+
+def mixed(**facts: Any) -> list[dict[str, Any]]:
+    odd = [run("odd", place="here", steps=noisy(step_s=0.2), **facts)]
+    return [*side("l", LEFT, place="here"), *odd, *side("r", RIGHT, place="there")]
+
+
+@pytest.mark.parametrize(
+    ("facts", "fact"),
+    [
+        ({"driver_version": "570.1"}, "driver_version"),
+        ({"device_name": "Tesla T4"}, "device_name"),
+        ({"commit": "f" * 16}, "commit"),
+        ({"runtime": "docker"}, "runtime"),
+    ],
+)
+def test_a_run_that_is_unlike_the_others_is_kept_apart(facts: dict[str, Any], fact: str) -> None:
+    found = pair_up(results(*mixed(**facts)), "place")
+
+    (pair,) = found.pairs
+    assert [case.run_id for case in pair.left.runs] == ["l0", "l1", "l2"]
+    assert (found.mixed, found.alone) == ((fact,), ("odd",))
+
+
+CONTAINER = {"runtime": "docker", "image_digest": "sha256:" + "1" * 64}
+
+
+def test_process_and_container_runs_are_compared_among_themselves() -> None:
+    runs = [
+        *side("a", LEFT, precision="fp32"),
+        *side("b", RIGHT, precision="bf16"),
+        *side("c", LEFT, precision="fp32", **CONTAINER),
+        *side("d", RIGHT, precision="bf16", **CONTAINER),
+    ]
+
+    found = rows(*runs, by="precision")
+
+    assert [(row["left"], row["right"], row["runs_left"], row["runs_right"], row["note"]) for row in found] == [
+        ("bf16", "fp32", 3, 3, "on local-cuda; runtime process"),
+        ("bf16", "fp32", 3, 3, "on local-cuda; runtime docker; image digest sha256:111111111111"),
+    ]
+    assert pair_up(results(*runs), "precision").mixed == ("runtime", "image_digest")
+
+
+def test_the_command_that_is_printed_pools_them() -> None:
+    runs = [*side("a", LEFT), *side("b", LEFT, **CONTAINER), *side("c", RIGHT, precision="bf16")]
+    apart = pair_up(results(*runs), "precision")
+
+    (row,) = rows(*runs, by="precision", allow_mixed=apart.mixed)
+
+    assert apart.alone == ("b0", "b1", "b2")
+    assert (row["runs_left"], row["runs_right"]) == (3, 6)
+    assert row["note"] == "on local-cuda; runtime differs too: process against docker and process"
+
+
+def test_a_process_against_a_container() -> None:
+    (row,) = rows(*side("a", LEFT), *side("b", RIGHT, **CONTAINER), by=None)
+
+    assert (row["by"], row["left"], row["right"], row["note"]) == ("runtime", "docker", "process", None)
+
+
+def test_pools_without_a_like_one_on_the_other_side_are_refused_by_name() -> None:
+    old, new = {"driver_version": "570.1"}, {"torch": "2.16.0"}
+    runs = [
+        *(run(f"a{number}", place="here", **facts) for number, facts in enumerate([{}, {**old, **new}])),
+        *(run(f"b{number}", place="there", **facts) for number, facts in enumerate([old, new])),
+    ]
+
+    with pytest.raises(NotPoolableError) as refused:
+        rows(*runs, by="place", allow_mixed=["commit"])
+
+    assert refused.value.report() == (
+        "error: cannot pool: driver is '580.95.05' in run a0, '570.1' in run a1\n"
+        "hint: --by place --allow-mixed commit --allow-mixed driver_version --allow-mixed torch"
+    )
+    assert refused.value.exit_code == ExitCode.NOT_POOLABLE == 9
+    (row,) = rows(*runs, by="place", allow_mixed=["commit", "driver_version", "torch"])
+    assert (row["runs_left"], row["runs_right"]) == (2, 2)
+
+
+# --- what is compared where nobody says
+
+
+@pytest.mark.parametrize(
+    ("facts", "by", "also"),
+    [
+        pytest.param({"place": "there", **A100}, "place", ("device_name",), id="a place before its device"),
+        pytest.param({"precision": "bf16"}, "precision", (), id="precision"),
+        pytest.param({"batch_size": 64}, "batch_size", (), id="batch size"),
+        pytest.param({"channels_last": True}, "channels_last", (), id="an option of the run"),
+        pytest.param({"torch": "2.16.0"}, "torch", (), id="a version"),
+        pytest.param({"model": "vgg16"}, "model", (), id="the model, last"),
+    ],
+)
+def test_what_differs_is_compared(facts: dict[str, Any], by: str, also: tuple[str, ...]) -> None:
+    found = pair_up(results(*side("a", LEFT), *side("b", RIGHT, **facts)))
+
+    assert (found.by, found.also, len(found.pairs)) == (by, also, 1)
+
+
+def test_runs_that_nothing_differs_from_are_named() -> None:
+    runs = [*side("a", LEFT), *side("b", RIGHT, precision="bf16"), run("c", model="vgg16")]
+
+    assert pair_up(results(*runs), "precision").unpaired == ("c",)
+
+
+@pytest.mark.parametrize(
+    ("runs", "message"),
+    [
+        ([run("a")], "nothing to compare: among 1 measured run no two differ in one fact and agree in everything else"),
+        (
+            [run("a"), run("b", precision="amp", batch_size=64)],
+            (
+                "nothing to compare: among 2 measured runs no two differ in one fact and agree in "
+                "everything else; they differ in precision, batch size"
+            ),
+        ),
+    ],
+)
+def test_nothing_differs_in_one_fact_alone(runs: list[dict[str, Any]], message: str) -> None:
+    with pytest.raises(NothingToDoError) as refused:
+        rows(*runs, by=None)
+
+    assert str(refused.value) == message
+
+
+# --- refusals
+
+
+def test_unlike_runs_are_pooled_where_that_is_asked_for() -> None:
+    (row,) = rows(*mixed(driver_version="570.1"), allow_mixed=["driver_version"])
+
+    assert row["runs_left"] == 4
+    assert row["note"] == "driver differs too: 570.1 and 580.95.05 against 580.95.05"
+
+
+def test_another_column_than_the_one_that_differs_does_not_help() -> None:
+    assert pair_up(results(*mixed(driver_version="570.1")), "place", allow_mixed=["torch"]).alone == ("odd",)
+
+
+def test_an_unknown_column_is_named_with_the_nearest() -> None:
+    with pytest.raises(UsageError) as refused:
+        rows(*side("l", LEFT), by="batchsize")
+
+    assert refused.value.report() == ("error: runs cannot be compared by 'batchsize'\nhint: --by batch_size")
+
+
+def test_a_figure_is_no_fact_to_compare_by() -> None:
+    with pytest.raises(UsageError) as refused:
+        rows(*side("l", LEFT), by="qqq")
+
+    assert refused.value.hint == "--by place | device_name | precision | batch_size | zone | torch"
+
+
+def test_nothing_to_compare() -> None:
+    with pytest.raises(NothingToDoError) as refused:
+        rows(*side("l", LEFT, place="here"))
+
+    assert str(refused.value) == (
+        "nothing to compare: no two runs that differ in place and agree in everything else; place is here"
+    )
+
+
+def test_the_columns_are_those_that_are_shown() -> None:
+    table = compare(results(*side("l", LEFT, place="here"), *side("r", RIGHT, place="there")))
+
+    assert list(table.columns) == [column.name for column in COLUMNS]

@@ -1,0 +1,277 @@
+"""Comparisons of runs in blocks: pairs, the scatter of whole designs, positions, and options over all combinations."""
+
+import re
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.stats import gmean, ttest_rel
+from test_compare import LEFT, RIGHT, rows, side
+
+from analysis.compare.pairing import pair_up
+from analysis.compare.ratios import positions
+from tests.analysis.by_hand import noisy, results, run
+from workload.contract.text import plain
+
+
+def in_blocks(
+    name: str, rates: tuple[float, ...], hosts: tuple[float, ...] = (1.0, 1.2, 0.9), **facts: Any
+) -> list[dict[str, Any]]:
+    """A run per block, on a host of its own that is faster or slower as a whole."""
+    return [
+        run(
+            f"{name}{number}",
+            steps=noisy(seed=number, step_s=32 / (rate * host)),
+            images_per_s=rate * host,
+            job_name="sweep",
+            block=float(number),
+            position=0.0,
+            hostname=f"vm-{number}",
+            **facts,
+        )
+        for number, (rate, host) in enumerate(zip(rates, hosts, strict=False))
+    ]
+
+
+def test_runs_of_one_block_are_compared_with_each_other() -> None:
+    """Hosts differ by 30 %, configurations by 3 %: unpaired, nothing is certain."""
+    fp32, amp = (100.0, 100.2, 99.9), (103.0, 103.0, 103.1)
+
+    (row,) = rows(*in_blocks("l", fp32), *in_blocks("r", amp, precision="amp"), by="precision")
+
+    expected = ttest_rel(np.log(amp), np.log(fp32))
+    assert row["ratio"] == pytest.approx(gmean(fp32) / gmean(amp))
+    assert row["p"] == pytest.approx(expected.pvalue)
+    ends = expected.confidence_interval(0.95)
+    assert (row["ratio_low"], row["ratio_high"]) == pytest.approx((np.exp(-ends.high), np.exp(-ends.low)))
+    assert (row["blocks"], row["test"]) == (3, "Student t over blocks, runs paired within them")
+    assert row["narrower_than_unpaired"] > 50
+    assert row["note"] == (
+        f"on local-cuda; paired within 3 blocks: the interval is {plain(row['narrower_than_unpaired'], 2)} x narrower "
+        "than unpaired"
+    )
+    assert row["verdict"] == "amp is 1.03 x as fast as fp32 (95 %: 1.02 to 1.04)"
+
+
+SEED = 4
+MODELS = {"resnet18": 100.0, "resnet50": 40.0, "vgg11": 30.0}
+
+
+def sweep(*, faster: tuple[float, ...] = (1.03, 1.03, 1.03), noisy_run: int | None = None) -> list[dict[str, Any]]:
+    """Three models with two precisions each; every second block has the order of the one before it in reverse."""
+    runs = []
+    # With this seed none of the six scatters more than the others.
+    for number, wobble in enumerate(np.random.default_rng(SEED).normal(size=(6, 3))):
+        model, (base, times) = list(MODELS)[number // 2], list(zip(MODELS.values(), faster, strict=True))[number // 2]
+        scale = 0.02 if number == noisy_run else 0.001
+        rates = [base * (times if number % 2 else 1.0) * np.exp(scale * one) for one in wobble]
+        runs += [
+            one | {"position": float(position)}
+            for one, position in zip(
+                in_blocks(f"{model}{number}-", tuple(rates), model=model, precision="amp" if number % 2 else "fp32"),
+                (number, 5 - number, (number + 2) % 6),
+                strict=True,
+            )
+        ]
+    return runs
+
+
+def test_the_scatter_is_that_of_all_configurations_of_the_blocks() -> None:
+    pair = rows(*sweep()[:6], by="precision")[0]
+    first = next(row for row in rows(*sweep(), by="precision") if row["model"] == "resnet18")
+
+    assert pair["test"] == "Student t over blocks, runs paired within them"
+    assert first["test"] == "Student t over blocks, scatter of all their configurations"
+    assert first["note"].endswith(" than unpaired; scatter estimated from 6 configurations")
+    assert first["ratio"] == pytest.approx(pair["ratio"], rel=0.002)
+    widths = [np.log(row["ratio_high"] / row["ratio_low"]) for row in (first, pair)]
+    assert widths[0] < 0.75 * widths[1]
+
+
+def test_a_configuration_that_scatters_more_than_the_others_does_not_hide() -> None:
+    found = [row for row in rows(*sweep(noisy_run=3), by="precision") if pd.notna(row["model"])]
+
+    notes = {row["model"]: row["note"].rpartition("; ")[2] for row in found}
+    assert notes == {
+        "resnet18": "scatter estimated from 5 configurations",
+        "resnet50": "one side may scatter more than the others (F test): only the blocks of this pair are used",
+        "vgg11": "scatter estimated from 5 configurations",
+    }
+
+
+@pytest.mark.parametrize(
+    ("faster", "ratio", "interaction"),
+    [
+        ((1.03, 1.03, 1.03), 1.03, r"no dependence on the other options found \(p = 0\.\d+\)"),
+        (
+            (1.03, 1.03, 1.21),
+            (1.03 * 1.03 * 1.21) ** (1 / 3),
+            (
+                r"it depends on the other options \(p = [0-9.e-]+\), from 1\.03 x for model resnet\d+ "
+                r"to 1\.21 x for model vgg11"
+            ),
+        ),
+    ],
+)
+def test_an_option_comes_first_with_its_effect_over_all_combinations(
+    faster: tuple[float, ...], ratio: float, interaction: str
+) -> None:
+    effect, *pairs = rows(*sweep(faster=faster), by="precision")
+
+    assert [pd.isna(row["combinations"]) for row in pairs] == [True, True, True]
+    assert (effect["combinations"], effect["left"], effect["right"]) == (3, "amp", "fp32")
+    assert pd.isna(effect["model"])
+    assert (effect["runs_left"], effect["runs_right"], effect["blocks"]) == (9, 9, 3)
+    assert 1 / effect["ratio"] == pytest.approx(ratio, rel=0.002)
+    assert effect["ratio"] == pytest.approx(gmean([row["ratio"] for row in pairs]))
+    assert effect["p"] == effect["p_holm"] < 0.001
+    assert re.fullmatch(
+        rf"amp is 1\.\d+ x as fast as fp32 \(95 %: 1\.\d+ to 1\.\d+\); averaged over 3 combinations: {interaction}",
+        effect["verdict"],
+    )
+    assert effect["note"] == "on local-cuda; paired within 3 blocks; scatter estimated from 6 configurations"
+
+
+def test_a_combination_that_lacks_a_value_does_not_count() -> None:
+    lacking = [one for one in sweep() if (one["model"], one["precision"]) != ("vgg11", "amp")]
+    effect, *pairs = rows(*lacking, by="precision")
+
+    assert (effect["combinations"], effect["runs_left"]) == (2, 6)
+    assert len(pairs) == 2
+
+
+def test_two_blocks_are_too_few_for_an_effect() -> None:
+    effect = rows(*(one for one in sweep() if one["block"] < 2), by="precision")[0]
+
+    assert pd.isna(effect["ratio_low"])
+    assert effect["verdict"].startswith("no winner: two blocks: too few; averaged over 3 combinations: ")
+
+
+def test_positions_are_columns() -> None:
+    effect = rows(*sweep(), by="precision")[0]
+    assert (effect["position_left"], effect["position_right"]) == (pytest.approx(8 / 3), pytest.approx(7 / 3))
+
+    unknown = rows(*(one | {"position": None} for one in sweep()), by="precision")[0]
+    assert pd.isna(unknown["position_left"])
+
+
+def without(*left_out: tuple[str, str, float]) -> list[dict[str, Any]]:
+    return [one for one in sweep() if (one["model"], one["precision"], one["block"]) not in left_out]
+
+
+FEW = "no winner: two blocks: too few"
+
+
+@pytest.mark.parametrize(
+    ("runs", "resnet18", "note"),
+    [
+        pytest.param(
+            [one for one in sweep() if one["block"] != 1.0], FEW, "paired within 2 blocks", id="a block is missing"
+        ),
+        pytest.param(
+            without(("resnet18", "amp", 1.0)),
+            FEW,
+            "paired within 2 blocks; 1 run without a partner in the same block left out",
+            id="a block without one configuration",
+        ),
+        pytest.param(
+            without(("vgg11", "amp", 1.0)),
+            "amp is 1.03 x as fast as fp32 (",
+            "scatter estimated from 6 configurations",
+            id="a block without another configuration",
+        ),
+        pytest.param(
+            [one | {"position": None} if number else one for number, one in enumerate(sweep())],
+            "amp is 1.03 x as fast as fp32 (",
+            "",
+            id="all positions but one are missing",
+        ),
+        pytest.param(
+            [one | {"images_per_s": 100.0} for one in sweep()],
+            "no winner: the difference reads exactly the same in 3 blocks: no interval (perhaps they are "
+            "copies of one block)",
+            "paired within 3 blocks",
+            id="all values equal",
+        ),
+        pytest.param(
+            [one | {"images_per_s": 0.0} if one["block"] == 1.0 else one for one in sweep()],
+            FEW,
+            "paired within 2 blocks",
+            id="zeros",
+        ),
+        pytest.param(
+            [one for one in sweep() if one["block"] == 1.0], "no winner: one run: too few", "", id="two values"
+        ),
+    ],
+)
+def test_blocks_with_something_missing_have_an_answer(runs: list[dict[str, Any]], resnet18: str, note: str) -> None:
+    found = rows(*runs, by="precision")
+
+    first = next(row for row in found if row["model"] == "resnet18")
+    assert first["verdict"].startswith(resnet18)
+    assert note in first["note"]
+    assert not any("nan" in str(row[column]) for row in found for column in ("verdict", "note"))
+
+
+SLOWER = (1.0, 0.97, 0.97**2, 0.97**3, 0.97**4, 0.97**5)
+
+
+@pytest.mark.parametrize(
+    ("rates", "position", "text"),
+    [
+        (SLOWER, None, r"an effect \(p = [0-9.e-]+\): the first run has 1\.03\d? x the rate of later ones "),
+        ((1.0,) * 6, None, r"(no|an) effect (found )?\(p = 0\.\d+\): the first run has "),
+        ((1.0,) * 6, 3.0, None),
+        ((1.0,) * 6, -1.0, r"effect unknown \(no run has its position in a block\)"),
+    ],
+)
+def test_the_effect_of_the_position_is_said(rates: tuple[float, ...], position: float | None, text: str | None) -> None:
+    runs = [
+        one
+        | {"images_per_s": one["images_per_s"] * rates[int(one["position"])]}
+        | ({} if position is None else {"position": None if position < 0 else position})
+        for one in sweep()
+    ]
+    said = list(positions(pair_up(results(*runs), "precision")))
+
+    if text is None:
+        assert said == []
+        return
+    (line,) = said
+    assert re.match(rf"position in the blocks of sweep on local-cuda: {text}", line), line
+
+
+def test_a_run_without_a_partner_in_its_block_is_left_out_and_said() -> None:
+    (row,) = rows(
+        *in_blocks("l", (100.0, 100.2, 99.9)),
+        *in_blocks("r", (103.0, 103.1), precision="amp"),
+        run("x"),
+        by="precision",
+    )
+
+    assert (row["runs_left"], row["runs_right"], row["blocks"]) == (2, 2, 2)
+    assert row["note"].endswith("; 2 runs without a partner in the same block left out")
+
+
+def test_blocks_that_one_side_alone_has_pair_nothing() -> None:
+    (row,) = rows(*in_blocks("l", LEFT), *side("r", RIGHT, precision="amp"), by="precision")
+
+    assert pd.isna(row["blocks"])
+    assert row["test"] == (
+        "Welch t over runs, variances partly shared "
+        "(88 % in place of 95 % if 3 runs of one side scatter 4 times as much as 10 of the other)"
+    )
+    assert row["note"] == "on local-cuda"
+
+
+def test_a_block_that_a_second_machine_finished_is_two() -> None:
+    right = [one | {"hostname": f"other-{one['hostname']}"} for one in in_blocks("r", RIGHT, precision="amp")]
+
+    (row,) = rows(*in_blocks("l", LEFT), *right, by="precision")
+
+    assert row["test"] == (
+        "Welch t over runs, variances partly shared "
+        "(88 % in place of 95 % if 3 runs of one side scatter 4 times as much as 10 of the other)"
+    )
+    assert row["note"] == "on local-cuda; fewer than 2 blocks have both sides: not paired"

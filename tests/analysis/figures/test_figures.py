@@ -1,0 +1,652 @@
+import json
+import math
+import re
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from analysis.figures import Figure, export, labels, material, registry, rooflines, shares, style, throughput
+from analysis.figures.material import Material
+from analysis.kernels.breakdown import kernel_points
+from analysis.roofline.points import points
+from analysis.roofline.roofs import roofs
+from analysis.summary import costs
+from tests.analysis.by_hand import BYTES, for_every_figure, results
+from tests.analysis.by_hand import run as made_run
+from tests.analysis.report.report_bundles import HOSTILE
+
+PNG = b"\x89PNG\r\n\x1a\n"
+# Of every page that the figures stand on: styles of report/page.css.
+GROUNDS = ("#ffffff", "#14181d")
+
+
+def run(name: str, **facts: Any) -> dict[str, Any]:
+    # The bundle has gone: what only run.json says is absent.
+    return made_run(name, **{"path": "/nowhere", **facts})
+
+
+def made(*runs: dict[str, Any]) -> Material:
+    found = results(*runs)
+    return material.make(
+        found,
+        points=points,
+        roofs=roofs,
+        kernel_points=kernel_points,
+        costs=costs.costs,
+    )
+
+
+def repeats(name: str, images_per_s: tuple[float, ...], **facts: Any) -> list[dict[str, Any]]:
+    """Runs of one configuration with these throughputs, steps of the time that follows."""
+    batch = facts.get("batch_size", 32)
+    return [run(f"{name}{number}", steps=[batch / rate] * 20, **facts) for number, rate in enumerate(images_per_s)]
+
+
+def drawn(found: Material) -> dict[str, Figure]:
+    """By name; built with Altair's checks on, so a chart that is not Vega-Lite raises."""
+    each = [figure for build in registry.REGISTRY.values() for figure in registry.built(build, found)]
+    return {figure.name: figure for figure in each if isinstance(figure, Figure)}
+
+
+def values(figure: Figure) -> list[dict[str, Any]]:
+    """Every row of every layer."""
+    found: list[dict[str, Any]] = []
+
+    def collect(part: Any) -> None:
+        if isinstance(part, dict):
+            data = part.get("data")
+            if isinstance(data, dict):
+                found.extend(data.get("values", []))
+            for value in part.values():
+                collect(value)
+        elif isinstance(part, list):
+            for value in part:
+                collect(value)
+
+    spec = export.specification(figure)
+    for rows in spec.get("datasets", {}).values():
+        found.extend(rows)
+    collect({key: value for key, value in spec.items() if key != "datasets"})
+    return found
+
+
+# --- names
+
+
+@pytest.mark.parametrize(
+    ("name", "stem"),
+    [
+        ("local-cpu", "local-cpu"),
+        ("mobilenet_v2", "mobilenet_v2"),
+        ("Tesla T4 (2 threads)", "Tesla-T4-2-threads"),
+        ("../../etc/passwd", "etc-passwd"),
+        ("/root/.ssh", "root-.ssh"),
+        ("..", "unnamed"),
+        ("", "unnamed"),
+        ("\u202e\x1b[31m", "31m"),
+        ("größe", "groe"),
+        ("CON:\\x", "CON-x"),
+        ("a" * 300, "a" * 100),
+    ],
+)
+def test_file_stems_are_names_anywhere(name: str, stem: str) -> None:
+    assert labels.file_stem(name) == stem
+
+
+def test_two_names_never_share_a_file() -> None:
+    found = labels.distinct(["a/b", "a b", "A-B", "a/b"])
+    assert found == {"a/b": "a-b", "a b": "a-b-2", "A-B": "A-B-3"}
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("resnet18", "resnet18"),
+        (" a\nb\u202e ", "a\\nb\\u202e"),
+        ("x" * 48, "x" * 48),
+        ("a" * 30 + "b" * 30, "a" * 23 + "…" + "b" * 23),
+    ],
+)
+def test_shown_names_are_short_and_on_one_line(name: str, shown: str) -> None:
+    assert labels.shown(name) == shown
+
+
+@pytest.mark.parametrize(
+    ("facts", "names"),
+    [
+        ([("vm", "L4", None), ("vm", "L4", None)], ["vm", "vm"]),
+        ([("vm", "L4", None), ("vm", "T4", None)], ["vm (L4)", "vm (T4)"]),
+        ([("cpu", "Xeon", 2.0), ("cpu", "Xeon", 4.0)], ["cpu (2 threads)", "cpu (4 threads)"]),
+        ([("cpu", "Xeon", 1.0), ("cpu", "Xeon", 2.0)], ["cpu (1 thread)", "cpu (2 threads)"]),
+        ([("cpu", "Xeon", 2.0), ("cpu", "Xeon", None)], ["cpu", "cpu"]),
+        ([("cpu", "Xeon", 2.0), ("cpu", "Xeon", 4.0), ("cpu", "Xeon", None)], None),
+        ([(None, "L4", None)], ["unknown place"]),
+    ],
+)
+def test_environments_say_what_tells_them_apart(facts: list[tuple[Any, ...]], names: list[str] | None) -> None:
+    rows = [dict(zip(("place", "device_name", "threads"), each, strict=True)) for each in facts]
+    expected = names or ["cpu (2 threads)", "cpu (4 threads)", "cpu (threads unknown)"]
+    assert labels.environments(rows) == expected
+
+
+def test_the_task_names_what_makes_other_images() -> None:
+    rows = [{"model": "vgg11", "image_size": size, "dataset": "synthetic"} for size in (64.0, 224.0, None)]
+    assert labels.tasks(rows) == ["vgg11 (64 px)", "vgg11 (224 px)", "vgg11 (image size unknown)"]
+
+
+# --- looks
+
+
+def contrast(one: str, other: str) -> float:
+    """WCAG 2.2: of relative luminances."""
+
+    def luminance(colour: str) -> float:
+        parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    high, low = sorted((luminance(one), luminance(other)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("colour", style.COLOURS)
+@pytest.mark.parametrize("ground", GROUNDS)
+def test_colours_stand_out_on_light_and_dark(colour: str, ground: str) -> None:
+    assert contrast(colour, ground) >= 3.0
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (1.0, 1000.0, [1, 10, 100, 1000]),
+        (0.1, 100.0, [0.1, 1, 10, 100]),
+        (1.0, 100.0, [1, 2, 5, 10, 20, 50, 100]),
+        (2e9, 5e10, [2e9, 5e9, 1e10, 2e10, 5e10]),
+    ],
+)
+def test_ticks_of_a_logarithmic_axis(low: float, high: float, expected: list[float]) -> None:
+    assert style.ticks(low, high) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("value", "down", "up"), [(1.0, 1.0, 1.0), (3.0, 2.0, 5.0), (5.0, 5.0, 5.0), (7e9, 5e9, 1e10), (0.03, 0.02, 0.05)]
+)
+def test_frames_end_at_round_numbers(value: float, down: float, up: float) -> None:
+    assert style.rounded_down(value) == pytest.approx(down)
+    assert style.rounded_up(value) == pytest.approx(up)
+
+
+def test_rows_are_json_without_surprises() -> None:
+    frame = pd.DataFrame({"x": [1.23456789, math.nan, math.inf], "name": ["a", None, "b\x1b\u202e"]})
+    assert style.records(frame) == [
+        {"x": 1.2346, "name": "a"},
+        {"x": None, "name": None},
+        {"x": None, "name": "b\\x1b\\u202e"},
+    ]
+
+
+def test_one_long_bar_does_not_press_the_rest_against_zero_and_says_that_it_is_cut() -> None:
+    table = pd.DataFrame({"rate": [10.0, 5.0], "rate_low": [0.1, 4.0], "rate_high": [1000.0, 6.0]})
+    assert (style.bottom(table, "rate"), style.reach(table, "rate")) == (pytest.approx(5 / 3), 30.0)
+    rows = style.with_bars(table, "rate")
+    assert rows[["bar_low", "bar_high"]].to_numpy().tolist() == [[pytest.approx(5 / 3), 30.0], [4.0, 6.0]]
+    assert rows["cut_high"].tolist() == [30.0, pytest.approx(math.nan, nan_ok=True)]
+    assert style.is_cut(table, "rate")
+    whole = table.assign(rate_low=[9.0, 4.0], rate_high=[11.0, 6.0])
+    assert style.reach(whole, "rate") == 11.0
+    assert not style.is_cut(whole, "rate")
+
+
+def test_neighbours_at_one_place_stand_side_by_side() -> None:
+    assert style.dodged(["a"]) == {"a": 1.0}
+    assert style.dodged(["a", "b", "c"]) == {"a": pytest.approx(1 / 1.05), "b": 1.0, "c": pytest.approx(1.05)}
+    many = style.dodged([str(number) for number in range(30)])
+    assert many["29"] / many["0"] == pytest.approx(style.MOST_DODGE)
+
+
+def shown(axis: Any) -> list[str]:
+    """The texts of an axis' ticks, as d3 writes them."""
+    axis = axis.to_dict()
+    values, text = axis["values"], axis.get("labelExpr", "")
+    factor = float((re.search(r"datum\.value / ([0-9.e+]+)", text) or ["", "1"])[1])
+    factor = 0.01 if "100 *" in text else factor
+    form = axis.get("format") or re.search(r"'([^']*)'\)( |$|\))", text)[1]  # type: ignore[index]
+    digits, sign = int(re.search(r"\.(\d+)~f", form)[1]), "+" if "+" in form else ""  # type: ignore[index]
+    texts = [f"{value / factor:{sign}.{digits}f}" for value in values]
+    texts = [text.rstrip("0").rstrip(".") if "." in text else text for text in texts]
+    return ["0" if float(text) == 0 else text for text in texts]
+
+
+@pytest.mark.parametrize(
+    ("axis", "expected"),
+    [
+        (style.linear_axis(0, 0.8)[1], ["0", "0.2", "0.4", "0.6", "0.8"]),
+        (style.linear_axis(0, 1050)[1], ["0", "200", "400", "600", "800", "1000"]),
+        (style.linear_axis(0, 2.3)[1], ["0", "0.5", "1", "1.5", "2"]),
+        (style.linear_axis(-0.012, 0.013, percent="+")[1], ["-1", "-0.5", "0", "+0.5", "+1"]),
+        (style.linear_axis(0, 1, percent="")[1], ["0", "20", "40", "60", "80", "100"]),
+        (style.log_axis(0.05, 3)[1], ["0.05", "0.1", "0.2", "0.5", "1", "2", "5"]),
+        (style.log_axis(90, 900)[1], ["50", "100", "200", "500", "1000"]),
+        (style.log_axis(2e9, 3e12, unit="FLOP/s")[1], ["10", "100", "1000"]),
+        (style.log_axis(6e8, 4e9, unit="FLOP/s")[1], ["0.5", "1", "2", "5"]),
+    ],
+)
+def test_numbers_of_an_axis_are_whole_and_each_reads_differently(axis: Any, expected: list[str]) -> None:
+    assert shown(axis) == expected
+
+
+def test_an_axis_counts_in_the_prefix_of_its_middle() -> None:
+    assert style.log_axis(2e9, 3e12, unit="FLOP/s")[2] == "GFLOP/s"
+    assert style.log_axis(2e12, 3e13, unit="FLOP/s")[2] == "TFLOP/s"
+    assert style.log_axis(2, 30, unit="FLOP/s")[2] == "FLOP/s"
+
+
+# --- material
+
+
+def test_one_line_per_poolable_group_with_its_interval() -> None:
+    found = made(*repeats("a", (100.0, 102.0, 98.0)), *repeats("b", (50.0,), batch_size=64))
+    (first, second) = found.measured.to_dict("records")
+    assert (first["env"], first["task"], first["variant"], first["series"]) == (
+        "local-cuda",
+        "resnet18",
+        "fp32",
+        "resnet18 · fp32",
+    )
+    assert (first["runs"], first["images_per_s"]) == (3, pytest.approx(100.0))
+    # Student's t on logarithms: sd of ln(98, 100, 102) is 0.0200, t(2) = 4.303, so +- 4.97 %.
+    assert first["images_per_s_low"] == pytest.approx(95.15, abs=0.05)
+    assert first["images_per_s_high"] == pytest.approx(105.08, abs=0.05)
+    assert first["flop_per_s"] == pytest.approx(32 * 10.6484e9 / 0.32)
+    assert second["runs"] == 1
+    assert math.isnan(second["images_per_s_low"])
+    assert second["interval"] == "one run: no interval"
+    assert list(found.runs["line"]) == [0, 0, 0, 1]
+
+
+def test_software_tells_lines_of_one_name_apart() -> None:
+    found = made(run("a", torch="2.14.0"), run("b", torch="2.15.0"))
+    assert list(found.measured["series"]) == ["resnet18 · fp32 · torch 2.14.0", "resnet18 · fp32 · torch 2.15.0"]
+
+
+def test_variants_name_only_what_differs() -> None:
+    found = made(run("a", channels_last=True), run("b", channels_last=False), run("c", model="vgg11"))
+    assert sorted(found.measured["variant"]) == ["fp32", "fp32, channels last no", "fp32, channels last yes"]
+    # Counted apart in the tables that other modules make, which do not know the variant.
+    points = made(
+        *(
+            run(name, channels_last=flag, bytes_lower_per_step=1e9, bytes_upper_per_step=4e9)
+            for name, flag in (("a", True), ("b", False))
+        )
+    ).points
+    assert sorted(points["variant"]) == ["fp32, channels last no", "fp32, channels last yes"]
+
+
+def test_what_broke_off_everywhere_is_failed_and_what_did_once_is_not() -> None:
+    found = made(
+        run("a"),
+        run("b", status="out_of_memory", steps=[], images_per_s=None, step_median_s=None),
+        run("c", batch_size=64, status="out_of_memory", steps=[]),
+        run("d", batch_size=64, status="failed", steps=[]),
+    )
+    (row,) = found.failed.to_dict("records")
+    assert (row["batch_size"], row["ending"]) == (64, "out of memory and failed")
+
+
+# --- which figures
+
+
+def test_without_any_throughput_there_is_no_figure() -> None:
+    assert drawn(made(run("a", status="failed", steps=[]))) == {}
+
+
+def of_models(models: int) -> Material:
+    """So many models, each at one batch size with a price and a ceiling."""
+    facts: dict[str, Any] = {"usd_per_h": 0.7, "ceiling_flop_per_s": 2e13, "ceiling_bytes_per_s": 2.5e11}
+    names = ("resnet18", "resnet50", "vgg11", "vgg16")[:models]
+    return made(*(one for name in names for one in repeats(name, (100.0, 102.0), model=name, **facts)))
+
+
+def test_a_figure_repeats_no_table_of_a_few_rows() -> None:
+    assert set(drawn(of_models(3))) == {"variance_fixed_config"}
+    compared = {"throughput_comparison", "model_comparison", "efficiency_comparison", "cost"}
+    assert set(drawn(of_models(4))) == {"variance_fixed_config", *compared}
+
+
+def test_a_curve_has_three_points_and_of_one_environment_one_figure() -> None:
+    two = (*repeats("a", (100.0, 102.0), **BYTES), *repeats("b", (120.0, 121.0), batch_size=64, **BYTES))
+    assert set(drawn(made(*two))) == {"variance_fixed_config", "roofline_local-cuda"}
+    three = (*two, *repeats("c", (130.0, 131.0), batch_size=128, **BYTES))
+    curves = {"throughput_env-local-cuda", "ai_vs_batch_resnet18"}
+    assert set(drawn(made(*three))) == {"variance_fixed_config", "roofline_local-cuda", *curves}
+
+
+def everything() -> Material:
+    return made(*for_every_figure())
+
+
+NAMES = {
+    "throughput_comparison",
+    "throughput_env-local-cuda",
+    "throughput_env-t4",
+    "batch_size_scaling",
+    "model_comparison",
+    "variance_fixed_config",
+    "roofline_local-cuda",
+    "roofline_t4",
+    "roofline_combined",
+    "ai_vs_batch_resnet18",
+    "efficiency_comparison",
+    "kernel_roofline_resnet18",
+    "kernel_breakdown",
+    "cost",
+}
+
+
+@pytest.fixture(scope="module")
+def figures() -> dict[str, Figure]:
+    return drawn(everything())
+
+
+def test_every_figure_has_its_name_and_words(figures: dict[str, Figure]) -> None:
+    assert set(figures) == NAMES
+    for figure in figures.values():
+        assert figure.title
+        assert figure.caption.endswith(".")
+        assert re.search(r"\d", figure.text), figure.name
+
+
+@pytest.mark.parametrize("name", sorted(NAMES))
+def test_every_axis_has_a_unit_or_names(figures: dict[str, Figure], name: str) -> None:
+    text = json.dumps(export.specification(figures[name]))
+    titles = set(re.findall(r'"title": "([^"]+)"', text))
+    assert {title for title in titles if re.search(r"\[.+\]$", title)}, titles
+
+
+@pytest.mark.parametrize("name", sorted(NAMES))
+def test_every_figure_can_be_filtered_and_asked(figures: dict[str, Figure], name: str) -> None:
+    spec = export.specification(figures[name])
+    text = json.dumps(spec)
+    assert all(param["bind"] == "legend" for param in spec.get("params", []))
+    # A click needs a legend, and there is one where something varies.
+    assert bool(spec.get("params")) == bool(spec["usermeta"]["legendCharacters"])
+    assert '"tooltip"' in text
+
+
+def test_what_does_not_vary_has_no_legend_and_stands_in_the_caption() -> None:
+    rates = {32: 100.0, 64: 120.0, 128: 125.0}
+    runs = [
+        one for size, rate in rates.items() for one in repeats(f"b{size}-", (rate, rate + 1), batch_size=size, **BYTES)
+    ]
+    alone = drawn(made(*runs))
+    for name, shared in {
+        "throughput_env-local-cuda": "resnet18, fp32. ",
+        "roofline_local-cuda": "resnet18, fp32. ",
+        "ai_vs_batch_resnet18": "local-cuda, fp32. ",
+    }.items():
+        spec = export.specification(alone[name])
+        assert spec["usermeta"]["legendCharacters"] == 0, name
+        assert "params" not in spec
+        assert alone[name].caption.startswith(shared), name
+
+
+@pytest.mark.slow
+def test_of_many_machines_of_one_device_the_fastest_are_drawn() -> None:
+    runs = [run(f"r{number}", place=f"zone-{number}", images_per_s=100.0 + number) for number in range(60)]
+    figure = drawn(made(*runs))["throughput_comparison"]
+    assert figure.caption.startswith(
+        "60 environments with one device: the 8 fastest are drawn; the tables show all. The fastest batch size"
+    )
+    assert "zone-59" in figure.text
+    assert json.dumps(figure.chart.to_dict()).count('"env": "zone-') == 8
+
+
+@pytest.mark.slow
+def test_many_environments_are_one_for_each_device_and_each_sign_has_one_meaning() -> None:
+    """66 environments: symbols were repeated, legends ended in `…37 entries`, and most plots had one dot."""
+    runs = [
+        run(f"{device}-{node}", place=f"gcp-{device}-{node}", device_name=f"GPU {device}", images_per_s=rate + node)
+        for device, rate in {"A": 100.0, "B": 200.0, **{f"C{number}": 10.0 + number for number in range(8)}}.items()
+        for node in range(5 if device == "A" else 3)
+    ]
+    found = made(*runs)
+    figure = drawn(found)["throughput_comparison"]
+    assert figure.caption.startswith(
+        "32 environments: each device is one of its machines, for each model the one in the middle; of 10 "
+        "devices the 8 fastest; the tables show all. "
+    )
+    points = {row["env"]: row["images_per_s"] for row in values(figure) if "images_per_s" in row}
+    # The middle one of each.
+    assert points["GPU A (5 machines)"] == 102.0
+    assert points["GPU B (3 machines)"] == 201.0
+    assert set(points) == {"GPU A (5 machines)", "GPU B (3 machines)", *(f"GPU C{n} (3 machines)" for n in range(2, 8))}
+    every = [export.specification(one) for one in drawn(found).values()]
+    for scale in (scale for spec in every for scale in scales(spec)):
+        assert len(set(map(str, scale["range"]))) == len(scale["domain"])
+    # Up to as many as there are signs, each environment is itself.
+    assert set(drawn(made(*runs[:8]))["throughput_comparison"].caption.split(". ")[0].split()) & {"machines"} == set()
+
+
+def scales(spec: Any) -> list[dict[str, Any]]:
+    """Of names: those with a domain and what each name looks like."""
+    if isinstance(spec, list):
+        return [scale for part in spec for scale in scales(part)]
+    if not isinstance(spec, dict):
+        return []
+    own = [spec] if isinstance(spec.get("range"), list) and isinstance(spec.get("domain"), list) else []
+    return [*own, *(scale for part in spec.values() for scale in scales(part))]
+
+
+def test_names_are_broken_into_lines_and_never_cut_to_the_same_text() -> None:
+    long = [f"a-very-long-name-of-a-machine-somewhere-far-{end}" for end in ("one", "two")]
+    models = ("resnet18", "vgg16")
+    figure = drawn(made(*(run(name + model, place=name, model=model) for name in long for model in models)))[
+        "throughput_comparison"
+    ]
+    spec = export.specification(figure)
+    (expression,) = set(re.findall(r'"labelExpr": "(\{.*?)\[datum', json.dumps(spec["layer"][-3])))
+    lines = json.loads(json.loads(f'"{expression}"'))
+    assert {name: "".join(parts) for name, parts in lines.items()} == {name: name for name in long}
+    assert all(len(line) <= style.LEGEND_CHARACTERS for parts in lines.values() for line in parts)
+    for theme in (style.PAGE, style.PAPER):
+        assert theme["axis"]["labelLimit"] == theme["legend"]["labelLimit"] == 0
+
+
+def test_shortened_names_stay_apart() -> None:
+    names = ["a" * 30 + "1" + "b" * 30, "a" * 30 + "2" + "b" * 30]
+    short = "a" * 23 + "…" + "b" * 23
+    assert labels.unlike(names) == {names[0]: short, names[1]: f"{short} [2]"}
+    facts = [{"place": name, "device_name": "T4", "threads": None} for name in names]
+    assert labels.environments(facts) == [short, f"{short} [2]"]
+
+
+def test_batch_sizes_stand_beside_their_points_where_there_is_room() -> None:
+    frame = rooflines.Plane(left=1.0, right=1000.0, bottom=1e9, top=1e12)
+    point = {"task": "m", "variant": "fp32", "intensity_flop_per_byte": 10.0}
+    apart = [{**point, "batch_size": batch, "flop_per_s": rate} for batch, rate in ((4, 1e10), (8, 5e10), (16, 2e11))]
+    texts = rooflines.batch_labels(pd.DataFrame(apart), frame)
+    assert dict(zip(texts["text"], texts["align"], strict=True)) == {"16": "left", "4": "left", "8": "left"}
+    same = [{**point, "batch_size": batch, "flop_per_s": 1e10} for batch in (4, 8, 16, 32, 64)]
+    texts = rooflines.batch_labels(pd.DataFrame(same), frame)
+    # Four sides, and the outermost batch sizes first.
+    assert texts["text"].tolist() == ["64", "4", "32", "8"]
+    assert texts[["align", "dx", "dy"]].drop_duplicates().shape[0] == 4
+
+
+def test_one_configuration_is_one_point() -> None:
+    found = everything()
+    drawn_points = registry.drawable(found.points)
+    keys = ["env", "task", "variant", "batch_size"]
+    assert not drawn_points.duplicated(keys).any()
+    twice = found.points[found.points.duplicated(keys, keep=False)]
+    assert set(twice["source"]) == {"counters", "modelled"}
+    merged = twice.merge(drawn_points, on=[*keys, "source"])
+    assert set(merged["source"]) == {"counters"}
+
+
+def test_numbers_reach_the_chart(figures: dict[str, Figure]) -> None:
+    rows = values(figures["throughput_env-local-cuda"])
+    assert {row["images_per_s"] for row in rows if row.get("batch_size") == 32 and row.get("task") == "resnet18"} == {
+        100.0
+    }
+    assert [row["ending"] for row in rows if row.get("batch_size") == 128] == ["out of memory"]
+    scaled = {
+        row["batch_size"]: row["relative"]
+        for row in values(figures["batch_size_scaling"])
+        if "batch_size" in row and row["env"] == "local-cuda"
+    }
+    assert scaled == {32: 1.0, 64: pytest.approx(1.21)}
+    cost = {row["env"]: row["usd_per_million_images"] for row in values(figures["cost"]) if row["task"] == "resnet18"}
+    # 0.7 USD/h by 121 images/s and 0.4 by 45.25.
+    assert cost == {"local-cuda": pytest.approx(1.607, abs=1e-3), "t4": pytest.approx(2.4555, abs=1e-3)}
+
+
+@pytest.mark.slow
+def test_error_bars_only_where_there_is_an_interval() -> None:
+    facts = {**BYTES, "ceiling_flop_per_s": 2e13, "ceiling_bytes_per_s": 2.5e11}
+    models = ("resnet18", "resnet50", "vgg11", "vgg16")
+    alone = drawn(
+        made(*(run(f"{model}{size}", model=model, batch_size=size, **facts) for model in models for size in (32, 64)))
+    )
+    for name in ("throughput_comparison", "throughput_env-local-cuda", "roofline_local-cuda"):
+        assert "bar_low" not in re.sub(r"intensity_low\)", "", json.dumps(export.specification(alone[name]))), name
+    both = drawn(everything())["throughput_env-local-cuda"]
+    assert "isValid(datum.bar_low)" in json.dumps(export.specification(both))
+
+
+def test_counted_and_modelled_points_and_roofs_look_different(figures: dict[str, Figure]) -> None:
+    layers = export.specification(figures["roofline_local-cuda"])["layer"]
+    filters = {
+        part["filter"]: layer["mark"]
+        for layer in layers
+        for part in layer.get("transform", [])
+        if layer["mark"]["type"] == "point"
+    }
+    assert filters["datum.source == 'counters'"]["filled"]
+    assert filters["datum.source == 'modelled'"]["fill"] == "transparent"
+    roofs = [row for row in values(figures["roofline_local-cuda"]) if "kind" in row]
+    assert {row["kind"] for row in roofs} == {"measured", "peak"}
+    dashes = next(layer["encoding"]["strokeDash"]["scale"] for layer in layers if "strokeDash" in layer["encoding"])
+    assert dashes["domain"] == ["measured", "peak"]
+    assert dashes["range"][0] != dashes["range"][1]
+
+
+def test_a_roof_bends_at_its_ridge() -> None:
+    roofs = pd.DataFrame([{"kind": "measured", "precision": "fp32", "flop_per_s": 1e12, "bytes_per_s": 1e11}])
+    points = pd.DataFrame({"intensity_flop_per_byte": [1.0, 100.0], "flop_per_s": [5e10, 8e11]})
+    frame = rooflines.frame_of(points, roofs)
+    assert (frame.left, frame.right, frame.bottom, frame.top) == (0.5, 200.0, 2e10, 2e12)
+    corners = rooflines._lines(roofs, frame)[["intensity_flop_per_byte", "flop_per_s"]].to_numpy().tolist()
+    assert corners == [[0.5, 5e10], [10.0, 1e12], [200.0, 1e12]]
+
+
+def test_labels_of_close_roofs_do_not_touch() -> None:
+    rates = [1.00e13, 0.99e13, 0.98e13, 1e12]
+    roofs = pd.DataFrame(
+        [{"kind": "peak", "precision": "amp", "flop_per_s": rate, "bytes_per_s": 1e11} for rate in rates]
+    )
+    frame = rooflines.Plane(left=1.0, right=1000.0, bottom=1e10, top=2e13)
+    pixels = [frame.pixels(rate) for rate in rooflines._labels(roofs, frame)["flop_per_s"]]
+    gaps = [after - before for before, after in pairwise(pixels)]
+    assert min(gaps) >= rooflines.LABEL_HEIGHT - 1e-6
+
+
+def test_environments_without_a_rate_come_last_by_name() -> None:
+    names = [f"env {number}" for number in range(20)]
+    rates = [1.0 if number == 7 else math.nan for number in range(20)]
+    table = pd.DataFrame({"env": names, "images_per_s": rates})
+    assert material.by_speed(table, table, "env") == ["env 7", *sorted({*names} - {"env 7"})]
+
+
+def test_the_fixed_configuration_is_that_of_most_environments() -> None:
+    found = made(
+        *repeats("a", (10.0, 11.0, 12.0, 13.0), model="vgg11"),
+        *repeats("b", (100.0, 110.0)),
+        *repeats("c", (20.0, 22.0), place="t4", device_name="Tesla T4"),
+        *repeats("d", (20.0,), place="cpu", device_name="Xeon", device_type="cpu"),
+    )
+    runs = registry.fixed_configuration(found)
+    assert runs is not None
+    assert set(runs["run_id"]) == {"b0", "b1", "c0", "c1"}
+    rows = shares.variance_rows(runs)
+    assert rows["relative"].tolist() == pytest.approx([-1 / 21, 1 / 21, -1 / 21, 1 / 21])
+
+
+def test_efficiency_against_ceiling_and_peak() -> None:
+    table = registry.efficiencies(made(run("a", steps=[0.1] * 10, **BYTES)))
+    found = dict(zip(table["of"], table["fraction"], strict=True))
+    attained = 32 * 10.6484e9 / 0.1
+    assert found["of the measured ceiling"] == pytest.approx(attained / 2e13)
+    assert found["of the vendor's peak"] == pytest.approx(attained / 30.3e12, rel=0.01)
+
+
+def test_throughput_by_the_smallest_batch() -> None:
+    table = pd.DataFrame(
+        {"env": ["e"] * 3 + ["f"], "series": ["s"] * 4, "batch_size": [16, 8, 32, 8], "images_per_s": [30.0, 20, 45, 9]}
+    )
+    found = throughput.relative_to_smallest(table)
+    assert found["relative"].tolist() == [1.0, 1.5, 2.25]
+    assert throughput.relative_to_smallest(table.iloc[3:]).empty
+
+
+def test_more_environments_than_can_be_drawn_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "MOST_OF_A_KIND", 3)
+    found = made(
+        *(run(f"r{number}-{size}", place=f"p{number}", batch_size=size) for number in range(5) for size in (8, 16, 32))
+    )
+    every = list(registry._throughput_env(found))
+    assert [figure.name for figure in every] == [f"throughput_env-{env}" for env in found.environments[:3]]
+    assert all(figure.caption.startswith("The first 3 of 5 environments. ") for figure in every)
+
+
+def test_hostile_names_stay_in_their_strings() -> None:
+    found = made(
+        *repeats("a", (10.0, 11.0), model=HOSTILE, precision=HOSTILE, place=HOSTILE, device_name=HOSTILE, **BYTES),
+        *repeats(
+            "b", (20.0, 21.0), batch_size=64, model=HOSTILE, precision=HOSTILE, place=HOSTILE, device_name=HOSTILE
+        ),
+    )
+    for name, figure in drawn(found).items():
+        assert re.fullmatch(r"[A-Za-z0-9._-]+", name)
+        text = json.dumps(export.specification(figure), ensure_ascii=False)
+        assert text.isprintable()
+
+
+# --- files
+
+
+@pytest.mark.slow
+@pytest.mark.world
+def test_pictures_are_written_with_readable_text(figures: dict[str, Figure], tmp_path: Path) -> None:
+    chosen = [figures[name] for name in ("throughput_env-local-cuda", "kernel_breakdown", "batch_size_scaling")]
+    written = export.save(chosen, tmp_path / "figures")
+    assert sorted(path.name for path in written) == sorted(
+        f"{figure.name}{ending}" for figure in chosen for ending in (".png", ".svg", "-dark.svg")
+    )
+    for path in written:
+        if path.suffix == ".png":
+            assert path.read_bytes().startswith(PNG)
+            assert path.stat().st_size > 10_000
+        else:
+            assert ">Throughput" in path.read_text() or ">Share of kernel time" in path.read_text()
+
+
+def test_a_folder_that_cannot_be_written_is_told(figures: dict[str, Figure], tmp_path: Path) -> None:
+    from workload.contract.errors import UsageError
+
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError) as caught:
+        export.save([figures["cost"]], tmp_path / "file")
+    assert str(caught.value) == f"figures folder '{tmp_path / 'file'}' cannot be written: File exists"
+    assert caught.value.hint == "--figures FOLDER"
+
+
+def test_long_titles_break_between_words(figures: dict[str, Figure]) -> None:
+    figure = figures["cost"]
+    long = Figure(**{**figure.__dict__, "title": "word " * 30})
+    lines = export.titled(long)["title"]["text"]
+    assert len(lines) == 2
+    assert all(len(line) <= export.TITLE_CHARACTERS for line in lines)

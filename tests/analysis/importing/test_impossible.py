@@ -1,0 +1,148 @@
+"""Cells that cannot be true are refused by file, line and value; what is odd and possible is read."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.importing import Given, import_file
+from tests.analysis.readers.ncu.foreign_profiles import NEW_TEXT
+from tests.analysis.readers.ncu.ncu_files import DRAM, FADD, FFMA, FMUL, TIME, long, wide
+from tests.analysis.readers.traces.kineto_traces import V100, document, product_step
+from workload.contract import bundle
+from workload.contract.errors import ExitCode, UsageError
+from workload.contract.record import Record
+from workload.contract.text import percent, plain, seconds, si
+
+COUNTS = {TIME: "ns", FADD: "inst", FMUL: "inst", FFMA: "inst", DRAM: "byte"}
+ROW = ["1000", "1", "2", "10", "64"]
+GIVEN = Given(model="mine", batch_size=1, profile_steps=1)
+NAME, PEAK = "device__attribute_display_name", "above 10 x the peak of"
+
+
+def imported(folder: Path, text: str, name: str = "profile.csv") -> Record:
+    (folder / name).write_text(text)
+    (made,) = import_file(folder / name, GIVEN, output=folder / "results")
+    return bundle.read_record(made)
+
+
+def profile(device: str | None = None, **cells: str) -> str:
+    """Two launches, the second with other cells."""
+    metrics = COUNTS | {"l2": "byte", "sm": "%", "cycles": "cycle"}
+    names = {"l2": "lts__t_bytes.sum", "sm": "sm__throughput.avg.pct_of_peak_sustained_elapsed",
+             "cycles": "sm__cycles_elapsed.max"}  # fmt: skip
+    row = dict(zip(metrics, [*ROW, "128", "40", "1500"], strict=True))
+    more = [device] if device else []
+    return wide(
+        {names.get(name, name): unit for name, unit in metrics.items()},
+        [[*more, *row.values()], [*more, *(row | cells).values()]],
+        extra=[NAME] if device else [],
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (profile(**{DRAM: "1e23"}), (f"line 4: {DRAM} of launch 1 (k) is '1e23' byte: "
+            "within the duration of the launch this is")),
+        (profile(**{DRAM: "-64"}), f"line 4: {DRAM} of launch 1 (k) is '-64' byte: a counter is never negative"),
+        (profile(**{FFMA: "-5"}), f"line 4: {FFMA} of launch 1 (k) is '-5' inst: a counter is never negative"),
+        (profile(**{FFMA: "1e15"}), ("of launch 1 (k) is '1e15' inst: within the "
+            f"duration of the launch this is {PEAK}")),
+        (profile(**{TIME: "4619008000000000"}), ("is '4619008000000000' ns: no kernel launch "
+            "takes an hour: perhaps its unit")),
+        (profile(l2="1e20"), "lts__t_bytes.sum of launch 1 (k) is '1e20' byte: no cache can move so much"),
+        (profile(sm="4000"), "is '4000' %: a share of a peak is at most 1000 %"),
+        (profile(cycles="1e9"), "is '1e9' cycle: with the duration of the launch, the clock would be above 30 GHz"),
+        (profile().replace('"ns"', '"s"'), "cycle: with the duration of the launch, the clock would be below 10 MHz"),
+        (long([(0, TIME, "ns", "1000"), (0, DRAM, "Gbyte", "64")]), f"line 3: {DRAM} of launch 0 (k) is '64' Gbyte: "),
+        (NEW_TEXT.replace("byte          500", "byte         1e23"), "launch 1 (vectorized_elementwise) is '1e23': "),
+        # 20 TB/s are 10 x no peak, but of a T4.
+        (profile("Tesla T4", **{DRAM: "20000000"}), f"{PEAK} T4, 320 GB/s"),
+    ],
+)  # fmt: skip
+def test_a_cell_that_cannot_be_true_is_refused(text: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        imported(tmp_path, text)
+    assert str(caught.value).startswith(f"'{tmp_path}/profile.csv' cannot be a profile: ")
+    assert said in str(caught.value)
+    assert caught.value.exit_code == ExitCode.USAGE
+    assert caught.value.hint == "correct the cell or its unit, or profile again"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [profile(), profile(**{DRAM: "20000000"}), profile(**{TIME: "0"}), profile(sm="103.5"), profile(**{DRAM: "n/a"})],
+    ids=["usual", "below ten times the fastest", "too short for the clock", "above 100 %", "absent"],
+)
+def test_what_is_odd_and_possible_is_read(text: str, tmp_path: Path) -> None:
+    assert imported(tmp_path, text).profile.kernels_profiled == 2
+
+
+def test_the_line_is_that_of_the_text_for_people(tmp_path: Path) -> None:
+    text = NEW_TEXT.replace("byte          500", "byte         1e23")
+    line = next(number for number, one in enumerate(text.splitlines(), start=1) if "1e23" in one)
+    with pytest.raises(UsageError, match=f": line {line}: dram__bytes"):
+        imported(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("cell", "rule"),
+    [("4619008000", "would be 4619008 s, longer than a day: another unit?"), ("-5", "must be positive")],
+)
+def test_iterations_that_cannot_be_true(cell: str, rule: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        imported(tmp_path, f"iter_time_ms,loss\n200,1\n{cell},1\n210,1\n")
+    assert str(caught.value) == f"'{tmp_path}/profile.csv' line 3: iter_time_ms {rule}; got '{cell}'"
+
+
+def changed(**event: Any) -> str:
+    events = product_step()
+    mark, product = events[0], events[1]
+    mark["dur"] = event.get("mark", mark["dur"])
+    product["args"]["Input Dims"] = event.get("dims", product["args"]["Input Dims"])
+    return document(events, deviceProperties=[V100])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (changed(dims=[[10**9, 800], [800, 700]]), "aten::mm has 1.12 PFLOP by its shapes in 100 µs, "),
+        (changed(mark=4.619008e12), "has a step of 53 d 11 h: no step takes a day"),
+        (changed(), None),
+        (changed(dims=[[4000, 800], [800, 700]]), None),
+    ],
+    ids=["too many FLOP", "too long", "usual", "above the peak"],
+)
+def test_traces_that_cannot_be_true(text: str, said: str | None, tmp_path: Path) -> None:
+    if said is None:
+        imported(tmp_path, text, "t.json")
+        return
+    with pytest.raises(UsageError) as caught:
+        imported(tmp_path, text, "t.json")
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(("gpu_us", "is_said"), [(900, False), (2000, True)])
+def test_a_host_that_runs_ahead_leaves_the_wall_time_unknown(gpu_us: float, is_said: bool, tmp_path: Path) -> None:
+    text = document(product_step(gpu_us=gpu_us), deviceProperties=[V100])
+    record = imported(tmp_path, text, "t.json")
+    assert (record.profile.wall_s_per_step is None) is is_said
+    assert any("the host ran ahead" in note for note in record.notes or ()) is is_said
+
+
+@pytest.mark.parametrize(
+    ("name", "is_said"), [("AMD Instinct MI300X", False), ("AMD Instinct MI325X", True), ("Tesla T4", False)]
+)
+def test_a_device_without_peaks_is_named(name: str, is_said: bool, tmp_path: Path) -> None:
+    record = imported(tmp_path, document(product_step(), deviceProperties=[{"id": 0, "name": name}]), "t.json")
+    said = f"the file names the device '{name}', whose peaks are not known: it has no roof"
+    assert (said in (record.notes or ())) is is_said
+    assert record.environment.device.name == name
+
+
+def test_no_printed_number_has_more_than_twelve_digits() -> None:
+    shown = [si(1e40, "FLOP/s"), seconds(4.6e20), plain(1e13, 3), percent(1e14), plain(123456789012.0, 3)]
+    assert shown == ["1e+25 PFLOP/s", "4.6e+20 s", "1e+13", "1e+16 %", "123456789012"]
+    assert max(map(len, json.dumps(shown).split())) < 20

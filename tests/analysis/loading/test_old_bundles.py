@@ -1,0 +1,86 @@
+"""Bundles of schema 1, made by every door of the version before schema 2, are read as on the day they were made.
+
+`tests/bundles/schema1` holds real ones: local, in a container, on a VM, imported, interrupted, killed, out of memory.
+`tests/bundles/expected` is what each command printed of them then; a later version may say more, never something else.
+"""
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.__main__ import main
+from benchmarks.synthetic_bundles import make
+from workload.contract import bundle
+from workload.contract.bundle import Status
+
+BUNDLES = Path(__file__).parents[2] / "bundles"
+OLD, EXPECTED = BUNDLES / "schema1", BUNDLES / "expected"
+COMMANDS = ("summary", "roofline", "variance", "compare", "audit", "kernels", "report")
+UNSEALED = "20261121T192808Z-local-cpu-shufflenet_v2_x0_5-b2-fp32-d9ea90"
+
+
+def says(expected: Any, said: Any) -> bool:
+    """Whether `said` holds everything of `expected`: further keys are allowed, figures are equal but for rounding."""
+    if isinstance(expected, dict):
+        return isinstance(said, dict) and all(key in said and says(expected[key], said[key]) for key in expected)
+    if isinstance(expected, list):
+        same_length = isinstance(said, list) and len(expected) == len(said)
+        return same_length and all(says(*pair) for pair in zip(expected, said, strict=True))
+    if isinstance(expected, float):
+        return bool(said == pytest.approx(expected, rel=1e-6))
+    return bool(said == expected)
+
+
+Analyze = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def analyze(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Analyze:
+    """Run `analyze` in a folder that has a copy of the bundles as `old`; its exit code and what it printed."""
+    shutil.copytree(OLD, tmp_path / "old")
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        monkeypatch.setattr(sys, "argv", ["analyze", *words])
+        code = main()
+        text = capsys.readouterr()
+        return code, text.out, text.err
+
+    return run
+
+
+@pytest.mark.parametrize("name", [path.name for path in sorted(OLD.iterdir()) if path.name != UNSEALED])
+def test_every_sealed_bundle_is_whole(name: str) -> None:
+    read = bundle.read(OLD / name)
+    assert read.document["run_id"] == name
+    assert Status(read.document["status"]) is not Status.RUNNING
+
+
+@pytest.mark.parametrize("command", [path.stem for path in sorted(EXPECTED.iterdir())])
+def test_a_command_says_of_old_bundles_what_it_said(command: str, analyze: Analyze) -> None:
+    code, out, _ = analyze(command, "old", "--format", "json")
+    assert code == 0
+    expected = json.loads((EXPECTED / f"{command}.json").read_text())
+    said = json.loads(out)
+    if isinstance(expected, dict):
+        # Tables that are newer than these bundles may stand beside those that were there.
+        said = {name: said[name] for name in expected}
+    assert len(said) == len(expected)
+    for wanted, got in zip(expected, said, strict=True):
+        assert says(wanted, got), (wanted, got)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", COMMANDS)
+def test_old_bundles_mix_with_new_ones(command: str, analyze: Analyze, tmp_path: Path) -> None:
+    for number in (1, 2, 3):
+        make(tmp_path / "new", number)
+    code, _, err = analyze(command, "old", "new")
+    assert code == 0, err
+    assert UNSEALED in err, "the killed run is named"

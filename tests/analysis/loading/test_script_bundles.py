@@ -1,0 +1,191 @@
+"""Runs of somebody's own script beside each other and beside models of ours: real bundles, in units of their own."""
+
+import json
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from analysis import __main__ as door
+from analysis.loading import units
+from analysis.report import reproduce
+from workload.contract import bundle
+from workload.contract.record import Record
+
+SCRIPTS = Path(__file__).parents[2] / "bundles" / "scripts"
+GPT = sorted(SCRIPTS.glob("*gpt*"))
+ACCUMULATION = next(SCRIPTS.glob("*accumulation*"))
+MODEL = next(path for path in (Path(__file__).parents[3] / "analysis" / "example").rglob("run.json")).parent
+
+
+def main(words: list[str]) -> int:
+    sys.argv = ["analyze", *words]
+    return int(door.main())
+
+
+@pytest.fixture(autouse=True)
+def own_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["analyze"])
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    return tmp_path / "results"
+
+
+def put(results: Path, source: Path, name: str = "", **changed: object) -> Path:
+    """A copy of a bundle; `changed`: what is different in its script."""
+    folder = results / (name or source.name)
+    shutil.copytree(source, folder)
+    record = bundle.read(folder).record
+    script = record.spec.script
+    if changed and script:
+        spec = replace(record.spec, script=replace(script, **changed))  # type: ignore[arg-type]
+        record = replace(record, spec=spec)
+    bundle.reseal(folder, replace(record, run_id=folder.name))
+    return folder
+
+
+def summary(results: Path, capsys: pytest.CaptureFixture[str]) -> list[dict[str, object]]:
+    assert main(["summary", str(results), "--format", "json"]) == 0
+    rows: list[dict[str, object]] = json.loads(capsys.readouterr().out)
+    return rows
+
+
+def test_runs_of_one_script_are_pooled(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for folder in GPT:
+        put(results, folder)
+    [row] = summary(results, capsys)
+    assert (row["script"], row["unit"], row["runs"]) == ("gpt.py", "tokens", 2)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"argv": ("gpt.py", "--lr", "2"), "command": "gpt.py --lr 2"},
+        {"sha256": "0123456789abcdef"},
+        {"packages_sha256": "0123456789abcdef"},
+        {"unit": "samples"},
+    ],
+    ids=["arguments", "files", "packages", "unit"],
+)
+def test_scripts_that_differ_are_never_pooled(
+    changed: dict[str, object], results: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put(results, GPT[0])
+    put(results, GPT[1], **changed)
+    assert [row["runs"] for row in summary(results, capsys)] == [1, 1]
+
+
+def test_headings_say_what_was_counted(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for folder in GPT:
+        put(results, folder)
+    for words in (["summary"], ["variance", "--part", "between"]):
+        assert main([*words, str(results)]) == 0
+        text = capsys.readouterr().out
+        assert "tokens/s" in text
+        assert "images" not in text
+        assert "units" not in text
+
+
+def test_rows_say_it_where_they_differ(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for folder in (GPT[0], ACCUMULATION, MODEL):
+        put(results, folder)
+    assert main(["summary", str(results)]) == 0
+    text = capsys.readouterr().out
+    assert "units/s" in text
+    assert "images/s" not in text
+    assert sorted(word for line in text.splitlines() for word in line.split() if word in ("tokens", "images")) == [
+        "images",
+        "images",
+        "tokens",
+    ]
+
+
+def test_ours_alone_stay_as_they_were(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    put(results, MODEL)
+    assert main(["summary", str(results)]) == 0
+    text = capsys.readouterr().out
+    assert "images/s" in text
+    assert "units" not in text
+
+
+@pytest.mark.parametrize("command", ["variance", "compare", "audit", "roofline"])
+def test_every_command_takes_them(command: str, results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for folder in (*GPT, ACCUMULATION, MODEL):
+        put(results, folder)
+    put(results, GPT[0], "other", argv=("gpt.py", "--lr", "2"), command="gpt.py --lr 2")
+    assert main([command, str(results)]) in (0, 3)
+    captured = capsys.readouterr()
+    assert "Traceback" not in captured.err
+    assert "images/s" not in captured.out
+
+
+@pytest.mark.slow
+def test_a_report_of_scripts_alone(results: Path) -> None:
+    for folder in GPT:
+        put(results, folder)
+    put(results, GPT[0], "other", argv=("gpt.py", "--token", "[redacted]"), command="gpt.py --token '[redacted]'")
+    page, markdown = results.parent / "report.html", results.parent / "report.md"
+    assert main(["report", str(results), "-o", str(page), "--markdown", str(markdown)]) == 0
+    text = markdown.read_text()
+    assert " · units: tokens (gpt.py) · " in text
+    assert "images/s" not in text
+    assert "images/s" not in page.read_text().rpartition("vegaEmbed = vegaEmbed")[2]
+    assert " tokens/s (" in text
+    assert "training FLOP/token" in text
+    assert "\npython -m rooflaunch script --warmup 2 --iterations 10 --repeats 2 -- gpt.py\n" in text
+    assert "\npython -m rooflaunch script --warmup 2 --iterations 10 -- gpt.py --token '[redacted]'\n" in text
+
+
+def test_a_profile_is_reproduced_too() -> None:
+    record = bundle.read(GPT[0]).record
+    spec = replace(record.spec, profile="torch", profile_steps=2, samples_per_step=96)
+    assert reproduce.command(replace(record, spec=spec)) == (
+        "python -m rooflaunch script --warmup 2 --iterations 10 --samples-per-step 96 --profile torch --profile-steps 2"
+        " -- gpt.py"
+    )
+
+
+@pytest.mark.slow
+def test_a_report_of_scripts_beside_a_model(results: Path) -> None:
+    for folder in (*GPT, ACCUMULATION, MODEL):
+        put(results, folder)
+    page, markdown = results.parent / "report.html", results.parent / "report.md"
+    assert main(["report", str(results), "-o", str(page), "--markdown", str(markdown)]) == 0
+    text = markdown.read_text()
+    model = bundle.read(MODEL).record.spec.model
+    facts = next(line for line in text.splitlines() if " · units: " in line)
+    units_of = dict(part.split(" (") for part in facts.partition(" · units: ")[2].partition(") · ")[0].split("), "))
+    assert {unit: set(names.split(", ")) for unit, names in units_of.items()} == {
+        "tokens": {"gpt.py"},
+        "images": {"accumulation.py", model},
+    }
+    for line in text.splitlines():
+        if "gpt.py" in line:
+            assert "images/s" not in line.partition("gpt.py")[2].partition("accumulation.py")[0].partition(model)[0]
+    assert "Throughput [images/s]" not in page.read_text()
+    assert "\npython -m rooflaunch script --warmup 2 --iterations 10 -- accumulation.py\n" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "unit", "expected"),
+    [
+        ("{unit}/s, median", "tokens", "tokens/s, median"),
+        ("Throughput [{unit}/s]", "units", "Throughput [units/s]"),
+        ("forward MAC/{one}; USD per million {unit}", "samples", "forward MAC/sample; USD per million samples"),
+        ("train_images.py", "tokens", "train_images.py"),
+    ],
+)
+def test_words_for_units(text: str, unit: str, expected: str) -> None:
+    assert units.worded(text, unit) == expected
+
+
+def test_the_bundles_are_as_they_were_written() -> None:
+    for folder in (*GPT, ACCUMULATION):
+        read = bundle.read(folder)
+        assert isinstance(read.record, Record)
+        assert read.record.spec.script is not None
+        assert read.record.spec.script.step

@@ -1,0 +1,171 @@
+import json
+import random
+from typing import Any
+
+import pytest
+
+from analysis.readers.traces import kineto
+from analysis.readers.traces.attribution import attribute, steps_of
+from tests.analysis.readers.traces.kineto_traces import annotation, document, gpu_trace, kernel, operator, step
+from workload.contract.errors import UsageError
+
+
+def test_a_gpu_trace() -> None:
+    trace = kineto.read(gpu_trace(2), file="t.json")
+    assert {thread: len(operators) for thread, operators in trace.operators.items()} == {
+        ("4515", "4515"): 16,
+        ("4515", "25556"): 4,
+    }
+    assert trace.devices == {"0": 12}
+    assert len(trace.device) == 14
+    assert [window.name for window in trace.steps] == ["ProfilerStep#0", "ProfilerStep#1"]
+    assert trace.device_properties("0")["name"] == "Tesla V100-SXM2-16GB"
+    assert trace.has_shapes
+    assert not trace.losses
+    # Outer operators stand before those that they call.
+    names = [one.call.name for one in trace.operators["4515", "4515"]][:4]
+    assert names == ["aten::conv2d", "aten::convolution", "aten::_convolution", "aten::cudnn_convolution"]
+
+
+def of_2020() -> str:
+    """Categories began with a capital, steps were operators, and there was no type without shapes."""
+    events = [
+        {**annotation("ProfilerStep#5", 0, 100), "cat": "Operator"},
+        {
+            "ph": "X", "cat": "Operator", "name": "aten::mm", "pid": 1, "tid": "1890023232", "ts": 10, "dur": 20,
+            "args": {"Input dims": [[2, 3], [3, 4]], "Input type": [], "External id": 3},
+        },
+        {
+            "ph": "X", "cat": "Runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": "1890023232", "ts": 12, "dur": 2,
+            "args": {"correlation": 9, "external id": 3},
+        },
+        {**kernel("sgemm", 30, 5, 9), "cat": "Kernel", "tid": "stream 7"},
+    ]  # fmt: skip
+    return document(events)
+
+
+def test_the_form_of_2020() -> None:
+    trace = kineto.read(of_2020(), file="t.json")
+    assert [window.name for window in trace.steps] == ["ProfilerStep#5"]
+    assert trace.launches == {9: (("1", "1890023232"), 12.0)}
+    assert trace.devices == {"0": 1}
+    assert not trace.has_shapes
+
+
+@pytest.mark.parametrize("share", [0.3, 0.6, 0.9, 0.99])
+def test_a_cut_file_is_read_as_far_as_it_goes(share: float) -> None:
+    text = gpu_trace(3)
+    trace = kineto.read(text[: int(share * len(text))], file="t.json")
+    assert trace.is_cut
+    (loss,) = trace.losses
+    assert loss.startswith("the trace ends too early, after ")
+
+
+def test_doubled_events_count_once() -> None:
+    events = [*step(0, 0.0), *step(0, 0.0)]
+    trace = kineto.read(document(events), file="t.json")
+    assert trace.losses == ["17 events are in the trace twice: they were counted once"]
+    assert len(trace.device) == 7
+    assert len(trace.steps) == 1
+
+
+def test_broken_events_are_left_out_and_counted() -> None:
+    events = [
+        operator("aten::mm", 0, 5),
+        {**operator("aten::mm", 1, 5), "ts": "soon"},
+        {**operator("aten::mm", 2, 5), "dur": -1},
+    ]
+    trace = kineto.read(document(events), file="t.json")
+    assert trace.losses == ["2 events without a usable name, time or duration were left out"]
+
+
+def of_others(category: str, name: str) -> str:
+    return json.dumps(
+        {"traceEvents": [{"ph": "X", "cat": category, "name": name, "pid": 1, "tid": 1, "ts": 1, "dur": 2}]}
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (document([]), "'t.json' is a trace without events: traceEvents is empty"),
+        ('{"schemaVersion": 1, "traceEvents": [ {"ph": "X", "na', "'t.json' ends before its first event"),
+        (
+            of_others("disabled-by-default-devtools.timeline", "RunTask"),
+            (
+                "'t.json' looks like a trace of the Chrome browser, which cannot be read; of this format only traces"
+                " of torch.profiler can"
+            ),
+        ),
+        (
+            of_others("Op", "/device:GPU:0/stream:all Compute"),
+            (
+                "'t.json' looks like a trace of TensorFlow or JAX, which cannot be read; of this format only traces"
+                " of torch.profiler can"
+            ),
+        ),
+        (
+            of_others("cuda", "volta_sgemm"),
+            (
+                "'t.json' looks like an export of Nsight Systems, which cannot be read; of this format only traces"
+                " of torch.profiler can"
+            ),
+        ),
+        (
+            of_others("mine", "work"),
+            "'t.json' is a trace without operators and kernels: its 1 events are of mine",
+        ),
+        (
+            gpu_trace(1).replace('"name": "aten::mm"', '"name": "C:\\temp" oops'),
+            "'t.json' is no JSON after 7 events: line 9, column ",
+        ),
+    ],
+    ids=["empty", "cut at once", "chrome", "tensorflow", "nsys", "unknown", "damaged"],
+)
+def test_what_is_no_trace_of_torch(text: str, message: str) -> None:
+    with pytest.raises(UsageError) as error:
+        kineto.read(text, file="t.json")
+    assert str(error.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('{"traceEvents": [', True),
+        (' {"schemaVersion": 1, "traceEvents": []}', True),
+        ('[{"name": "x", "ph": "X", "ts": 1}]', True),
+        ('{"log": 1}', False),
+        ('[{"step": 1, "step_ms": 3.5}]', False),
+        ("iteration,time\n1,2\n", False),
+        ('import json  # {"traceEvents": []}', False),
+    ],
+)
+def test_which_files_are_traces(text: str, expected: bool) -> None:
+    assert kineto.is_trace(text) is expected
+
+
+def test_hostile_traces_end_in_a_sentence() -> None:
+    """Values of any type at any place of an event, and bytes that fell over."""
+    chance = random.Random(17)
+    values: list[Any] = [None, -1, "x", [], {}, [[None]], {"a": 1}, 1e300, float("nan"), True, [1, 2], "[1, 2]"]
+    for _ in range(300):
+        events = json.loads(gpu_trace(2))["traceEvents"]
+        for _ in range(5):
+            event = chance.choice(events)
+            place = chance.choice([event, event["args"]]) if isinstance(event.get("args"), dict) else event
+            if place:
+                place[chance.choice(sorted(place))] = chance.choice(values)
+        text = document(events, deviceProperties=chance.choice([values, None, "x", [{}]]))
+        if chance.random() < 0.3:
+            at = chance.randrange(len(text))
+            text = text[:at] + chance.choice('[]{}",:0') + text[at + 1 :]
+        try:
+            trace = kineto.read(text, file="t.json")
+            steps = steps_of(trace, 2)
+            assert steps is not None
+            for device in [None, *trace.devices]:
+                trace.device_properties(device or "0")
+                found = attribute(trace, steps, device=device)
+                assert 0 <= found.bytes_low <= found.bytes_high
+        except UsageError:
+            continue

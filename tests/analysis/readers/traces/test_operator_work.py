@@ -1,0 +1,334 @@
+import pytest
+
+from analysis.readers.traces import kineto
+from analysis.readers.traces.attribution import Attribution, attribute, steps_of
+from analysis.readers.traces.kineto import Call
+from analysis.readers.traces.operator_work import CallWork, Context, Lack, work_of
+from tests.analysis.readers.traces.kineto_traces import (
+    BUSY_S,
+    CONVOLUTION_FLOP,
+    KERNELS_S,
+    MM_FLOP,
+    annotation,
+    document,
+    gpu_trace,
+    kernel,
+    launch,
+    operator,
+    product_step,
+    step,
+)
+
+
+def read(text: str, *, given: int | None = None, device: str | None = "0") -> Attribution:
+    trace = kineto.read(text, file="t.json")
+    steps = steps_of(trace, given)
+    assert steps is not None
+    return attribute(trace, steps, device=device)
+
+
+def test_kernels_are_the_operators_that_launched_them() -> None:
+    found = read(gpu_trace(3))
+    assert found.steps.number == 3
+    rows = {row.name: row for row in found.rows}
+    assert {name: (row.family, row.calls, row.flop, row.lack) for name, row in rows.items()} == {
+        "aten::convolution": ("convolution", 3, 3 * CONVOLUTION_FLOP, None),
+        # The images need no gradient.
+        "aten::convolution_backward": ("convolution", 3, 3 * CONVOLUTION_FLOP, None),
+        "aten::mm": ("GEMM", 3, 3 * MM_FLOP, None),
+        "aten::_fused_adam_": ("optimizer", 3, 0, None),
+        "aten::copy_": ("copy", 3, 0, None),
+        "triton_poi_fused_add_relu_0": ("unattributed", 3, None, "no formula"),
+        "ncclDevKernel_AllReduce_Sum_f32_RING_LL": ("communication", 3, None, None),
+    }
+    seconds = {name: row.seconds / 3 for name, row in rows.items()}
+    assert seconds == pytest.approx(
+        {
+            "aten::convolution": 200e-6,
+            "aten::convolution_backward": 100e-6,
+            "aten::mm": 100e-6,
+            "aten::_fused_adam_": 20e-6,
+            "aten::copy_": 5e-6,
+            "triton_poi_fused_add_relu_0": 50e-6,
+            "ncclDevKernel_AllReduce_Sum_f32_RING_LL": 30e-6,
+        }
+    )
+    assert found.unattributed == pytest.approx({"triton_poi_fused_add_relu_0": 50 / 505})
+    assert found.flop_by_precision == {"fp32": 3 * (2 * CONVOLUTION_FLOP + MM_FLOP)}
+    assert found.step_s == pytest.approx([1e-3] * 3)
+
+
+def test_streams_that_overlap_are_busy_once() -> None:
+    found = read(gpu_trace(3))
+    assert found.total_s == pytest.approx(3 * KERNELS_S)
+    assert found.busy_s == pytest.approx(3 * BUSY_S)
+
+
+def test_bytes_of_an_optimizer_are_those_of_its_lists() -> None:
+    found = read(gpu_trace(1))
+    (adam,) = [row for row in found.rows if row.name == "aten::_fused_adam_"]
+    parameters = 6 * 27 + 960
+    # Four lists read and, gradients too, written; their element type is not in a trace: at most 4 bytes, at least 2.
+    steps = 2
+    assert adam.bytes_high == 4 * (2 * 4 * parameters + steps)
+    assert adam.bytes_low == 2 * (parameters + steps)
+
+
+def with_long_lists(*more: kineto.Event) -> str:  # type: ignore[valid-type]
+    """As torch writes lists of more than 30 tensors: without shapes."""
+    events = step(0, 10_000.0)
+    (adam,) = [event for event in events if event["name"] == "aten::_fused_adam_"]
+    adam["args"]["Input Dims"] = [[]] * 6
+    return document([*events, *more])
+
+
+def test_an_optimizer_of_many_tensors_holds_the_parameters_that_got_gradients() -> None:
+    gradients = [
+        operator("torch::autograd::AccumulateGrad", 10_500 + at, 5, [[size]], ["float"], tid=9, number=200 + at)
+        for at, size in ((0, 162), (10, 960))
+    ]
+    found = read(with_long_lists(*gradients))
+    (adam,) = [row for row in found.rows if row.name == "aten::_fused_adam_"]
+    # Parameters, gradients and two moments, read and written.
+    assert (adam.lack, adam.bytes_low, adam.bytes_high) == (None, 0, 4 * 2 * 4 * 1122)
+    assert any(remark.startswith("a trace has no shapes for lists of more than 30 tensors") for remark in found.remarks)
+
+
+def test_without_gradients_an_optimizer_of_many_tensors_has_no_bytes_and_hides_no_flop() -> None:
+    found = read(with_long_lists())
+    assert found.unattributed == pytest.approx(
+        {"triton_poi_fused_add_relu_0": 50 / 505, "aten::_fused_adam_": 20 / 505}
+    )
+    assert found.uncounted_share == pytest.approx(50 / 505)
+
+
+def test_a_tensor_core_kernel_of_floats_is_tf32() -> None:
+    text = gpu_trace(1).replace("implicit_convolve_sgemm", "sm80_xmma_fprop_implicit_gemm_tf32f32_tf32f32")
+    found = read(text.replace("volta_sgemm_32x32_nn", "cutlass_80_tensorop_s1688gemm_128x64_16x6_nn_align4"))
+    assert set(found.flop_by_precision) == {"tf32"}
+
+
+def test_without_values_the_backward_pass_tells_the_output_and_both_gradients_are_counted() -> None:
+    found = read(gpu_trace(1, values=False))
+    assert found.flop_by_op == {
+        "convolution": CONVOLUTION_FLOP,
+        "convolution_backward": 2 * CONVOLUTION_FLOP,
+        "matmul": MM_FLOP,
+    }
+    assert found.remarks[0].startswith("the trace has no values of arguments")
+
+
+def test_work_on_the_host_is_none_of_the_gpu() -> None:
+    more = operator("aten::mm", 10_500, 20, [[50, 50], [50, 50]], ["float", "float"], number=99)
+    found = read(document([*step(0, 10_000.0), more]))
+    assert found.flop_by_op["matmul"] == MM_FLOP
+
+
+def test_what_only_one_step_has_is_in_the_fewest_bytes_once() -> None:
+    more = operator("aten::relu_", 11_900, 20, [[1000]], ["float"], number=999)
+    with_more = read(document([*step(0, 10_000.0), *step(1, 11_000.0), more]), device=None)
+    plain = read(document([*step(0, 10_000.0), *step(1, 11_000.0)]), device=None)
+    assert with_more.bytes_low - plain.bytes_low == 4 * 1000
+    assert with_more.bytes_high - plain.bytes_high == 2 * 4 * 1000
+
+
+# --- steps
+
+
+def test_incomplete_steps_at_both_ends_are_left_out_and_named() -> None:
+    def begun(number: int, start: float, from_: float, to: float) -> list[kineto.Event]:  # type: ignore[valid-type]
+        return [event for event in step(number, start) if from_ <= event["ts"] - start <= to]
+
+    events = [
+        annotation("ProfilerStep#3", 9_000, 1000),
+        *begun(3, 9_000.0, 300, 2000),
+        *step(4, 10_000.0),
+        *step(5, 11_000.0),
+        *begun(6, 12_000.0, 0, 100),
+    ]
+    found = read(document(events))
+    assert found.steps.number == 2
+    assert found.remarks[:2] == (
+        "ProfilerStep#6 is incomplete and left out: 4 operators, the others have 10",
+        "ProfilerStep#3 is incomplete and left out: 4 operators, the others have 10",
+    )
+    assert found.flop_by_op["matmul"] == 2 * MM_FLOP
+
+
+def test_the_last_step_of_a_file_that_breaks_off_is_left_out() -> None:
+    text = gpu_trace(3)
+    found = read(text[: text.rindex("Memcpy")])
+    assert found.steps.number == 2
+    assert found.remarks[0] == "ProfilerStep#2 is incomplete and left out: the trace breaks off in it"
+
+
+def unmarked(*more: kineto.Event) -> str:  # type: ignore[valid-type]
+    events = [event for event in step(0, 0.0) if not event["name"].startswith("ProfilerStep")]
+    return document([*events, *more])
+
+
+@pytest.mark.parametrize(
+    ("text", "given", "number", "remark"),
+    [
+        (unmarked(), None, None, ""),
+        (unmarked(), 2, 2, "no step is marked: 2 as --profile-steps says"),
+        (
+            unmarked(annotation("Optimizer.step#SGD.step", 690, 80), annotation("Optimizer.step#SGD.step", 890, 80)),
+            None,
+            2,
+            "no step is marked: 2 steps by Optimizer.step#SGD.step, and the whole trace belongs to them",
+        ),
+        # Of a GAN: which of them ends a step?
+        (
+            unmarked(annotation("Optimizer.step#SGD.step", 690, 80), annotation("Optimizer.step#Adam.step", 890, 80)),
+            None,
+            None,
+            "",
+        ),
+        (gpu_trace(3), 4, 3, "the trace marks 3 whole steps, but the import was given 4"),
+        (
+            unmarked(annotation("Optimizer.step#SGD.step", 690, 80)),
+            10,
+            1,
+            "the trace has 1 step by Optimizer.step#SGD.step, but the import was given 10",
+        ),
+        # Two optimizers of one class.
+        (
+            unmarked(annotation("Optimizer.step#SGD.step", 690, 80), annotation("Optimizer.step#SGD.step", 890, 80)),
+            1,
+            1,
+            "no step is marked: 1 as --profile-steps says",
+        ),
+    ],
+    ids=["nobody says", "somebody says", "one optimizer", "two optimizers", "marks", "optimizer's steps", "two alike"],
+)
+def test_steps(text: str, given: int | None, number: int | None, remark: str) -> None:
+    steps = steps_of(kineto.read(text, file="t.json"), given)
+    assert (steps.number if steps else None) == number
+    assert remark in ((*steps.remarks, steps.contradiction) if steps else ("",))
+
+
+def test_kernels_that_were_launched_before_the_trace_began_are_left_out() -> None:
+    found = read(document(product_step(before=3)))
+    assert [(row.name, row.lack) for row in found.rows] == [("aten::mm", None)]
+    assert (found.busy_s, found.unattributed) == (pytest.approx(100e-6), {})
+    (remark,) = found.remarks
+    assert remark == "3 kernels of the step before, 300 µs, are left out: the trace begins after they were launched"
+    assert read(document(product_step())).remarks == ()
+
+
+def test_a_launch_that_was_lost_later_leaves_its_kernel_unattributed() -> None:
+    lost = kernel("volta_sgemm_128x128_nn", 300, 100, 101)
+    found = read(document([*product_step(), lost]))
+    assert {row.lack for row in found.rows} == {None, "launched by no operator"}
+    assert found.remarks == ()
+
+
+def test_a_kernel_of_no_operator_is_unattributed_by_its_name() -> None:
+    text = unmarked(launch(50, 650), kernel("void multi_tensor_apply_kernel<Lamb>", 900, 10, 50))
+    found = read(text, given=1)
+    (row,) = [row for row in found.rows if "Lamb" in row.name]
+    assert (row.family, row.lack) == ("unattributed", "launched by no operator")
+
+
+@pytest.mark.parametrize(
+    ("number", "row"), [(7, "aten::mm"), (50, "sgemm")], ids=["the operator's", "the launch's, as until 2023"]
+)
+def test_a_kernel_outside_of_operators_is_the_one_s_that_it_names(number: int, row: str) -> None:
+    product = [
+        operator("aten::mm", 10, 5, [[4, 96], [96, 10]], ["float", "float"], number=7),
+        operator("aten::mm", 20, 5, [[4, 96], [96, 10]], ["float", "float"], number=50),
+    ]
+    launched = kernel("sgemm", 100, 10, 50)
+    launched["args"]["External id"] = number
+    found = read(document([*product, launch(50, 60), launched]), given=1)
+    assert [one.name for one in found.rows] == [row]
+
+
+# --- the work of single calls
+
+
+def call(name: str, dims: list[object], values: tuple[str, ...] = (), dtype: str = "float") -> Call:
+    frozen = tuple(tuple(shape) if isinstance(shape, list) else shape for shape in dims)
+    return Call(name=name, dims=frozen, types=tuple(dtype if shape else "Scalar" for shape in dims), values=values)
+
+
+@pytest.mark.parametrize(
+    ("called", "flop"),
+    [
+        (call("aten::mm", [[2, 3], [3, 5]]), 2 * 2 * 3 * 5),
+        (call("aten::bmm", [[7, 2, 3], [7, 3, 5]]), 7 * 2 * 2 * 3 * 5),
+        (call("aten::addmm", [[5], [2, 3], [3, 5]]), 2 * 2 * 3 * 5),
+        (call("aten::baddbmm", [[7, 2, 5], [7, 2, 3], [7, 3, 5]]), 7 * 2 * 2 * 3 * 5),
+        (call("aten::addbmm", [[2, 5], [7, 2, 3], [7, 3, 5]]), 7 * 2 * 2 * 3 * 5),
+        (call("aten::mv", [[4, 3], [3]]), 2 * 4 * 3),
+        (call("aten::dot", [[9], [9]]), 2 * 9),
+        (call("aten::linear", [[4, 6, 3], [5, 3], [5]]), 2 * 4 * 6 * 3 * 5),
+        (
+            call("aten::convolution", [[1, 4, 9, 9], [8, 2, 3, 3], [], [], [], [], [], [], []],
+                 ("", "", "", "[2, 2]", "[0, 0]", "[1, 1]", "False", "[0, 0]", "2")),
+            2 * 16 * 8 * 2 * 9,
+        ),
+        # Transposed: each weight at each position of the input.
+        (
+            call("aten::convolution", [[1, 4, 5, 5], [4, 2, 3, 3], [], [], [], [], [], [], []],
+                 ("", "", "", "[2, 2]", "[0, 0]", "[1, 1]", "True", "[0, 0]", "1")),
+            2 * 25 * 4 * 2 * 9,
+        ),
+        (call("aten::_scaled_dot_product_flash_attention", [[2, 3, 7, 8], [2, 3, 9, 8], [2, 3, 9, 8]]),
+         2 * 2 * 3 * 7 * 9 * 16),
+        (call("aten::_scaled_dot_product_efficient_attention_backward",
+              [[2, 3, 7, 8], [2, 3, 7, 8], [2, 3, 9, 8], [2, 3, 9, 8]]), 2 * 2 * 2 * 3 * 7 * 9 * 16),
+        (call("aten::relu_", [[2, 3]]), 0),
+    ],
+    ids=lambda value: value.name if isinstance(value, Call) else None,
+)  # fmt: skip
+def test_flop_of_a_call(called: Call, flop: int) -> None:
+    work = work_of(called, Context())
+    assert isinstance(work, CallWork)
+    assert work.flop == flop
+
+
+@pytest.mark.parametrize(
+    ("called", "lack"),
+    [
+        (call("aten::mm", []), Lack.NO_SHAPES),
+        (Call(name="aten::cat", dims=((), ()), types=("TensorList", "Scalar")), Lack.NO_SHAPES),
+        # Stride and padding are nowhere.
+        (call("aten::convolution", [[1, 4, 9, 9], [8, 4, 3, 3]]), Lack.NO_SHAPES),
+        (call("flash_attn::_flash_attn_forward", [[2, 7, 3, 8]]), Lack.NO_FORMULA),
+        (call("aten::_fft_r2c", [[2, 7]]), Lack.NO_FORMULA),
+    ],
+    ids=["no shapes", "a list of the old form", "no values", "a library's own", "no formula"],
+)
+def test_what_lacks_its_work_says_why(called: Call, lack: Lack) -> None:
+    assert work_of(called, Context()) is lack
+
+
+@pytest.mark.parametrize(
+    ("called", "moved"),
+    [
+        # Read and written in halves; a broadcast operand has its own size.
+        (call("aten::add", [[4, 6], [6]], dtype="c10::Half"), 2 * (24 + 6 + 24)),
+        (call("aten::add_", [[4, 6], [4, 6]]), 4 * (24 + 24 + 24)),
+        (call("aten::copy_", [[4, 6], [4, 6]]), 4 * (24 + 24)),
+        (call("aten::sum", [[4, 6]]), 4 * 24),
+        # Of the table only the rows that come out.
+        (
+            Call(name="aten::embedding", dims=((1000, 8), (3,)), types=("float", "long int")),
+            3 * 8 + 2 * 4 * 3 * 8,
+        ),
+        # An expanded tensor lies in memory once.
+        (
+            Call(
+                name="aten::mul", dims=((100, 8), (100, 8)), strides=((8, 1), (0, 1)), types=("float", "float")
+            ),
+            4 * (800 + 8 + 800),
+        ),
+    ],
+    ids=["add", "in place", "copy", "reduction", "embedding", "expanded"],
+)  # fmt: skip
+def test_bytes_of_a_call(called: Call, moved: int) -> None:
+    work = work_of(called, Context())
+    assert isinstance(work, CallWork)
+    assert work.bytes_high == moved

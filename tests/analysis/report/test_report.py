@@ -1,0 +1,421 @@
+"""What a report says of runs, section by section, and the command that writes it."""
+
+import math
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import analysis
+from analysis import __main__ as door
+from analysis.figures import Figure, registry
+from analysis.report.compose import compose
+from analysis.report.content import Paragraph, Picture, Report, Table, figures_of
+from analysis.report.evidence import ReportEvidence, gather
+from analysis.report.sections import answer, complexity, context, design, measurements, variability
+from tests.analysis.by_hand import for_every_figure, kernels, run
+from tests.analysis.report.report_bundles import many, matrix
+from tests.analysis.report.report_texts import of, repeats, texts
+from workload.contract.errors import ExitCode
+from workload.contract.text import counted
+
+# --- the answer
+
+
+def test_the_answer_is_ranked_by_effect(evidence: ReportEvidence) -> None:
+    # These runs are made up, and the audit finds that.
+    errors, *rest = answer.sentences(evidence)
+    assert errors.startswith("The audit found 73 errors, so figures of these runs are wrong or mean something else: ")
+    place, batch = answer.changes(evidence)
+    light, heavy = answer._models(evidence)
+    cost = rest[-1]
+    assert rest == [place, light, heavy, cost]
+    l4, t4 = "gcp-l4-us-central1-a (NVIDIA L4)", "gcp-t4-us-central1-a (Tesla T4)"
+    assert place.startswith("Run mobilenet_v2 (batch ")
+    assert f", fp32) on gcp-l4-us-central1-a: {l4} is 2 x as fast as {t4} (99." in place
+    assert "; the same for resnet18 (batch " in place
+    # Rates are as 1 + batch size / 64.
+    assert ") with batch size 64: batch size 64 is 1.6 x as fast as batch size 16 (99." in batch
+    assert "; the step from 32 to 64 still pays 1.33 x; no larger batch was measured; the same for " in batch
+    assert light.startswith("mobilenet_v2 reached its highest throughput, 2020 images/s (95 % interval ")
+    assert ", 3 runs), at batch 64, fp32 on gcp-l4-us-central1-a (NVIDIA L4); " in light
+    assert heavy.startswith("resnet18 reached its highest throughput, 404.0 images/s (95 % interval ")
+    # 0.7 USD/h at 404 images/s against 0.5 at 202.
+    assert "; for resnet18 on gcp-l4-us-central1-a at batch 64, fp32, 0.481 USD (95 % interval 0." in cost
+    assert cost.endswith(", most on gcp-t4-us-central1-a, 0.688 USD.")
+
+
+def precisions(amp: float) -> list[dict[str, Any]]:
+    return [*repeats("a", (100.0, 100.2, 99.8)), *repeats("b", (amp, amp + 0.2, amp - 0.2), precision="amp")]
+
+
+def batches(*rates: float) -> list[dict[str, Any]]:
+    """Three runs at each of the batch sizes 16, 32, 64, …"""
+    return [
+        one
+        for number, rate in enumerate(rates)
+        for one in repeats(f"b{number}-", (rate, rate * 1.001, rate * 0.999), batch_size=16 * 2**number)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("runs", "expected"),
+    [
+        (
+            precisions(150.0),
+            r"^Run resnet18 \(batch 32\) with precision amp: amp is 1\.5 x as fast as .*; accuracy was not measured\.$",
+        ),
+        (precisions(50.0), r"^Run resnet18 \(batch 32\) with precision fp32: fp32 is 2 x as fast as amp [^;]*\.$"),
+        (
+            batches(100.0, 120.0, 120.1),
+            r"with batch size 32: .* is 1\.2 x as fast as batch size 16 .*; no certain gain by the step from 32 to 64",
+        ),
+        (batches(100.0, 120.0, 110.0), r"with batch size 32: .*; the step from 32 to 64 makes it slower\.$"),
+        (batches(100.0, 120.0, 150.0), r"with batch size 64: .*; the step from 32 to 64 still pays 1\.25 x; no larger"),
+        (
+            [*repeats("a", (100.0, 101.0, 102.0), zone="eu-a"), *repeats("b", (80.0, 81.0, 82.0), zone="eu-b")],
+            r"^Run resnet18 \(batch 32, fp32\) with zone eu-a: eu-a is 1\.25 x as fast as eu-b ",
+        ),
+        (
+            [
+                *repeats("a", (100.0, 100.2, 99.8), channels_last=False),
+                *repeats("b", (120.0, 120.2, 119.8), channels_last=True),
+            ],
+            r"^Run resnet18 \(batch 32, fp32\) with channels last yes: channels last yes is 1\.2 x as fast as ",
+        ),
+    ],
+    ids=["faster", "slower", "stops", "slows down", "pays", "zone", "layout"],
+)
+def test_a_certain_difference_is_advice(runs: Any, expected: str) -> None:
+    (sentence,) = answer.changes(of(*runs))
+    assert re.search(expected, sentence), sentence
+
+
+def test_more_memory_is_a_cost_of_a_larger_batch() -> None:
+    small, large = batches(100.0, 120.0)[:3], batches(100.0, 120.0)[3:]
+    runs = [*(one | {"peak_memory_bytes": 1e9} for one in small), *(one | {"peak_memory_bytes": 2e9} for one in large)]
+    (sentence,) = answer.changes(of(*runs))
+    assert sentence.endswith("; peak memory 2.00 GB in place of 1.00 GB.")
+    alike = [one | {"peak_memory_bytes": 1e9} for one in runs]
+    assert "peak memory" not in answer.changes(of(*alike))[0]
+
+
+def test_what_is_not_certain_is_no_advice() -> None:
+    near = of(*repeats("a", (100.0, 110.0, 90.0)), *repeats("b", (99.0, 112.0, 91.0), precision="amp"))
+    assert answer.changes(near) == []
+    assert answer.sentences(near)[0].startswith("No difference by precision is certain in 1 comparison; a ratio of ")
+    once = of(*repeats("a", (100.0,)), *repeats("b", (90.0,), batch_size=64))
+    assert answer.sentences(once) == [
+        (
+            "resnet18 reached its highest throughput, 100.0 images/s (one run: no interval), at batch 32, fp32 on "
+            "local-cuda (NVIDIA L4)."
+        ),
+        "2 of 2 configurations have fewer than 3 runs and so no interval: repeat with --repeats 3.",
+    ]
+
+
+def test_runs_of_one_block_are_compared_with_each_other_as_compare_does() -> None:
+    """Unpaired, hosts that differ by 30 % hide what is certain within each block."""
+
+    def in_blocks(name: str, *rates: float, **facts: Any) -> list[dict[str, Any]]:
+        block = {"job_name": "sweep", "position": 0.0, **facts}
+        rates = tuple(rate * host for rate, host in zip(rates, (1.0, 1.2, 0.9), strict=True))
+        return [
+            each | block | {"block": float(number), "hostname": f"vm-{number}"}
+            for number, each in enumerate(repeats(name, rates))
+        ]
+
+    runs = [*in_blocks("a", 100.0, 100.1, 99.9), *in_blocks("b", 103.0, 103.0, 103.1, precision="amp")]
+    assert "amp is 1.03 x as fast as fp32" in answer.changes(of(*runs))[0]
+    unpaired = of(*(each | {"job_name": None, "block": None} for each in runs))
+    assert answer.changes(unpaired) == []
+
+
+def test_other_peoples_runs_come_after_ours() -> None:
+    found = of(*repeats("a", (900.0, 901.0), imported=True, model="vgg16"), *repeats("b", (100.0, 101.0)))
+    said = [text for text in answer.sentences(found) if "images/s" in text]
+    assert [text.partition(":")[0] for text in said] == ["resnet18", "vgg16"]
+    assert "on local-cuda (imported) (NVIDIA L4)" in said[1]
+
+
+def test_a_batch_that_does_not_fit_is_said_where_it_was_measured() -> None:
+    too_large = run("b", batch_size=64, status="out_of_memory", steps=[], path="/nowhere")
+    (sentence, *_) = answer.sentences(of(*repeats("a", (100.0, 101.0)), too_large))
+    assert sentence.endswith("; batch 64 runs out of memory.")
+    (sentence, *_) = answer.sentences(of(*repeats("a", (100.0, 101.0)), too_large | {"status": "failed"}))
+    assert "out of memory" not in sentence
+
+
+def test_cost_stands_in_a_table_where_prices_exist(evidence: ReportEvidence) -> None:
+    captions = [each.caption for each in measurements.section(evidence).blocks if isinstance(each, Table)]
+    assert captions[-1] == "Cheapest configuration of each model and environment"
+    none = of(*repeats("a", (100.0, 101.0)))
+    assert not [text for text in texts(compose(none).sections[1]) if "Cheapest" in text]
+
+
+def test_nothing_measured_is_said() -> None:
+    nothing = compose(of(run("a", status="failed", steps=[], path="/nowhere")))
+    assert texts(nothing.sections[0])[1] == "No run has a throughput (1 failed), so nothing is known about speed."
+
+
+def test_five_sentences_at_most() -> None:
+    names = ("resnet18", "resnet50", "vgg11", "vgg16")
+    facts: dict[str, Any] = {"usd_per_h": 1.0}
+    runs = [
+        one | {"model": name, "run_id": f"{name}{one['run_id']}"} for name in names for one in batches(1.0, 2.0, 3.0)
+    ]
+    amp = repeats("amp", (9.0, 9.1, 9.2), precision="amp", batch_size=16)
+    once = repeats("once", (5.0,), model="alexnet", train_flop_per_step=1e16)
+    every = of(*(one | facts for one in (*runs, *amp, *once)))
+    assert len(answer.sentences(every)) == answer.MOST_SENTENCES
+
+
+# --- other sections
+
+
+def test_what_one_acts_on_comes_first_and_the_rest_is_folded(report: Report) -> None:
+    assert [section.title for section in report.sections] == [
+        "The answer", "Measurements", "Roofline", "Variability",
+        "Audit", "Method", "Model complexity", "Environments", "Reproduce", "Words",
+    ]  # fmt: skip
+    assert [section.folded for section in report.sections] == [False] * 4 + [True] * 6
+    assert report.facts[:5] == ["36 runs", "12 configurations", "2 environments", "2 models", "2026-11-01"]
+    assert report.facts[5].startswith("audit: ")
+    every = [text for section in report.sections for text in texts(section)]
+    assert all(isinstance(text, str) for text in every)
+    assert not [text for text in every if "nan" in text.split() or "None" in text.split()]
+
+
+def test_sections_without_content_are_left_out() -> None:
+    nothing = compose(of(run("a", status="failed", steps=[], path="/nowhere", train_flop_per_step=None)))
+    assert [section.title for section in nothing.sections] == [
+        "The answer", "Audit", "Method", "Environments", "Reproduce", "Words",
+    ]  # fmt: skip
+
+
+def test_the_run_matrix_counts_what_ran(evidence: ReportEvidence) -> None:
+    (table,) = [each for each in design.section(evidence).blocks if isinstance(each, Table)]
+    assert table.rows[0] == [
+        "gcp-l4-us-central1-a", "NVIDIA L4", "gcp, docker", "mobilenet_v2, resnet18", "synthetic 224 px", "fp32",
+        "16, 32, 64", "100", "3", "18", "18",
+    ]  # fmt: skip
+
+
+def test_runs_that_broke_off_are_listed() -> None:
+    found = design.section(
+        of(*repeats("a", (1.0,)), run("b", status="failed", error="boom", steps=[], path="/nowhere"))
+    )
+    table = found.blocks[1]
+    assert isinstance(table, Table)
+    assert table.rows == [["b", "local-cuda", "resnet18", "32", "failed", "boom"]]
+
+
+def test_complexity_per_image_step_and_layer(evidence: ReportEvidence) -> None:
+    section = complexity.section(evidence)
+    tables = [each for each in section.blocks if isinstance(each, Table)]
+    assert [table.caption.split(":")[0] for table in tables] == [
+        "Work per image", "Work per step", "Training FLOP by operation", "Growth by layer type",
+    ]  # fmt: skip
+    (row,) = [row for row in tables[0].rows if row[0] == "resnet18"]
+    assert row[1:5] == ["11.7 M", "1.81 GMAC", "3.63 GFLOP", "10.0 GFLOP"]
+    (step,) = [row for row in tables[1].rows if row[:3] == ["resnet18", "fp32", "64"]]
+    assert step[3:7] == ["640 GFLOP", "6.40 GB", "25.6 GB", "25.0 to 100"]
+    assert any("O(N·K·C·H·W·R·S / G)" in cell for row in tables[-1].rows for cell in row)
+    (sentence,) = [each.text for each in section.blocks if isinstance(each, Paragraph)]
+    assert (
+        "mobilenet_v2 at batch 16, fp32 does the least work per byte: 5.00 FLOP; resnet18 at batch 16, "
+        "fp32, the most: 25.0" in sentence
+    )
+
+
+def test_notes_that_differ_in_figures_are_one_line() -> None:
+    found = of(
+        *repeats("a", (1.0, 2.0), notes=["the run got 0.7 of 1 CPUs"]),
+        *repeats("b", (1.0,), notes=["the run got 0.5 of 2 CPUs"]),
+    )
+    assert "the run got 0.7 of 1 CPUs (3 runs, with other figures)" in texts(context.limits(found))
+
+
+def test_causes_are_summed_up_by_environment(evidence: ReportEvidence) -> None:
+    tables = [each for each in variability.section(evidence).blocks if isinstance(each, Table)]
+    assert tables[-1].caption == "Causes found, and how much they explain"
+    assert ["gcp-t4-us-central1-a", "power cap", "18"] in [list(row[:3]) for row in tables[-1].rows]
+
+
+# --- the top of the page
+
+
+def test_the_roofline_stands_right_below_the_answer_and_once(report: Report) -> None:
+    top = next(section for section in report.sections if section.name == "answer")
+    picture = next(block for block in top.blocks if isinstance(block, Picture))
+    assert picture.figure.name == "roofline_combined"
+    assert not any(isinstance(block, Table) for block in top.blocks[: top.blocks.index(picture)])
+    names = [figure.name for figure in report.figures()]
+    assert names.count("roofline_combined") == 1
+    alone = compose(of(*repeats("a", (100.0, 102.0), bytes_lower_per_step=4e9, bytes_upper_per_step=16e9)))
+    assert alone.figures()[0].name == "roofline_local-cuda"
+
+
+def test_an_error_of_the_audit_stands_before_the_headline() -> None:
+    # A step cannot attain more than the ceiling of its machine.
+    facts = {"ceiling_flop_per_s": 1e11, "ceiling_bytes_per_s": 1e11}
+    found = of(*repeats("a", (100.0, 102.0, 101.0), **facts), *repeats("b", (10.0, 10.1), model="vgg11"))
+    errors = [finding for finding in found.findings if finding.severity == "error"]
+    assert errors
+    first = answer.sentences(found)[0]
+    assert first.startswith(f"The audit found {counted(len(errors), 'error')}, so figures of these runs are wrong ")
+    assert f"{errors[0].rule}: {errors[0].figure} (a0" in first
+
+
+def test_an_error_in_a_run_that_no_sentence_quotes_stands_under_audit() -> None:
+    untimed = {"images_per_s": None, "step_median_s": None, "imported": True, "place": "l4", "path": "/nowhere"}
+    profile = run("p", steps=[], backward_kernels=0.0, **untimed)
+    beside = of(*repeats("a", (100.0, 102.0)), profile)
+    assert [finding.rule for finding in beside.findings if finding.severity == "error"] == ["no backward kernels"]
+    assert not [text for text in answer.sentences(beside) if "The audit found" in text]
+    assert answer.sentences(of(profile))[0].startswith("The audit found 1 error, so figures of these runs are wrong ")
+
+
+FALSE_WITHOUT_TIMES = ("0 configurations", "(no rows)", "highest throughput", "Every configuration was")
+
+
+def test_kernels_without_times_have_no_share_of_the_time() -> None:
+    profile = kernels("sgemm").assign(
+        family=["GEMM"],
+        flop=4e9,
+        dram_bytes=1e8,
+        flop_is_lower_bound=False,
+        **dict.fromkeys(
+            ("duration_s", "l2_bytes", "l1_bytes", "sm_percent", "memory_percent", "dram_percent"), math.nan
+        ),
+    )
+    untimed = {"images_per_s": None, "step_median_s": None, "imported": True, "train_flop_per_image": None}
+    page = compose(of(run("a", steps=[], path="/nowhere", kernels=profile, **untimed)))
+    said = [text for section in page.sections for text in texts(section)]
+    assert not [text for text in said if "most time of its kernels" in text]
+
+
+def test_a_page_of_profiles_alone_says_what_profiles_show() -> None:
+    profile = kernels("sgemm", "bn_fw").assign(
+        family=["GEMM", "batch norm"],
+        duration_s=[3e-3, 1e-3],
+        flop=[4e9, 1e8],
+        dram_bytes=[1e8, 1e8],
+        flop_is_lower_bound=False,
+        **dict.fromkeys(("l2_bytes", "l1_bytes", "sm_percent", "memory_percent", "dram_percent"), math.nan),
+    )
+    untimed = {"images_per_s": None, "step_median_s": None, "imported": True, "train_flop_per_image": None}
+    found = of(run("a", steps=[], path="/nowhere", kernels=profile, **untimed))
+    page = compose(found)
+    assert page.facts[:2] == ["1 run", "1 configuration"]
+    said = [text for section in page.sections for text in texts(section)]
+    assert [text for text in said if text.endswith("most time of its kernels goes to GEMM 75 %, batch norm 25 %.")]
+    assert not [text for text in said if any(phrase in text for phrase in FALSE_WITHOUT_TIMES)]
+    assert not [text for text in said if text.startswith("Warm-up steps are recorded")]
+    assert page.figures()[0].name == "kernel_roofline_resnet18"
+    tables = [block for section in page.sections for block in [*section.blocks] if isinstance(block, Table)]
+    assert all(table.rows for table in tables)
+
+
+def test_a_page_of_imports_says_whose_method_it_was() -> None:
+    page = compose(of(*repeats("a", (100.0, 101.0), imported=True)))
+    said = [text for section in page.sections for text in texts(section)]
+    assert f"2 of 2 runs came from other people's files: {design.FOREIGN}" in said
+    assert not [text for text in said if text.startswith("Warm-up steps are recorded")]
+
+
+def test_every_figure_has_its_place(report: Report, evidence: ReportEvidence) -> None:
+    drawn = [each.name for each in evidence.drawn]
+    assert sorted(figure.name for figure in report.figures()) == sorted(drawn)
+    # Each by its section; the last resort below is for one that nobody placed yet.
+    assert "more" not in [section.name for section in report.sections]
+
+
+def test_each_figure_of_the_registry_is_placed_in_a_section() -> None:
+    """A new one without a section would only stand in the last resort; one that is never drawn here is not tested."""
+    found = of(*for_every_figure())
+    drawn_by = {
+        name: [one.name for one in registry.built(build, found.material)] for name, build in registry.REGISTRY.items()
+    }
+    assert {name for name, names in drawn_by.items() if not names} == set()
+    page = compose(found)
+    placed = {figure.name for section in page.sections for figure in figures_of(section)}
+    assert {name for names in drawn_by.values() for name in names} == placed
+    assert "more" not in [section.name for section in page.sections]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.night(part="report")
+def test_a_report_of_66_environments_draws_devices_and_says_so(tmp_path: Path) -> None:
+    page = compose(gather(analysis.load(many(tmp_path / "results"))))
+    assert page.facts[:3] == ["292 runs", "124 configurations", "66 environments"]
+    figures = page.figures()
+    assert 10 < len(figures) < 30
+    assert [one.name for one in figures if not one.caption.startswith("66 environments: each device is one of")] == []
+
+
+def test_a_figure_that_no_section_names_is_shown_all_the_same(evidence: ReportEvidence) -> None:
+    chart = evidence.drawn[0].chart
+    new = Figure(name="brand_new", title="New", caption="New.", text="1", chart=chart)
+    page = compose(replace(evidence, drawn=[*evidence.drawn, new]))
+    assert page.sections[-1].name == "more"
+    assert [figure.name for figure in page.figures()].count("brand_new") == 1
+
+
+# --- the command
+
+
+class Analyze:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self._monkeypatch = monkeypatch
+        self._capsys = capsys
+
+    def __call__(self, *given: str | Path) -> tuple[int, str, str]:
+        self._monkeypatch.setattr(sys, "argv", ["analyze", *map(str, given)])
+        code = door.main()
+        out, err = self._capsys.readouterr()
+        return code, out, err
+
+
+@pytest.fixture
+def analyze(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Analyze:
+    return Analyze(monkeypatch, capsys)
+
+
+@pytest.mark.slow
+@pytest.mark.world
+def test_the_command_writes_page_figures_and_markdown(analyze: Analyze, tmp_path: Path) -> None:
+    matrix(tmp_path / "results", repeats=1)
+    page, figures, text = tmp_path / "out" / "report.html", tmp_path / "figures", tmp_path / "out" / "report.md"
+    code, out, err = analyze("report", tmp_path / "results", "-o", page, "--figures", figures, "--markdown", text)
+    assert (code, err) == (ExitCode.DONE, "")
+    assert out == f"{page}\n{figures}\n{text}\n"
+    pictures = {path.stem for path in figures.glob("*.png")}
+    assert {"throughput_env-gcp-t4-us-central1-a", "roofline_combined", "cost"} <= pictures
+    assert {path.stem for path in figures.glob("*.svg")} == {*pictures, *(f"{name}-dark" for name in pictures)}
+    linked = re.findall(r"!\[[^]]*\]\((.+?)\)", text.read_text())
+    assert linked
+    assert all((text.parent / link).resolve().is_file() for link in linked)
+    assert page.read_text().startswith("<!doctype html>")
+    assert not list(page.parent.glob(".*"))
+
+
+@pytest.mark.slow
+def test_a_page_that_cannot_be_written_is_told(analyze: Analyze, tmp_path: Path) -> None:
+    matrix(tmp_path / "results", repeats=1)
+    (tmp_path / "file").write_text("")
+    page = tmp_path / "file" / "report.html"
+    code, _, err = analyze("report", tmp_path / "results", "-o", page)
+    assert code == ExitCode.USAGE
+    hint = "hint: -o FILE, with a file that you may write\n"
+    assert err == f"error: report '{page}' cannot be written: '{tmp_path / 'file'}' is a file\n{hint}"
+
+
+def test_no_bundles_is_nothing_to_report(analyze: Analyze, tmp_path: Path) -> None:
+    code, _, err = analyze("report", tmp_path, "-o", tmp_path / "report.html")
+    assert code == ExitCode.NOTHING_TO_DO
+    assert err == f"error: no bundle in '{tmp_path}'\nhint: launch local -o {tmp_path}\n"
+    assert not (tmp_path / "report.html").exists()

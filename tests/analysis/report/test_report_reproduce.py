@@ -1,0 +1,158 @@
+"""The commands that repeat what a report shows."""
+
+import json
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+
+from analysis.report import reproduce
+from analysis.report.evidence import ReportEvidence
+from launcher.backends.gcp import gpus as gcp_gpus
+from tests.docs import grammar
+from workload.contract import peaks
+from workload.contract import record as contract
+from workload.contract.record import GivenByUser, Record
+from workload.contract.spec import Device, Precision, Profile, RunSpec, arguments
+
+LOCAL = {"backend": "local", "runtime": "process"}
+
+
+def read(document: dict[str, Any]) -> Record:
+    """A run.json of these sections and what every run has."""
+    spec = {"model": "resnet18", "batch_size": 4} | document.get("spec", {})
+    return contract.read({"run_id": "a", "status": "completed", **document, "spec": spec}).record
+
+
+@pytest.mark.parametrize(
+    ("environment", "spec", "line"),
+    [
+        (
+            LOCAL,
+            RunSpec(device=Device.CPU, batch_size=4, repeats=3),
+            "launch local --runtime process --cpu --batch-size 4",
+        ),
+        ({"backend": "local"}, RunSpec(model="vgg11"), "launch local --model vgg11 --batch-size 4"),
+        (
+            {"backend": "local", "runtime": "docker"},
+            RunSpec(device=Device.CUDA, precision=Precision.AMP, profile=Profile.NCU, ceilings=False),
+            "launch local --runtime docker --cuda --batch-size 4 --precision amp --profile ncu --no-ceilings",
+        ),
+        (
+            LOCAL,
+            RunSpec(device=Device.CPU, dataset="/my photos; rm -rf ~"),
+            "launch local --runtime process --cpu --batch-size 4 --dataset '/my photos; rm -rf ~'",
+        ),
+        (
+            {
+                "backend": "gcp",
+                "device": {"name": "Tesla V100-SXM2-16GB"},
+                "cloud": {"zone": "europe-west4-a", "machine_type": "n1-standard-8", "spot": True},
+            },
+            RunSpec(device=Device.CUDA, batch_size=64),
+            "launch gcp --gpu v100 --zone europe-west4-a --machine-type n1-standard-8 --spot --batch-size 64",
+        ),
+        (
+            {
+                "backend": "gcp",
+                "place": "gcp-a100-80gb-us-central1-a",
+                "device": {"name": "NVIDIA A100-SXM4-80GB"},
+                "cloud": {"zone": "us-central1-a", "machine_type": "a2-ultragpu-1g"},
+            },
+            RunSpec(),
+            "launch gcp --gpu a100-80gb --zone us-central1-a --machine-type a2-ultragpu-1g --batch-size 4",
+        ),
+        (
+            {"backend": "gcp", "device": {"name": 4}, "cloud": "no"},
+            RunSpec(),
+            "# it ran on Compute Engine, on a GPU whose name is not in its bundle",
+        ),
+        (
+            {"backend": "slurm"},
+            RunSpec(device=Device.CUDA, seed=1),
+            "python -m workload train --device cuda --batch-size 4 --seed 1",
+        ),
+        ([], RunSpec(), "launch local --batch-size 4"),
+    ],
+)
+def test_commands_repeat_the_run(environment: Any, spec: RunSpec, line: str) -> None:
+    filled = replace(spec, batch_size=spec.batch_size or 4)
+    record = {"environment": environment, "spec": json.loads(json.dumps(filled.to_json()))}
+    assert reproduce.command(read(record)) == line
+    if not line.startswith("#"):
+        grammar.check(line)
+
+
+def test_a_run_on_compute_engine_is_repeated_on_the_same_gpu_with_a_machine_that_has_it() -> None:
+    """An A100 of 80 GB was to be repeated as `--gpu a100 --machine-type a2-ultragpu-1g`, which the launcher refuses."""
+    offers = gcp_gpus.load()
+    assert set(reproduce.ON_COMPUTE_ENGINE.items()) == {(offer.device, name) for name, offer in offers.items()}
+    for name, offer in offers.items():
+        device = peaks.named(offer.device)
+        memory = float(offer.memory_gb) * 1e9
+        cloud = {"zone": "us-central1-a", "machine_type": offer.default_machine_type, "spot": True}
+        where = {"backend": "gcp", "device": {"name": device.names[0], "memory_total_bytes": memory}, "cloud": cloud}
+        line = reproduce.command(read({"environment": where, "spec": {"batch_size": 4}}))
+        assert line.startswith(f"launch gcp --gpu {name} --zone us-central1-a --machine-type "), (name, line)
+        grammar.check(line)
+        assert offer.default_machine_type in offer.machine_types
+    ambiguous = {"backend": "gcp", "device": {"name": "A100"}}
+    assert reproduce.command(read({"environment": ambiguous})).startswith("# it ran on Compute Engine, on a GPU whose")
+
+
+def test_what_was_said_of_an_import_is_said_again() -> None:
+    """Each option of `analyze import` that says what the file does not is kept in its bundles, and so is printed."""
+    options = {name for parameter in grammar.PROGRAMS["analyze"].commands["import"].params for name in parameter.opts}
+    kept = {f"--{field.name.replace('_', '-')}" for field in fields(GivenByUser)}
+    assert {name for name in options if name.startswith("--")} - {"--output", "--help", "--wide"} == kept
+    given = {"model": "resnet50", "batch_size": 64, "precision": "amp", "gpu": "Tesla T4", "profile_steps": 2}
+    line = reproduce.command(read({"imported": {"file": "a.csv", "given": given}}))
+    grammar.check(line)
+    assert [word for word in given if f"--{word.replace('_', '-')} " not in line] == []
+
+
+def test_a_command_gives_the_same_spec_back(evidence: ReportEvidence) -> None:
+    record = evidence.record(evidence.material.every["run_id"].iloc[0])
+    line = reproduce.command(record)
+    assert line.startswith(
+        "launch gcp --gpu t4 --zone us-central1-a --machine-type n1-standard-4 --spot --batch-size 16 "
+    )
+    assert record is not None
+    for word in arguments(replace(record.spec.run_spec(), device=Device.AUTO, repeats=1)):
+        assert word in line.split()
+
+
+@pytest.mark.parametrize(
+    ("record", "line"),
+    [
+        ({"imported": {"file": "my log.csv"}}, "analyze import 'my log.csv'"),
+        (
+            {
+                "imported": {
+                    "file": "ncu.csv",
+                    "given": {"model": "resnet 50", "batch_size": 64, "gpu": "Tesla T4", "profile_steps": 4, "rm": 1},
+                }
+            },
+            "analyze import ncu.csv --model 'resnet 50' --batch-size 64 --gpu 'Tesla T4' --profile-steps 4",
+        ),
+        ({"imported": {}}, "analyze import FILE"),
+        ({"spec": {"precision": "fp7"}}, "# its spec cannot be read"),
+        ({"spec": {"workers": 1.5}}, "# its spec cannot be read"),
+    ],
+)
+def test_what_no_command_started_says_so(record: dict[str, Any], line: str) -> None:
+    assert reproduce.command(read(record)) == line
+    if not line.startswith("#"):
+        grammar.check(line)
+
+
+def test_repeats_share_a_line(evidence: ReportEvidence) -> None:
+    lines = reproduce.commands(evidence)
+    assert len(lines) == 2 * 12
+    assert lines[0].startswith("# gcp-t4-us-central1-a: 20261101T000100Z-")
+    assert lines[1].endswith(" --repeats 3")
+
+
+def test_a_newline_in_a_spec_starts_no_second_command() -> None:
+    record = read({"environment": LOCAL, "spec": {"model": "resnet18\nrm -rf ~"}})
+    assert reproduce.command(record) == "launch local --runtime process --model 'resnet18\\nrm -rf ~' --batch-size 4"

@@ -1,0 +1,164 @@
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from analysis.statistics.components import variance_split
+from analysis.statistics.explained import effective_pairs, share_explained
+
+# Steps that alternate are not positively correlated: each counts.
+ALTERNATING = np.tile([0.01, -0.01], 10)
+LEVELS = [0.0, 0.1, 0.02, -0.04]
+
+
+def test_balanced_runs_as_textbooks_have_it() -> None:
+    runs = [np.exp(level + ALTERNATING) for level in LEVELS]
+    found = variance_split(runs)
+    within = 1e-4 * 20 / 19
+    means = np.array(LEVELS)
+    assert (found.runs, found.steps, found.effective, found.reason) == (4, 80, 80.0, None)
+    assert found.within.value == pytest.approx(math.sqrt(within))
+    assert found.between.value == pytest.approx(math.sqrt(means.var(ddof=1) - within / 20))
+    ratio = stats.f_oneway(*(np.log(run) for run in runs)).statistic
+    assert found.icc.value == pytest.approx((ratio - 1) / (ratio - 1 + 20))
+    assert found.icc.interval is not None
+    for end, tail in ((found.icc.interval.low, 0.975), (found.icc.interval.high, 0.025)):
+        part = ratio / stats.f.ppf(tail, 3, 76)
+        assert end == pytest.approx((part - 1) / (part - 1 + 20))
+    assert found.within.interval is not None
+    assert found.within.interval.low == pytest.approx(math.sqrt(76 * within / stats.chi2.ppf(0.975, 76)))
+    assert found.between.interval is not None
+    high = 3 * means.var(ddof=1) * (1 - stats.f.ppf(0.025, 3, 76) / ratio) / stats.chi2.ppf(0.025, 3)
+    assert found.between.interval.high == pytest.approx(math.sqrt(high))
+
+
+def test_unequal_runs_weigh_by_the_harmonic_mean() -> None:
+    lengths = [8, 10, 20, 40]
+    runs = [np.exp(level + np.tile([0.01, -0.01], n // 2)) for level, n in zip(LEVELS, lengths, strict=True)]
+    found = variance_split(runs)
+    within = 1e-4 * 78 / 74
+    assert found.within.value == pytest.approx(math.sqrt(within))
+    noise = within * np.mean([1 / n for n in lengths])
+    assert found.between.value == pytest.approx(math.sqrt(np.var(LEVELS, ddof=1) - noise))
+
+
+def test_slow_waves_within_runs_are_no_difference_between_them() -> None:
+    rng = np.random.default_rng(1)
+    shares = []
+    for _ in range(30):
+        steps = rng.normal(size=(6, 100))
+        for step in range(1, 100):
+            steps[:, step] = 0.9 * steps[:, step - 1] + math.sqrt(0.19) * steps[:, step]
+        interval = variance_split(list(np.exp(0.01 * steps))).icc.interval
+        assert interval is not None
+        shares.append(interval.low > 0)
+    assert np.mean(shares) < 0.15  # 0.025 expected; taking steps for independent, nearly all
+
+
+def test_outliers_are_left_out() -> None:
+    runs = [np.exp(level + ALTERNATING) for level in LEVELS]
+    plain = variance_split(runs)
+    found = variance_split([np.append(run, [9.0, math.nan, 0.0]) for run in runs])
+    assert found.steps == 80
+    assert found.within == plain.within
+    assert found.between == plain.between
+
+
+def test_runs_that_do_not_differ() -> None:
+    found = variance_split([np.exp(ALTERNATING)] * 3)
+    assert (found.between.value, found.icc.value) == (0.0, 0.0)
+    assert found.between.reason == found.icc.reason == "runs differ no more than the steps within them explain"
+    assert found.icc.interval is not None
+    assert found.icc.interval.low == 0.0
+
+
+@pytest.mark.parametrize(
+    ("runs", "used", "reason"),
+    [
+        ([], 0, "0 runs: no variance between runs"),
+        ([np.exp(ALTERNATING)], 1, "1 run: no variance between runs"),
+        (
+            [np.exp(ALTERNATING), [1.0] * 20],
+            1,
+            "1 run: no variance between runs; 1 run with fewer than 8 steps or constant step times left out",
+        ),
+        (
+            [np.exp(ALTERNATING), 1.1 * np.exp(ALTERNATING), [1.0, 2.0]],
+            2,
+            "1 run with fewer than 8 steps or constant step times left out",
+        ),
+    ],
+)
+def test_written_answers(runs: Any, used: int, reason: str) -> None:
+    found = variance_split(runs)
+    assert (found.runs, found.reason) == (used, reason)
+    assert (found.within.value is None) is (used == 0)
+    # Two runs tell no spread between runs.
+    assert (found.between.value, found.icc.interval) == (None, None)
+    assert found.icc.reason == (reason if used < 2 else "two runs: too few for a spread")
+
+
+def test_share_explained_is_scipys_spearman_squared() -> None:
+    rng = np.random.default_rng(0)
+    clock = rng.normal(1500, 10, size=100)
+    steps = 100 / clock + 0.0003 * rng.normal(size=100)
+    found = share_explained(steps, clock)
+    rho = stats.spearmanr(steps, clock).statistic
+    assert found.value == pytest.approx(rho**2)
+    assert found.value == share_explained(steps, 1 / clock).value
+    assert found.interval is not None
+    assert 0 < found.interval.low < (found.value or 0) < found.interval.high < 1
+    pairs = effective_pairs(stats.rankdata(steps), stats.rankdata(clock))
+    assert 60 < pairs < 100
+    # Fisher's z with Bonett & Wright's standard error.
+    middle, reach = math.atanh(abs(rho)), 1.959964 * math.sqrt((1 + rho**2 / 2) / (pairs - 3))
+    assert found.interval.low == pytest.approx(math.tanh(middle - reach) ** 2)
+
+
+def test_a_few_slow_steps_explain_nothing_away() -> None:
+    rng = np.random.default_rng(0)
+    clock = rng.normal(1500, 10, size=200)
+    steps = 100 / clock
+    steps[[7, 90]] = 5.0
+    assert (share_explained(steps, clock).value or 0) > 0.9
+
+
+def test_two_unrelated_waves() -> None:
+    t = np.arange(200)
+    found = share_explained(np.sin(t / 30), np.sin(t / 31 + 0.5))
+    assert (found.value or 0) > 0.5
+    assert found.interval is None
+    assert found.reason == f"200 pairs are worth {effective_pairs(*_ranked(t)):.1f} independent ones: no interval"
+
+
+def _ranked(t: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return stats.rankdata(np.sin(t / 30)), stats.rankdata(np.sin(t / 31 + 0.5))
+
+
+@pytest.mark.parametrize(
+    ("values", "covariate", "reason"),
+    [
+        ([], [], "0 pairs: at least 8 are needed"),
+        ([1.0] * 7 + [math.nan], [2.0] * 8, "7 pairs: at least 8 are needed"),
+        ([1.0] * 9, range(9), "the values do not vary: nothing to explain"),
+        (range(9), [1.0] * 9, "the covariate does not vary: it explains nothing"),
+    ],
+)
+def test_nothing_explained(values: Any, covariate: Any, reason: str) -> None:
+    found = share_explained(list(values), list(covariate))
+    assert (found.value, found.interval, found.reason) == (None, None, reason)
+
+
+def test_a_share_that_can_be_chance_says_so() -> None:
+    rng = np.random.default_rng(3)
+    found = share_explained(rng.normal(size=50), rng.normal(size=50))
+    assert found.interval is not None
+    assert found.interval.low == 0.0
+    assert (found.reason or "").endswith(": the explained share may be chance")
+
+
+def test_series_of_two_lengths() -> None:
+    with pytest.raises(ValueError, match=r"two series of equal length are needed; got shapes \(2,\) and \(3,\)"):
+        share_explained([1.0, 2.0], [1.0, 2.0, 3.0])

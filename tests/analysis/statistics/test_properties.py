@@ -1,0 +1,176 @@
+"""What must not matter - the unit, the order of runs, what comes first - does not; and nothing raises."""
+
+import math
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from analysis.statistics.autocorrelation import effective_n
+from analysis.statistics.comparison import Difference, compare, compare_within_blocks, holm, power_of
+from analysis.statistics.components import variance_split
+from analysis.statistics.describe import summarize
+from analysis.statistics.hosts import PlacedRun, machine_split, position_effect
+from analysis.statistics.intervals import over_runs
+from analysis.statistics.periods import period_scan
+from analysis.statistics.stalls import outliers
+from analysis.statistics.steady import steady_state
+from analysis.statistics.trend import drift
+
+TIMES = st.floats(min_value=1e-4, max_value=1e3)
+SERIES = st.lists(TIMES, max_size=40)
+# Readings of a coarse clock tie often.
+TIED = st.lists(st.integers(1, 4).map(float), min_size=1, max_size=40)
+RUNS = st.lists(st.one_of(SERIES, TIED), max_size=5)
+ANYTHING = st.lists(st.floats(), max_size=40)
+# Powers of two change no digit.
+SCALES = st.integers(-8, 8).map(lambda exponent: 2.0**exponent)
+
+OF_ONE_SERIES = [
+    summarize,
+    outliers,
+    effective_n,
+    steady_state,
+    drift,
+    period_scan,
+    over_runs,
+]
+
+
+@pytest.mark.parametrize("function", OF_ONE_SERIES, ids=lambda function: function.__name__)
+@given(values=ANYTHING)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # sums of numbers near 1e308 overflow
+def test_nothing_raises(function: Any, values: list[float]) -> None:
+    function(values)
+
+
+@given(first=RUNS, second=RUNS)
+def test_runs_of_any_length_are_answered(first: list[list[float]], second: list[list[float]]) -> None:
+    split = variance_split(first)
+    assert (split.icc.interval is None) is (split.runs < 3)
+    found = compare(first, second)
+    assert (found.interval is None) <= bool(found.reasons)
+    if found.interval is not None:
+        assert found.ratio is not None
+        assert found.interval.low <= found.interval.high
+
+
+@given(first=st.integers(2, 200), second=st.integers(2, 200), of=st.integers(1, 5000))
+@example(first=8, second=8, of=4)
+@example(first=10, second=10, of=10)
+@example(first=2, second=200, of=5000)
+def test_every_pair_of_sides_has_a_smallest_detectable_difference(first: int, second: int, of: int) -> None:
+    """scipy's noncentral t gave NaN from 8 runs a side and 4 comparisons on."""
+    alpha, degrees = 0.05 / of, first + second - 2
+    shift = Difference(value=0.0, error=1.0, degrees=degrees).detectable(alpha)
+    assert shift > 0
+    assert power_of(shift, degrees=degrees, alpha=alpha) == pytest.approx(0.8, abs=1e-6)
+    assert power_of(2 * shift, degrees=degrees, alpha=alpha) > 0.95
+    assert power_of(0.0, degrees=degrees, alpha=alpha) == pytest.approx(alpha, abs=1e-5)
+
+
+@pytest.mark.parametrize(("first", "second", "of"), [(8, 8, 4), (10, 10, 10), (200, 2, 5000)])
+def test_many_comparisons_of_many_runs_are_answered(first: int, second: int, of: int) -> None:
+    rng = np.random.default_rng(0)
+    found = compare(list(rng.lognormal(size=first)), list(rng.lognormal(size=second)), level=1 - 0.05 / of)
+    assert found.interval is not None
+    assert found.difference is not None
+    assert found.difference.detectable(0.05 / of) > 0
+
+
+@given(values=TIED, scale=SCALES)
+def test_the_unit_does_not_matter(values: list[float], scale: float) -> None:
+    series = np.array(values)
+    one, other = summarize(series), summarize(scale * series)
+    assert (one.robust_cov, one.cov) == (pytest.approx(other.robust_cov), pytest.approx(other.cov))
+    assert outliers(series).tolist() == outliers(scale * series).tolist()
+    assert effective_n(series) == effective_n(scale * series)
+    first, second = period_scan(series), period_scan(scale * series)
+    assert (first.period, first.phase, first.p_value) == (second.period, second.phase, second.p_value)
+    first_steady, second_steady = steady_state(series), steady_state(scale * series)
+    assert (first_steady.steady, first_steady.warmup_steps) == (second_steady.steady, second_steady.warmup_steps)
+
+
+@example(figures=[1.0] * 2 + [976.1627189120212] * 4, scale=1.0, order=random.Random(0))
+@given(figures=st.lists(TIMES, min_size=1, max_size=12), scale=SCALES, order=st.randoms(use_true_random=False))
+def test_over_runs_by_scale_and_order(figures: list[float], scale: float, order: Any) -> None:
+    mixed = order.sample(figures, len(figures))
+    found, other = over_runs(figures), over_runs(scale * np.array(mixed))
+    assert other.value == pytest.approx(scale * (found.value or 0))
+    if found.interval is None:
+        assert other.interval is None
+        return
+    assert other.interval is not None
+    assert other.interval.low == pytest.approx(scale * found.interval.low, rel=1e-6)
+    assert found.interval.low <= (found.value or 0) <= found.interval.high
+
+
+@given(values=st.lists(st.integers(0, 1000).map(float), min_size=8, max_size=40), shift=st.integers(-50, 50))
+def test_a_shift_moves_no_slope(values: list[float], shift: int) -> None:
+    series = np.array(values)
+    found, other = drift(series), drift(series + shift)
+    assert found.slope == (None if other.slope is None else pytest.approx(other.slope))
+    backwards = drift(series[::-1])
+    assert found.slope == (None if backwards.slope is None else pytest.approx(-backwards.slope))
+    found_n, other_n = (effective_n(each, robust=False) for each in (series, series + shift))
+    assert found_n.lag1 == (None if other_n.lag1 is None else pytest.approx(other_n.lag1, abs=1e-6))
+
+
+@given(
+    p_values=st.lists(st.one_of(st.floats(0, 1), st.just(math.nan)), max_size=12),
+    order=st.randoms(use_true_random=False),
+)
+def test_corrections_by_order(p_values: list[float], order: Any) -> None:
+    adjusted = holm(p_values)
+    places = order.sample(range(len(p_values)), len(p_values))
+    mixed = holm([p_values[place] for place in places])
+    assert mixed.tolist() == pytest.approx([adjusted[place] for place in places], nan_ok=True)
+    assert ((adjusted >= np.array(p_values)) | np.isnan(adjusted)).all()
+
+
+FIGURES = st.one_of(TIMES, st.sampled_from([1.0, 2.0]), st.floats())
+NAMES = st.sampled_from(["a", "b", "c", None])
+
+
+@given(
+    runs=st.lists(
+        st.builds(
+            PlacedRun,
+            figure=FIGURES,
+            configuration=NAMES,
+            host=NAMES,
+            zone=NAMES,
+            block=NAMES,
+            position=st.sampled_from([0.0, 1.0, 2.0, None]),
+            noise=st.one_of(st.none(), st.floats(0, 1)),
+            noise_degrees=st.floats(0.5, 100),
+        ),
+        max_size=12,
+    )
+)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # figures near 1e308 overflow
+def test_machines_are_answered_whatever_the_design(runs: list[PlacedRun]) -> None:
+    split, order = machine_split(runs), position_effect(runs)
+    for estimate in (split.between_runs, split.between_hosts, split.between_zones, order.first, order.per_place):
+        assert (estimate.value is None) is (estimate.interval is None)
+        assert estimate.value is not None or estimate.reason
+        if estimate.interval is not None:
+            assert estimate.interval.low <= estimate.interval.high
+
+
+@example(first={5: [8.988465674312372e307]}, second={5: [0.5]})
+@given(
+    first=st.dictionaries(st.integers(0, 5), st.lists(FIGURES, max_size=3)),
+    second=st.dictionaries(st.integers(0, 5), st.lists(FIGURES, max_size=3)),
+)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # ratios beyond 1e308 overflow
+def test_blocks_are_answered_whatever_is_missing(first: dict[Any, list[float]], second: dict[Any, list[float]]) -> None:
+    forth, back = compare_within_blocks(first, second), compare_within_blocks(second, first)
+    assert forth.interval is not None or forth.reasons
+    if forth.interval is not None and back.interval is not None:
+        assert forth.interval.low <= (forth.ratio or 0) <= forth.interval.high
+        if forth.interval.low > 0 and back.interval.high < math.inf:
+            assert math.log(forth.interval.low) == pytest.approx(-math.log(back.interval.high), abs=1e-6)

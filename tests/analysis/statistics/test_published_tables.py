@@ -1,0 +1,124 @@
+"""The tables of other people's reports, recomputed by our own functions from what they print."""
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+DATA = ROOT.parent / "shared" / "data"
+needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="needs ../shared/data")
+
+
+def _script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("published_tables", ROOT / "docs" / "published_tables.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+published = _script()
+
+
+@pytest.mark.parametrize(
+    ("text", "dividend", "divisor", "scale", "follows"),
+    [
+        ("10.92", "1615", "147.8", 1, True),  # 10.927: cut off, not rounded
+        ("0.9235", "204.8", "215.4", 1, False),  # 0.9508
+        ("668.144", "4.928", "7.376", 1000, True),  # 668.11 +- 0.07
+        ("668.3", "4.928", "7.376", 1000, False),
+    ],
+)
+def test_rounded_figures_follow_or_not(text: str, dividend: str, divisor: str, scale: float, follows: bool) -> None:
+    left, right = published.Printed(text=dividend), published.Printed(text=divisor)
+    assert published.Printed(text=text).follows(left, right, scale=scale) is follows
+
+
+@needs_data
+def test_table_a_efficiency_as_published_and_right() -> None:
+    rows = published.table_a(DATA)
+    reproduced = {(row.gpu, row.batch_size): row for row in rows if row.reproduced is not None}
+    assert len(reproduced) == 3
+    for row in reproduced.values():
+        low, high = row.published.ends
+        assert low <= 100 * row.reproduced <= high
+    assert f"{published.average(rows, 'RTX 4080 Laptop'):.1f}" == "7.3"
+    assert f"{published.average(rows, 'T4'):.1f}" == "21.0"
+    # Images over wall time x 24.2991 GFLOP / 20.0 and 33.9 TFLOP/s; x 10.6484 GFLOP / 8.1.
+    laptop, spilling, t4 = (reproduced[key] for key in (("RTX 4080 Laptop", 64), ("RTX 4080 Laptop", 128), ("T4", 128)))
+    assert (laptop.right_low, laptop.right_high) == pytest.approx((0.2281, 0.3866), abs=1e-4)
+    assert spilling.right_high == pytest.approx(0.0266, abs=1e-4)
+    assert t4.right_low == t4.right_high == pytest.approx(0.4104, abs=1e-4)
+    # The published rates are means of rates.
+    for row in reproduced.values():
+        low, high = row.images_per_s.ends
+        assert low <= row.mean_of_rates <= high
+    assert t4.mean_of_rates / t4.wall_images_per_s == pytest.approx(2.08, abs=5e-3)
+
+
+def test_table_b_intensity() -> None:
+    rows = published.table_b()
+    assert len(rows) == 9
+    # What the report prints for the L4 does not follow from its own figures in two cells.
+    assert {(row.model, row.gpu) for row in rows if not row.agrees} == {("ResNet50", "L4"), ("MobileNet", "L4")}
+
+
+def test_table_b_misses_tensor_operations_on_the_l4() -> None:
+    rows = {(row.model, row.gpu): row for row in published.table_b()}
+    flagged = {key: row.warning for key, row in rows.items() if row.warning}
+    assert flagged == {
+        ("ResNet50", "L4"): "counted FLOP are 0.12 x the model's: tensor operations or the backward pass are missing",
+        ("MobileNet", "L4"): (
+            "counted FLOP are 2.84 x the model's: padding, recomputation, or more steps than were said"
+        ),
+    }
+    l4 = rows["ResNet50", "L4"]
+    assert l4.counted_flop == pytest.approx(204.8e9 * 0.9508)
+    # 64 images of 24.2991 GFLOP; the T4 and the V100 count 0.79 of them.
+    step = published.train_flop("resnet50", batch_size=64)
+    assert step == pytest.approx(1555.1e9, rel=1e-4)
+    assert l4.counted_flop / step == pytest.approx(0.125, abs=5e-4)
+    for gpu in ("T4", "V100"):
+        assert rows["ResNet50", gpu].counted_flop / step == pytest.approx(0.788, abs=1e-3)
+
+
+def test_table_b_seconds_are_milliseconds() -> None:
+    for row in published.table_b():
+        low, high = row.estimate.ends
+        assert low <= 1000 * row.estimate_s <= high
+    resnet50 = next(row for row in published.table_b() if (row.model, row.gpu) == ("ResNet50", "T4"))
+    assert resnet50.estimate_s == pytest.approx(0.03333, abs=5e-6)
+
+
+def test_table_c_rates_and_intensities() -> None:
+    rows = published.table_c()
+    assert [row.id for row in rows] == ["A-1", "A-2", "B-1", "B-2", "C-2"]
+    assert all(row.rate_agrees and row.intensity_agrees for row in rows)
+    # A profile of forward passes called training steps.
+    for row in rows:
+        assert 1.0 <= row.over_forward <= 1.3
+        assert 0.3 <= row.over_step <= 0.45
+        assert "the backward pass are missing" in row.warning
+
+
+@needs_data
+def test_table_c_to_the_printed_digits_from_its_file() -> None:
+    exact = published.row_a1(DATA)
+    assert f"{exact.gflop_per_s:.3f}" == "668.144"
+    assert f"{exact.binary_intensity:.6f}" == "6.623475"
+    assert f"{exact.intensity:.3f}" == "6.942"
+    assert f"{exact.joined_dram_percent:.3f}" == "23.164"
+    assert f"{exact.joined_sm_percent:.3f}" == "13.647"
+    assert f"{exact.dram_percent:.2f}" == "32.14"
+    assert exact.backward_kernels == 0
+
+
+@needs_data
+def test_page_is_what_the_script_writes() -> None:
+    page = (ROOT / "docs" / "published-tables.md").read_text(encoding="utf-8")
+    assert page == published.page(DATA) + "\n"

@@ -1,0 +1,170 @@
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import analysis
+from analysis.summary.throughput import COLUMNS, summarize
+from benchmarks.synthetic_bundles import make
+from workload.contract.blocks_interval import interval_at_look, single_contrast
+
+
+def lines(tmp_path: Path, *changes: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A run per argument, which takes 1 s for as many images as `images` says; summarised."""
+    for number, each in enumerate(changes):
+        defaults = {"timing__measured_s": 1.0, "timing__images": 100 + number}
+        make(tmp_path, number, **{**defaults, **each})
+    table = summarize(analysis.load(tmp_path).runs)
+    assert list(table.columns) == [column.name for column in COLUMNS]
+    plain: list[dict[str, Any]] = [
+        {str(key): None if isinstance(value, float) and math.isnan(value) else value for key, value in row.items()}
+        for row in table.to_dict("records")
+    ]
+    return plain
+
+
+def test_repeats_are_one_line(tmp_path: Path) -> None:
+    (line,) = lines(tmp_path, {}, {}, {})
+    assert line["runs"] == 3
+    assert line["images_per_s"] == 101
+    # ln 100, 101, 102: mean 4.615088, standard deviation 0.0099015; t(2, 97.5 %) = 4.30265.
+    assert line["images_per_s_low"] == pytest.approx(math.exp(4.615088 - 4.302653 * 0.0099015 / 3**0.5), rel=2e-6)
+    assert line["images_per_s_high"] == pytest.approx(math.exp(4.615088 + 4.302653 * 0.0099015 / 3**0.5), rel=2e-6)
+    assert line["interval"] == "95 %, Student t over runs (about 90 % in place of 95 % if runs fall into two modes)"
+    assert line["note"] is None
+
+
+def blocks_of(*rates: int) -> list[dict[str, Any]]:
+    """A run per block of a sweep; the bundles come in another order than the blocks."""
+    return [
+        {"timing__images": rate, "job": {"name": "night", "task": 1, "block": block, "position": 1}}
+        for block, rate in sorted(enumerate(rates, start=1), key=lambda one: (one[0] * 3) % 11)
+    ]
+
+
+RATES = (1000, 1030, 980, 1020, 990, 1015, 985, 1010)
+
+
+def test_blocks_of_a_sweep_have_the_interval_of_its_rule_to_stop(tmp_path: Path) -> None:
+    (line,) = lines(tmp_path, *blocks_of(*RATES))
+
+    stand = interval_at_look(single_contrast(RATES), target=0.01)
+    assert (line["images_per_s"], line["images_per_s_low"], line["images_per_s_high"]) == pytest.approx(
+        (stand.value, stand.low, stand.high)
+    )
+    assert line["interval"] == ("95 %, Student t over blocks in their order, which holds where --until stopped them")
+
+
+@pytest.mark.parametrize(
+    "runs",
+    [
+        pytest.param(blocks_of(*RATES[:7]), id="fewer blocks than the rule looks at"),
+        pytest.param([*blocks_of(*RATES), *blocks_of(1000)], id="a block twice"),
+        pytest.param([*blocks_of(*RATES), {"timing__images": 1000}], id="a run without a block"),
+        pytest.param([{"timing__images": rate} for rate in RATES], id="no blocks"),
+    ],
+)
+def test_other_runs_are_a_sample_without_an_order(tmp_path: Path, runs: list[dict[str, Any]]) -> None:
+    (line,) = lines(tmp_path, *runs)
+
+    assert line["interval"] == "95 %, order statistics over runs"
+
+
+def test_figures_of_one_run(tmp_path: Path) -> None:
+    (line,) = lines(tmp_path, {"timing__step_s__median": 0.5, "complexity__train_flop_per_step": 4e12})
+    named = [column.name for column in COLUMNS if not column.detail and column.name != "step_s"]
+    assert {key: line[key] for key in named} == {
+        "place": "gcp-t4-us-central1-a",
+        "device_name": "Tesla T4",
+        "model": "resnet18",
+        "batch_size": 32,
+        "precision": "fp32",
+        "runs": 1,
+        "images_per_s": 100.0,
+        "images_per_s_low": None,
+        "images_per_s_high": None,
+        "interval": "one run: no interval",
+        "flop_per_s": 8e12,
+        # 8 TFLOP/s are more than the measured ceiling.
+        "bound": None,
+        "busy": None,
+        "data_wait_fraction": pytest.approx(0.001, rel=0.001),
+        "note": None,
+    }
+    assert line["step_s"] == 0.5
+    assert (line["compile"], line["workers"], line["runtime"]) == (False, 0, "docker")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "column", "values"),
+    [
+        ("spec__optimizer", "adam", "optimizer", ["adam", "sgd"]),
+        ("spec__image_size", 64, "image_size", [64, 224]),
+        ("spec__channels_last", True, "channels_last", [True, False]),
+        ("environment__software__torch", "2.14.0", "torch", ["2.14.0", "2.15.0+cu132"]),
+        ("environment__device__driver_version", None, "driver_version", [None, "580.95.05"]),
+        ("environment__software__commit", "f" * 40, "commit", ["f" * 40, "b9eda8a56f3bee44574ffd9f352fafb5ad3e19b3"]),
+        ("environment__runtime", "process", "runtime", ["process", "docker"]),
+    ],
+)
+def test_unlike_runs_are_not_pooled_and_say_why(
+    tmp_path: Path, field: str, value: Any, column: str, values: list[Any]
+) -> None:
+    found = lines(tmp_path, {}, {field: value})
+    assert [line["runs"] for line in found] == [1, 1]
+    assert [line[column] for line in found] == values
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("spec__seed", 7), ("environment__host__hostname", "other"), ("repeat__index", 2)]
+)
+def test_what_does_not_matter_is_pooled(tmp_path: Path, field: str, value: Any) -> None:
+    (line,) = lines(tmp_path, {}, {field: value})
+    assert line["runs"] == 2
+
+
+def test_runs_that_broke_off_are_counted_in_the_note(tmp_path: Path) -> None:
+    broken = {"status": "out_of_memory", "error": "too big", "timing__images": None, "bound": None}
+    found = lines(tmp_path, {}, broken, {**broken, "spec__batch_size": 512}, {**broken, "spec__batch_size": 512})
+    assert [(line["batch_size"], line["runs"], line["note"]) for line in found] == [
+        (32, 1, "1 out of memory"),
+        (512, 0, "2 out of memory"),
+    ]
+    assert found[1]["images_per_s"] is None
+    assert found[1]["bound"] is None
+
+
+def test_disagreeing_bounds_are_counted(tmp_path: Path) -> None:
+    fast = {"timing__step_s__median": 0.09}
+    (line,) = lines(tmp_path, {"complexity__bytes_per_step_lower": 14e9} | fast, fast, fast)
+    assert line["bound"] == "compute 2, memory 1"
+
+
+def test_runs_on_a_busy_machine_stand_beside_the_limit(tmp_path: Path) -> None:
+    busy = {"bound__bound": "busy", "bound__why": "it got 4 % of one"}
+    (line,) = lines(tmp_path, busy, {}, {})
+    assert (line["bound"], line["busy"]) == ("neither", "1 of 3 runs on a busy machine: it got 4 % of one")
+
+
+def test_best_model_first_then_by_throughput(tmp_path: Path) -> None:
+    found = lines(
+        tmp_path,
+        {"timing__images": 50},
+        {"timing__images": 80, "spec__model": "vgg16"},
+        {"timing__images": 200, "spec__batch_size": 64},
+        {"timing__images": None, "spec__model": "alexnet"},
+    )
+    assert [(line["model"], line["images_per_s"]) for line in found] == [
+        ("resnet18", 200),
+        ("resnet18", 50),
+        ("vgg16", 80),
+        ("alexnet", None),
+    ]
+
+
+def test_without_ceilings_nothing_is_invented(tmp_path: Path) -> None:
+    (line,) = lines(tmp_path, {"complexity": None, "bound": None, "timing__step_s": None, "timing__measured_s": None})
+    absent = ("images_per_s", "images_per_s_low", "interval", "step_s", "flop_per_s", "bound", "note")
+    assert [line[name] for name in absent] == [None] * len(absent)
