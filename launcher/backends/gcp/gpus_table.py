@@ -10,7 +10,7 @@ from launcher.backends.gcp.gpus import GpuOffer
 from launcher.backends.gcp.price_list import PriceList
 from workload.contract import peaks, tables
 from workload.contract.invocation import as_typed
-from workload.contract.prices import Listed
+from workload.contract.prices import VmPrice
 from workload.contract.spec import Precision
 from workload.contract.tables import Column, TableFormat
 from workload.contract.text import terminal_width, wrapped
@@ -52,7 +52,7 @@ class Offer:
 
     gpu: GpuOffer
     machine_type: str
-    price: Listed | None
+    price: VmPrice | None
 
     @property
     def sold_on_demand(self) -> bool:

@@ -27,7 +27,7 @@ from launcher.backends.gcp.services import Services
 from launcher.protocol.records import Price
 from workload.contract.errors import RooflaunchError
 from workload.contract.files import replace_text
-from workload.contract.prices import Listed, disk_usd_per_h
+from workload.contract.prices import VmPrice, disk_usd_per_h
 
 SOURCE = "Google's price list"
 ON_DEMAND, PREEMPTIBLE = "OnDemand", "Preemptible"
@@ -119,12 +119,12 @@ class PriceList:
             address_usd_per_h=address,
         )
 
-    def listed(self, gpu: GpuOffer, machine: MachineType, count: int, region: str) -> Listed | None:
+    def listed(self, gpu: GpuOffer, machine: MachineType, count: int, region: str) -> VmPrice | None:
         """Row of a price table; None if neither the usual nor the spot price is known."""
         usual, spot = (self.vm_usd_per_h(gpu, machine, count, region, spot=each) for each in (False, True))
         if usual is None and spot is None:
             return None
-        return Listed(
+        return VmPrice(
             machine_type=machine.name,
             gpu=gpu.device,
             gpus=count,
