@@ -12,7 +12,7 @@ import pytest
 from launcher.jobs import liveness
 from launcher.protocol.records import LaunchPhase, Request, request_object
 from launcher.protocol.task import TaskRun
-from launcher.sweep import lock
+from launcher.sweep.drive import lock_held
 from launcher.sweep.places import Sweep
 from launcher.sweep.until import Until
 from tests.launcher.backends.gcp.canned_cloud import QUICK, ZONE, Cloud, Clouds
@@ -250,7 +250,7 @@ def test_what_a_killed_process_asked_for_is_asked_for_again_under_the_same_name(
         [task] = sweep.places[0].tasks
         request = replace(plan.request, task=task.to_json(plan.spec))
         cloud.bucket.write(request_object(request.name), request.to_bytes())
-        with lock.held(cloud.output, "killed"):
+        with lock_held(cloud.output, "killed"):
             pass
         outcome = swept(cloud, sweep)
         assert outcome.exit_code == 0
