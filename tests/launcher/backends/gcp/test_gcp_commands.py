@@ -30,9 +30,8 @@ from launcher.images import contents
 from launcher.jobs import commands
 from launcher.jobs.commands import Ports
 from launcher.jobs.launches import LaunchState
-from launcher.jobs.progress import LaunchProgress
 from launcher.jobs.session import Event as GcpEvent
-from launcher.jobs.session import EventKind
+from launcher.jobs.session import EventKind, LaunchProgress
 from launcher.protocol.records import LaunchPhase, log_object, request_object, result_object, status_object
 from tests.launcher.backends.gcp.canned_cloud import IMAGE, SETTINGS, ZONE, Cloud, Clouds
 from tests.launcher.backends.gcp.canned_vm import Fault
@@ -626,7 +625,7 @@ def test_in_an_outage_nothing_is_said_to_be_gone(
         assert launch(world, "down", "--all", "--format", "json", *AT_HOME) == 4
         assert capsys.readouterr() == ("[]\n", unlisted + hint)
         assert launch(world, "down", "f00ba2", *AT_HOME) == 4
-        assert capsys.readouterr().err.startswith(f"error: whether 'f00ba2' has a VM is not known: {somewhere} does")
+        assert capsys.readouterr().err.startswith(f"error: it is unknown whether 'f00ba2' has a VM: {somewhere} does")
         assert launch(world, "status", plan.name, "--format", "json", *AT_HOME) == 0
         assert json.loads(capsys.readouterr().out)["state"] == LaunchState.UNKNOWN
         assert launch(world, "status", *AT_HOME) == 0
@@ -636,7 +635,7 @@ def test_in_an_outage_nothing_is_said_to_be_gone(
         )
         (line,) = (each for each in shown.out.splitlines() if each.startswith(plan.name))
         assert f" {LaunchState.UNKNOWN} " in line
-        assert "whether its VM exists is not known: no answer from " in line
+        assert "it is unknown whether its VM exists: no answer from " in line
         assert [vm.name for vm in cloud.fake.instances] == [plan.name]
         cloud.fake.outage_ends()
         assert launch(world, "down", plan.name, *AT_HOME) == 0
