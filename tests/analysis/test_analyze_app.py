@@ -209,7 +209,7 @@ def test_interrupted(analyze: Analyze, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: object, **__: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("analysis.commands.summary.load", interrupt)
+    monkeypatch.setattr("analysis.load", interrupt)
     assert analyze("summary", ".") == (ExitCode.INTERRUPTED, "", "interrupted\n")
 
 
