@@ -96,8 +96,9 @@ def _notes(
     if pairing.baselines and baseline is None:
         yield (
             "too many values to compare every pair: compared only with "
-            f"{first_names(pairing.baselines, SHOWN_RUNS)}, which the most runs have ({counted(len(pairing.pairs), 'pair')})"
-            "; --baseline VALUE chooses another, --all-pairs compares every pair"
+            f"{first_names(pairing.baselines, SHOWN_RUNS)}, which the most runs have "
+            f"({counted(len(pairing.pairs), 'pair')}); --baseline VALUE chooses another, "
+            "--all-pairs compares every pair"
         )
     if pairing.mixed:
         mixed = [*allow_mixed, *pairing.mixed]

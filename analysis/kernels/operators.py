@@ -258,7 +258,7 @@ def _steps(record: Record) -> float:
     steps = record.profile.steps
     if steps is None or steps < 1 or steps != int(steps):
         raise ValueError("run.json does not say how many steps were profiled")
-    return steps
+    return float(steps)
 
 
 def _flop_by_kind(record: Record) -> dict[str, float]:
