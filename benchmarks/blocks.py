@@ -20,7 +20,7 @@ from benchmarks.resumable import Figures, Results
 from launcher.sweep.blocks import in_order
 from launcher.sweep.places import Configuration
 from launcher.sweep.until import decision_of
-from workload.contract.blocks_interval import NOMINAL, alone, looks, student
+from workload.contract.blocks_interval import NOMINAL, looks, single_contrast, student_quantile
 from workload.contract.design import Design, Run
 from workload.contract.spec import RunSpec
 
@@ -191,7 +191,7 @@ def intervals(runs: list[Run], *, is_design: bool) -> dict[tuple[int, int], tupl
         if not is_design:
             value, degrees = float(np.mean(one.series)), one.blocks - 1
             error = float(np.std(one.series, ddof=1)) / sqrt(one.blocks)
-        reach = student(0.05, degrees) * error
+        reach = student_quantile(0.05, degrees) * error
         found[first, second] = (value - reach, value + reach)
     return found
 
@@ -366,7 +366,7 @@ def autoregression(rng: np.random.Generator, count: int, *, correlation: float) 
 def stopped(logs: Floats, *, most: int = MOST) -> tuple[int, tuple[float, float], bool]:
     figures = np.exp(logs).tolist()
     for blocks in looks():
-        decision = decision_of({"a": alone(figures[: min(blocks, most)])}, target=WANTED, most=most)
+        decision = decision_of({"a": single_contrast(figures[: min(blocks, most)])}, target=WANTED, most=most)
         if decision.is_done:
             break
     stand = decision.precisions["a"]
@@ -381,7 +381,7 @@ def supposed_independent(logs: Floats) -> tuple[float, float]:
     while True:
         taken = min(blocks, logs.size)
         mean, spread = float(logs[:taken].mean()), float(logs[:taken].std(ddof=1))
-        reach = student(NOMINAL, taken - 1) * spread / sqrt(taken)
+        reach = student_quantile(NOMINAL, taken - 1) * spread / sqrt(taken)
         if np.expm1(reach) <= WANTED or taken == logs.size:
             return mean - reach, mean + reach
         blocks = int(-(-blocks * 1.25 // 1))
@@ -391,7 +391,7 @@ def peeked(logs: Floats, *, is_t: bool) -> tuple[float, float]:
     counts = np.arange(2, logs.size + 1)
     means = np.cumsum(logs)[1:] / counts
     variances = np.maximum(np.cumsum(logs**2)[1:] - counts * means**2, 0.0) / (counts - 1)
-    factors = np.array([student(0.05, int(count) - 1) for count in counts]) if is_t else 1.96
+    factors = np.array([student_quantile(0.05, int(count) - 1) for count in counts]) if is_t else 1.96
     reach = factors * np.sqrt(variances / counts)
     narrow = np.expm1(reach) <= WANTED
     stop = int(np.argmax(narrow)) if narrow.any() else counts.size - 1

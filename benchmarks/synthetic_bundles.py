@@ -69,7 +69,7 @@ def make_record(number: int, step_s: list[float]) -> dict[str, Any]:
             "cpus_used": 1.02,
             "images": batch_size * len(step_s),
             "images_per_s": batch_size * len(step_s) / wall_s,
-            "step_s": encode(StepSeconds.of(step_s)),
+            "step_s": encode(StepSeconds.from_seconds(step_s)),
             "data_wait_fraction": DATA_S * len(step_s) / wall_s,
             "explained_fraction": spent_s / wall_s,
             "setup_s": 6.5,

@@ -16,9 +16,9 @@ from workload.contract.verdict import (
     ROOF_NAMES,
     Bound,
     RoofKind,
-    busy_words,
+    busy_sentence,
     flop_per_s,
-    memory_words,
+    memory_share_text,
     share_of_ceiling,
 )
 
@@ -80,7 +80,7 @@ def _measured_rows(records: Sequence[Record]) -> Iterator[tuple[str, str]]:
     yield "FLOP/s", _flop_rate(records)
     for index, line in enumerate(_limits([record.bound or NO_BOUND for record in records])):
         yield "limited by" if index == 0 else "", line
-    if busy := busy_words([record.bound.busy if record.bound else None for record in records]):
+    if busy := busy_sentence([record.bound.busy if record.bound else None for record in records]):
         yield "busy", busy
     waits = _known(record.timing.data_wait_fraction for record in records)
     yield "data waits", f"{_range(waits, percent)} of the wall time"
@@ -172,7 +172,7 @@ def _limits(bounds: Sequence[Verdict]) -> list[str]:
     if not (is_by_roofs and len(compute) == len(lows) == len(highs) == len(bounds)):
         return [f"{_bound(name)} in all {len(bounds)} runs; in the first: {first[name]}"]
     of_compute, of_memory = ROOF_NAMES[roofs.pop() or RoofKind.MEASURED]
-    bandwidth = memory_words(min(lows), max(highs))
+    bandwidth = memory_share_text(min(lows), max(highs))
     shares = f"{_range(compute, percent)} of {of_compute}, {bandwidth} of {of_memory} (modelled)"
     return [f"{_bound(name)} in all {len(bounds)} runs: {shares}"]
 

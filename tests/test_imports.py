@@ -1,4 +1,4 @@
-"""What a door may load, and which modules may cross from one package to another."""
+"""Which libraries a program may load, and which modules the packages may import from each other."""
 
 import ast
 import os
@@ -38,8 +38,8 @@ CROSSING = {
 BORDER = {"google", "google_crc32c", "requests", "urllib3"}
 # Used where it is installed.
 OPTIONAL = {"google_crc32c"}
-# Of the two doors that are programs of typer.
-DOOR = {"typer"}
+# Library of the programs `launch` and `analyze`.
+COMMAND_LINE = {"typer"}
 
 LAUNCH_BANS = {"torch", "torchvision", "pandas", "numpy", "docker", "google", "rich"}
 
@@ -76,7 +76,7 @@ def launch(*words: str) -> str:
         ),
     ],
 )
-def test_doors_stay_light(code: str, banned: set[str]) -> None:
+def test_programs_load_little(code: str, banned: set[str]) -> None:
     show = "import sys; print('LOADED', *{name.partition('.')[0] for name in sys.modules})"
     done = subprocess.run(
         [sys.executable, "-c", f"{code}\n{show}"], capture_output=True, text=True, check=True, cwd=ROOT
@@ -242,7 +242,11 @@ def is_module(name: str) -> bool:
 def test_crossing_modules_are_standard_library_only(module: str) -> None:
     found = {name.partition(".")[0] for each in reached_from(module) for name in imported(file_of(each))}
     allowed = (
-        BORDER if module.startswith("workload.storage.") else DOOR if module == "workload.contract.program" else set()
+        BORDER
+        if module.startswith("workload.storage.")
+        else COMMAND_LINE
+        if module == "workload.contract.program"
+        else set()
     )
     assert found - sys.stdlib_module_names - {"workload", "_typeshed"} - OPTIONAL - allowed == set()
 

@@ -24,9 +24,9 @@ from workload.contract.errors import (
     ToolError,
     UsageError,
 )
-from workload.contract.interrupt import asked, check, stoppable, undisturbed
+from workload.contract.interrupt import interruption_deferred, pending_interruption, raise_if_interrupted, stoppable
 from workload.contract.spec import (
-    FOR_SCRIPTS,
+    SCRIPT_ONLY_OPTIONS,
     Context,
     Device,
     Option,
@@ -165,7 +165,7 @@ def _add_train(commands: Any) -> None:
         allow_abbrev=False,
     )
     for option in options():
-        if option.name not in FOR_SCRIPTS:
+        if option.name not in SCRIPT_ONLY_OPTIONS:
             _add_option(train, option)
     # Switches that `launch local` has too.
     switches = train.add_mutually_exclusive_group()
@@ -310,18 +310,18 @@ def _train_once(resolved: Resolved, context: Context, output: Path, timeline: Ti
     try:
         from workload.run import train  # noqa: PLC0415 - imports torch, which takes seconds
 
-        check()
+        raise_if_interrupted()
         timeline.enter("prepare")
         job = train.prepare(resolved, context)
-        check()
+        raise_if_interrupted()
         timeline.enter("environment")
         folder = bundle.create(output, job.run_id(timeline.started_at))
         print(folder, flush=True)
         with bundle.guarded_writes(folder), log.to_file(folder / bundle.LOG):
             train.execute(job, folder, timeline)
     except Exception as error:
-        failure = asked() or resource_errors.explain(error, "before its first step") or error
-        with undisturbed():
+        failure = pending_interruption() or resource_errors.explain(error, "before its first step") or error
+        with interruption_deferred():
             _close_broken(resolved.spec, context, output, folder, failure)
         if failure is error:
             raise
@@ -350,7 +350,7 @@ def _profile(parsed: argparse.Namespace, _: Timeline) -> int:
     }
     code = ExitCode.DONE
     for folder in parsed.bundles:
-        check()
+        raise_if_interrupted()
         collected = profile_bundle.profile(
             folder, profile_bundle.ProfileRequest(**given), parsed.script_words, data=parsed.data
         )

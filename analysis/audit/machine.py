@@ -22,7 +22,7 @@ from analysis.variance.causes import (
     steal,
 )
 from workload.contract import peaks
-from workload.contract.text import of_cpus, percent, plain
+from workload.contract.text import cpu_share, percent, plain
 from workload.contract.verdict import COMPETED_SHARE, LEAST_WAITED_CPUS, LEAST_WAITED_SHARE
 
 _VARIABLES = Path(__file__).with_name("debug_variables.toml")
@@ -92,7 +92,7 @@ def competing(case: Case) -> str | None:
         if waits > LEAST_TIME_SHARE
         else ""
     )
-    return f"the run got {of_cpus((1 - lost) * case['threads'], case['threads'])}{beside}"
+    return f"the run got {cpu_share((1 - lost) * case['threads'], case['threads'])}{beside}"
 
 
 def held_back(case: Case) -> str | None:

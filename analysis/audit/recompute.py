@@ -52,7 +52,7 @@ def _of_a_share(case: Case) -> float:
 def _described(name: str) -> Callable[[Case], float | None]:
     def again(case: Case) -> float | None:
         seconds = _known(case.step_s)
-        return getattr(StepSeconds.of(seconds.tolist()), name) if seconds.size else None
+        return getattr(StepSeconds.from_seconds(seconds.tolist()), name) if seconds.size else None
 
     return again
 

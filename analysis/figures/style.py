@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import altair as alt
 import pandas as pd
 
-from workload.contract.text import printable, seconds, si
+from workload.contract.text import LARGE_PREFIXES, printable, seconds, si
 
 # Any Altair chart; Altair's methods are not typed well enough for a narrower type.
 Drawing: TypeAlias = Any
@@ -39,8 +39,6 @@ MOST_OF_A_BAR = 3.0
 ARROW_SIZE = 55
 # Characters per line of a name beside an axis or in a legend: two fit side by side on a phone.
 AXIS_CHARACTERS, LEGEND_CHARACTERS = 20, 40
-# Prefixes of an axis' unit.
-PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 # Beyond these decimals or this size, an exponent is easier to read.
 MOST_DECIMALS, MOST_PLAIN = 6, 1e7
 # Points at one place of an axis: factor between neighbours, and between the first and the last.
@@ -293,7 +291,7 @@ def log_axis(low: float, high: float, *, unit: str | None = None) -> tuple[alt.S
     if unit is None:
         return scale, alt.Axis(values=values, format=number_format(values), labelOverlap="greedy"), ""
     middle = math.sqrt(low) * math.sqrt(high)
-    factor, prefix = next((row for row in PREFIXES if middle >= row[0]), (1.0, ""))
+    factor, prefix = next((row for row in LARGE_PREFIXES if middle >= row[0]), (1.0, ""))
     form = number_format([value / factor for value in values])
     text = f"format(datum.value / {factor:g}, '{form}')"
     return scale, alt.Axis(values=values, labelExpr=text, labelOverlap="greedy"), f"{prefix}{unit}"

@@ -282,7 +282,7 @@ def _timing(rows: Sequence[_Step], log: Log) -> tuple[Timing, list[str]]:
         measured_s=wall_s,
         images=images,
         images_per_s=images / wall_s if wall_s and images else None,
-        step_s=StepSeconds.of(steps) if steps else None,
+        step_s=StepSeconds.from_seconds(steps) if steps else None,
         explained_fraction=(sum(steps) + sum(data)) / wall_s
         if wall_s and is_every_step and len(steps) == len(measured)
         else None,

@@ -16,7 +16,7 @@ from workload.contract.bundle import Status
 from workload.contract.errors import ExitCode, RooflaunchError
 from workload.contract.tables import Column, Role
 from workload.contract.text import si
-from workload.contract.verdict import busy_words
+from workload.contract.verdict import busy_sentence
 from workload.contract.vocabulary import MODEL_RATIO_TO
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ class Group:
     @property
     def busy(self) -> str | None:
         """Words on how many of the runs were on a busy machine; None if none was."""
-        return busy_words([text if isinstance(text, str) else None for text in self.runs["busy"]])
+        return busy_sentence([text if isinstance(text, str) else None for text in self.runs["busy"]])
 
     def figures(self) -> dict[str, Any]:
         """Figures of a configuration that every table shows: throughput with interval, step time, bound, data waits."""

@@ -138,7 +138,7 @@ def _derived(run: Record) -> dict[str, Any]:
         # In Compute Engine, a zone's name is its region and a letter.
         "region": zone.rpartition("-")[0] or None if zone else None,
         "peak_memory_bytes": _float(_peak_memory_bytes(run)),
-        "limit_known": "; ".join(verdict.known_of(run)) or None,
+        "limit_known": "; ".join(verdict.possible_causes(run)) or None,
     }
 
 

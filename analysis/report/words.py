@@ -10,15 +10,13 @@ from analysis.figures import labels
 from analysis.loading import units
 from analysis.report.content import Heading, Table
 from workload.contract.tables import Column, Role, number
-from workload.contract.text import printable
+from workload.contract.text import LARGE_PREFIXES, SMALL_PREFIXES, printable
 
 ABSENT = "\N{EN DASH}"
 # Tables with more rows, which do not fit on a screen, are folded.
 ROWS_UNFOLDED = 24
 # Most characters of a text; a bundle may contain a text of any length.
 MOST_CHARACTERS = 5000
-PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
-SMALL_PREFIXES = ((1.0, ""), (1e-3, "m"), (1e-6, "µ"), (1e-9, "n"))
 # Columns that name a configuration: by the names of figures, and by the facts of its runs.
 OF_FIGURES = (
     Column(name="env", heading="environment", role=Role.FACT),
@@ -56,7 +54,7 @@ def si(value: Any, unit: str, digits: int = 3) -> str:
     if not is_known(value):
         return ABSENT
     size = abs(float(value))
-    factor, prefix = next(((power, prefix) for power, prefix in PREFIXES if size >= power), (1.0, ""))
+    factor, prefix = next(((power, prefix) for power, prefix in LARGE_PREFIXES if size >= power), (1.0, ""))
     return f"{number(float(value) / factor, digits)} {prefix}{unit}"
 
 

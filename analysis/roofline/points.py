@@ -286,7 +286,7 @@ def _verdict(pool: Group, measurement: _Measurement, roof: Roof | None, step_s: 
         roof_flop_per_s=roof.flop_per_s if roof else None,
         roof_bytes_per_s=roof.bytes_per_s if roof else None,
         kernels_alone=measurement.kernels_alone,
-        known=list(dict.fromkeys(pool.texts("limit_known"))),
+        possible_causes=list(dict.fromkeys(pool.texts("limit_known"))),
     )
     return decide(figures, next(iter(pool.texts("bound_why")), UNKNOWN))
 

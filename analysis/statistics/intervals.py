@@ -23,7 +23,7 @@ from analysis.statistics.samples import (
     student_reach,
     too_few,
 )
-from workload.contract.blocks_interval import FIRST_LOOK, alone, precision
+from workload.contract.blocks_interval import FIRST_LOOK, interval_at_look, single_contrast
 
 
 def over_runs(figures: npt.ArrayLike, *, level: float = LEVEL) -> Estimate:
@@ -56,7 +56,7 @@ def over_blocks(figures: Sequence[float]) -> Estimate:
     The interval is valid although earlier blocks were tested before, and allows for correlated blocks. Raises
     `ValueError` for fewer blocks than the first test needs.
     """
-    stand = precision(alone(figures), target=1.0)
+    stand = interval_at_look(single_contrast(figures), target=1.0)
     if stand.blocks < FIRST_LOOK:
         raise ValueError(f"{stand.blocks} blocks: the rule looks at {FIRST_LOOK} or more")
     if stand.low is None or stand.high is None:

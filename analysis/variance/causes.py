@@ -17,7 +17,7 @@ from analysis.statistics.samples import Floats
 from workload.contract import peaks, verdict
 from workload.contract.bundle import Status
 from workload.contract.spec import Device
-from workload.contract.text import of_cpus, percent, plain
+from workload.contract.text import cpu_share, percent, plain
 from workload.contract.verdict import COMPETED_SHARE
 
 # Least number of telemetry samples: fewer would correlate by chance. `share_explained` needs as many pairs.
@@ -322,7 +322,7 @@ def _cpu_shares(case: Case) -> Iterator[Cause]:
 def competition_words(case: Case) -> str:
     """Sentence on the CPUs that a run got while other processes competed for them."""
     if case["threads"] == 1:
-        got = f"the run got {of_cpus(case['cpus_used'], 1)}"
+        got = f"the run got {cpu_share(case['cpus_used'], 1)}"
     else:
         got = f"the run got {case['cpus_used']:.1f} of the {case['threads']:.0f} CPUs for which it has threads"
     return verdict.competition(case.record) or got

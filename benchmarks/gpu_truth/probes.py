@@ -22,7 +22,7 @@ from torch.cuda import nvtx
 from benchmarks.gpu_truth import kernels, loops
 from workload.contract.files import replace_text
 from workload.contract.spec import Device, Precision, RunSpec
-from workload.environment import cuda, device
+from workload.environment import device
 from workload.environment.nvml import GpuSensors
 from workload.measure import ceilings
 from workload.measure.clock import Clock, clock_for
@@ -45,7 +45,7 @@ TRACED = ("resnet50", "resnet18", "mobilenet_v2", "vit_b_16")
 
 def device_facts() -> dict[str, Any]:
     """Facts of torch, and of the GPU that it can compute on."""
-    obstacle = cuda.obstacle()
+    obstacle = device.cuda_obstacle()
     facts: dict[str, Any] = {
         "torch": torch.__version__,
         "cuda_build": torch.version.cuda,

@@ -12,7 +12,7 @@ from launcher import sizes
 from launcher.typer_options import Format, FormatOption, OutputOption
 from workload.contract.errors import ExitCode, UsageError
 from workload.contract.invocation import as_typed
-from workload.contract.text import in_short, printable, terminal_width
+from workload.contract.text import cut_long_words, printable, terminal_width
 
 MATRICES = Path(__file__).parents[1] / "sweep" / "matrices"
 # \b keeps the line breaks of the help text.
@@ -122,7 +122,7 @@ def run_sweep(
         for one in place.configurations:
             models.require_data(one.spec, is_here=place.place.backend == HERE)
     for warning in whole.warnings:
-        print(f"warning: {in_short(printable(warning))}", file=sys.stderr)
+        print(f"warning: {cut_long_words(printable(warning))}", file=sys.stderr)
     plan = start.planned(asked, whole, offline=dry_run)
     if dry_run:
         text = plan.text(terminal_width(sys.stdout))

@@ -3,7 +3,6 @@
 The commits are of rooflaunch, or of the repository that contains the user's own script.
 """
 
-import difflib
 import os
 import subprocess
 import sys
@@ -14,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from workload.contract.errors import ToolError, UsageError
-from workload.contract.script import main_file, name_of
-from workload.contract.text import counted, si
+from workload.contract.script import main_file, script_name
+from workload.contract.text import counted, did_you_mean, si
 
 # Folder of our trainer's code.
 TRAINER = "workload"
@@ -80,7 +79,7 @@ def code_of_script(words: Sequence[str], where: Path) -> Code:
     root = _root(where, f"cd to the script's repository, then {example}")
     if not words[0].endswith(".py"):  # a script's file may be gone from the working tree
         main_file(words, where, example=example, python=f"this Python, {sys.executable}")
-    hint = f"a commit that has it; git log --oneline -- {name_of(words)}"
+    hint = f"a commit that has it; git log --oneline -- {script_name(words)}"
     if words[0] == "-m":
         module = words[1].replace(".", "/")
         files = (f"{module}.py", f"{module}/__main__.py")
@@ -165,10 +164,8 @@ def _root(where: Path, hint: str) -> Path:
 def _commit(root: Path, name: str) -> tuple[str, str, str]:
     """Tree of a commit, its hash, and its label."""
     known = _git(root, "for-each-ref", "--format=%(refname:short)").split()
-    near = difflib.get_close_matches(name, known, n=1)
-    unknown = UsageError(
-        f"{root} has no commit '{name}'", hint=f"{f'did you mean {near[0]}? ' if near else ''}git fetch brings others"
-    )
+    hint = did_you_mean(name, known, after=" ") + "git fetch brings others"
+    unknown = UsageError(f"{root} has no commit '{name}'", hint=hint)
     commit = _git(root, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}", refused=unknown)
     subject = _git(root, "log", "-1", "--format=%s", commit)
     return commit, commit, f"{name} ({commit[:SHORT]} {subject})"

@@ -3,7 +3,6 @@
 A side runs our trainer, or the user's own script.
 """
 
-import difflib
 import os
 import shlex
 import sys
@@ -28,6 +27,7 @@ from launcher.script.command import HereOptions
 from workload.contract import script as scripts
 from workload.contract.errors import UsageError
 from workload.contract.spec import GPU_MIN_SECONDS, Device, Option, Resolved, RunSpec, options, resolve
+from workload.contract.text import did_you_mean
 from workload.environment.outside import outside_facts
 
 Variant = Literal["A", "B"]
@@ -139,7 +139,7 @@ def _of_words(request: Request, environment: Mapping[str, str]) -> Pair:
         side, other = ("A", "B") if is_script(a_words) else ("B", "A")
         named, words = (a_words, b_words) if side == "A" else (b_words, a_words)
         raise UsageError(
-            f"{side} is the script '{scripts.name_of(named)}', but {other} is '{shlex.join(words)}', which "
+            f"{side} is the script '{scripts.script_name(named)}', but {other} is '{shlex.join(words)}', which "
             "is not a script",
             hint=SCRIPT_EXAMPLE,
         )
@@ -148,7 +148,7 @@ def _of_words(request: Request, environment: Mapping[str, str]) -> Pair:
         if is_script(words):
             resolved = _resolved(request.shared, environment, script=words)
             plan = _plan(request, resolved, choice, workplace=_workplace(request, words, environment))
-            sides.append(Side(variant=variant, label=scripts.shown(words), plan=plan))
+            sides.append(Side(variant=variant, label=scripts.command_line(words), plan=plan))
             continue
         plan = _plan(request, _resolved({**request.shared, **parse(words, variant)}, environment), choice)
         sides.append(Side(variant=variant, label=shlex.join(words) or "no options of its own", plan=plan))
@@ -207,7 +207,10 @@ def _from_here(words: Sequence[str]) -> tuple[str, ...]:
 
 
 def _facts(words: Sequence[str], data: str, exports: Exports) -> Iterator[tuple[str, str]]:
-    yield "script", f"{scripts.shown(words)}, in a copy of each commit: what it writes there is deleted at the end"
+    yield (
+        "script",
+        f"{scripts.command_line(words)}, in a copy of each commit: what it writes there is deleted at the end",
+    )
     if data:
         yield "data", f"{scripts.DATA} is {data}, used in place by both sides"
     if exports.links:
@@ -344,7 +347,6 @@ def parse(words: Sequence[str], variant: str) -> dict[str, object]:
                 raise UsageError(f"{flag} of {variant} needs a value", hint=f"{flag} {valued[flag].example}")
             given[valued[flag].name] = taken
         else:
-            near = difflib.get_close_matches(flag, [*switches, *valued], n=1)
-            meant = f"did you mean {near[0]}? " if near else ""
+            meant = did_you_mean(flag, [*switches, *valued], after=" ")
             raise UsageError(f"'{word}' of {variant} is no run option", hint=f"{meant}launch local --help lists all")
     return given

@@ -194,24 +194,22 @@ def launch(
     if dry_run:
         print(_shown(draft, script_files, request=request, output_format=output_format))
         return ExitCode.DONE
-    sessions: list[Session] = []
     try:
         # Once a machine was requested, `LeftRunningError` or another error replaces this message.
         with stoppable("nothing was submitted; run the same command again"):
-            outcome = _launch(
-                ports,
-                backend,
-                draft,
-                settings,
-                output=output,
-                detach=detach,
-                sessions=sessions,
-                script_files=script_files,
-            )
+            machines, store = backend.machines(settings), backend.store(settings)
+            plan = prepared(backend, draft, machines, script_files)
+            print(_text(plan, script_files, terminal_width(sys.stderr)), file=sys.stderr)
+            progress = LaunchProgress(sys.stderr, machines.now_s)
+            session = Session(machines=machines, store=store, sleep=ports.sleep, on_event=progress)
+            try:
+                outcome = run(session, plan, output=output, detach=detach, script_files=script_files)
+            finally:
+                progress.clear()
     except LeftRunningError as left:
-        _ask_whether_to_keep(ports, left, sessions[0])
+        _ask_whether_to_keep(ports, left, session)
         raise
-    return _print_outcome(outcome, draft, place, sessions[0].machines, output_format)
+    return _print_outcome(outcome, draft, place, machines, output_format)
 
 
 def _shown(plan: Plan, script_files: ScriptFiles | None, *, request: bool, output_format: Format) -> str:
@@ -230,30 +228,6 @@ def _text(plan: Plan, script_files: ScriptFiles | None, width: int | None) -> st
     """Text of the plan, with the notes on the script."""
     said = script_files.notes if script_files else ()
     return "\n".join([plan.text(width), *(wrapped(note, width, indent=TEXT_COLUMN, first="note") for note in said)])
-
-
-def _launch(
-    ports: Ports,
-    backend: Backend,
-    draft: Plan,
-    settings: Any,
-    *,
-    output: Path,
-    detach: bool,
-    sessions: list[Session],
-    script_files: ScriptFiles | None,
-) -> LaunchOutcome:
-    """Connect, prepare what the machines need, and run. The session is appended to `sessions`, for use afterwards."""
-    machines, store = backend.machines(settings), backend.store(settings)
-    plan = prepared(backend, draft, machines, script_files)
-    print(_text(plan, script_files, terminal_width(sys.stderr)), file=sys.stderr)
-    progress = LaunchProgress(sys.stderr, machines.now_s)
-    session = Session(machines=machines, store=store, sleep=ports.sleep, on_event=progress)
-    sessions.append(session)
-    try:
-        return run(session, plan, output=output, detach=detach, script_files=script_files)
-    finally:
-        progress.clear()
 
 
 def _ask_whether_to_keep(ports: Ports, left: LeftRunningError, session: Session) -> None:

@@ -228,75 +228,36 @@ def _silent_s(seen: Seen, now_s: float) -> float:
     return now_s - (epoch_s(seen.heartbeat.at) or 0.0) if seen.heartbeat else 0.0
 
 
-STATES = {
-    Liveness.REQUESTED: LaunchState.REQUESTED,
-    Liveness.PREEMPTED: LaunchState.PREEMPTED,
-    Liveness.LOST: LaunchState.LOST,
-    Liveness.OUT_OF_TIME: LaunchState.LOST,
-    Liveness.UNKNOWN: LaunchState.UNKNOWN,
-    Liveness.GIVEN_UP: LaunchState.UNKNOWN,
-    Liveness.QUEUED: LaunchState.STARTING,
-    Liveness.BOOTING: LaunchState.STARTING,
-    Liveness.RESTARTING: LaunchState.STALE,
-    Liveness.STOPPED: LaunchState.STALE,
-    Liveness.OVERDUE: LaunchState.STALE,
-    Liveness.SILENT: LaunchState.STALE,
-    Liveness.NEVER_CAME_UP: LaunchState.STALE,
-}
-
-
 def _state_of(judged: Liveness, seen: Seen, now_s: float) -> tuple[LaunchState, str]:
     """State of a launch for people, and the words on it."""
     if judged is Liveness.ENDED:
         assert seen.result is not None
         state, why = _ended(seen.result)
-        rest = _left(seen, seen.machine, now_s) if seen.machine else _no_answer(seen, f"its {seen.noun} is gone")
-    elif judged is Liveness.ALIVE:
+        machine = _machine_left(seen, now_s) if seen.machine else _no_answer(seen, f"its {seen.noun} is gone")
+        return state, "; ".join(filter(None, (why, machine)))
+    if judged is Liveness.ALIVE:
         assert seen.heartbeat is not None
         state, why = _progress_of(seen.heartbeat)
-        rest = _no_answer(seen, f"its {seen.noun} exists")
-    else:
-        state, why, rest = STATES[judged], _why(judged, seen, now_s), ""
-    return state, "; ".join(filter(None, (why, rest)))
+        return state, "; ".join(filter(None, (why, _no_answer(seen, f"its {seen.noun} exists"))))
+    state, words = STATES[judged]
+    return state, words(seen, now_s)
 
 
-def _why(judged: Liveness, seen: Seen, now_s: float) -> str:
-    """Words on a launch that has not ended and does not work."""
-    match judged:
-        case Liveness.REQUESTED:
-            why = f"no {seen.noun} yet"
-        case Liveness.PREEMPTED:
-            why = "the cloud took the spot VM away"
-        case Liveness.UNKNOWN | Liveness.GIVEN_UP:
-            why = _no_answer(seen, f"its {seen.noun} exists")
-        case Liveness.RESTARTING | Liveness.STOPPED:
-            why = _left(seen, seen.machine, now_s) if seen.machine else ""
-        case Liveness.OVERDUE:
-            why = f"the {seen.noun} is past its limit: launch reap"
-        case Liveness.SILENT:
-            why = f"no heartbeat for {duration(_silent_s(seen, now_s))}"
-        case Liveness.NEVER_CAME_UP:
-            why = f"no heartbeat for {duration(boot_limit_s(seen.request))} and more" if seen.request else ""
-        case Liveness.QUEUED:
-            why = seen.machine.status.lower() if seen.machine else ""
-        case Liveness.BOOTING:
-            why = "no heartbeat yet" if seen.request else "no request in this bucket; perhaps it is in another --bucket"
-        case _:
-            why = _why_lost(judged, seen)
-    return why
-
-
-def _why_lost(judged: Liveness, seen: Seen) -> str:
+def _why_lost(seen: Seen, *, is_out_of_time: bool = False) -> str:
     if seen.request is None:
         return f"no readable request, no {seen.noun}, no result"
     if seen.heartbeat is None:
         return f"no {seen.noun} was made, or it left nothing; perhaps the launcher was killed"
-    if judged is Liveness.OUT_OF_TIME:
+    if is_out_of_time:
         return f"the time limit of {duration(seen.request.limit_s)} was reached, without a result"
     return f"the {seen.noun} is gone and left no result"
 
 
-def _left(seen: Seen, machine: Machine, now_s: float) -> str:
+def _machine_left(seen: Seen, now_s: float) -> str:
+    """Words on a machine that is still there; empty if there is none."""
+    machine = seen.machine
+    if machine is None:
+        return ""
     if machine.may_start_again(now_s):
         return f"its {seen.noun} is {machine.status}, and the cloud may start it again, to save its results"
     if machine.condition is Condition.STOPPED:
@@ -310,6 +271,36 @@ def _no_answer(seen: Seen, what: str) -> str:
         return ""
     some = ", ".join(seen.silent[:FEW_ZONES]) + (", …" if len(seen.silent) > FEW_ZONES else "")
     return f"whether {what} is not known: no answer from {some}"
+
+
+def _never_came_up(seen: Seen, _: float) -> str:
+    return f"no heartbeat for {duration(boot_limit_s(seen.request))} and more" if seen.request else ""
+
+
+def _booting(seen: Seen, _: float) -> str:
+    return "no heartbeat yet" if seen.request else "no request in this bucket; perhaps it is in another --bucket"
+
+
+def _exists_unknown(seen: Seen, _: float) -> str:
+    return _no_answer(seen, f"its {seen.noun} exists")
+
+
+# State for people of a launch that has not ended and does not work, and the words on it.
+STATES: Mapping[Liveness, tuple[LaunchState, Callable[[Seen, float], str]]] = {
+    Liveness.REQUESTED: (LaunchState.REQUESTED, lambda seen, _: f"no {seen.noun} yet"),
+    Liveness.PREEMPTED: (LaunchState.PREEMPTED, lambda *_: "the cloud took the spot VM away"),
+    Liveness.LOST: (LaunchState.LOST, lambda seen, _: _why_lost(seen)),
+    Liveness.OUT_OF_TIME: (LaunchState.LOST, lambda seen, _: _why_lost(seen, is_out_of_time=True)),
+    Liveness.UNKNOWN: (LaunchState.UNKNOWN, _exists_unknown),
+    Liveness.GIVEN_UP: (LaunchState.UNKNOWN, _exists_unknown),
+    Liveness.QUEUED: (LaunchState.STARTING, lambda seen, _: seen.machine.status.lower() if seen.machine else ""),
+    Liveness.BOOTING: (LaunchState.STARTING, _booting),
+    Liveness.RESTARTING: (LaunchState.STALE, _machine_left),
+    Liveness.STOPPED: (LaunchState.STALE, _machine_left),
+    Liveness.OVERDUE: (LaunchState.STALE, lambda seen, _: f"the {seen.noun} is past its limit: launch reap"),
+    Liveness.SILENT: (LaunchState.STALE, lambda seen, now_s: f"no heartbeat for {duration(_silent_s(seen, now_s))}"),
+    Liveness.NEVER_CAME_UP: (LaunchState.STALE, _never_came_up),
+}
 
 
 def _ended(result: Result) -> tuple[LaunchState, str]:

@@ -1,10 +1,10 @@
 """Output of a launch's machine while the machine exists, then the log that it left in the store. Reads only."""
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from launcher.jobs import launches
-from launcher.jobs.follow import MAX_PARTS
 from launcher.jobs.launches import LaunchState
 from launcher.jobs.session import Session
 from launcher.protocol.backend import Condition, Machine
@@ -13,8 +13,10 @@ from workload.contract.errors import NothingToDoError
 from workload.storage.store import MAX_TEXT_BYTES
 
 EVERY_S = 5.0
+# Most parts of a machine's output to read at once; a serial port keeps 1 MB.
+MAX_PARTS = 64
 # A machine without new output is checked for its existence less often than for output.
-QUIET_LOOKS = 3
+QUIET_POLLS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +38,8 @@ def read(session: Session, name: str, *, follow: bool) -> Iterator[Piece]:
         launch = launches.one_launch(session, name)
     machine, last_line = launch.seen.machine, ""
     if machine is not None:
-        for text in _output(session, machine, follow=follow):
+        for part in printed(session, machine, follow=follow):
+            text = clean(part)
             last_line = _last_line(text) or last_line
             yield Piece(source="serial port", text=text)
         if not follow:
@@ -54,17 +57,18 @@ def clean(text: str) -> str:
     return "".join(character for character in text if character.isprintable() or character in "\n\t")
 
 
-def _output(session: Session, machine: Machine, *, follow: bool) -> Iterator[str]:
-    start = quiet = 0
-    for _ in range(MAX_PARTS) if not follow else iter(int, 1):
+def printed(session: Session, machine: Machine, *, follow: bool = False) -> Iterator[str]:
+    """Output of a machine as it printed it, part by part; with `follow` until the machine is gone."""
+    start = quiet_polls = 0
+    for number in itertools.count(1):
         part = session.machines.output(machine, start)
-        start, quiet = max(start, part.next_start), 0 if part.text else quiet + 1
         if part.text:
-            yield clean(part.text)
-        elif not follow:
+            yield part.text
+        if not follow and (not part.text or part.next_start <= start or number == MAX_PARTS):
             return
+        start, quiet_polls = max(start, part.next_start), 0 if part.text else quiet_polls + 1
         if follow:
-            if quiet >= QUIET_LOOKS and _is_gone(session, machine):
+            if quiet_polls >= QUIET_POLLS and _is_gone(session, machine):
                 return
             session.sleep(EVERY_S)
 

@@ -13,11 +13,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from launcher.jobs import cleanup, launches
-from launcher.jobs.follow import Ending, Followed, follow
+from launcher.jobs import cleanup, launches, logs
+from launcher.jobs.liveness import TO_BE_REMOVED, Liveness
 from launcher.jobs.session import Event, EventKind, Session
+from launcher.jobs.watch import Watch, WatchedLaunch, settle
 from launcher.protocol.backend import Backend, Condition, Machine, Machines, Plan, Submitted, Tried
-from launcher.protocol.records import RUNS, STAMP, Heartbeat, LaunchPhase, Request, Result, epoch_s, request_object, utc
+from launcher.protocol.records import RUNS, STAMP, LaunchPhase, Request, Result, epoch_s, request_object, utc
 from launcher.script.files import ScriptFiles
 from workload.contract import bundle
 from workload.contract.bundle import Bundle
@@ -36,8 +37,8 @@ from workload.contract.errors import (
 from workload.contract.record import Status, to_json
 from workload.contract.text import counted
 from workload.storage import fetch
-from workload.storage.names import why_unsafe
 from workload.storage.source import FetchSource
+from workload.storage.store import Store
 
 # Seconds that a machine may take to end itself after its result, before this process deletes it.
 SELF_DELETION_S = 120.0
@@ -125,10 +126,10 @@ def run(
     launcher = Launcher(session, output=output, script_files=script_files)
     earlier: tuple[Bundle, ...] = ()
     for attempt in range(1, plan.attempts + 1):
-        outcome, ending = launcher.once(plan, detach=detach)
+        outcome, was_preempted = launcher.once(plan, detach=detach)
         earlier += outcome.bundles
         outcome = replace(outcome, bundles=earlier, calls=launcher.calls(), attempts=attempt)
-        if ending is not Ending.PREEMPTED or attempt == plan.attempts:
+        if not was_preempted or attempt == plan.attempts:
             break
         plan = again(plan, session.now_s())
         session.note(f"preempted; attempt {attempt + 1} is '{plan.request.name}'")
@@ -138,15 +139,12 @@ def run(
 def prepared(backend: Backend, draft: Plan, machines: Machines, script_files: ScriptFiles | None) -> Plan:
     """Prepare what the machines need, with the script's further packages in the image, and return the final plan."""
     plan = backend.prepare(draft, machines)
-    return _with_packages(plan, script_files.requirements) if script_files and script_files.requirements else plan
-
-
-def _with_packages(plan: Plan, requirements: bytes) -> Plan:
-    """The plan with an image that also has a script's further packages."""
+    if not (script_files and script_files.requirements):
+        return plan
     from launcher import docker_engine  # noqa: PLC0415 - only with requirements
     from launcher.images import layer  # noqa: PLC0415
 
-    image = layer.pushed(docker_engine.connect(), plan.request.image, requirements)
+    image = layer.pushed(docker_engine.connect(), plan.request.image, script_files.requirements)
     return plan.renamed(replace(plan.request, image=image))
 
 
@@ -175,8 +173,8 @@ class Launcher:
         """Number of requests to place and store so far, by kind."""
         return {**self._machines.calls, **self._store_calls}
 
-    def once(self, plan: Plan, *, detach: bool) -> tuple[LaunchOutcome, Ending | None]:
-        """Make one attempt. The ending is None if the launch is detached."""
+    def once(self, plan: Plan, *, detach: bool) -> tuple[LaunchOutcome, bool]:
+        """Make one attempt. Returns its outcome, and whether its machine was preempted before the run was done."""
         self.record(plan)
         submitted = self.submit(plan)
         machine = submitted.machines[0]
@@ -188,13 +186,13 @@ class Launcher:
             phases={LaunchPhase.REQUESTED: plan.request.launched_at},
         )
         if detach:
-            return replace(outcome, detached=True), None
+            return replace(outcome, detached=True), False
         try:
-            followed = follow(self._session, plan.request, machine.zone, output=self._output)
+            ended = follow(self._session, plan.request, machine.zone, output=self._output, calls=self._store_calls)
         except (KeyboardInterrupt, InterruptedRunError) as stopped:
             raise LeftRunningError(machine) from stopped
         try:
-            return self._billed(self._home(outcome, followed, machine, plan.request), plan, machine), _ending(followed)
+            return self._billed(self._collected(outcome, ended, machine), plan, machine), _was_preempted(ended)
         except (KeyboardInterrupt, InterruptedRunError) as stopped:
             raise InterruptedRunError(
                 f"interrupted; '{outcome.name}' has ended, but not all of its results are here",
@@ -246,29 +244,28 @@ class Launcher:
         except RooflaunchError:
             return False
         if gone:
-            self.settle(name, "", code, error)
+            cleanup.settle(self._store, name, "", code, error, now_s=self._session.now_s())
         return gone
 
-    def _home(self, outcome: LaunchOutcome, followed: Followed, machine: Machine, request: Request) -> LaunchOutcome:
-        """Fetch the bundles, and make sure that the machine ends even if that fails."""
-        self._store_calls.update(followed.calls)
-        error = followed.error or _error_of(followed.result, outcome.name)
-        if followed.result is None and followed.is_gone and error is not None:
-            self.settle(outcome.name, outcome.zone, error.exit_code, str(error), followed.ending)
+    def _collected(self, outcome: LaunchOutcome, ended: WatchedLaunch, machine: Machine) -> LaunchOutcome:
+        """Outcome with the fetched bundles. The machine is gone afterwards, or the error names it."""
+        error = ended.error or _error_of(ended.result, outcome.name)
+        if ended.result is None and ended.is_gone:
+            settle(self._session, ended, str(error))
         bundles: tuple[Bundle, ...] = ()
         try:
-            bundles = self._fetch(outcome.name, followed)
+            bundles = self._fetch(ended)
         except RooflaunchError as failed:
             # The failure of the run tells more than the failed fetch that it caused.
             error = error or failed
-        error = error or _shortfall(request, bundles)
-        if not followed.is_gone:
+        error = error or _shortfall(ended.request, bundles)
+        if not ended.is_gone:
             error = self._see_it_gone(machine) or error
         return replace(
             outcome,
             exit_code=error.exit_code if error else ExitCode.DONE,
             bundles=bundles,
-            phases=_phases(outcome.phases, followed.phases),
+            phases=_phases(outcome.phases, ended.phases),
             error=error,
         )
 
@@ -284,31 +281,26 @@ class Launcher:
             billed_to=utc(max(began_s, now_s)),
         )
 
-    def _fetch(self, name: str, followed: Followed) -> tuple[Bundle, ...]:
+    def _fetch(self, ended: WatchedLaunch) -> tuple[Bundle, ...]:
         """Fetch the launch's complete bundles.
 
         Raises if fetching fails, or if a launch with a result has incomplete bundles only.
         """
         bundles, missing = [], []
-        for run_id in _runs(followed.result, followed.heartbeat):
+        for run_id in ended.announced_runs:
             self._store_calls["bucket.fetch"] += 1
-            source = FetchSource(address=self._store.locate("").rstrip("/"), folder=RUNS, run_id=run_id)
-            report = fetch.fetch(self._store, source, self._output)
-            if report.error:
-                address = self._store.locate(f"{RUNS}{run_id}")
-                raise type(report.error)(str(report.error), hint=f"analyze fetch {address} -o {self._output}")
-            if any(
-                outcome.state in (fetch.FetchState.FETCHED, fetch.FetchState.SKIPPED) for outcome in report.outcomes
-            ):
-                bundles.append(bundle.read(self._output / run_id))
-            else:
-                reasons = [f"{run_id}: {outcome.reason}" for outcome in report.outcomes]
-                missing += reasons or [f"{run_id}: no files there"]
+            try:
+                bundles.append(fetched(self._store, run_id, self._output))
+            except BundleError as error:
+                missing.append(f"{run_id}: {error}")
+            except RooflaunchError as error:
+                error.hint = f"analyze fetch {self._store.locate(f'{RUNS}{run_id}')} -o {self._output}"
+                raise
         if missing:
             lost = f"incomplete in {self._store}: {'; '.join(missing)}"
             self._session.note(lost)
-            if followed.result is not None and not bundles:
-                raise BundleError(lost, hint=f"launch status {name}")
+            if ended.result is not None and not bundles:
+                raise BundleError(lost, hint=f"launch status {ended.name}")
         return tuple(bundles)
 
     def _see_it_gone(self, machine: Machine) -> RooflaunchError | None:
@@ -330,29 +322,81 @@ class Launcher:
             hint=f"launch down {machine.name}; it is ended at its time limit in any case",
         )
 
-    def settle(self, name: str, zone: str, code: int, error: str, ending: Ending | None = None) -> None:
-        cleanup.settle(
-            self._store,
-            name,
-            zone,
-            code,
-            error,
-            now_s=self._session.now_s(),
-            preempted=ending is Ending.PREEMPTED,
-            timed_out=ending is Ending.LIMIT,
-        )
+
+def fetched(store: Store, run_id: str, output: Path, *, jobs: int = 8) -> Bundle:
+    """Fetch a complete bundle into the folder `output`, `jobs` files at a time.
+
+    Raises `BundleError` if it is missing, incomplete or damaged in the store, and the store's error if that fails.
+    """
+    source = FetchSource(address=store.locate("").rstrip("/"), folder=RUNS, run_id=run_id)
+    report = fetch.fetch(store, source, output, jobs=jobs)
+    if report.error:
+        raise report.error
+    if not any(run.state in (fetch.FetchState.FETCHED, fetch.FetchState.SKIPPED) for run in report.outcomes):
+        reasons = [run.reason for run in report.outcomes]
+        raise BundleError("; ".join(reasons) or "no files there", hint="launch again")
+    return bundle.read(output / run_id)
 
 
-def _ending(followed: Followed) -> Ending:
-    """Ending of a launch; `PREEMPTED` also if the machine noticed its preemption in time and wrote a result."""
-    result = followed.result
-    cut_off = result is not None and result.preempted and result.exit_code != ExitCode.DONE
-    return Ending.PREEMPTED if cut_off else followed.ending
+def follow(
+    session: Session, request: Request, zone: str, *, output: Path, calls: Counter[str] | None = None
+) -> WatchedLaunch:
+    """Poll until the launch has ended. A silent machine is removed, after its output was saved into `output`.
+
+    `calls`: counts the requests to the store, by kind. Failing polls never end the launch before the machine's own
+    limit has passed.
+    """
+    launch = WatchedLaunch(request=request, zones=(zone,))
+    watch = Watch(session, calls=calls, asks_phases=True)
+    began_s = session.now_s()
+    while True:
+        with watch.outlasting([launch]):
+            watch.poll([launch])
+            if launch.liveness in TO_BE_REMOVED:
+                _remove(session, watch, launch, output)
+        if launch.has_ended:
+            return launch
+        session.on_event(Event(kind=EventKind.PROGRESS, text=_progress(session, launch), at_s=session.now_s()))
+        session.sleep(watch.pause_s(session.now_s() - began_s))
 
 
-def _runs(result: Result | None, heartbeat: Heartbeat | None) -> list[str]:
-    source = result or heartbeat
-    return [run_id for run_id in source.runs if not why_unsafe(run_id) and "/" not in run_id] if source else []
+def _progress(session: Session, launch: WatchedLaunch) -> str:
+    noun = session.machines.noun
+    if launch.listed is not None and launch.listed.queued:
+        return f"the {noun} waits: {launch.listed.status}"
+    if launch.heartbeat is not None and launch.heartbeat.last_line:
+        return launches.plain(launch.heartbeat.last_line)
+    last = next(reversed(launch.phases), "")
+    return f"{last.replace('_', ' ')}; waiting for the next phase" if last else f"the {noun} starts"
+
+
+def _remove(session: Session, watch: Watch, launch: WatchedLaunch, output: Path) -> None:
+    """Save the machine's output, and remove the machine."""
+    assert launch.machine is not None
+    saved = save_output(session, launch.machine, output)
+    watch.remove([launch])
+    launch.hint = f"its output is in {saved}" if saved else f"launch logs {launch.name}"
+    if not launch.is_gone:
+        launch.why += f"; the {session.machines.noun} could not be removed"
+        launch.hint = f"launch down {launch.name}; {launch.hint}"
+
+
+def save_output(session: Session, machine: Machine, output: Path) -> Path | None:
+    """Write a machine's output to `<output>/<name>-serial.txt`. Returns the path; None if there is no output."""
+    path = output / f"{machine.name}-serial.txt"
+    with suppress(RooflaunchError, OSError):
+        if text := "".join(logs.printed(session, machine)):
+            bundle.make_output(output)
+            path.write_text(text, encoding="utf-8", errors="replace")
+            return path
+    return None
+
+
+def _was_preempted(ended: WatchedLaunch) -> bool:
+    """Whether a launch was preempted, perhaps in time for its machine to write a result, before its run was done."""
+    if (result := ended.result) is not None:
+        return result.preempted and result.exit_code != ExitCode.DONE
+    return ended.liveness is Liveness.PREEMPTED
 
 
 def _error_of(result: Result | None, name: str) -> RooflaunchError | None:

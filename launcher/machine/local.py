@@ -22,7 +22,7 @@ from workload.contract.bundle import Bundle
 from workload.contract.errors import BundleError, ExitCode, RooflaunchError, ToolError, UsageError
 from workload.contract.interrupt import Follower, run_child
 from workload.contract.record import to_json
-from workload.contract.script import name_of, without_secrets
+from workload.contract.script import script_name, without_secrets
 from workload.contract.spec import Context, Profile, Resolved, RunSpec, arguments
 from workload.contract.text import counted, duration, printable
 from workload.run import unfinished
@@ -118,9 +118,10 @@ def make_plan(
     parameters. `context`: further facts for the trainer of a run of a task. `workplace`: folder and data of a user's
     own script; by default the current folder. Raises `UsageError` for limits of a container if the run is a process.
     """
-    if resolved.spec.script:
+    spec = resolved.spec
+    if spec.script:
         workplace = workplace or Workplace(folder=Path.cwd())
-        workplace.require(resolved.spec.script)
+        workplace.require(spec.script)
         context = replace(context or Context(), script_commit=workplace.commit)
     context = replace(
         context or Context(),
@@ -130,68 +131,23 @@ def make_plan(
         spec_origin=dict(resolved.origin),
         outside=outside or {},
     )
+    profiles = spec.profile is not Profile.NONE and not context.profile_later
+    container = None
     if choice.runtime is Runtime.DOCKER:
-        plan = _container_plan(resolved, choice, output=output, limits=limits, context=context, workplace=workplace)
-        return replace(plan, driver_parameters=driver_parameters)
-    if limits != ContainerLimits():
+        spec, context = containers.place_paths(spec), _container_context(choice, spec, context)
+        command = _trainer_words(spec, workplace, output.absolute(), context)
+        container = containers.describe(choice, spec, output=output, command=command, limits=limits)
+        if workplace:
+            container = containers.for_script(container, spec, workplace)
+    elif limits != ContainerLimits():
         raise UsageError(
             f"--memory, --cpus and --shm-size limit a container; this run is a process: {choice.why}",
             hint="--runtime docker, or leave the limits out",
         )
-    # With -P, because the working folder may have a `workload` of the user's own.
-    trainer = (sys.executable, "-P", "-m", "workload", "train", *arguments(resolved.spec))
-    command = (*trainer, "-o", str(output), "--context", context.to_argument())
-    if workplace:
-        command = script.as_process(script.command(resolved.spec, workplace, output=output, context=context))
-    return LocalPlan(
-        spec=resolved.spec,
-        origin=resolved.origin,
-        choice=choice,
-        limits=limits,
-        output=output,
-        command=command,
-        context=context,
-        profiles=_is_profiled(resolved.spec, context),
-        workplace=workplace,
-    )
-
-
-def _is_profiled(spec: RunSpec, context: Context) -> bool:
-    return spec.profile is not Profile.NONE and not context.profile_later
-
-
-def _container_plan(
-    resolved: Resolved,
-    choice: Choice,
-    *,
-    output: Path,
-    limits: ContainerLimits,
-    context: Context,
-    workplace: Workplace | None,
-) -> LocalPlan:
-    assert choice.image is not None
-    assert choice.engine is not None
-    spec = containers.place_paths(resolved.spec)
-    about = {
-        "engine": f"Docker {choice.engine.version}",
-        "image": choice.image.name,
-        "image_digest": choice.image.id,
-        "registry_digest": choice.image.digest or None,
-        "base": choice.image.labels.get("rooflaunch.base"),
-    }
-    profiles = _is_profiled(spec, context)
-    context = replace(
-        context,
-        runtime=choice.runtime,
-        outside={**context.outside, "container": about},
-        profile_later=spec.profile is not Profile.NONE,
-    )
-    command = ("train", *arguments(spec), "-o", str(output.absolute()), "--context", context.to_argument())
-    if workplace:
-        command = script.command(spec, workplace, output=output.absolute(), context=context)
-    container = containers.describe(choice, spec, output=output, command=command, limits=limits)
-    if workplace:
-        container = containers.for_script(container, spec, workplace)
+    else:
+        # With -P, because the working folder may have a `workload` of the user's own.
+        trainer = script.TRAINER if workplace else ("-P", "-m", "workload")
+        command = (sys.executable, *trainer, *_trainer_words(spec, workplace, output, context))
     return LocalPlan(
         spec=spec,
         origin=resolved.origin,
@@ -201,8 +157,35 @@ def _container_plan(
         command=command,
         context=context,
         container=container,
+        driver_parameters=driver_parameters,
         profiles=profiles,
         workplace=workplace,
+    )
+
+
+def _trainer_words(spec: RunSpec, workplace: Workplace | None, output: Path, context: Context) -> tuple[str, ...]:
+    """Arguments for our trainer, or for the program that measures a user's script."""
+    if workplace:
+        return script.command(spec, workplace, output=output, context=context)
+    return ("train", *arguments(spec), "-o", str(output), "--context", context.to_argument())
+
+
+def _container_context(choice: Choice, spec: RunSpec, context: Context) -> Context:
+    """Context of a trainer in a container, with facts on the container; its profile is a container of its own."""
+    assert choice.image is not None
+    assert choice.engine is not None
+    facts = {
+        "engine": f"Docker {choice.engine.version}",
+        "image": choice.image.name,
+        "image_digest": choice.image.id,
+        "registry_digest": choice.image.digest or None,
+        "base": choice.image.labels.get("rooflaunch.base"),
+    }
+    return replace(
+        context,
+        runtime=choice.runtime,
+        outside={**context.outside, "container": facts},
+        profile_later=spec.profile is not Profile.NONE,
     )
 
 
@@ -264,7 +247,7 @@ def _tell(plan: LocalPlan, folders: list[Path], passed_s: float) -> None:
     with suppress(OSError):
         steps = (folders[-1] / bundle.STEPS).read_bytes().count(b"\n") - 1 if folders else 0
     far = f"{counted(steps, 'step')} so far" if steps > 0 else "no step is measured yet"
-    print(f"script     {name_of(plan.spec.script)}: {duration(passed_s)}, {far}", file=sys.stderr, flush=True)
+    print(f"script     {script_name(plan.spec.script)}: {duration(passed_s)}, {far}", file=sys.stderr, flush=True)
 
 
 def _broken_off(plan: LocalPlan, code: int, error: RooflaunchError | None, folders: list[Path]) -> LocalOutcome:

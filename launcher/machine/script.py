@@ -1,6 +1,5 @@
 """A user's own script on this machine: the command that measures it, and its surroundings."""
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -54,11 +53,6 @@ def profile_command(spec: RunSpec, workplace: Workplace) -> tuple[str, ...]:
 def variables(spec: RunSpec) -> dict[str, str]:
     """Variables that the script gets in addition to the user's own."""
     return dict(NO_GPU) if spec.device is Device.CPU else {}
-
-
-def as_process(words: Sequence[str]) -> tuple[str, ...]:
-    """The command as a process of this Python."""
-    return (sys.executable, *TRAINER, *words)
 
 
 def shown(words: Sequence[str]) -> list[str]:

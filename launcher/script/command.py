@@ -15,7 +15,7 @@ from typer.core import TyperCommand
 from launcher.choice import choice, flag_of
 from workload.contract.errors import UsageError
 from workload.contract.script import DATA, DATA_EXAMPLE
-from workload.contract.spec import SCRIPTS_TOO, options
+from workload.contract.spec import SCRIPT_OPTIONS, options
 
 Words = Annotated[
     list[str] | None,
@@ -81,10 +81,10 @@ DEVICES = ("cpu", "cuda", "mps")
 PLACE = "Place"
 HEADINGS: Mapping[str, Collection[str]] = {
     "Your own script": SCRIPTS_OWN,
-    "Measuring": SCRIPTS_TOO - {"device", "samples_per_step"},
+    "Measuring": SCRIPT_OPTIONS - {"device", "samples_per_step"},
     PLACE: DEVICES,
     "Output": ("output", "detach", "dry_run", "request", "output_format", "help"),
-    "Model and data, without a script": {option.name for option in RUN_OPTIONS if option.name not in SCRIPTS_TOO},
+    "Model and data, without a script": {option.name for option in RUN_OPTIONS if option.name not in SCRIPT_OPTIONS},
 }
 OFF_SWITCHES = {option.name for option in RUN_OPTIONS if option.default is False}
 

@@ -14,7 +14,7 @@ from launcher.machine.script import Workplace
 from launcher.script import notes
 from launcher.script.command import HereOptions, variables_of
 from workload.contract.errors import ToolError, UsageError
-from workload.contract.script import main_file, name_of
+from workload.contract.script import main_file, script_name
 from workload.contract.spec import Device, RunSpec
 
 EXAMPLE = "launch local -- train.py --lr 0.1"
@@ -55,7 +55,7 @@ def require_module(words: Sequence[str], folder: Path) -> None:
     """Raise `UsageError` if `-m` names a module that Python cannot find here. Imports nothing."""
     if words[0] != "-m":
         return
-    name = name_of(words)
+    name = script_name(words)
     found = _found(name, folder)
     if found is None:
         raise UsageError(
@@ -87,7 +87,7 @@ def notes_of(words: Sequence[str], options: HereOptions, workplace: Workplace, r
     from launcher.images import layer  # noqa: PLC0415 - only for a container
 
     packages = layer.read(options.requirements) if options.requirements else b""
-    module = name_of(words)
+    module = script_name(words)
     unseen = words[0] == "-m" and _found(module, workplace.folder, elsewhere=False) is None
     reached = [workplace.folder, *([Path(workplace.data)] if workplace.data else [])]
     return (

@@ -4,6 +4,7 @@ from collections.abc import Collection
 from concurrent.futures import Future
 from pathlib import Path
 
+from launcher.jobs.run import fetched
 from launcher.protocol.records import RUNS
 from launcher.sweep.progress import Progress
 from launcher.sweep.task_launch import TaskLaunch
@@ -13,9 +14,7 @@ from workload.contract import bundle
 from workload.contract.bundle import Bundle
 from workload.contract.errors import BundleError, RooflaunchError
 from workload.contract.record import Status
-from workload.storage import fetch
 from workload.storage.inventory import SealedRun, sealed_runs
-from workload.storage.source import FetchSource
 from workload.storage.store import Store
 
 # How often to try fetching a bundle that its machine has announced.
@@ -31,7 +30,7 @@ class Collector:
 
     def fetch_announced(self, launch: TaskLaunch) -> None:
         """Start fetching the bundles that the launch's machine has announced, each once."""
-        for run_id in launch.named_runs:
+        for run_id in launch.announced_runs:
             if run_id not in launch.fetched:
                 launch.fetched.add(run_id)
                 launch.fetching.append(self._workers.submit(self._fetch_one, launch, run_id))
@@ -42,7 +41,7 @@ class Collector:
             return False
         while launch.fetching:
             launch.fetching.pop().result()  # raises unexpected exceptions of the thread
-        return set(launch.named_runs) <= launch.fetched
+        return set(launch.announced_runs) <= launch.fetched
 
     def fetch_sealed(self, keys: Collection[str] | None = None) -> None:
         """Fetch sealed runs of the place that are in the store and not in the folder of results, after one listing.
@@ -103,15 +102,8 @@ class Collector:
 
     def _fetched(self, run_id: str) -> Bundle:
         """Fetch a bundle unless the folder has it already, and check that it is readable. Raises the reason if not."""
-        if not (self._output / run_id / bundle.MANIFEST).is_file():
-            source = FetchSource(address=self._store.locate("").rstrip("/"), folder=RUNS, run_id=run_id)
-            report = fetch.fetch(self._store, source, self._output, jobs=1)
-            if report.error:
-                raise report.error
-            for outcome in report.outcomes:
-                if outcome.state is fetch.FetchState.REFUSED:
-                    raise BundleError(outcome.reason, hint="the same command runs it again")
-        sealed = bundle.read(self._output / run_id)
+        is_here = (self._output / run_id / bundle.MANIFEST).is_file()
+        sealed = bundle.read(self._output / run_id) if is_here else fetched(self._store, run_id, self._output, jobs=1)
         _ = sealed.record
         return sealed
 

@@ -3,7 +3,6 @@
 An error in the file is a `UsageError` that names the file and the key, with the nearest valid key.
 """
 
-import difflib
 import importlib
 import itertools
 import math
@@ -24,9 +23,9 @@ from launcher.sweep.command import Command
 from launcher.sweep.places import ARGUMENT, LOCAL, Configuration, Place
 from launcher.typer_options import instance_of, parameters_of, signed
 from workload.contract.errors import UsageError
-from workload.contract.program import plainly
-from workload.contract.spec import SCRIPTS_TOO, Option, Origin, RunSpec, options, resolve, why_not_of_a_script
-from workload.contract.text import counted
+from workload.contract.program import plain_message
+from workload.contract.spec import SCRIPT_OPTIONS, Option, Origin, RunSpec, options, resolve, why_not_for_script
+from workload.contract.text import counted, did_you_mean
 
 # One run has no confidence interval, and that of two runs is 4 times as wide as that of three (Student t).
 USUAL_REPEATS = 3
@@ -327,7 +326,7 @@ class _Reader:
             if isinstance(made[0], LocalOptions):
                 made[0].checked()
         except typer.TyperException as error:
-            text = plainly(error, [part for word in words for part in word.partition("=")[::2]])
+            text = plain_message(error, [part for word in words for part in word.partition("=")[::2]])
             own_words = re.sub(r"'--([a-z-]+)'", _key, text)
             raise self._error(f"{where}: {own_words.rstrip('.')}", hint="launch " + backend + " --help") from error
         except UsageError as error:
@@ -438,9 +437,9 @@ class _Reader:
                 hint="repeats = 3 at the top of the file",
             )
         self._known([name], self._options, where=f"{where} ", kind="a run option")
-        if self._command and name not in SCRIPTS_TOO:
+        if self._command and name not in SCRIPT_OPTIONS:
             raise self._error(
-                f"{where} {name} is only for our own trainer: {why_not_of_a_script(self._options[name])}",
+                f"{where} {name} is only for our own trainer: {why_not_for_script(self._options[name])}",
                 hint=f"args.{name} for an argument of the script, or leave {name} out",
             )
         return self._options[name]
@@ -546,8 +545,7 @@ def _usual_name(backend: str, asked: Mapping[str, Any], device: object) -> str:
 
 
 def _nearest(word: str, known: Collection[str], otherwise: str) -> str:
-    near = difflib.get_close_matches(word, known, n=1)
-    return f"did you mean {near[0]}?" if near else f"{otherwise} {', '.join(dict.fromkeys(known))}"
+    return did_you_mean(word, known) or f"{otherwise} {', '.join(dict.fromkeys(known))}"
 
 
 def _example(option: Option) -> str:

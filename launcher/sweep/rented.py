@@ -5,35 +5,19 @@ still run, fetches the sealed bundles and requests what is missing. Each poll as
 records, because a machine ends itself only after it has written its result.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from launcher.jobs import cleanup, launches
-from launcher.jobs.follow import LATER_EVERY_S, MAX_BACKOFF_S, interval_s
-from launcher.jobs.launches import LaunchState, Seen
-from launcher.jobs.liveness import (
-    PROVISIONING_S,
-    TO_BE_REMOVED,
-    Liveness,
-    Observed,
-    PlaceSays,
-    StoreSays,
-    liveness,
-)
+from launcher.jobs.launches import Seen
+from launcher.jobs.liveness import TO_BE_REMOVED, Liveness
 from launcher.jobs.run import SELF_DELETION_S
 from launcher.jobs.session import Session
-from launcher.protocol.backend import Backend, Condition, Listing, Machine
-from launcher.protocol.records import (
-    LAUNCHES,
-    Heartbeat,
-    Request,
-    Result,
-    epoch_s,
-    request_object,
-    result_object,
-    status_object,
-)
+from launcher.jobs.watch import Watch, settle
+from launcher.protocol.backend import Backend
+from launcher.protocol.records import LAUNCHES, Request, epoch_s, request_object
 from launcher.protocol.task import Task, TaskRun
 from launcher.sweep.budget import Budget
 from launcher.sweep.collect import Collector
@@ -43,15 +27,13 @@ from launcher.sweep.submitter import PlannedLaunch, Submitter
 from launcher.sweep.task_launch import TaskLaunch
 from launcher.sweep.work import PlaceWork, runs_text
 from launcher.sweep.workers import Workers
-from workload.contract.errors import ExitCode, NoCapacityError, RooflaunchError, ToolError, UsageError
+from workload.contract.errors import ExitCode, NoCapacityError, RooflaunchError, UsageError
 from workload.contract.text import counted
 
 # Give up a task after this many launches in a row that completed none of its runs.
 MOST_IN_VAIN = 3
 # Concurrent requests to a cloud or a store.
 AT_A_TIME = 16
-# Polls without a vanished machine after which it is given up: its last records may arrive after the first such poll.
-LOOKS_AFTER_GONE = 2
 
 
 class RentedPlace:
@@ -81,7 +63,6 @@ class RentedPlace:
         self._waiting: list[Task] = []
         self._in_vain: dict[int, int] = {}
         self._session: Session | None = None
-        self._failing = 0
         self._last_launch_s = 0.0
         self._noun = "machine"
         # The last refusal for lack of capacity, and whether a machine has ended since.
@@ -145,19 +126,13 @@ class RentedPlace:
             if not (self._under_way() or self._waiting):
                 return
             self._show()
-            self._sleep(self._pause_s())
-            self._look()
+            self._sleep(self._watch.pause_s(self._connected.now_s() - self._last_launch_s))
+            self._poll()
         if self._control.wish is Wish.STOP:
             self._stop_all()
 
     def _under_way(self) -> list[TaskLaunch]:
         return [launch for launch in self._launches if not (launch.is_over and launch.is_settled)]
-
-    def _pause_s(self) -> float:
-        usual_s = interval_s(self._connected.now_s() - self._last_launch_s)
-        return (
-            min(MAX_BACKOFF_S, max(usual_s, LATER_EVERY_S) * 2 ** min(self._failing, 2)) if self._failing else usual_s
-        )
 
     # Before the first machine.
 
@@ -171,6 +146,7 @@ class RentedPlace:
             on_event=lambda event: self._progress.say(self.place.name, event.text) if event.kind == "note" else None,
         )
         self._noun = machines.noun
+        self._watch = Watch(self._session, run_all=self._readers.run_all)
         self._submitter = Submitter(
             self._work, self._backend, settings, self._session, self._budget, self._submitters, output=self._output
         )
@@ -182,17 +158,12 @@ class RentedPlace:
         cleanup.erase_variables(self._connected.store, self._connected.machines)
         self._collector.fetch_sealed()
         names = self._unfinished()
-        if not names:
-            return
-        read = [self._readers.submit(self._read_request, name) for name in names]
-        ours = [launch for future in read if (launch := future.result()) is not None]
-        if not ours:
-            return
+        requested = self._readers.run_all([partial(self._read_request, name) for name in names])
+        ours = [launch for launch in requested if launch is not None]
         self._launches += ours
-        self._look()
+        self._poll()
         for launch in ours:
-            state = launch.judged.state if launch.judged else None
-            if state is LaunchState.REQUESTED and launch.machine is None and self._was_killed:
+            if launch.liveness is Liveness.REQUESTED and self._was_killed:
                 # The submitting process died: submit again under the same name.
                 self._submitter.submit_again(launch)
                 self._progress.say(
@@ -297,143 +268,41 @@ class RentedPlace:
 
     # Polling.
 
-    def _look(self) -> None:
-        """Poll all machines, then all records. If the place does not answer, the next poll tries again."""
+    def _poll(self) -> None:
+        """Poll the launches under way, and handle what has become of them."""
         watched = [launch for launch in self._under_way() if launch.submitting is None]
         if not watched:
             return
-        try:
-            listing = self._connected.machines.look({launch.name: launch.zones for launch in watched})
-            self._read_records(watched)
+        with self._watch.outlasting(watched):
+            self._watch.poll(watched)
             now_s = self._connected.now_s()
+            if stale := [launch for launch in watched if _must_be_removed(launch, now_s)]:
+                self._watch.remove(stale)
             for launch in watched:
-                self._judge(launch, listing, now_s)
-            self._end_stale([launch for launch in watched if self._must_be_ended(launch, now_s)])
+                self._collector.fetch_announced(launch)
+                self._note_end(launch, now_s)
             self._settle([launch for launch in watched if launch.ended_s is not None and not launch.is_settled])
-        except ToolError as error:
-            if not self._failing:
-                self._progress.say(self.place.name, f"{error}; the machines continue by themselves; trying again")
-            self._failing += 1
-            self._give_up_past_limits(watched, error)
-        else:
-            if self._failing:
-                self._progress.say(self.place.name, "it answers again")
-            self._failing = 0
-
-    def _read_records(self, watched: Sequence[TaskLaunch]) -> None:
-        """Read the new or changed records of these launches, after one listing of the store."""
-        start = _common_start([launch.name for launch in watched])
-        versions = {stored.name: stored.version for stored in self._connected.store.objects(f"{LAUNCHES}{start}")}
-        reading = []
         for launch in watched:
-            result, status = result_object(launch.name), status_object(launch.name)
-            changed = [
-                name for name in (result, status) if versions.get(name, "") not in ("", launch.versions.get(name))
-            ]
-            if launch.result is not None or not changed:
-                continue
-            new = {name: versions[name] for name in changed}
-            reading.append(self._readers.submit(self._read, launch, new))
-        for future in reading:
-            future.result()
+            if launch.liveness is Liveness.GIVEN_UP:
+                launch.is_over = launch.is_settled = True
+                self._fail([launch.task], f"the {self._noun} {launch.why}", launch.hint, ExitCode.TOOL)
 
-    def _read(self, launch: TaskLaunch, new: Mapping[str, str]) -> None:
-        """Read these versions of the records; a heartbeat is of no interest once there is a result."""
-        problems: list[str] = []
-        store = self._connected.store
-        if result_object(launch.name) in new:
-            launch.result = launches.read(store, result_object(launch.name), Result.from_bytes, problems)
-        if launch.result is None:
-            beat = launches.read(store, status_object(launch.name), Heartbeat.from_bytes, [])
-            launch.heartbeat = beat or launch.heartbeat
-        launch.problems = tuple(problems)
-        launch.versions |= new
-
-    def _judge(self, launch: TaskLaunch, listing: Listing[Machine], now_s: float) -> None:
-        machine = next((one for one in listing if one.name == launch.name), None)
-        is_gone = machine is not None and machine.condition is Condition.GONE
-        silent = () if machine is not None else tuple(listing.unreachable)
-        preempted = machine is not None and machine.preempted
-        if machine is not None and not is_gone:
-            launch.machine = machine
-        seen = Seen(
-            name=launch.name,
-            noun=self._noun,
-            request=launch.request,
-            heartbeat=launch.heartbeat,
-            result=launch.result,
-            machine=None if is_gone else machine,
-            silent=silent,
-            problems=launch.problems,
-        )
-        launch.judged = launches.judge(seen, now_s, was_preempted=lambda: preempted)
-        if launch.judged.usd is not None:
-            launch.usd = launch.judged.usd
-        self._collector.fetch_announced(launch)
-        if is_gone:
-            launch.gone_looks += 1
-        if launch.result is not None:
-            launch.ended_s = launch.ended_s or now_s
-            launch.is_over = is_gone
-        elif launch.gone_looks >= LOOKS_AFTER_GONE and (
-            launch.is_ours or launch.judged.state is not LaunchState.REQUESTED
-        ):
-            self._lost(launch, now_s, preempted=preempted)
+    def _note_end(self, launch: TaskLaunch, now_s: float) -> None:
+        """Note what a launch has cost, whether it has ended, and whether its machine is gone."""
+        if launch.is_over:
+            return
+        seen = Seen(name=launch.name, request=launch.request, result=launch.result, machine=launch.machine)
+        if (cost := launches.cost_of(seen, now_s)) is not None:
+            launch.usd = cost.usd
+        if not launch.has_ended or launch.liveness is Liveness.GIVEN_UP:
+            return
+        launch.ended_s = launch.ended_s or now_s
+        launch.is_over = launch.is_gone
         if launch.is_over:
             self._freed = True
             self._budget.spent(launch.name, launch.usd)
-
-    def _lost(self, launch: TaskLaunch, now_s: float, *, preempted: bool) -> None:
-        """Handle a machine that is gone without a result: write a result into the store, for other readers."""
-        assert launch.judged is not None
-        usual = "the cloud took it away" if preempted else f"the {self._noun} is gone and left no result"
-        launch.why = usual if launch.judged.state is LaunchState.REQUESTED else launch.judged.why or usual
-        launch.is_over, launch.ended_s = True, now_s
-        if launch.usd is None and launch.machine is not None and launch.machine.created_s is not None:
-            price = launch.request.price(launch.machine.zone)
-            launch.usd = price.usd(max(0.0, now_s - launch.machine.created_s)) if price else None
-        zone = launch.zones[0] if len(launch.zones) == 1 else ""
-        self._fetchers.submit(
-            cleanup.settle,
-            self._connected.store,
-            launch.name,
-            zone,
-            ExitCode.RUN_FAILED,
-            launch.why,
-            now_s=now_s,
-            preempted=preempted,
-        )
-
-    def _must_be_ended(self, launch: TaskLaunch, now_s: float) -> bool:
-        """Whether the machine still exists and should not: silent, past its limit, or long after its result."""
-        if launch.machine is None or launch.gone_looks:
-            return False
-        if launch.result is not None:
-            return now_s - (launch.ended_s or now_s) > SELF_DELETION_S
-        return launch.judged is not None and launch.judged.liveness in TO_BE_REMOVED
-
-    def _end_stale(self, stale: Sequence[TaskLaunch]) -> None:
-        machines = [launch.machine for launch in stale if launch.machine is not None]
-        if not machines:
-            return
-        for launch in stale:
             if launch.result is None:
-                launch.why = launch.judged.why if launch.judged else ""
-                self._connected.note(f"'{launch.name}': {launch.why}; removing it")
-        # The next polls find the machines gone, and a result if there is one.
-        self._connected.machines.stop(machines)
-
-    def _give_up_past_limits(self, watched: Sequence[TaskLaunch], error: ToolError) -> None:
-        """Give up launches past their time limit if the place does not answer: their results stay unknown."""
-        now_s = self._connected.now_s()
-        for launch in watched:
-            begun_s = epoch_s(launch.request.launched_at) or now_s
-            store = StoreSays.HEARTBEAT if launch.heartbeat else StoreSays.NOTHING
-            over_limit_s = now_s - (begun_s + PROVISIONING_S + launch.request.limit_s)
-            seen = Observed(place=PlaceSays.UNREACHABLE, store=store, over_limit_s=over_limit_s)
-            if liveness(seen) is Liveness.GIVEN_UP:
-                launch.is_over = launch.is_settled = True
-                self._fail([launch.task], str(error), f"launch status {launch.name}", error.exit_code)
+                self._fetchers.submit(settle, self._connected, launch, f"the {self._noun} {launch.why}")
 
     # Missing runs.
 
@@ -456,7 +325,7 @@ class RentedPlace:
         They fail instead after a usage error, or if `MOST_IN_VAIN` machines in a row completed none of them.
         """
         result, number = launch.result, launch.task.number
-        why = launch.why or (result.error if result else "") or "it ended before"
+        why = (result.error or "it ended before") if result else f"the {self._noun} {launch.why}"
         made_progress = len(left) < len(launch.task.runs)
         in_vain = self._in_vain[number] = 0 if made_progress else self._in_vain.get(number, 0) + 1
         task = replace(launch.task, runs=left)
@@ -525,7 +394,10 @@ class RentedPlace:
         return (self._connected.now_s() - first_s) / self._work.new_runs * left
 
 
-def _common_start(names: Sequence[str]) -> str:
-    """Longest common prefix of the names, so that listing the store returns few other launches."""
-    first, last = min(names), max(names)
-    return first[: next((at for at, letter in enumerate(first) if last[at : at + 1] != letter), len(first))]
+def _must_be_removed(launch: TaskLaunch, now_s: float) -> bool:
+    """Whether the machine still exists and should not: silent, past its limit, or long after its result."""
+    if launch.machine is None or launch.is_gone:
+        return False
+    if launch.result is not None:
+        return now_s - (launch.ended_s or now_s) > SELF_DELETION_S
+    return launch.liveness in TO_BE_REMOVED

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from launcher.jobs import cleanup
 from launcher.jobs.run import Launcher, prepared
 from launcher.jobs.session import Session
 from launcher.protocol.backend import Backend, Job, Machine, Plan
@@ -106,7 +107,8 @@ class Submitter:
             submitted = together([plan for _, plan in planned], self._session.note)
         except RooflaunchError as error:
             for launch, _ in planned:
-                self._launcher.settle(launch.name, "", error.exit_code, str(error))
+                now_s = self._session.now_s()
+                cleanup.settle(self._session.store, launch.name, "", error.exit_code, str(error), now_s=now_s)
             raise
         machines: dict[str, Machine] = {machine.name: machine for machine in submitted.machines}
         for launch, _ in planned:

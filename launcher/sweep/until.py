@@ -11,7 +11,7 @@ from math import inf
 from typing import Any
 
 from launcher.sweep.places import ARGUMENT, Configuration
-from workload.contract.blocks_interval import BlocksInterval, looks, precision
+from workload.contract.blocks_interval import BlocksInterval, interval_at_look, looks
 from workload.contract.design import Contrast, Design, Run
 from workload.contract.errors import UsageError
 from workload.contract.spec import options
@@ -157,7 +157,7 @@ def decision_of(contrasts: Mapping[str, Contrast], *, target: float, most: int |
     get no blocks, for example because its configuration runs out of memory. `target`: half width, as a fraction;
     `most`: largest number of blocks.
     """
-    precisions = {name: precision(contrast, target=target) for name, contrast in contrasts.items()}
+    precisions = {name: interval_at_look(contrast, target=target) for name, contrast in contrasts.items()}
     blocks = max((contrast.blocks for contrast in contrasts.values()), default=0)
     at_most = most is not None and blocks >= most
     past = list(takewhile(lambda look: look <= blocks, looks()))

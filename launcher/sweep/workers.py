@@ -1,7 +1,7 @@
 """Threads for work that waits for a network. A sweep that ends does not wait for them."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from queue import SimpleQueue
@@ -27,6 +27,10 @@ class Workers:
             self._threads[-1].start()
         self._waiting.put((future, partial(work, *args, **options)))
         return future
+
+    def run_all(self, tasks: Sequence[Callable[[], T]]) -> list[T]:
+        """Run the tasks and return their results, in order. Waits for all."""
+        return [future.result() for future in [self.submit(task) for task in tasks]]
 
     def close(self) -> None:
         """End the threads once the queue is empty."""

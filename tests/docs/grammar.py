@@ -1,4 +1,4 @@
-"""Whether a command line would be accepted by the program it names: our doors' real parsers, tables for other tools."""
+"""Whether a command line would be accepted by the program it names: our programs' real parsers, tables for others."""
 
 import argparse
 import re
@@ -18,7 +18,7 @@ from workload.contract.errors import RooflaunchError
 from workload.contract.spec import options
 
 ROOT = Path(__file__).parents[2]
-DOORS = {"launch": typer.main.get_command(launch), "analyze": typer.main.get_command(analyze)}
+PROGRAMS = {"launch": typer.main.get_command(launch), "analyze": typer.main.get_command(analyze)}
 RUN_OPTIONS = {option.name: option for option in options()}
 TRAINER = ("python", "-m", "workload")
 MODULES = (
@@ -45,8 +45,8 @@ def check(line: str) -> None:
     if not words:
         raise RefusedError("no command")
     program = words[0].removeprefix(".venv/bin/")
-    if program in DOORS:
-        _check_door(program, words[1:])
+    if program in PROGRAMS:
+        _check_our_program(program, words[1:])
     elif program in ("python", "python3"):
         _check_python(words[1:])
     elif program in foreign.TOOLS:
@@ -75,8 +75,8 @@ def check_in_prose(text: str) -> None:
     raise refusal or RefusedError("no command")
 
 
-def _check_door(program: str, words: Sequence[str]) -> None:
-    command = DOORS[program]
+def _check_our_program(program: str, words: Sequence[str]) -> None:
+    command = PROGRAMS[program]
     commands: dict[str, Any] = getattr(command, "commands", {})
     if words and words[0] in commands:
         command, words = commands[words[0]], words[1:]
@@ -128,10 +128,10 @@ def _check_python(words: Sequence[str]) -> None:
 
 
 def every_option() -> set[str]:
-    """The options of all commands of our doors and of the other tools."""
+    """The options of all commands of our programs and of the others."""
     known = {"--help"}
-    for door in DOORS.values():
-        for command in getattr(door, "commands", {}).values():
+    for program in PROGRAMS.values():
+        for command in getattr(program, "commands", {}).values():
             for parameter in command.params:
                 known |= {*parameter.opts, *parameter.secondary_opts}
     for parser in (cli._parser(), *_subparsers(cli._parser())):

@@ -8,6 +8,20 @@ import pytest
 from workload.environment.machine import HostSystem
 
 LayOut = Callable[..., HostSystem]
+# What tools print on a machine that has none of those which describe it.
+SILENT = {"systemd-detect-virt": None, "lscpu": None, "git": None}
+
+
+class WithoutFiles(HostSystem):
+    """This machine, as if it had no /proc, /sys and os-release."""
+
+    def text(self, path: str) -> str | None:
+        assert path.startswith(("/proc", "/sys", "/etc", "/usr")), path
+        return None
+
+    def exists(self, path: str) -> bool:
+        assert path.startswith(("/proc", "/sys")), path
+        return False
 
 
 @pytest.fixture

@@ -63,12 +63,12 @@ class BlocksInterval:
 
     blocks: int
     value: float | None
-    low: float | None
-    high: float | None
-    half_width: float | None
+    low: float | None = None
+    high: float | None = None
+    half_width: float | None = None
     target: float
-    is_narrow: bool
-    expected: int | None
+    is_narrow: bool = False
+    expected: int | None = None
     correlation: float = 0.0
     trend: float | None = None
     reason: str | None = None
@@ -95,20 +95,19 @@ def looks() -> Iterator[int]:
         blocks = int(-(-blocks * GROWTH // 1))
 
 
-def alone(figures: Sequence[float]) -> Contrast:
+def single_contrast(figures: Sequence[float]) -> Contrast:
     """Contrast of a single configuration, from one figure per block; figures that are not positive are left out."""
     runs = [Run(figure=figure, configuration="", block=block) for block, figure in enumerate(figures)]
     return Design(runs).contrast({"": 1.0})
 
 
-def precision(contrast: Contrast, *, target: float) -> BlocksInterval:
+def interval_at_look(contrast: Contrast, *, target: float) -> BlocksInterval:
     """Interval of a throughput or a ratio at the level of one look, and whether its half width is within `target`."""
     n = contrast.blocks
     value = None if contrast.value is None else exp(contrast.value)
-    if n < FIRST_LOOK or value is None:
-        return _without_interval(n, value, target, f"the first check is at {FIRST_LOOK} blocks")
-    if contrast.error is None:
-        return _without_interval(n, value, target, contrast.reason)
+    if n < FIRST_LOOK or value is None or contrast.error is None:
+        reason = f"the first check is at {FIRST_LOOK} blocks" if n < FIRST_LOOK else contrast.reason
+        return BlocksInterval(blocks=n, value=value, target=target, reason=reason)
     correlation = _estimated_correlation(contrast.series)
     trend = _trend(contrast.series)
     # A trend may be significant and still too small to matter.
@@ -125,22 +124,8 @@ def precision(contrast: Contrast, *, target: float) -> BlocksInterval:
         target=target,
         is_narrow=has_mean and expm1(reach) <= target,
         expected=expected if has_mean else None,
-        correlation=_supposed(correlation, n),
+        correlation=_allowed_correlation(correlation, n),
         trend=trend,
-    )
-
-
-def _without_interval(blocks: int, value: float | None, target: float, reason: str | None) -> BlocksInterval:
-    return BlocksInterval(
-        blocks=blocks,
-        value=value,
-        low=None,
-        high=None,
-        half_width=None,
-        target=target,
-        is_narrow=False,
-        expected=None,
-        reason=reason,
     )
 
 
@@ -148,7 +133,7 @@ def _reach(contrast: Contrast, blocks: int, correlation: float) -> float:
     """Half width of the logarithm's interval with this number of blocks, if they scatter as the present ones."""
     degrees = max(contrast.degrees * (blocks - 1) // (contrast.blocks - 1), 1)
     error = (contrast.error or 0.0) * sqrt(contrast.blocks / blocks)
-    return student(NOMINAL, degrees) * error * _widening(_supposed(correlation, blocks), blocks)
+    return student_quantile(NOMINAL, degrees) * error * _widening(_allowed_correlation(correlation, blocks), blocks)
 
 
 def _estimated_correlation(series: Sequence[float]) -> float:
@@ -157,13 +142,13 @@ def _estimated_correlation(series: Sequence[float]) -> float:
     Marriott & Pope, Biometrika 41 (1954): the plain estimate is too small by (1 + 4 x the correlation) / blocks.
     """
     n, mean = len(series), fmean(series)
-    rest = [one - mean for one in series]
-    squares = sum(one * one for one in rest)
-    products = sum(one * other for one, other in pairwise(rest))
+    rest = [figure - mean for figure in series]
+    squares = sum(residual * residual for residual in rest)
+    products = sum(residual * following for residual, following in pairwise(rest))
     return (products / squares + 1 / n) / (1 - 4 / n) if squares else 0.0
 
 
-def _supposed(correlation: float, blocks: int) -> float:
+def _allowed_correlation(correlation: float, blocks: int) -> float:
     """Correlation that an interval allows for, from the estimated one."""
     if correlation <= SUSPECTED - SUSPECTED_EARLIER / blocks:
         return 0.0
@@ -178,22 +163,22 @@ def _widening(correlation: float, blocks: int) -> float:
     """
     if correlation <= 0:
         return 1.0
-    more = 1 + 2 * sum((1 - lag / blocks) * correlation**lag for lag in range(1, min(blocks, MOST_LAGS)))
-    return sqrt(more / ((blocks - more) / (blocks - 1)))
+    inflation = 1 + 2 * sum((1 - lag / blocks) * correlation**lag for lag in range(1, min(blocks, MOST_LAGS)))
+    return sqrt(inflation / ((blocks - inflation) / (blocks - 1)))
 
 
 def _trend(series: Sequence[float]) -> float | None:
     """Trend as a fraction per block, if the slope of a straight line is significant (t test); else None."""
     n, mean = len(series), fmean(series)
     squares = sum((at - (n - 1) / 2) ** 2 for at in range(n))
-    slope = sum((at - (n - 1) / 2) * one for at, one in enumerate(series)) / squares
-    rest = sum((one - mean - slope * (at - (n - 1) / 2)) ** 2 for at, one in enumerate(series))
-    limit = student(TREND, n - 2) * sqrt(rest / (n - 2) / squares)
+    slope = sum((at - (n - 1) / 2) * figure for at, figure in enumerate(series)) / squares
+    rest = sum((figure - mean - slope * (at - (n - 1) / 2)) ** 2 for at, figure in enumerate(series))
+    limit = student_quantile(TREND, n - 2) * sqrt(rest / (n - 2) / squares)
     return expm1(slope) if abs(slope) > limit else None
 
 
 @cache
-def student(outside: float, degrees: int) -> float:
+def student_quantile(outside: float, degrees: int) -> float:
     """Two-sided quantile t of Student's distribution: |t| is exceeded with probability `outside`.
 
     Abramowitz & Stegun, Handbook of Mathematical Functions, 1964, 26.7.3 and 26.7.4; for many degrees 26.7.5.
@@ -206,7 +191,7 @@ def student(outside: float, degrees: int) -> float:
     low, high = 0.0, pi / 2
     for _ in range(HALVINGS):
         angle = (low + high) / 2
-        if _inside(angle, degrees) < 1 - outside:
+        if _central_probability(angle, degrees) < 1 - outside:
             low = angle
         else:
             high = angle
@@ -214,7 +199,7 @@ def student(outside: float, degrees: int) -> float:
     return sqrt(degrees) * sin(low) / cos(low)
 
 
-def _inside(angle: float, degrees: int) -> float:
+def _central_probability(angle: float, degrees: int) -> float:
     """Probability that |t| is below sqrt(degrees) x tan(angle)."""
     term = cos(angle) if degrees % 2 else 1.0
     total = 0.0

@@ -144,13 +144,13 @@ def seal(folder: Path) -> None:
     manifest = {
         "schema_version": SCHEMA_VERSION,
         "run_id": folder.name,
-        LABELS: _own_labels(folder),
+        LABELS: _labels(folder),
         "files": [asdict(row) for row in rows],
     }
     _write_json(folder / MANIFEST, manifest)
 
 
-def _own_labels(folder: Path) -> dict[str, str]:
+def _labels(folder: Path) -> dict[str, str]:
     """Labels from run.json in this folder; empty if it cannot be read, which every reader of the bundle reports."""
     try:
         return record.labels_of(_read_document(folder))
@@ -160,8 +160,12 @@ def _own_labels(folder: Path) -> dict[str, str]:
 
 def reseal(folder: Path, run: Record) -> None:
     """Replace run.json of a complete bundle and seal all files again; if killed meanwhile, the bundle is incomplete."""
+    _reseal(folder, record.to_json(run))
+
+
+def _reseal(folder: Path, document: Mapping[str, Any]) -> None:
     (folder / MANIFEST).unlink(missing_ok=True)
-    write_record(folder, run)
+    write_document(folder, document)
     seal(folder)
 
 
@@ -171,8 +175,7 @@ def rename(folder: Path) -> Path:
     renamed = folder.with_name(f"{re.sub('-[0-9a-f]{6}$', '', folder.name)}-{secrets.token_hex(3)}")
     (folder / MANIFEST).unlink()
     folder.rename(renamed)
-    write_document(renamed, {**document, "run_id": renamed.name})
-    seal(renamed)
+    _reseal(renamed, {**document, "run_id": renamed.name})
     return renamed
 
 
@@ -181,10 +184,7 @@ def place_in_job(folder: Path, place: JobPlace) -> None:
 
     For trainers that do not accept this fact as an option: those of other commits and images.
     """
-    document = {**read(folder).document, "job": encode(place)}
-    (folder / MANIFEST).unlink()
-    write_document(folder, document)
-    seal(folder)
+    _reseal(folder, {**read(folder).document, "job": encode(place)})
 
 
 def close_broken(folder: Path, status: Status, error: str) -> None:
@@ -232,11 +232,11 @@ def verify(folder: Path) -> tuple[File, ...]:
     manifest = _read_json(folder / MANIFEST, missing=_why_no_manifest(folder))
     _require_known_schema(folder, manifest)
     try:
-        files = tuple(_file(row) for row in manifest["files"])
+        files = tuple(_file_of_row(row) for row in manifest["files"])
     except (KeyError, TypeError) as error:
         raise _damaged(folder, f"{MANIFEST} does not list its files") from error
     for row in files:
-        _verify(folder, row)
+        _verify_file(folder, row)
     if RECORD not in {row.name for row in files}:
         raise _damaged(folder, f"{MANIFEST} lists no {RECORD}")
     return files
@@ -281,8 +281,8 @@ def _read_document(folder: Path, *, missing: str = "no run.json") -> dict[str, A
 def read_steps(folder: Path) -> list[dict[str, str]]:
     """Complete rows of steps.csv, also of a killed run: a half-written last row is left out."""
     with (folder / STEPS).open(newline="", encoding="utf-8") as lines:
-        whole = (line for line in lines if line.endswith("\n"))
-        return [row for row in csv.DictReader(whole) if None not in row.values()]
+        complete = (line for line in lines if line.endswith("\n"))
+        return [row for row in csv.DictReader(complete) if None not in row.values()]
 
 
 def _describe(folder: Path, name: PurePosixPath | Path) -> File:
@@ -292,22 +292,17 @@ def _describe(folder: Path, name: PurePosixPath | Path) -> File:
             digest.update(block)
             crc = crc32c(block, crc)
             size += len(block)
-    return File(
-        name=name.as_posix(),
-        bytes=size,
-        sha256=digest.hexdigest(),
-        crc32c=crc32c_text(crc),
-    )
+    return File(name=name.as_posix(), bytes=size, sha256=digest.hexdigest(), crc32c=crc32c_text(crc))
 
 
-def _file(row: Mapping[str, Any]) -> File:
-    found = File(**row)
-    if not isinstance(found.bytes, int) or not all(isinstance(text, str) for text in (found.name, found.sha256)):
+def _file_of_row(row: Mapping[str, Any]) -> File:
+    file = File(**row)
+    if not isinstance(file.bytes, int) or not all(isinstance(text, str) for text in (file.name, file.sha256)):
         raise TypeError(row)
-    return found
+    return file
 
 
-def _verify(folder: Path, expected: File) -> None:
+def _verify_file(folder: Path, expected: File) -> None:
     name = PurePosixPath(expected.name)
     if name.is_absolute() or ".." in name.parts or "\\" in expected.name:
         raise _damaged(folder, f"{MANIFEST} names '{expected.name}', which is outside the bundle")
@@ -318,8 +313,8 @@ def _verify(folder: Path, expected: File) -> None:
     if size != expected.bytes:
         raise _damaged(folder, f"{expected.name} has {size} bytes, the manifest says {expected.bytes}")
     with path.open("rb") as content:
-        found = hashlib.file_digest(content, "sha256").hexdigest()
-    if found != expected.sha256:
+        sha256 = hashlib.file_digest(content, "sha256").hexdigest()
+    if sha256 != expected.sha256:
         raise _damaged(folder, f"{expected.name} was changed after the run: its sha256 differs")
 
 

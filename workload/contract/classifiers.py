@@ -3,10 +3,10 @@
 Standard library only.
 """
 
-import difflib
 from collections.abc import Collection
 
 from workload.contract.errors import UsageError
+from workload.contract.text import did_you_mean
 
 # torchvision.models.list_models(module=torchvision.models) of this version; a test compares the list with it.
 VERSION = "0.29.2"
@@ -26,7 +26,7 @@ wide_resnet50_2
 
 def unknown(name: str, known: Collection[str] = NAMES) -> UsageError:
     """Error for a model that is not in `known`, with the nearest names."""
-    near = difflib.get_close_matches(name.lower(), known, n=3)
-    listing = "`python -m workload models` lists all"
-    hint = f"did you mean {' or '.join(near)}? {listing}" if near else listing
-    return UsageError(f"unknown model '{name}': it must be a torchvision classifier", hint=hint)
+    return UsageError(
+        f"unknown model '{name}': it must be a torchvision classifier",
+        hint=did_you_mean(name.lower(), known, most=3, after=" ") + "`python -m workload models` lists all",
+    )

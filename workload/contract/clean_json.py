@@ -33,7 +33,9 @@ class Cleaner:
         """Copy `value` with None for unusable values, and with text that can be encoded as UTF-8."""
         rule = _broken_rule(value, depth=len(where))
         if rule:
-            self._leave_out(where, rule)
+            place = clean(".".join(where))
+            self.places.add(place)
+            self.remarks.append(f"run.json: {start(place)} is not {rule}; left out")
             return None
         if isinstance(value, str):
             return clean(value)
@@ -42,11 +44,6 @@ class Cleaner:
         if isinstance(value, list):
             return [self.value(inner, (*where, str(number))) for number, inner in enumerate(value)]
         return value
-
-    def _leave_out(self, where: tuple[str, ...], rule: str) -> None:
-        place = clean(".".join(where))
-        self.places.add(place)
-        self.remarks.append(f"run.json: {start(place)} is not {rule}; left out")
 
 
 def _broken_rule(value: Any, *, depth: int) -> str | None:

@@ -80,10 +80,9 @@ class Design:
 
     def __init__(self, runs: Iterable[Run]) -> None:
         self._cells = _cells(runs)
-        by_configuration = defaultdict(list)
+        self._cells_by_configuration: dict[Hashable, list[_Cell]] = {}
         for cell in self._cells:
-            by_configuration[cell.configuration].append(cell)
-        self._of = dict(by_configuration)
+            self._cells_by_configuration.setdefault(cell.configuration, []).append(cell)
         self._columns = self._position_columns()
         self._pool, self.outstanding = self._scatter_alike()
 
@@ -94,7 +93,7 @@ class Design:
     @property
     def configurations(self) -> tuple[Hashable, ...]:
         """Configurations in order of appearance."""
-        return tuple(self._of)
+        return tuple(self._cells_by_configuration)
 
     def contrast(self, weights: Mapping[Hashable, float]) -> Contrast:
         """Weighted sum of the configurations' logarithms: `{"a": -1, "b": 1}` is the logarithm of b over a.
@@ -125,12 +124,12 @@ class Design:
             return Contrast(
                 value=value, error=error, degrees=self._common.degrees, series=series, shared=len(self._pool)
             )
-        of_positions = 0.0
+        positions_variance = 0.0
         if abs(fsum(weights.values())) < ROUNDING and self._columns and self._pool:
-            series, of_positions = self._without_positions(weights)
+            series, positions_variance = self._without_positions(weights)
         return Contrast(
             value=fmean(series),
-            error=sqrt(variance(series) / len(series) + of_positions),
+            error=sqrt(variance(series) / len(series) + positions_variance),
             degrees=len(series) - 1,
             series=series,
             outstanding=outstanding,
@@ -151,7 +150,7 @@ class Design:
 
     def _blocks_with(self, weights: Mapping[Hashable, float]) -> "list[list[tuple[_Cell, float]]]":
         """Cells and weights of the configurations, for each block that has all of them."""
-        sides = [{cell.block: cell for cell in self._of.get(name, ())} for name in weights]
+        sides = [{cell.block: cell for cell in self._cells_by_configuration.get(name, ())} for name in weights]
         blocks = [block for block in sides[0] if all(block in side for side in sides[1:])] if sides else []
         return [
             [(side[block], weight) for side, weight in zip(sides, weights.values(), strict=True)] for block in blocks
@@ -181,53 +180,55 @@ class Design:
 
         None if positions matter and cannot be told from configurations, or if too few runs are left.
         """
-        whole = _Fit(self._cells, every)
-        if whole.columns < every:
+        full = _Fit(self._cells, every)
+        if full.columns < every:
             # These orders confound some positions with configurations, which does harm only if positions matter.
             return None if _is_better(few, _Fit(self._cells, 0)) else usual
-        if whole.degrees < LEAST_BLOCKS or whole.is_exact or not _is_better(whole, few):
+        if full.degrees < LEAST_BLOCKS or full.is_exact or not _is_better(full, few):
             return usual
-        return every if whole.degrees >= LEAST_DEGREES else None
+        return every if full.degrees >= LEAST_DEGREES else None
 
     def _scatter_alike(self) -> tuple[frozenset[Hashable], frozenset[Hashable]]:
         """Configurations with a common scatter, and those whose differences use their own blocks."""
-        pool = list(self._of) if self._columns is not None else []
-        chances: dict[Hashable, float] = {}
+        configurations = list(self._cells_by_configuration)
+        pool = list(configurations) if self._columns is not None else []
+        p_values: dict[Hashable, float] = {}
         while len(pool) >= LEAST_FOR_TEST:
-            chances = self._chances(pool)
-            first = min(chances, key=lambda name: chances[name], default=None)
-            if first is None or chances[first] * len(pool) >= LEAVES:
+            p_values = self._p_values(pool)
+            noisiest = min(p_values, key=lambda name: p_values[name], default=None)
+            if noisiest is None or p_values[noisiest] * len(pool) >= LEAVES:
                 break
-            pool.remove(first)
-            chances = {}
-        if len(pool) < len(self._of):
-            left = self._fit(pool)
-            if left.degrees < LEAST_DEGREES or left.columns < (self._columns or 0):
+            pool.remove(noisiest)
+            p_values = {}
+        if len(pool) < len(configurations):
+            fit = self._fit(pool)
+            if fit.degrees < LEAST_DEGREES or fit.columns < (self._columns or 0):
                 # The remaining runs are too few for a common estimate.
-                return frozenset(), frozenset(self._of)
-        own = {name for name, chance in chances.items() if chance < OWN_BLOCKS}
-        return frozenset(pool), frozenset({*self._of} - {*pool} | own)
+                return frozenset(), frozenset(configurations)
+        own = {name for name, p_value in p_values.items() if p_value < OWN_BLOCKS}
+        return frozenset(pool), frozenset({*configurations} - {*pool} | own)
 
-    def _chances(self, pool: Sequence[Hashable]) -> dict[Hashable, float]:
+    def _p_values(self, pool: Sequence[Hashable]) -> dict[Hashable, float]:
         """p-value of each configuration for "scatters as the others", against a larger scatter."""
-        whole = self._fit(pool)
-        found = {}
+        all_fit = self._fit(pool)
+        p_values = {}
         for name in pool:
-            rest = self._fit([other for other in pool if other != name])
-            degrees = whole.degrees - rest.degrees
-            if degrees < 1 or rest.degrees < 1 or whole.is_exact:
+            others = self._fit([other for other in pool if other != name])
+            degrees = all_fit.degrees - others.degrees
+            if degrees < 1 or others.degrees < 1 or all_fit.is_exact:
                 continue
-            extra = max(whole.squares - rest.squares, 0.0) / degrees
-            ratio = inf if rest.is_exact else extra * rest.degrees / rest.squares
-            found[name] = chance_above(ratio, degrees, rest.degrees)
-        return found
+            extra = max(all_fit.squares - others.squares, 0.0) / degrees
+            ratio = inf if others.is_exact else extra * others.degrees / others.squares
+            p_values[name] = f_tail(ratio, degrees, others.degrees)
+        return p_values
 
     @cached_property
     def _common(self) -> "_Fit":
-        return self._fit([name for name in self._of if name in self._pool])
+        return self._fit([name for name in self._cells_by_configuration if name in self._pool])
 
     def _fit(self, configurations: Iterable[Hashable]) -> "_Fit":
-        return _Fit([cell for name in configurations for cell in self._of[name]], self._columns or 0)
+        cells = [cell for name in configurations for cell in self._cells_by_configuration[name]]
+        return _Fit(cells, self._columns or 0)
 
 
 def _is_better(fit: "_Fit", other: "_Fit") -> bool:
@@ -236,7 +237,7 @@ def _is_better(fit: "_Fit", other: "_Fit") -> bool:
     if terms < 1 or fit.is_exact:
         return False
     ratio = (other.squares - fit.squares) / terms * fit.degrees / fit.squares
-    return chance_above(ratio, terms, fit.degrees) < LACKS_FIT
+    return f_tail(ratio, terms, fit.degrees) < LACKS_FIT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,12 +251,12 @@ class _Cell:
 
 
 def _cells(runs: Iterable[Run]) -> list[_Cell]:
-    found: dict[tuple[Hashable, Hashable], list[Run]] = defaultdict(list)
+    runs_by_cell: dict[tuple[Hashable, Hashable], list[Run]] = defaultdict(list)
     for run in runs:
         if isfinite(run.figure) and run.figure > 0:
-            found[run.configuration, run.block].append(run)
+            runs_by_cell[run.configuration, run.block].append(run)
     cells = []
-    for (configuration, block), same in found.items():
+    for (configuration, block), same in runs_by_cell.items():
         positions = [run.position for run in same if run.position is not None]
         cells.append(
             _Cell(
@@ -301,20 +302,20 @@ class _Fit:
         self._slopes = [0.0] * columns
         for term in self._terms:
             effect = _dot(term.unit, residuals)
-            self._slopes = _less(self._slopes, -effect, term.factors)
-            residuals = _less(residuals, effect, term.unit)
+            self._slopes = _subtracted(self._slopes, -effect, term.factors)
+            residuals = _subtracted(residuals, effect, term.unit)
         self.squares = _dot(residuals, residuals)
         self.is_exact = self.squares <= len(cells) * (ROUNDING * max([1.0, *map(abs, logs)])) ** 2
 
     def _add(self, number: int, columns: int) -> None:
         """Add a term of positions, unless it is a combination of configurations, blocks and earlier terms."""
-        raw = [_of_position(cell, number, self._starts) for cell in self._cells]
+        raw = [_position_term(cell, number, self._starts) for cell in self._cells]
         rest = self._two_way.residuals(raw)
         factors = [float(column == number) for column in range(columns)]
         for term in self._terms:
             share = _dot(term.unit, rest)
-            raw, rest = _less(raw, share, term.raw), _less(rest, share, term.unit)
-            factors = _less(factors, share, term.factors)
+            raw, rest = _subtracted(raw, share, term.raw), _subtracted(rest, share, term.unit)
+            factors = _subtracted(factors, share, term.factors)
         length = sqrt(_dot(rest, rest))
         if length > SINGULAR * sqrt(len(raw)):
             raw, rest, factors = ([value / length for value in values] for values in (raw, rest, factors))
@@ -322,20 +323,20 @@ class _Fit:
 
     def effect_of_position(self, cell: _Cell) -> float:
         """Estimated effect of the position on a cell's logarithm; the cell need not be part of the fit."""
-        return sum(slope * _of_position(cell, number, self._starts) for number, slope in enumerate(self._slopes))
+        return sum(slope * _position_term(cell, number, self._starts) for number, slope in enumerate(self._slopes))
 
     def variance_of_positions(self, blocks: "Sequence[Sequence[tuple[_Cell, float]]]") -> float:
         """Variance of the mean of these blocks' weighted sums that the estimated effects of positions cause."""
         total = 0.0
         for term in self._terms:
-            of_cells = (
-                weight * factor * _of_position(cell, number, self._starts)
+            weighted_terms = (
+                weight * factor * _position_term(cell, number, self._starts)
                 for cells in blocks
                 for cell, weight in cells
                 for number, factor in enumerate(term.factors)
                 if factor
             )
-            total += (fsum(of_cells) / len(blocks)) ** 2
+            total += (fsum(weighted_terms) / len(blocks)) ** 2
         return total * self.squares / self.degrees
 
     def contrast(self, weights: Mapping[Hashable, float]) -> tuple[float, float]:
@@ -343,12 +344,12 @@ class _Fit:
         shares = self._two_way.functional(weights)
         plain = shares
         for term in self._terms:
-            shares = _less(shares, _dot(term.raw, plain), term.unit)
+            shares = _subtracted(shares, _dot(term.raw, plain), term.unit)
         value = fsum(share * cell.log for share, cell in zip(shares, self._cells, strict=True))
         return value, sqrt(self.squares / self.degrees * _dot(shares, shares))
 
 
-def _of_position(cell: _Cell, number: int, starts: float) -> float:
+def _position_term(cell: _Cell, number: int, starts: float) -> float:
     """Regressor of a run's position in its block; `starts` is the block's first position.
 
     Term 0 is 1 for every run but the first. Term 1 counts positions after the second. Term n > 1 is 1 for the run
@@ -364,55 +365,59 @@ class _TwoWay:
     """Least squares on configurations and blocks: eliminates the larger of the two sets, solves for the smaller."""
 
     def __init__(self, configurations: Sequence[Hashable], blocks: Sequence[Hashable]) -> None:
-        is_wide = len(set(configurations)) >= len(set(blocks))
         self._configurations = configurations
-        long, short = (configurations, blocks) if is_wide else (blocks, configurations)
-        self._is_wide = is_wide
-        self._long, self._short = _numbered(long), _numbered(short)
-        self._sizes = [0.0] * (max(self._long, default=-1) + 1)
-        for one in self._long:
-            self._sizes[one] += 1
-        size = max(self._short, default=-1) + 1
+        self._configurations_are_more = len(set(configurations)) >= len(set(blocks))
+        more, fewer = (configurations, blocks) if self._configurations_are_more else (blocks, configurations)
+        # For each cell, the number of its label in the larger and in the smaller set.
+        self._large, self._small = _numbered(more), _numbered(fewer)
+        self._sizes = [0.0] * (max(self._large, default=-1) + 1)
+        for large in self._large:
+            self._sizes[large] += 1
+        size = max(self._small, default=-1) + 1
         normal = [[0.0] * size for _ in range(size)]
         members: dict[int, list[int]] = defaultdict(list)
-        for one, other in zip(self._long, self._short, strict=True):
-            normal[other][other] += 1
-            members[one].append(other)
-        for one, others in members.items():
-            for row in others:
-                for column in others:
-                    normal[row][column] -= 1 / self._sizes[one]
+        for large, small in zip(self._large, self._small, strict=True):
+            normal[small][small] += 1
+            members[large].append(small)
+        for large, smalls in members.items():
+            for row in smalls:
+                for column in smalls:
+                    normal[row][column] -= 1 / self._sizes[large]
         self._inverse, rank = _inverse(normal)
         self.rank = len(self._sizes) + rank
 
     def residuals(self, values: Sequence[float]) -> list[float]:
         """Residuals of the values after fitting configurations and blocks, one per cell."""
-        long, short = [0.0] * len(self._sizes), [0.0] * len(self._inverse)
-        for one, other, value in zip(self._long, self._short, values, strict=True):
-            long[one] += value
-            short[other] += value
-        return [value - part for value, part in zip(values, self._combined(long, short), strict=True)]
+        large_sums, small_sums = [0.0] * len(self._sizes), [0.0] * len(self._inverse)
+        for large, small, value in zip(self._large, self._small, values, strict=True):
+            large_sums[large] += value
+            small_sums[small] += value
+        return [value - part for value, part in zip(values, self._combined(large_sums, small_sums), strict=True)]
 
     def functional(self, weights: Mapping[Hashable, float]) -> list[float]:
         """Weights of the cells in the least-squares estimate of a weighted sum of configurations."""
-        numbers = dict(zip(self._configurations, self._long if self._is_wide else self._short, strict=True))
-        long, short = [0.0] * len(self._sizes), [0.0] * len(self._inverse)
-        side = long if self._is_wide else short
+        labels = self._large if self._configurations_are_more else self._small
+        numbers = dict(zip(self._configurations, labels, strict=True))
+        large_sums, small_sums = [0.0] * len(self._sizes), [0.0] * len(self._inverse)
+        side = large_sums if self._configurations_are_more else small_sums
         for name, weight in weights.items():
             side[numbers[name]] += weight
-        return self._combined(long, short)
+        return self._combined(large_sums, small_sums)
 
-    def _combined(self, long: Sequence[float], short: Sequence[float]) -> list[float]:
-        """Solve the normal equations for this right side; return the sum of both parameters for each cell."""
-        right = list(short)
-        for one, other in zip(self._long, self._short, strict=True):
-            right[other] -= long[one] / self._sizes[one]
-        inner = [_dot(row, right) for row in self._inverse]
-        outer = list(long)
-        for one, other in zip(self._long, self._short, strict=True):
-            outer[one] -= inner[other]
-        outer = [value / size for value, size in zip(outer, self._sizes, strict=True)]
-        return [outer[one] + inner[other] for one, other in zip(self._long, self._short, strict=True)]
+    def _combined(self, large_sums: Sequence[float], small_sums: Sequence[float]) -> list[float]:
+        """Solve the normal equations for these right sides; return the sum of both parameters for each cell."""
+        right = list(small_sums)
+        for large, small in zip(self._large, self._small, strict=True):
+            right[small] -= large_sums[large] / self._sizes[large]
+        small_parameters = [_dot(row, right) for row in self._inverse]
+        rest = list(large_sums)
+        for large, small in zip(self._large, self._small, strict=True):
+            rest[large] -= small_parameters[small]
+        large_parameters = [value / size for value, size in zip(rest, self._sizes, strict=True)]
+        return [
+            large_parameters[large] + small_parameters[small]
+            for large, small in zip(self._large, self._small, strict=True)
+        ]
 
 
 def _numbered(labels: Sequence[Hashable]) -> list[int]:
@@ -424,7 +429,7 @@ def _dot(first: Sequence[float], second: Sequence[float]) -> float:
     return fsum(map(mul, first, second))
 
 
-def _less(values: Sequence[float], share: float, other: Sequence[float]) -> list[float]:
+def _subtracted(values: Sequence[float], share: float, other: Sequence[float]) -> list[float]:
     """`values` - `share` x `other`, by element."""
     return [value - share * part for value, part in zip(values, other, strict=True)]
 
@@ -437,11 +442,11 @@ def _inverse(matrix: list[list[float]]) -> tuple[list[list[float]], int]:
     swept = [list(row) for row in matrix]
     size, rank = len(swept), 0
     smallest = SINGULAR * max((row[at] for at, row in enumerate(swept)), default=0.0)
-    left_out = []
+    dependent = []
     for at in range(size):
         pivot = swept[at][at]
         if pivot <= smallest:
-            left_out.append(at)
+            dependent.append(at)
             continue
         rank += 1
         row = [value / pivot for value in swept[at]]
@@ -449,18 +454,18 @@ def _inverse(matrix: list[list[float]]) -> tuple[list[list[float]], int]:
             factor = swept[other][at]
             if other == at or not factor:
                 continue
-            swept[other] = _less(swept[other], factor, row)
+            swept[other] = _subtracted(swept[other], factor, row)
             swept[other][at] = -factor / pivot
         row[at] = 1 / pivot
         swept[at] = row
-    for at in left_out:
+    for at in dependent:
         swept[at] = [0.0] * size
         for line in swept:
             line[at] = 0.0
     return swept, rank
 
 
-def chance_above(ratio: float, first: float, second: float) -> float:
+def f_tail(ratio: float, first: float, second: float) -> float:
     """Probability that an F statistic with these degrees of freedom exceeds `ratio`.
 
     Computed from the continued fraction of the incomplete beta function (Abramowitz & Stegun, 1964, 26.5.8 and 26.6.2).

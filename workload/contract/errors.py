@@ -5,7 +5,7 @@ from enum import IntEnum
 from typing import ClassVar
 
 from workload.contract.invocation import as_typed
-from workload.contract.text import in_short, printable
+from workload.contract.text import cut_long_words, printable
 
 
 class ExitCode(IntEnum):
@@ -49,7 +49,9 @@ class RooflaunchError(Exception):
 
         A value or a word has at most 200 characters. Commands in the hint are written as the user can type them here.
         """
-        error, hint = (in_short(printable(in_short(text, sys.argv))) for text in (self.headline(), as_typed(self.hint)))
+        error, hint = (
+            cut_long_words(printable(cut_long_words(text, sys.argv))) for text in (self.headline(), as_typed(self.hint))
+        )
         return f"error: {error}\nhint: {hint}"
 
     def headline(self) -> str:

@@ -1,8 +1,9 @@
 """Handles Ctrl-C, SIGTERM and a closed terminal: our work and a child's work end in order. Standard library only.
 
 A signal raises `InterruptedRunError` wherever the main thread is. A library may catch the error, and Python itself
-drops one that is raised inside a `__del__` or a weakref callback. Therefore the signal is also remembered: `check()`
-raises the error again between two steps, and `never_dropped` repeats at once one that Python dropped.
+drops one that is raised inside a `__del__` or a weakref callback. Therefore the signal is also remembered:
+`raise_if_interrupted` raises the error again between two steps, and `never_dropped` soon repeats an error that Python
+dropped.
 """
 
 import os
@@ -36,31 +37,32 @@ RUN_HINT = "run again; the unfinished bundle keeps its steps"
 LIFELINE = "ROOFLAUNCH_LIFELINE"
 # A second Ctrl-C may be impatience, and a closing window sends two signals. A third signal kills the child.
 SIGNALS_UNTIL_KILLED = 3
-# A trainer without a launcher is killed after so long, sealed or not. With what a busy machine adds it has ended 15 s
-# after its launcher: whoever killed the launcher wants the machine.
+# A trainer whose launcher is gone is killed after this time, even if its bundle is not sealed yet: whoever killed the
+# launcher wants the machine. On a busy machine the trainer has then ended within 15 s.
 ORPHAN_LIMIT_S = 11.0
 # Long enough for the callback that dropped the interruption to have returned.
 AGAIN_S = 0.05
 
 
 class _Watch:
-    """State of one `stoppable`: the first signal, and whether it may raise now.
+    """State of one `stoppable`: its first signal, and the hint of the error.
 
-    `hint`: next step after the interruption.
+    `dropped`: Python dropped the error, so that the signal may raise it again. `deferrals`: number of
+    `interruption_deferred` blocks around the running code; with any, the signal does not raise.
     """
 
     def __init__(self, hint: str) -> None:
         self.process, self.hint = os.getpid(), hint
         self.signal: int | None = None
         self.dropped = False
-        self.undisturbed = 0
+        self.deferrals = 0
 
-    def hear(self, number: int, _: object) -> None:
+    def handle(self, number: int, _: object) -> None:
         # A data worker is a copy of this process; the trainer ends its workers itself.
         if os.getpid() != self.process or (self.signal is not None and not self.dropped):
             return
         self.signal, self.dropped = self.signal or number, False
-        if not self.undisturbed:
+        if not self.deferrals:
             raise interruption(self.signal, self.hint)
 
 
@@ -70,11 +72,9 @@ _parent_is_gone = False
 
 def interruption(number: int, hint: str = RUN_HINT) -> InterruptedRunError:
     """Error for a signal, which names its cause."""
-    gone = number == signal.SIGTERM and _parent_is_gone
-    return InterruptedRunError(
-        "interrupted: the process that started this run has ended" if gone else CAUSES[number],
-        hint=hint,
-    )
+    is_orphan = number == signal.SIGTERM and _parent_is_gone
+    cause = "interrupted: the process that started this run has ended" if is_orphan else CAUSES[number]
+    return InterruptedRunError(cause, hint=hint)
 
 
 @contextmanager
@@ -87,44 +87,41 @@ def stoppable(hint: str = RUN_HINT) -> Iterator[None]:
     global _watch  # noqa: PLW0603 - a signal handler is the process's too
     outer, _watch = _watch, _Watch(hint)
     try:
-        with handled_by(_watch.hear), never_dropped():
+        with handled_by(_watch.handle), never_dropped():
             signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
             yield
     finally:
         _watch = outer
 
 
-def check() -> None:
+def raise_if_interrupted() -> None:
     """Raise `InterruptedRunError` if a signal has come since `stoppable` began."""
-    if _watch is not None and _watch.signal is not None and not _watch.undisturbed:
+    if _watch is not None and _watch.signal is not None and not _watch.deferrals:
         raise interruption(_watch.signal, _watch.hint)
 
 
-def asked() -> InterruptedRunError | None:
+def pending_interruption() -> InterruptedRunError | None:
     """Error for the signal since `stoppable` began, even if it was raised and caught; None without a signal."""
     return None if _watch is None or _watch.signal is None else interruption(_watch.signal, _watch.hint)
 
 
 @contextmanager
-def undisturbed() -> Iterator[None]:
+def interruption_deferred() -> Iterator[None]:
     """Delay interruptions until the block ends, so that measurements get written completely."""
     if _watch is None:
         with handled_by(lambda *_: None):
             yield
         return
     watch = _watch
-    watch.undisturbed += 1
+    watch.deferrals += 1
     try:
         yield
     finally:
-        watch.undisturbed -= 1
+        watch.deferrals -= 1
 
 
 def ignore_signals() -> None:
-    """Ignore signals from here on.
-
-    The exit code is decided, and a signal during Python's own exit would show a traceback.
-    """
+    """Ignore signals until the process ends: one during Python's own exit would show a traceback."""
     if threading.current_thread() is threading.main_thread():
         for number in SIGNALS:
             # Not SIG_IGN: Python would complain of a signal that has come already.
@@ -230,7 +227,7 @@ def run_child(
             child.send_signal(signal.SIGKILL if impatient else number)
 
     with nullcontext() if follower else handled_by(pass_on):
-        with _held_back():
+        with _signals_blocked():
             child = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
@@ -242,7 +239,7 @@ def run_child(
                 env={**os.environ, **(variables or {}), LIFELINE: "stdin"},
                 process_group=0 if follower and follower.apart else None,
             )
-        with child, _heard(child, follower):
+        with child, _messages_passed_on(child, follower):
             for line in child.stdout or ():
                 on_line(line.rstrip("\n"))
             code = child.wait()
@@ -251,17 +248,17 @@ def run_child(
 
 
 @contextmanager
-def _heard(child: "subprocess.Popen[str]", follower: Follower | None) -> Iterator[None]:
+def _messages_passed_on(child: "subprocess.Popen[str]", follower: Follower | None) -> Iterator[None]:
     """Pass the child to its follower, then every line of its stderr until that is closed."""
     if follower is None:
         yield
         return
 
-    def hear() -> None:
+    def pass_on() -> None:
         for line in child.stderr or ():
             follower.on_message(line.rstrip("\n"))
 
-    reader = threading.Thread(target=hear)
+    reader = threading.Thread(target=pass_on)
     reader.start()
     follower.on_started(child)
     try:
@@ -280,7 +277,7 @@ def _out_of_memory_kills() -> int:
 
 
 @contextmanager
-def _held_back() -> Iterator[None]:
+def _signals_blocked() -> Iterator[None]:
     """Block signals during the block. A child started in it has them blocked until its `stoppable`."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
@@ -319,10 +316,10 @@ def _descendants(process: int) -> list[int]:
         with suppress(OSError):
             parent = stat.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[1]
             children.setdefault(int(parent), []).append(int(stat.parent.name))
-    found = [process]
-    for one in found:
-        found += children.get(one, [])
-    return found[1:]
+    family = [process]
+    for member in family:
+        family += children.get(member, [])
+    return family[1:]
 
 
 def killed_error(number: int) -> RunFailedError:

@@ -123,10 +123,10 @@ def _typed(plain: str, call: Call) -> str:
 
 
 def _installing(plain: str, call: Call) -> str:
-    return f"{_python(call)} -m {PIP}{_source(plain.removeprefix(PIP).strip(QUOTE), call)}"
+    return f"{_python(call)} -m {PIP}{_requirement(plain.removeprefix(PIP).strip(QUOTE), call)}"
 
 
-def _source(name: str, call: Call) -> str:
+def _requirement(name: str, call: Call) -> str:
     """Requirement for pip in place of `rooflaunch[gcp]`: this checkout or wheel, because no index has rooflaunch."""
     extra = name.removeprefix("rooflaunch")
     if (ROOT / "pyproject.toml").is_file():
@@ -135,15 +135,15 @@ def _source(name: str, call: Call) -> str:
     from importlib import metadata  # noqa: PLC0415
 
     try:
-        found = metadata.distribution("rooflaunch")
+        installed = metadata.distribution("rooflaunch")
     except metadata.PackageNotFoundError:
         return TRAINERS
-    if text := found.read_text("direct_url.json"):
+    if text := installed.read_text("direct_url.json"):
         origin = json.loads(text)
         vcs = origin.get("vcs_info", {})
         url = f"{vcs['vcs']}+{origin['url']}@{vcs['commit_id']}" if vcs else origin["url"]
         return shlex.quote(f"{name} @ {url}")
-    return shlex.join(_packages(found.requires or [], extra.strip("[]")))
+    return shlex.join(_packages(installed.requires or [], extra.strip("[]")))
 
 
 def _packages(requires: Sequence[str], extra: str) -> Iterator[str]:

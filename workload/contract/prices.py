@@ -71,9 +71,10 @@ class Prices:
         return next(fitting, None)
 
 
+@functools.cache
 def load() -> Prices:
     """Read prices.toml. Raises `ToolError` if the file contradicts itself."""
-    return _loaded(TABLE)
+    return parse(tomllib.loads(TABLE.read_text(encoding="utf-8")))
 
 
 def disk_usd_per_h(usd_per_gb_month: float, gigabytes: int) -> float:
@@ -97,11 +98,6 @@ def parse(table: Mapping[str, Any]) -> Prices:
     for problem in _problems(prices):
         raise ToolError(f"{TABLE.name}: {problem}", hint="correct the table, with the source's figures")
     return prices
-
-
-@functools.cache
-def _loaded(path: Path) -> Prices:
-    return parse(tomllib.loads(path.read_text(encoding="utf-8")))
 
 
 def _problems(prices: Prices) -> Iterator[str]:

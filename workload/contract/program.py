@@ -139,7 +139,7 @@ def run(app: typer.Typer, name: str) -> int:
 NOISE = re.compile(r"Value error, |Input (?=should)|, unable to parse string as an? \w+")
 
 
-def plainly(error: Any, typed: Sequence[str]) -> str:
+def plain_message(error: Any, typed: Sequence[str]) -> str:
     """Typer's message without its library's words, and with the typed value if the message leaves that out."""
     message: str = NOISE.sub("", error.format_message())
     flags = getattr(getattr(error, "param", None), "opts", ())
@@ -157,7 +157,7 @@ def _explained(error: Any, name: str, command: Any) -> UsageError:
         else " ".join([name, *(word for word in sys.argv[1:2] if word in command.commands)])
     )
     if context is None or not hasattr(error, "possibilities"):
-        return UsageError(plainly(error, sys.argv), hint=f"{path} --help")
+        return UsageError(plain_message(error, sys.argv), hint=f"{path} --help")
     options = context.command.get_params(context)
     flags = {flag.lstrip("-"): flag for option in options for flag in (*option.opts, *option.secondary_opts)}
     near = difflib.get_close_matches(str(wrong).lstrip("-"), flags, n=1)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from statistics import fmean, median, quantiles, stdev
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar
 
 from workload.contract import script as scripts
 from workload.contract.clean_json import Cleaner
@@ -38,7 +38,7 @@ from workload.contract.fields import (
     schema,
 )
 from workload.contract.profile_record import ProfileResult
-from workload.contract.spec import SCRIPTS_TOO, RunSpec
+from workload.contract.spec import SCRIPT_OPTIONS, RunSpec
 
 # The history stands at the top of workload/contract/bundle.py.
 SCHEMA_VERSION = 2
@@ -129,14 +129,14 @@ class Spec:
     script: ScriptFacts | None = None
 
     @classmethod
-    def of(cls, spec: RunSpec) -> "Spec":
+    def from_run_spec(cls, spec: RunSpec) -> "Spec":
         """Spec of a filled `RunSpec`; for a script, the facts known before it runs."""
         if not spec.script:
             return cls(**{**asdict(spec), "script": None})
         argv = scripts.redacted(spec.script)
-        own = {name: value for name, value in asdict(spec).items() if name in SCRIPTS_TOO}
+        own = {name: value for name, value in asdict(spec).items() if name in SCRIPT_OPTIONS}
         facts = ScriptFacts(argv=argv, command=shlex.join(argv))
-        return cls(**own, model=scripts.name_of(spec.script), batch_size=1, script=facts)
+        return cls(**own, model=scripts.script_name(spec.script), batch_size=1, script=facts)
 
     def run_spec(self) -> RunSpec:
         """Convert to a `RunSpec`, newer options at their defaults. Raises `UsageError` for a bad value."""
@@ -155,11 +155,6 @@ class JobPlace:
     block: Number = column()
     position: Number = column()
     variant: Text = None
-
-    @classmethod
-    def of(cls, values: Mapping[str, Any] | None) -> Self | None:
-        """Place from a launcher's context; None if the run is part of no job."""
-        return None if values is None else cls(**values)
 
 
 # --- measurements
@@ -195,7 +190,7 @@ class StepSeconds:
     p95: MeasuredSeconds = column("step_p95_s")
 
     @classmethod
-    def of(cls, seconds: Sequence[float]) -> "StepSeconds":
+    def from_seconds(cls, seconds: Sequence[float]) -> "StepSeconds":
         """Summary of at least one step time; a figure that needs more steps is None."""
         several = len(seconds) > 1
         twentieths = quantiles(seconds, n=20, method="inclusive") if several else None
@@ -577,11 +572,12 @@ def upgraded(document: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _without_busy_bound(document: Mapping[str, Any]) -> Mapping[str, Any]:
     """Move the bound `busy`, written until 2026-11-22, to the field `busy`, together with its reason."""
-    said = document.get("bound")
-    if not isinstance(said, dict) or said.get("bound") != "busy":
+    verdict = document.get("bound")
+    if not isinstance(verdict, dict) or verdict.get("bound") != "busy":
         return document
     why = "the version that wrote this run.json did not decide what limits a run on a busy machine"
-    return {**document, "bound": {**said, "bound": None, "why": why, "busy": said.get("why") or "the machine was busy"}}
+    busy = verdict.get("why") or "the machine was busy"
+    return {**document, "bound": {**verdict, "bound": None, "why": why, "busy": busy}}
 
 
 def _from_schema_1(document: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -30,18 +30,18 @@ USER_OF_URL = re.compile(r"(?<=://)[^/@\s]+@")
 
 def without_secrets(words: Sequence[str]) -> tuple[str, ...]:
     """Arguments with tokens, passwords and keys replaced by `[redacted]`."""
-    shown: list[str] = []
+    safe: list[str] = []
     is_secret = False
     for word in words:
         name, equals, _ = word.partition("=")
         if is_secret:
-            shown.append(HIDDEN)
+            safe.append(HIDDEN)
         elif equals and SECRET.fullmatch(name):
-            shown.append(f"{name}={HIDDEN}")
+            safe.append(f"{name}={HIDDEN}")
         else:
-            shown.append(TOKEN.sub(HIDDEN, USER_OF_URL.sub(f"{HIDDEN}@", word)))
+            safe.append(TOKEN.sub(HIDDEN, USER_OF_URL.sub(f"{HIDDEN}@", word)))
         is_secret = not is_secret and not equals and SECRET.fullmatch(word) is not None
-    return tuple(shown)
+    return tuple(safe)
 
 
 def without_secrets_in(text: str) -> str:
@@ -65,12 +65,12 @@ def with_home(word: str) -> str:
     return re.sub(r"(^|=)~(?=/|$)", lambda match: match[1] + str(Path.home()), word)
 
 
-def shown(words: Sequence[str]) -> str:
+def command_line(words: Sequence[str]) -> str:
     """Script and arguments as one line of a shell, without secrets."""
     return shlex.join(without_secrets(words))
 
 
-def name_of(words: Sequence[str]) -> str:
+def script_name(words: Sequence[str]) -> str:
     """Name of the script, `train.py`, or of the module."""
     return words[1] if words[0] == "-m" and len(words) > 1 else Path(words[0]).name
 

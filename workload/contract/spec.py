@@ -8,16 +8,16 @@ import difflib
 import json
 import math
 import re
-import types
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, get_args
 
 from workload.contract import script as scripts
 from workload.contract.errors import UsageError
+from workload.contract.text import did_you_mean
 
 CONFIG_NAME = "rooflaunch.toml"
 ENVIRONMENT_PREFIX = "ROOFLAUNCH_"
@@ -96,6 +96,8 @@ class Origin(StrEnum):
     CONFIG = CONFIG_NAME
 
 
+# Values of a switch in an environment variable.
+ON, OFF = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 # Other names for the precisions.
 SYNONYMS = {"fp16": "amp", "float16": "amp", "half": "amp", "bfloat16": "bf16", "float32": "fp32", "float": "fp32"}
 SYNTHETIC, CIFAR10, IMAGENETTE = "synthetic", "cifar10", "imagenette"
@@ -106,15 +108,15 @@ MAX_DEFAULT_WORKERS = 8
 # which samples once a second. On a CPU 20 steps take longer than that, but for the smallest models.
 GPU_MIN_SECONDS = 3.0
 # Options that a run of the user's own script has too; all others control our trainer.
-SCRIPTS_TOO = frozenset(
+SCRIPT_OPTIONS = frozenset(
     {
         *("device", "warmup", "iterations", "min_seconds", "repeats", "ceilings", "fresh_ceilings", "samples_per_step"),
         *("profile", "profile_steps"),
     },
 )
-FOR_SCRIPTS = frozenset({"samples_per_step"})
+SCRIPT_ONLY_OPTIONS = frozenset({"samples_per_step"})
 # Why a script lacks the other options, where "the script decides its …" is not the reason.
-WHY_NOT_OF_A_SCRIPT = {
+WHY_REFUSED_FOR_SCRIPT = {
     "profile_step_bytes": "in a script only the kernels are counted",
     "profile_throughput": "in a script only the kernels are counted",
     "dataset": "the script reads its own data; --data gives their place",
@@ -185,7 +187,7 @@ class RunSpec:
     def title(self) -> str:
         """Name in a plan: `resnet18, batch 16, fp32`, or the script with its arguments."""
         if self.script:
-            return scripts.shown(self.script)
+            return scripts.command_line(self.script)
         batch = "the device's default batch" if self.batch_size is None else f"batch {self.batch_size}"
         return f"{self.model}, {batch}, {self.precision}"
 
@@ -207,18 +209,16 @@ class RunSpec:
     def filled(self, device: Device, *, cpus: int) -> "RunSpec":
         """Copy this spec, with values for the fields that depend on the device, the data set or the usable CPUs."""
         on_cpu = device is Device.CPU
-        size = CIFAR10_IMAGE_SIZE if self.dataset == CIFAR10 else IMAGENET_IMAGE_SIZE
-        workers = 0 if self.dataset == SYNTHETIC else min(cpus, MAX_DEFAULT_WORKERS)
-        return replace(
-            self,
-            device=device,
-            batch_size=_or(self.batch_size, 16 if on_cpu else 32),
-            warmup=_or(self.warmup, 3 if on_cpu else 10),
-            iterations=_or(self.iterations, 20 if on_cpu else 100),
-            min_seconds=_or(self.min_seconds, 0.0 if on_cpu else GPU_MIN_SECONDS),
-            image_size=_or(self.image_size, size),
-            workers=_or(self.workers, workers),
-        )
+        defaults: dict[str, Any] = {
+            "batch_size": 16 if on_cpu else 32,
+            "warmup": 3 if on_cpu else 10,
+            "iterations": 20 if on_cpu else 100,
+            "min_seconds": 0.0 if on_cpu else GPU_MIN_SECONDS,
+            "image_size": CIFAR10_IMAGE_SIZE if self.dataset == CIFAR10 else IMAGENET_IMAGE_SIZE,
+            "workers": 0 if self.dataset == SYNTHETIC else min(cpus, MAX_DEFAULT_WORKERS),
+        }
+        missing = {name: value for name, value in defaults.items() if getattr(self, name) is None}
+        return replace(self, device=device, **missing)
 
     def checked(self) -> "RunSpec":
         """Return this spec. Raises `UsageError` if two values contradict each other."""
@@ -277,13 +277,6 @@ class RunSpec:
             **{name: known[name].parse(value) for name, value in values.items() if name in known and value is not None},
             script=tuple(words),
         )
-
-
-T = TypeVar("T")
-
-
-def _or(value: T | None, default: T) -> T:
-    return default if value is None else value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -347,19 +340,9 @@ class Option:
     def _parse_switch(self, value: object) -> bool:
         if isinstance(value, bool):
             return value
-        known = {
-            "1": True,
-            "true": True,
-            "yes": True,
-            "on": True,
-            "0": False,
-            "false": False,
-            "no": False,
-            "off": False,
-        }
-        if not isinstance(value, str) or value.lower() not in known:
+        if not isinstance(value, str) or value.lower() not in (*ON, *OFF):
             raise self._refuse("must be true or false", value)
-        return known[value.lower()]
+        return value.lower() in ON
 
     def _parse_count(self, value: object) -> int:
         rule = "must be a positive integer" if self.minimum == 1 else f"must be an integer of at least {self.minimum}"
@@ -394,14 +377,12 @@ class Option:
 @cache
 def options() -> tuple[Option, ...]:
     """Every run option, in the order of `RunSpec`."""
-    found = []
-    for item in fields(RunSpec):
-        if not item.metadata:
-            continue
-        assert isinstance(item.type, type | types.UnionType)
-        kind = item.type if isinstance(item.type, type) else get_args(item.type)[0]
-        found.append(Option(name=item.name, kind=kind, default=item.default, **item.metadata))
-    return tuple(found)
+    # The type of an optional field is the first part of `int | None`.
+    return tuple(
+        Option(name=item.name, kind=(get_args(item.type) or (item.type,))[0], default=item.default, **item.metadata)
+        for item in fields(RunSpec)
+        if item.metadata
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -413,7 +394,7 @@ class Resolved:
 
 
 def resolve(
-    given: Mapping[str, object],
+    typed: Mapping[str, object],
     environment: Mapping[str, str],
     config_folder: Path | None,
     *,
@@ -421,14 +402,14 @@ def resolve(
 ) -> Resolved:
     """Combine options over environment over `rooflaunch.toml` in `config_folder` over defaults.
 
-    `given` holds only the options that the user typed. Raises `UsageError` for an unknown key or a value that breaks
+    `typed` holds only the options of the command line. Raises `UsageError` for an unknown key or a value that breaks
     its rule. With a script, options of our trainer raise `UsageError` if typed, and are ignored in environment and
     file.
     """
     if script:
-        _require_a_scripts(given)
+        _require_script_options(typed)
     sources: list[tuple[Origin, Mapping[str, object]]] = [
-        (Origin.OPTION, given),
+        (Origin.OPTION, typed),
         (Origin.ENVIRONMENT, _from_environment(environment)),
         (Origin.CONFIG, _from_config(config_folder / CONFIG_NAME) if config_folder else {}),
     ]
@@ -436,25 +417,25 @@ def resolve(
     origin: dict[str, Origin] = {}
     for option in options():
         for source, table in sources:
-            if option.name in table and not (script and option.name not in SCRIPTS_TOO):
+            if option.name in table and not (script and option.name not in SCRIPT_OPTIONS):
                 values[option.name] = _parse_from(source, option, table[option.name])
                 origin[option.name] = source
                 break
     return Resolved(spec=RunSpec(**values, script=tuple(script)).checked(), origin=origin)
 
 
-def why_not_of_a_script(option: Option) -> str:
+def why_not_for_script(option: Option) -> str:
     """Reason why a run of the user's own script refuses an option that only our trainer has."""
-    return WHY_NOT_OF_A_SCRIPT.get(option.name, f"the script decides its {option.label.removeprefix('no ')}")
+    return WHY_REFUSED_FOR_SCRIPT.get(option.name, f"the script decides its {option.label.removeprefix('no ')}")
 
 
-def _require_a_scripts(given: Mapping[str, object]) -> None:
-    if given.get("device") == Device.MPS:
+def _require_script_options(typed: Mapping[str, object]) -> None:
+    if typed.get("device") == Device.MPS:
         raise UsageError("--mps is only for our own trainer: a script chooses its own device", hint="leave --mps out")
     for option in options():
-        if option.name in given and option.name not in SCRIPTS_TOO:
-            flag = option.flag if given[option.name] is not False else option.off_flag
-            why = why_not_of_a_script(option)
+        if option.name in typed and option.name not in SCRIPT_OPTIONS:
+            flag = option.flag if typed[option.name] is not False else option.off_flag
+            why = why_not_for_script(option)
             raise UsageError(f"{flag} is only for our own trainer: {why}", hint=f"leave {flag} out")
 
 
@@ -476,10 +457,12 @@ def _parse_from(source: Origin, option: Option, value: object) -> Any:
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, object]:
     names = {ENVIRONMENT_PREFIX + option.name.upper(): option.name for option in options()}
-    found = {key for key in environment if key.startswith(ENVIRONMENT_PREFIX)} - OTHER_VARIABLES
-    for key in sorted(found - names.keys()):
-        raise UsageError(f"unknown environment variable '{key}'", hint=f"unset {key}{_nearest(key, names)}")
-    return {names[key]: environment[key] for key in found}
+    ours = {key for key in environment if key.startswith(ENVIRONMENT_PREFIX)} - OTHER_VARIABLES
+    for key in sorted(ours - names.keys()):
+        raise UsageError(
+            f"unknown environment variable '{key}'", hint=f"unset {key}{did_you_mean(key, names, before='; ')}"
+        )
+    return {names[key]: environment[key] for key in ours}
 
 
 def _from_config(path: Path) -> dict[str, object]:
@@ -496,14 +479,9 @@ def _from_config(path: Path) -> dict[str, object]:
         if key not in names | OTHER_TABLES:
             raise UsageError(
                 f"{path}: unknown key '{key}'",
-                hint=f"the keys are the options of `launch local`, with _ for -{_nearest(key, names)}",
+                hint="the keys are the options of `launch local`, with _ for -" + did_you_mean(key, names, before="; "),
             )
     return table
-
-
-def _nearest(word: str, known: Mapping[str, object] | set[str]) -> str:
-    near = difflib.get_close_matches(word, known, n=1)
-    return f"; did you mean {near[0]}?" if near else ""
 
 
 def arguments(spec: RunSpec) -> list[str]:
@@ -559,9 +537,9 @@ class Context:
 
     def to_argument(self) -> str:
         """JSON, in one line, of the fields that differ from their defaults."""
-        told = {item.name: getattr(self, item.name) for item in fields(self)}
-        plain = Context()
-        return json.dumps({name: value for name, value in told.items() if value != getattr(plain, name)})
+        defaults = Context()
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        return json.dumps({name: value for name, value in values.items() if value != getattr(defaults, name)})
 
     @classmethod
     def from_argument(cls, text: str) -> "Context":

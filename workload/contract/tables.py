@@ -15,9 +15,8 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Protocol, assert_never
 
-from workload.contract.text import NARROWEST, WIDEST, printable, terminal_width, wrapped
+from workload.contract.text import NARROWEST, PREFIXES, WIDEST, printable, terminal_width, wrapped
 
-PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""), (1e-3, "m"), (1e-6, "µ"))
 # Seconds have no prefix above 1: no kiloseconds.
 LARGEST_PREFIX = {"s": 1.0}
 GAP = "  "
@@ -114,8 +113,8 @@ def table_width() -> int:
     """Width of the terminal, 40 to 200; if stdout is no terminal, the variable COLUMNS or 100."""
     if width := terminal_width(sys.stdout):
         return width
-    said = os.environ.get("COLUMNS", "")
-    return min(max(int(said), NARROWEST), WIDEST) if said.isdecimal() else USUAL_WIDTH
+    columns = os.environ.get("COLUMNS", "")
+    return min(max(int(columns), NARROWEST), WIDEST) if columns.isdecimal() else USUAL_WIDTH
 
 
 def as_json(value: Any, *, indent: int | None = None) -> str:
@@ -177,7 +176,7 @@ def _csv_cell(value: Any) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Laid:
+class _TextColumn:
     """A column ready to print: the lines of its heading, and its cells."""
 
     column: Column
@@ -195,7 +194,7 @@ class _Laid:
 
 
 def _wide_table(rows: Sequence[dict[str, Any]], columns: Sequence[Column]) -> str:
-    return "\n".join(_lines([_lay(column, rows) for column in columns if _has_values(column, rows)], {}))
+    return "\n".join(_lines([_as_text(column, rows) for column in columns if _has_values(column, rows)], {}))
 
 
 def _table(rows: Sequence[dict[str, Any]], columns: Sequence[Column], width: int) -> str:
@@ -204,19 +203,19 @@ def _table(rows: Sequence[dict[str, Any]], columns: Sequence[Column], width: int
     own = [column for column in columns if column not in common]
     body = _body(rows, own, [_notes(row, own) for row in rows], width)
     details = [column for column in own if column.detail]
-    if details and (body.dropped or not _fits(body.laid, width)):
+    if details and (body.dropped or not _fits(body.shown, width)):
         own = [column for column in own if not column.detail]
         facts = [column.name for column in own if column.role is Role.FACT]
-        by_row = [[*_notes(row, own), *_apart(row, rows, facts, details)] for row in rows]
+        by_row = [[*_notes(row, own), *_distinguishing_details(row, rows, facts, details)] for row in rows]
         body = _body(rows, own, by_row, width)
         more = f"{len(details)} more facts" if len(details) > 1 else details[0].heading
         body = replace(body, dropped=[*body.dropped, more])
-    above = _above(rows, common)
+    above = _common_facts(rows, common)
     left_out = f"{', '.join(dict.fromkeys(body.dropped))}; --wide shows all"
     return "\n".join(
         [
             *([wrapped(above, width)] if above else []),
-            *_lines(body.laid, body.under),
+            *_lines(body.shown, body.below),
             *(wrapped(note, width, indent=11, first="note") for note in body.for_all),
             *(wrapped(note, width, indent=11, first=f"note {number}") for note, number in body.numbers.items()),
             *([wrapped(left_out, width, indent=11, first="not shown")] if body.dropped else []),
@@ -231,8 +230,8 @@ class _Body:
     `dropped`: titles of the columns that did not fit.
     """
 
-    laid: Sequence[_Laid]
-    under: Mapping[int, Sequence[str]]
+    shown: Sequence[_TextColumn]
+    below: Mapping[int, Sequence[str]]
     for_all: Sequence[str]
     numbers: Mapping[str, int]
     dropped: Sequence[str]
@@ -244,17 +243,17 @@ def _body(
     notes = [column for column in columns if column.role is Role.NOTE]
     sentences = [column for column in columns if column.role is Role.SENTENCE]
     for_all, numbers = _numbered(notes_by_row)
-    laid = [_lay(column, rows) for column in columns if column not in (*notes, *sentences)]
-    laid.sort(key=lambda each: not each.is_fact)
-    marks = [_marks(numbers, notes_by_row)] if numbers else []
-    beside = [_lay(column, rows) for column in sentences]
-    under: dict[int, list[str]] = {}
-    if not _fits([*laid, *beside, *marks], width):
-        under = {number: list(_under(row, sentences, width)) for number, row in enumerate(rows)}
+    shown = [_as_text(column, rows) for column in columns if column not in (*notes, *sentences)]
+    shown.sort(key=lambda each: not each.is_fact)
+    marks = [_note_numbers(numbers, notes_by_row)] if numbers else []
+    beside = [_as_text(column, rows) for column in sentences]
+    below: dict[int, list[str]] = {}
+    if not _fits([*shown, *beside, *marks], width):
+        below = {number: list(_sentences_below(row, sentences, width)) for number, row in enumerate(rows)}
         beside = []
-    kept, dropped = _fitted([*laid, *beside], marks, width)
+    kept, dropped = _fitted([*shown, *beside], marks, width)
     titles = [_title(each) for each in dropped]
-    return _Body(laid=[*kept, *marks], under=under, for_all=for_all, numbers=numbers, dropped=titles)
+    return _Body(shown=[*kept, *marks], below=below, for_all=for_all, numbers=numbers, dropped=titles)
 
 
 def _has_values(column: Column, rows: Sequence[dict[str, Any]]) -> bool:
@@ -269,10 +268,12 @@ def _is_hidden(column: Column, rows: Sequence[dict[str, Any]]) -> bool:
     return column.detail and not (column.role is Role.FACT and _differs(column, rows))
 
 
-def _above(rows: Sequence[dict[str, Any]], common: Sequence[Column]) -> str:
+def _common_facts(rows: Sequence[dict[str, Any]], common: Sequence[Column]) -> str:
     """Text above the table: the facts that are equal in all rows."""
     return "; ".join(
-        f"{column.heading} {_lay(column, rows[:1]).cells[0]}" for column in common if rows[0][column.name] is not None
+        f"{column.heading} {_as_text(column, rows[:1]).cells[0]}"
+        for column in common
+        if rows[0][column.name] is not None
     )
 
 
@@ -283,13 +284,13 @@ def _numbered(by_row: Sequence[Sequence[str]]) -> tuple[list[str], dict[str, int
     return for_all, {note: number for number, note in enumerate([each for each in every if each not in for_all], 1)}
 
 
-def _apart(
+def _distinguishing_details(
     row: dict[str, Any], rows: Sequence[dict[str, Any]], facts: Sequence[str], details: Sequence[Column]
 ) -> list[str]:
     """Details of a row that tell it from the other rows with equal `facts`."""
     namesakes = [other for other in rows if all(other[fact] == row[fact] for fact in facts)]
     return [
-        f"{column.heading} {_cut(_lay(column, namesakes), LONG_NAME).cells[namesakes.index(row)]}"
+        f"{column.heading} {_cut(_as_text(column, namesakes), LONG_NAME).cells[namesakes.index(row)]}"
         for column in details
         if row[column.name] is not None and _differs(column, namesakes)
     ]
@@ -307,14 +308,14 @@ def _notes(row: dict[str, Any], columns: Sequence[Column]) -> list[str]:
     return notes
 
 
-def _marks(numbers: Mapping[str, int], by_row: Sequence[Sequence[str]]) -> _Laid:
+def _note_numbers(numbers: Mapping[str, int], by_row: Sequence[Sequence[str]]) -> _TextColumn:
     """Column with the numbers of each row's notes."""
     cells = [",".join(str(numbers[note]) for note in dict.fromkeys(notes) if note in numbers) for notes in by_row]
     column = Column(name=Role.NOTE, heading=Role.NOTE, role=Role.NOTE)
-    return _Laid(column=column, heading=(column.heading,), cells=tuple(cells), to_right=False)
+    return _TextColumn(column=column, heading=(column.heading,), cells=tuple(cells), to_right=False)
 
 
-def _under(row: dict[str, Any], sentences: Sequence[Column], width: int) -> Iterator[str]:
+def _sentences_below(row: dict[str, Any], sentences: Sequence[Column], width: int) -> Iterator[str]:
     """Sentences printed below a row."""
     for column in sentences:
         if row[column.name] is not None:
@@ -322,18 +323,20 @@ def _under(row: dict[str, Any], sentences: Sequence[Column], width: int) -> Iter
             yield wrapped(f"{name}{_cell(column, row[column.name], 1.0)}", width, indent=4)
 
 
-def _fits(laid: Sequence[_Laid], width: int) -> bool:
-    return sum(each.width for each in laid) + len(GAP) * (len(laid) - 1) <= width
+def _fits(shown: Sequence[_TextColumn], width: int) -> bool:
+    return sum(each.width for each in shown) + len(GAP) * (len(shown) - 1) <= width
 
 
-def _fitted(laid: Sequence[_Laid], marks: Sequence[_Laid], width: int) -> tuple[list[_Laid], list[_Laid]]:
+def _fitted(
+    shown: Sequence[_TextColumn], marks: Sequence[_TextColumn], width: int
+) -> tuple[list[_TextColumn], list[_TextColumn]]:
     """Columns of `laid` that fit beside `marks`, and the dropped ones.
 
     Headings are broken into lines first, then long names are cut, then the last figures dropped. Names are cut shorter
     if they would take more than half of the width. Facts and the first figure always stay: without them a row says
     nothing.
     """
-    kept, dropped = list(laid), list[_Laid]()
+    kept, dropped = list(shown), list[_TextColumn]()
     if _fits([*kept, *marks], width):
         return kept, dropped
     kept = [_with_heading_in_lines(each) for each in kept]
@@ -351,51 +354,51 @@ def _fitted(laid: Sequence[_Laid], marks: Sequence[_Laid], width: int) -> tuple[
     return kept, dropped
 
 
-def _title(laid: _Laid) -> str:
-    return " ".join(laid.heading)
+def _title(shown: _TextColumn) -> str:
+    return " ".join(shown.heading)
 
 
-def _with_heading_in_lines(laid: _Laid) -> _Laid:
+def _with_heading_in_lines(shown: _TextColumn) -> _TextColumn:
     """Break the heading into lines no wider than the cells or the heading's longest word."""
-    room = max(map(len, laid.cells), default=0)
+    room = max(map(len, shown.cells), default=0)
     lines: list[str] = []
-    for word in _title(laid).split():
+    for word in _title(shown).split():
         if lines and len(lines[-1]) + 1 + len(word) <= max(room, *map(len, lines)):
             lines[-1] += f" {word}"
         else:
             lines.append(word)
-    return replace(laid, heading=tuple(lines))
+    return replace(shown, heading=tuple(lines))
 
 
-def _cut(laid: _Laid, room: int) -> _Laid:
+def _cut(shown: _TextColumn, room: int) -> _TextColumn:
     """Shorten long texts in their middle or at their end, only as far as different texts stay different."""
-    if laid.to_right or laid.width <= room:
-        return laid
-    for size in range(room, laid.width):
+    if shown.to_right or shown.width <= room:
+        return shown
+    for size in range(room, shown.width):
         for tail in (size // 2, size // 4, 0):
             cells = [
                 cell if len(cell) <= size else f"{cell[: size - tail - 1]}…{cell[len(cell) - tail :]}"
-                for cell in laid.cells
+                for cell in shown.cells
             ]
-            if len(set(cells)) == len(set(laid.cells)):
-                return replace(laid, cells=tuple(cells))
-    return laid
+            if len(set(cells)) == len(set(shown.cells)):
+                return replace(shown, cells=tuple(cells))
+    return shown
 
 
-def _lines(laid: Sequence[_Laid], under: Mapping[int, Sequence[str]]) -> Iterator[str]:
-    depth = max((len(each.heading) for each in laid), default=0)
-    headings = [("",) * (depth - len(each.heading)) + each.heading for each in laid]
+def _lines(shown: Sequence[_TextColumn], below: Mapping[int, Sequence[str]]) -> Iterator[str]:
+    depth = max((len(each.heading) for each in shown), default=0)
+    headings = [("",) * (depth - len(each.heading)) + each.heading for each in shown]
     for cells in zip(*headings, strict=True):
-        yield _line(laid, cells)
-    for number, cells in enumerate(zip(*(each.cells for each in laid), strict=True)):
-        yield _line(laid, cells)
-        yield from under.get(number, ())
+        yield _line(shown, cells)
+    for number, cells in enumerate(zip(*(each.cells for each in shown), strict=True)):
+        yield _line(shown, cells)
+        yield from below.get(number, ())
 
 
-def _line(laid: Sequence[_Laid], cells: Sequence[str]) -> str:
+def _line(shown: Sequence[_TextColumn], cells: Sequence[str]) -> str:
     padded = [
         cell.rjust(each.width) if each.to_right else cell.ljust(each.width)
-        for each, cell in zip(laid, cells, strict=True)
+        for each, cell in zip(shown, cells, strict=True)
     ]
     return GAP.join(padded).rstrip()
 
@@ -405,23 +408,23 @@ def _is_numeric(values: Any) -> bool:
     return bool(known) and all(isinstance(value, int | float) and not isinstance(value, bool) for value in known)
 
 
-def _lay(column: Column, rows: Sequence[dict[str, Any]]) -> _Laid:
+def _as_text(column: Column, rows: Sequence[dict[str, Any]]) -> _TextColumn:
     values = [row[column.name] for row in rows]
     factor, prefix = _scale(column, values)
     unit = f" [{prefix}{column.unit}]" if column.unit else ""
     cells = tuple(_cell(column, value, factor) for value in values)
-    return _Laid(column=column, heading=(f"{column.heading}{unit}",), cells=cells, to_right=_is_numeric(values))
+    return _TextColumn(column=column, heading=(f"{column.heading}{unit}",), cells=cells, to_right=_is_numeric(values))
 
 
 def _scale(column: Column, values: Sequence[Any]) -> tuple[float, str]:
-    """Divisor and prefix that suit the largest value."""
+    """Divisor and prefix that suit the largest value, down to millionths: `0.003000 µs`."""
     if column.unit == "%":
         return 0.01, ""
     sizes = [abs(value) for value in values if isinstance(value, int | float) and value]
     if not column.prefixed or not sizes:
         return 1.0, ""
     largest = LARGEST_PREFIX.get(column.unit, math.inf)
-    fitting = [(factor, prefix) for factor, prefix in PREFIXES if factor <= largest]
+    fitting = [(factor, prefix) for factor, prefix in PREFIXES[:-1] if factor <= largest]
     return next((each for each in fitting if max(sizes) >= each[0]), fitting[-1])
 
 

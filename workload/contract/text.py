@@ -1,5 +1,6 @@
 """Formats figures and lines for people, the same way in every command. Standard library only."""
 
+import difflib
 import math
 import os
 import re
@@ -8,8 +9,13 @@ import textwrap
 from collections.abc import Iterable
 from typing import TextIO
 
-LARGE = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
-SMALL = ((1.0, ""), (1e-3, "m"), (1e-6, "µ"), (1e-9, "n"))
+# Decimal prefixes with their factors, the largest first. Some figures have none above 1, others none below.
+PREFIXES = (
+    *((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")),
+    (1.0, ""),
+    *((1e-3, "m"), (1e-6, "µ"), (1e-9, "n")),
+)
+LARGE_PREFIXES, SMALL_PREFIXES = PREFIXES[:6], PREFIXES[5:]
 # Smaller shares need no digits: nobody acts on them.
 LEAST_SHARE = 0.001
 # Shares that round to 10 % or more have no decimals.
@@ -30,12 +36,12 @@ BEFORE_A_UNIT = re.compile(r"(?<=\d) (?=%|[kMGTPmµn]?(?:s|B|FLOP)\b)")
 
 def si(value: float, unit: str, digits: int = 3) -> str:
     """`value` with a decimal prefix: `si(2.27e11, "FLOP/s")` is `227 GFLOP/s`."""
-    return _prefixed(value, unit, LARGE, digits)
+    return _prefixed(value, unit, LARGE_PREFIXES, digits)
 
 
 def seconds(value_s: float, digits: int = 4) -> str:
     """A duration in s, ms, µs or ns: `seconds(0.0123)` is `12.3 ms`."""
-    return _prefixed(value_s, "s", SMALL, digits)
+    return _prefixed(value_s, "s", SMALL_PREFIXES, digits)
 
 
 def _prefixed(value: float, unit: str, prefixes: tuple[tuple[float, str], ...], digits: int) -> str:
@@ -70,11 +76,11 @@ def signed_percent(share: float) -> str:
 def digits_beside_one(ratios: Iterable[float], digits: int = 3) -> int:
     """Significant digits, at least `digits`, so that no ratio other than 1 reads as 1: 1.0004 needs 5."""
     others = [ratio for ratio in ratios if ratio != 1]
-    enough = (more for more in range(digits, MOST_DIGITS) if all(float(plain(one, more)) != 1 for one in others))
+    enough = (more for more in range(digits, MOST_DIGITS) if all(float(plain(ratio, more)) != 1 for ratio in others))
     return next(enough, MOST_DIGITS)
 
 
-def between(low: float, high: float) -> str:
+def percent_range(low: float, high: float) -> str:
     """Two shares as one range: `12 % to 30 %`, `up to 3 %`, or one figure if both read the same."""
     if 0 <= low < LEAST_SHARE:
         return percent(high) if high < LEAST_SHARE else f"up to {percent(high)}"
@@ -123,14 +129,23 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
+def did_you_mean(word: str, known: Iterable[str], *, most: int = 1, before: str = "", after: str = "") -> str:
+    """Question for a mistyped word, `did you mean fp32?`, with up to `most` similar known words; empty without any.
+
+    `before`, `after`: text around a question that is part of a longer hint.
+    """
+    similar = difflib.get_close_matches(word, list(known), n=most)
+    return f"{before}did you mean {' or '.join(similar)}?{after}" if similar else ""
+
+
 def unbroken(text: str) -> str:
     """`text` that `wrapped` keeps on one line, for example a command to copy."""
     return text.replace(" ", NO_BREAK)
 
 
-def of_cpus(used: float, wanted: float) -> str:
-    """CPU share of a run as text, against the CPUs that it has threads for: `1.2 of 2 CPUs`, `4 % of one CPU`."""
-    return f"{percent(used)} of one CPU" if wanted == 1 else f"{used:.1f} of {wanted:g} CPUs"
+def cpu_share(used: float, threads: float) -> str:
+    """CPUs that a run used, as text beside the number of its threads: `1.2 of 2 CPUs`, `4 % of one CPU`."""
+    return f"{percent(used)} of one CPU" if threads == 1 else f"{used:.1f} of {threads:g} CPUs"
 
 
 def wrapped(text: str, width: int | None, *, indent: int = 0, first: str = "") -> str:
@@ -191,7 +206,7 @@ def printable_lines(text: str) -> str:
     return "\n".join(map(printable, text.split("\n")))
 
 
-def in_short(text: str, typed: Iterable[str] = ()) -> str:
+def cut_long_words(text: str, typed: Iterable[str] = ()) -> str:
     """`text` in which no word, no quoted value and none of the `typed` words has more than 200 characters."""
     words = {part.strip() for word in typed for part in (word, word.partition("=")[2])}
     for word in sorted((word for word in words if len(word) > MOST_QUOTED), key=len, reverse=True):

@@ -12,7 +12,7 @@ from enum import StrEnum
 from workload.contract import peaks
 from workload.contract.profile_record import ProfileResult
 from workload.contract.record import Record, Verdict
-from workload.contract.text import between, percent, plain, seconds
+from workload.contract.text import percent, percent_range, plain, seconds
 
 # Above this share of the wall time, the input pipeline and not the step decides the throughput.
 INPUT_BOUND_FRACTION = 0.10
@@ -80,7 +80,7 @@ class Figures:
     `step_s`: wall time of a step without waits for data; with `kernels_alone`, the kernels' own time, so that gaps
     between kernels are unknown. `device_busy_share`: share of the step in which kernels (on a CPU operators) run; with
     `is_most`, an upper limit of that share. `running`: `kernels` or `operators`. `flop`, `bytes_low`, `bytes_high`: per
-    step; counted bytes have equal ends. `known`: further facts, as sentences, for a step that no roof limits.
+    step; counted bytes have equal ends. `possible_causes`: sentences for a step that no roof limits.
     """
 
     step_s: float | None
@@ -95,7 +95,7 @@ class Figures:
     roof_flop_per_s: float | None = None
     roof_bytes_per_s: float | None = None
     kernels_alone: bool = False
-    known: Sequence[str] = ()
+    possible_causes: Sequence[str] = ()
 
     @property
     def fractions(self) -> tuple[float, float, float] | None:
@@ -111,13 +111,13 @@ class Figures:
         return self.flop / self.roof_flop_per_s / self.step_s, self.bytes_low / movable, self.bytes_high / movable
 
 
-def decide(figures: Figures, lack: str = UNKNOWN) -> Verdict:
+def decide(figures: Figures, why_unknown: str = UNKNOWN) -> Verdict:
     """Decide what limits a step; return the limit with the figures that decided it.
 
-    `lack`: why the step's shares of the roofs are unknown.
+    `why_unknown`: why the step's shares of the roofs are unknown.
     """
     shares = figures.fractions
-    bound, why = _decided(figures, shares, lack)
+    bound, why = _decided(figures, shares, why_unknown)
     is_known = shares is not None and bound is not None
     compute, low, high = shares if shares and is_known else (None, None, None)
     return Verdict(
@@ -133,14 +133,14 @@ def decide(figures: Figures, lack: str = UNKNOWN) -> Verdict:
     )
 
 
-def _decided(figures: Figures, shares: tuple[float, float, float] | None, lack: str) -> tuple[Bound | None, str]:
+def _decided(figures: Figures, shares: tuple[float, float, float] | None, why_unknown: str) -> tuple[Bound | None, str]:
     waits, device_busy = figures.data_wait_fraction, figures.device_busy_share
     if waits is not None and waits > INPUT_BOUND_FRACTION:
         return Bound.INPUT, f"{percent(waits)} of the wall time is spent waiting for data"
     if device_busy is not None and device_busy < LEAST_DEVICE_BUSY and not figures.kernels_alone:
         return Bound.OVERHEAD, f"{_device_busy(figures, device_busy)}, and the device is idle in the rest"
     if shares is None:
-        return None, lack
+        return None, why_unknown
     compute, low, high = shares
     compute_roof, memory_roof = ROOF_NAMES[figures.roof or RoofKind.MEASURED]
     if compute > ABOVE_CEILING:
@@ -154,7 +154,7 @@ def _decided(figures: Figures, shares: tuple[float, float, float] | None, lack: 
             f"{percent(low)} of {memory_roof} was counted, which is impossible: the roof is too low, or the "
             "kernels moved more bytes in the profile, where each starts with a cold cache, than in the run"
         )
-    reached = f"{percent(compute)} of {compute_roof}, {memory_words(low, high)} of {memory_roof}"
+    reached = f"{percent(compute)} of {compute_roof}, {memory_share_text(low, high)} of {memory_roof}"
     reached += " (modelled)" if is_modelled else ""
     bound = by_fractions(compute=compute, low=low)
     if figures.kernels_alone:
@@ -176,11 +176,11 @@ def by_fractions(*, compute: float, low: float) -> Bound:
     return Bound.COMPUTE if compute >= LEAST_OF_ROOF else Bound.NEITHER
 
 
-def memory_words(low: float, high: float) -> str:
+def memory_share_text(low: float, high: float) -> str:
     """Share of the bandwidth as text; bytes beyond the whole bandwidth stayed in caches."""
     if low > ABOVE_CEILING:
         return "an unknown share"
-    return f"{percent(low)} or more" if high > ABOVE_CEILING else between(low, high)
+    return f"{percent(low)} or more" if high > ABOVE_CEILING else percent_range(low, high)
 
 
 def _neither(figures: Figures, reached: str, *, low: float, high: float) -> Iterator[str]:
@@ -195,7 +195,7 @@ def _neither(figures: Figures, reached: str, *, low: float, high: float) -> Iter
         yield f"below half of both roofs: {reached}"
     if figures.device_busy_share is not None and not figures.kernels_alone:
         yield _device_busy(figures, figures.device_busy_share)
-    yield from figures.known
+    yield from figures.possible_causes
 
 
 def _device_busy(figures: Figures, share: float) -> str:
@@ -212,8 +212,7 @@ def from_record(run: Record) -> Verdict | None:
     busy = competition(run)
     if figures is None:
         return Verdict(busy=busy) if busy else None
-    lack = _lack(run, figures)
-    return replace(decide(figures, lack), busy=busy)
+    return replace(decide(figures, _why_unknown(run, figures)), busy=busy)
 
 
 def figures_of(run: Record) -> Figures | None:
@@ -244,7 +243,7 @@ def figures_of(run: Record) -> Figures | None:
         roof_flop_per_s=flop_per_s,
         roof_bytes_per_s=bytes_per_s,
         kernels_alone=is_traced and not profile.wall_s_per_step,
-        known=list(known_of(run)),
+        possible_causes=list(possible_causes(run)),
     )
 
 
@@ -285,7 +284,7 @@ def device_busy_share(run: Record) -> float | None:
     return running_s / step_s if running_s < step_s else None
 
 
-def known_of(run: Record) -> Iterator[str]:
+def possible_causes(run: Record) -> Iterator[str]:
     """Sentences on facts of a run that may explain why its step is far from both roofs."""
     device, host, precision = run.environment.device, run.environment.host, run.spec.precision or ""
     flags = set(host.cpu_flags or ()) if host else set()
@@ -321,13 +320,13 @@ def _roof(run: Record) -> tuple[str | None, float | None, float | None]:
     return (RoofKind.PEAK, peak.flop_per_s, peak.bytes_per_s) if peak else (None, None, None)
 
 
-def _lack(run: Record, figures: Figures) -> str:
+def _why_unknown(run: Record, figures: Figures) -> str:
     """Reason why the shares of the roofs that a run reached are unknown."""
     if figures.roof is None:
         return _why_no_roof(run)
     names = {"FLOP": figures.flop, "bytes": figures.bytes_low and figures.bytes_high}
-    absent = " and ".join(name for name, value in names.items() if not value)
-    return f"the {absent} of a step are unknown"
+    missing = " and ".join(name for name, value in names.items() if not value)
+    return f"the {missing} of a step are unknown"
 
 
 def _why_no_roof(run: Record) -> str:
@@ -366,19 +365,19 @@ def is_starved(used: float, waited: float) -> bool:
 
 def lacks_cpus(run: Record) -> bool:
     """Whether a CPU run kept few of its threads busy, for any reason."""
-    used, threads = run.timing.cpus_used, run.environment.device.threads
-    return run.spec.device == "cpu" and used is not None and bool(threads) and used < COMPETED_SHARE * (threads or 0)
+    used, threads = run.timing.cpus_used, run.environment.device.threads or 0
+    return run.spec.device == "cpu" and used is not None and used < COMPETED_SHARE * threads
 
 
-def busy_words(busy: Collection[str | None]) -> str | None:
+def busy_sentence(busy: Collection[str | None]) -> str | None:
     """Sentence on how many runs were on a busy machine, from `Verdict.busy` of each; None if none was."""
-    known = [why for why in busy if why]
-    if not known:
+    reasons = [why for why in busy if why]
+    if not reasons:
         return None
     if len(busy) == 1:
-        return f"on a busy machine: {known[0]}"
-    which = "" if len(set(known)) == 1 else ", of the first"
-    return f"{len(known)} of {len(busy)} runs on a busy machine{which}: {known[0]}"
+        return f"on a busy machine: {reasons[0]}"
+    which = "" if len(set(reasons)) == 1 else ", of the first"
+    return f"{len(reasons)} of {len(busy)} runs on a busy machine{which}: {reasons[0]}"
 
 
 # --- figures of a run

@@ -6,12 +6,11 @@ from pathlib import Path
 import torch
 
 from workload.environment.container import container_facts
-from workload.environment.cpu import cpu_model
 from workload.environment.gce import gce_facts
-from workload.environment.host import host_facts
+from workload.environment.host import cpu_model, host_facts
 from workload.environment.machine import HostSystem
 from workload.environment.nvml import GpuSensors
-from workload.environment.slurm_job import slurm_facts
+from workload.environment.outside import slurm_facts
 from workload.environment.software import software_facts
 
 

@@ -11,7 +11,7 @@ from http import HTTPStatus
 
 from workload.environment.machine import HostSystem
 from workload.environment.metadata import HOST_VARIABLE, METADATA_ADDRESS, MetadataServer, named_address
-from workload.environment.virtualization import dmi_makers
+from workload.environment.system import dmi_makers
 
 # Limit of all requests together. On a VM an answer takes about a millisecond.
 LIMIT_S = 1.0

@@ -1,17 +1,27 @@
 """Facts of the host: operating system, processor, memory, limits, storage. A container shows its own view."""
 
 import os
+import platform
 import re
 from pathlib import Path
 
 import psutil
 
 from workload.environment import cgroup
-from workload.environment.cpu import cpu_facts
-from workload.environment.machine import HostSystem, as_integer, cpu_list, fields
+from workload.environment.machine import HostSystem, as_integer, cpu_info, cpu_list, fields
 from workload.environment.mounts import storage_facts
 from workload.environment.system import system_facts
 
+CPUS = "/sys/devices/system/cpu"
+
+# Flags by which oneDNN, MKL and ATen choose their kernels: x86 first, then 64-bit Arm.
+FLAGS_THAT_MATTER = (
+    "sse4_2", "avx", "f16c", "fma", "avx2", "avx_vnni", "avx512f", "avx512dq", "avx512bw", "avx512vl",
+    "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_int8", "amx_bf16", "amx_fp16", "avx10",
+    "neon", "asimd", "asimdhp", "asimddp", "i8mm", "bf16", "sve", "sve2", "svebf16", "sme",
+)  # fmt: skip
+
+SIZE_BYTES = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3}
 # The kernel's "kB" in /proc/meminfo.
 KIB_BYTES = 1024
 
@@ -68,3 +78,92 @@ def _chosen(text: str | None) -> str | None:
     """Word in brackets: `madvise` in `always [madvise] never`."""
     match = re.search(r"\[(\w+)\]", text or "")
     return match[1] if match else None
+
+
+def cpu_facts(machine: HostSystem) -> dict[str, object]:
+    info = cpu_info(machine)
+    return {
+        "cpu_model": cpu_model(machine),
+        "cpu_family": as_integer(info.get("cpu family")),
+        "cpu_model_number": as_integer(info.get("model")),
+        "cpu_stepping": as_integer(info.get("stepping")),
+        "cpu_microcode": info.get("microcode"),
+        "cpu_flags": _flags(info),
+        **_topology(machine),
+        "caches": caches(machine),
+        "cpu_governor": machine.text(f"{CPUS}/cpu{_first_cpu(machine)}/cpufreq/scaling_governor"),
+    }
+
+
+def cpu_model(machine: HostSystem) -> str | None:
+    """Name of the processor. Arm kernels give part numbers instead, which lscpu translates."""
+    name = cpu_info(machine).get("model name")
+    if name is None and machine.exists("/proc/cpuinfo"):
+        name = fields(machine.tool("lscpu")).get("Model name")
+    if name is None and machine.native and platform.system() == "Darwin":
+        name = machine.tool("sysctl", "-n", "machdep.cpu.brand_string")
+    if name is None and machine.native and platform.system() == "Windows":
+        name = platform.processor()
+    return name or None
+
+
+def allowed_cpus(machine: HostSystem) -> list[int] | None:
+    """CPUs that the process may run on, by affinity and cpuset."""
+    return cpu_list(_allowed_list(machine))
+
+
+def caches(machine: HostSystem) -> list[dict[str, object]] | None:
+    """Caches of the first CPU that the process may use, `size_bytes` for one instance; None if unknown."""
+    found: list[dict[str, object]] = []
+    folder = f"{CPUS}/cpu{_first_cpu(machine)}/cache"
+    index = 0
+    while (level := machine.integer(f"{folder}/index{index}/level")) is not None:
+        sharing = cpu_list(machine.text(f"{folder}/index{index}/shared_cpu_list"))
+        found.append(
+            {
+                "level": level,
+                "type": (machine.text(f"{folder}/index{index}/type") or "").lower() or None,
+                "size_bytes": _size_bytes(machine.text(f"{folder}/index{index}/size")),
+                "shared_by_cpus": len(sharing) if sharing else None,
+            }
+        )
+        index += 1
+    return found or None
+
+
+def _allowed_list(machine: HostSystem) -> str | None:
+    return fields(machine.text("/proc/self/status")).get("Cpus_allowed_list")
+
+
+def _first_cpu(machine: HostSystem) -> int:
+    return min(allowed_cpus(machine) or [0])
+
+
+def _flags(info: dict[str, str]) -> list[str] | None:
+    """Relevant CPU flags; x86 lists them as `flags`, Arm as `Features`."""
+    text = info.get("flags") or info.get("Features")
+    return None if text is None else [flag for flag in FLAGS_THAT_MATTER if flag in text.split()]
+
+
+def _topology(machine: HostSystem) -> dict[str, object]:
+    online = cpu_list(machine.text(f"{CPUS}/online"))
+    return {
+        "sockets": _distinct(machine, online, "package_cpus_list", "core_siblings_list"),
+        "physical_cores": _distinct(machine, online, "core_cpus_list", "thread_siblings_list")
+        or (psutil.cpu_count(logical=False) if machine.native else None),
+        "logical_cpus": len(online) if online else (os.cpu_count() if machine.native else None),
+        "cpus_allowed": len(allowed_cpus(machine) or []) or None,
+        "cpus_allowed_list": _allowed_list(machine),
+    }
+
+
+def _distinct(machine: HostSystem, cpus: list[int] | None, name: str, old_name: str) -> int | None:
+    """Number of different sets of CPUs in the file; `old_name`: the file's name in kernels before 5.x."""
+    folders = [f"{CPUS}/cpu{cpu}/topology" for cpu in cpus or []]
+    sets = {machine.text(f"{folder}/{name}") or machine.text(f"{folder}/{old_name}") for folder in folders}
+    return len(sets) if sets and None not in sets else None
+
+
+def _size_bytes(text: str | None) -> int | None:
+    match = re.fullmatch(r"(\d+)([KMG]?)", text or "")
+    return int(match[1]) * SIZE_BYTES[match[2]] if match else None

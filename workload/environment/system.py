@@ -3,8 +3,30 @@
 import platform
 import re
 
-from workload.environment.machine import HostSystem
-from workload.environment.virtualization import virtualization_facts
+from workload.environment.machine import HostSystem, cpu_info, fields
+
+DMI = "/sys/class/dmi/id"
+
+# Beginning of a DMI text -> hypervisor, from systemd's src/basic/virt.c (v257), with systemd's names.
+MAKERS = {
+    "KVM": "kvm",
+    "OpenStack": "kvm",
+    "KubeVirt": "kvm",
+    "Amazon EC2": "amazon",
+    "Google Compute Engine": "google",
+    "QEMU": "qemu",
+    "VMware": "vmware",
+    "VMW": "vmware",
+    "innotek GmbH": "oracle",
+    "VirtualBox": "oracle",
+    "Xen": "xen",
+    "Bochs": "bochs",
+    "Parallels": "parallels",
+    "BHYVE": "bhyve",
+    "Hyper-V": "microsoft",
+    "Apple Virtualization": "apple",
+}
+MAKER_FIELDS = ("product_name", "sys_vendor", "board_vendor", "bios_vendor", "product_version")
 
 
 def system_facts(machine: HostSystem) -> dict[str, object]:
@@ -29,3 +51,31 @@ def os_name(machine: HostSystem) -> str | None:
         return _native(machine, f"macOS {platform.mac_ver()[0]}")
     # Not platform.platform(): it starts a process.
     return _native(machine, f"{platform.system()} {platform.release()}")
+
+
+def virtualization_facts(machine: HostSystem) -> dict[str, object] | None:
+    """Hypervisor under systemd's names ("none" on bare metal, "unknown" if it hides its name), and the fact's source.
+
+    None if unknown. systemd-detect-virt gets `--vm`, because without it the tool names a container if there is one.
+    """
+    if detected := machine.tool("systemd-detect-virt", "--vm"):
+        return {"hypervisor": detected, "source": "systemd-detect-virt"}
+    flags = cpu_info(machine).get("flags")
+    # Hypervisors set this bit for x86 guests. A cloud's bare-metal machine has the cloud's DMI without it.
+    if flags is not None and "hypervisor" not in flags.split():
+        return {"hypervisor": "none", "source": "cpu flags"}
+    if maker := _dmi_hypervisor(machine):
+        return {"hypervisor": maker, "source": "dmi"}
+    if vendor := fields(machine.tool("lscpu")).get("Hypervisor vendor"):
+        return {"hypervisor": vendor.lower(), "source": "lscpu"}
+    return None if flags is None else {"hypervisor": "unknown", "source": "cpu flags"}
+
+
+def dmi_makers(machine: HostSystem) -> list[str]:
+    """Makers of the machine according to its firmware; empty if DMI cannot be read."""
+    return [text for name in MAKER_FIELDS if (text := machine.text(f"{DMI}/{name}")) is not None]
+
+
+def _dmi_hypervisor(machine: HostSystem) -> str | None:
+    makers = dmi_makers(machine)
+    return next((name for start, name in MAKERS.items() if any(text.startswith(start) for text in makers)), None)

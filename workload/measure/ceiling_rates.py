@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from workload.contract.text import counted, of_cpus, percent, si
+from workload.contract.text import counted, cpu_share, percent, si
 
 # On an idle virtual machine of two CPUs, products and copies got 92 % to 99.7 % of the CPUs (2026-11,
 # analysis/example).
@@ -105,7 +105,7 @@ class MeasuredRate:
     def doubt(self) -> str | None:
         """Reason why this rate may be far below the machine's ability; None if the measurement is clean."""
         if self.is_starved and self.cpus is not None:
-            return f"the machine was busy: the samples got {of_cpus(self.cpus, self.cpus_wanted or 0.0)}"
+            return f"the machine was busy: the samples got {cpu_share(self.cpus, self.cpus_wanted or 0.0)}"
         if self.samples < FEWEST_SAMPLES:
             return f"there was only time for {counted(self.samples, 'sample')}"
         if self.p95 > WIDEST_SPREAD * self.p5:

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from workload.contract.spec import Device, Precision
 from workload.contract.text import counted
-from workload.environment import cgroup, cpu, host, instructions
+from workload.environment import cgroup, host, instructions
 from workload.environment.device import TF32_CAPABILITY, is_out_of_memory, usable_cpus
 from workload.environment.machine import HostSystem
 from workload.environment.nvml import GpuSensors
@@ -517,11 +517,11 @@ def last_level_cache_bytes(device: Device, machine: HostSystem | None = None) ->
     if device is Device.CUDA:
         return int(torch.cuda.get_device_properties().L2_cache_size)
     machine = machine or HostSystem()
-    known = [cache for cache in cpu.caches(machine) or [] if cache["size_bytes"]]
+    known = [cache for cache in host.caches(machine) or [] if cache["size_bytes"]]
     if device is Device.MPS or not known:
         return None
     last = max(known, key=lambda cache: int(str(cache["level"])))
-    sharing, cpus = last["shared_by_cpus"], len(cpu.allowed_cpus(machine) or [0])
+    sharing, cpus = last["shared_by_cpus"], len(host.allowed_cpus(machine) or [0])
     return int(str(last["size_bytes"])) * (ceil(cpus / int(str(sharing))) if sharing else 1)
 
 
@@ -566,7 +566,7 @@ def identity(device: Device) -> dict[str, Any]:
         properties = torch.cuda.get_device_properties()
         name, ids = properties.name, [*ids, str(getattr(properties, "uuid", ""))]
     else:
-        name = cpu.cpu_model(machine) or platform.machine()
+        name = host.cpu_model(machine) or platform.machine()
     limits = [f"{variable}={os.environ[variable]}" for variable in ISA_VARIABLES if variable in os.environ]
     return {
         "device": name if device is not Device.MPS else f"{name} (MPS)",

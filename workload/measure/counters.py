@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 import psutil
 
 from workload.environment import cgroup
-from workload.environment.cpu import CPUS, allowed_cpus
-from workload.environment.host import memory_available_bytes
+from workload.environment.host import CPUS, allowed_cpus, memory_available_bytes
 from workload.environment.machine import HostSystem, as_integer
 
 Reading = Callable[[float], float | None]

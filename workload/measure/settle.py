@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import psutil
 
-from workload.contract.interrupt import check
+from workload.contract.interrupt import raise_if_interrupted
 from workload.contract.record import Settling
 from workload.contract.spec import Device
 from workload.measure.ceilings import Report, sensors_of
@@ -59,7 +59,7 @@ def settle(
         return Settling(target_c=target_c, before_c=before_c, waited_s=0.0, why="the device reports no temperature")
     began_s, looks = now_s(), 0
     while after_c is not None and after_c > target_c + TOLERANCE_C and now_s() - began_s < LIMIT_S:
-        check()
+        raise_if_interrupted()
         sleep(LOOK_EVERY_S)
         after_c, looks = thermometer(), looks + 1
     waited_s = round(now_s() - began_s, 3) if looks else 0.0

@@ -144,7 +144,7 @@ def summarize(before: Timing, measured: "PhaseTotals", *, wall_s: float, cpus: C
     return replace(
         known,
         images_per_s=measured.images / wall_s,
-        step_s=StepSeconds.of(measured.step_s),
+        step_s=StepSeconds.from_seconds(measured.step_s),
         data_wait_fraction=data_sum_s / wall_s,
         explained_fraction=(step_sum_s + data_sum_s) / wall_s,
     )

@@ -16,7 +16,7 @@ from workload import log
 from workload.contract import bundle
 from workload.contract.bundle import Bundle, Status
 from workload.contract.errors import InterruptedRunError, RooflaunchError, UsageError
-from workload.contract.interrupt import stoppable, undisturbed
+from workload.contract.interrupt import interruption_deferred, stoppable
 from workload.contract.profile_record import ProfileResult
 from workload.contract.record import Record
 from workload.contract.script import redacted, without_secrets_in
@@ -58,7 +58,7 @@ def profile(
         with log.to_file(work / bundle.LOG):
             collected = _collect(spec, found, work, application)
             replaces = _replaces(found, collected)
-        with undisturbed():
+        with interruption_deferred():
             _close(found, collected if replaces else None, spec.profile, work)
         return collected
 

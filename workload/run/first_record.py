@@ -37,7 +37,7 @@ def first_record(
         run_id=run_id,
         status=Status.RUNNING,
         repeat=Repeat(index=context.repeat, of=context.repeats),
-        job=JobPlace.of(context.job),
+        job=None if context.job is None else JobPlace(**context.job),
         run_key=context.run_key or None,
         spec=spec,
         spec_origin=spec_origin,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from workload import log
 from workload.contract.errors import ExitCode, InterruptedRunError
-from workload.contract.interrupt import ChildEnd, check, handled_by, run_child
+from workload.contract.interrupt import ChildEnd, handled_by, raise_if_interrupted, run_child
 from workload.contract.invocation import SCRIPTS, TRAINER
 from workload.contract.spec import Context, Profile, Resolved, arguments
 from workload.run import unfinished
@@ -77,7 +77,7 @@ def repeat_script(parsed: Namespace, program: Program, context: Context, *, repe
 def _repeated(run_once: RunOnce, context: Context, *, repeats: int) -> int:
     """Run so many times; the first failure ends the repeats with its exit code."""
     for repeat in range(1, repeats + 1):
-        check()
+        raise_if_interrupted()
         facts = replace(context, profile_later=True)
         if repeats > 1:  # otherwise the launcher has set the number of the repeat
             log.LOGGER.info("repeat %d of %d", repeat, repeats)

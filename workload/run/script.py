@@ -18,7 +18,7 @@ from workload import log
 from workload.contract import bundle, verdict
 from workload.contract.bundle import Status
 from workload.contract.fields import from_facts
-from workload.contract.interrupt import undisturbed
+from workload.contract.interrupt import interruption_deferred
 from workload.contract.invocation import as_typed
 from workload.contract.record import (
     CeilingsRecord,
@@ -261,7 +261,7 @@ class ScriptRun:
         if run is None or self.is_sealed:
             return
         self._timeline.enter("finish")
-        with undisturbed():
+        with interruption_deferred():
             self.step_log.flush_events(is_over=True)
             region = self._region if self.session.receiver else None
             if region:

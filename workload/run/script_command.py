@@ -23,7 +23,7 @@ from workload.contract.errors import (
     RunFailedError,
     UsageError,
 )
-from workload.contract.interrupt import asked
+from workload.contract.interrupt import pending_interruption
 from workload.contract.spec import Context, Profile, options
 from workload.contract.text import counted
 from workload.measure.timing import Timeline
@@ -245,7 +245,7 @@ def _close(measured: "ScriptRun", script: program.Program, end: program.End, *, 
     session = measured.session
     measured.step_log.flush_events(is_over=True)
     session.active = False
-    if interruption := asked() or (end.error if isinstance(end.error, InterruptedRunError) else None):
+    if interruption := pending_interruption() or (end.error if isinstance(end.error, InterruptedRunError) else None):
         measured.close(Status.INTERRUPTED, str(interruption))
         raise interruption
     if session.refusal:

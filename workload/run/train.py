@@ -20,7 +20,7 @@ from workload.contract import bundle, verdict
 from workload.contract.bundle import Status
 from workload.contract.errors import OutOfDeviceMemoryError, RooflaunchError, RunFailedError
 from workload.contract.fields import from_facts
-from workload.contract.interrupt import asked, check, undisturbed
+from workload.contract.interrupt import interruption_deferred, pending_interruption, raise_if_interrupted
 from workload.contract.record import (
     CeilingsRecord,
     ComplexityRecord,
@@ -29,7 +29,7 @@ from workload.contract.record import (
     Spec,
 )
 from workload.contract.spec import Context, Device, KeptCeilings, Precision, Resolved, RunSpec, options
-from workload.contract.text import counted, of_cpus, percent, seconds, si
+from workload.contract.text import counted, cpu_share, percent, seconds, si
 from workload.environment import device, resource_errors
 from workload.environment.collect import collect
 from workload.log import Progress
@@ -126,10 +126,10 @@ def execute(job: TrainingJob, folder: Path, timeline: Timeline) -> Record:
         if isinstance(error, OSError) and bundle.is_write_failure(error):
             raise
         # Every other error is recorded, and raised again below.
-        failure = asked() or explain(error, job.spec)
+        failure = pending_interruption() or explain(error, job.spec)
         run.set(status=status_of(failure), error=str(failure) or type(failure).__name__)
         LOGGER.debug("%s", "".join(traceback.format_exception(error)))
-    with undisturbed():
+    with interruption_deferred():
         _finish(job, run, timeline)
     if failure:
         raise failure
@@ -141,7 +141,7 @@ def _first_record(job: TrainingJob, run_id: str, timeline: Timeline) -> Record:
         run_id,
         job.context,
         place=job.place,
-        spec=Spec.of(job.spec),
+        spec=Spec.from_run_spec(job.spec),
         spec_origin=job.origin,
         facts=collect(device=job.spec.device, dataset_path=job.source.path, outside=job.context.outside),
         started_at=timeline.started_at.isoformat(),
@@ -162,7 +162,7 @@ def _measure(job: TrainingJob, run: RunRecord, timeline: Timeline) -> None:
             timeline.enter("ceilings")
             kept = KeptCeilings.NONE if job.spec.fresh_ceilings else KeptCeilings(context.kept_ceilings)
             run.set(ceilings=_measure_ceilings(job.spec, run.folder.parent, kept))
-        check()
+        raise_if_interrupted()
         if thermometer:
             timeline.enter("settle")
             run.set(settling=settle(thermometer, target_c, report=LOGGER.info))
@@ -220,7 +220,7 @@ def _train(job: TrainingJob, step: TrainingStep, run: RunRecord, timeline: Timel
             try:
                 with _phase(region, phase, count, spec) as progress:
                     for _ in at_least(count, least_s, progress):
-                        check()
+                        raise_if_interrupted()
                         recorder.begin(phase, spec.images_per_step)
                         recorder.end(step(batches, recorder.mark))
             finally:
@@ -286,7 +286,7 @@ def _idle_cpus(run: Record) -> list[str]:
     """Note if a CPU run kept few of its threads busy and the verdict does not explain it."""
     if not verdict.lacks_cpus(run) or verdict.competition(run):
         return []
-    used = f"the run got {of_cpus(run.timing.cpus_used or 0.0, run.environment.device.threads or 0)}"
+    used = f"the run got {cpu_share(run.timing.cpus_used or 0.0, run.environment.device.threads or 0)}"
     if run.timing.cpus_waited is None:
         load = f"; load average {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
         return [f"{used}: other processes used the CPUs, or one thread did most of the work{load}"]

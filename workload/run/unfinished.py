@@ -12,7 +12,7 @@ from workload.contract import bundle
 from workload.contract.bundle import Status
 from workload.contract.errors import BundleError, ExitCode, InterruptedRunError, OutOfDeviceMemoryError, RunFailedError
 from workload.contract.record import Record, Spec
-from workload.contract.script import name_of, slug
+from workload.contract.script import script_name, slug
 from workload.contract.spec import Context, Device, RunSpec
 from workload.environment.machine import HostSystem
 from workload.environment.outside import outside_facts
@@ -66,7 +66,7 @@ def write_new(output: Path, spec: RunSpec, context: Context, status: Status, err
     run_id = bundle.make_run_id(
         now=now,
         place=context.place or f"local-{spec.device}",
-        model=slug(name_of(spec.script)) if spec.script else spec.model,
+        model=slug(script_name(spec.script)) if spec.script else spec.model,
         batch_size=1 if spec.script else spec.batch_size,
         precision=spec.precision,
     )
@@ -107,7 +107,7 @@ def _record(run_id: str, spec: RunSpec, context: Context) -> Record:
         run_id,
         context,
         place=context.place or f"local-{spec.device}",
-        spec=Spec.of(spec),
+        spec=Spec.from_run_spec(spec),
         spec_origin=context.spec_origin,
         facts={"host": {}, "device": {"type": spec.device.value}, "software": {}} | sections,
         started_at=datetime.now(UTC).isoformat(),

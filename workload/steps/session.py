@@ -16,7 +16,7 @@ from typing import Any
 
 from workload import log
 from workload.contract.errors import ExitCode, RooflaunchError, UsageError
-from workload.contract.interrupt import asked
+from workload.contract.interrupt import pending_interruption
 from workload.contract.spec import Device
 from workload.measure.recorder import Aside, StepPart, StepPhase
 from workload.steps.batches import Batch, Unit, fetched_at, measure, size_of
@@ -437,7 +437,7 @@ class Session:
 
     def _step_ended(self, *, is_regular: bool) -> None:
         now, self._open_step = self._open_step, OpenStep()
-        if not self._more_events_follow and asked():
+        if not self._more_events_follow and pending_interruption():
             raise EndOfScript
         match self.stage:
             case Stage.SEARCHING:

@@ -4,16 +4,16 @@ Each is an option, a variable `ROOFLAUNCH_<NAME>`, a key of the `[gcp]` table of
 project. The project itself may come from the user's application-default credentials.
 """
 
-import difflib
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from launcher.sizes import shown
 from workload.contract.errors import UsageError
 from workload.contract.spec import CONFIG_NAME, ENVIRONMENT_PREFIX, Origin
+from workload.contract.text import did_you_mean
 
 TABLE = "gcp"
 # Placeholder for a project in a plan that is only shown: no project id has capitals.
@@ -161,14 +161,9 @@ def _from_config(path: Path) -> Mapping[str, object]:
         if key not in NAMES:
             raise UsageError(
                 f"{path}: unknown key '{shown(key)}' in [{TABLE}]",
-                hint=f"the keys are {', '.join(NAMES)}{_nearest(key, NAMES)}",
+                hint=f"the keys are {', '.join(NAMES)}{did_you_mean(key, NAMES, before='; ')}",
             )
     return table
-
-
-def _nearest(word: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(word, list(known), n=1)
-    return f"; did you mean {near[0]}?" if near else ""
 
 
 def _flag(name: str) -> str:

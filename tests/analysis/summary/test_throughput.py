@@ -8,7 +8,7 @@ import pytest
 import analysis
 from analysis.summary.throughput import COLUMNS, summarize
 from benchmarks.synthetic_bundles import make
-from workload.contract.blocks_interval import alone, precision
+from workload.contract.blocks_interval import interval_at_look, single_contrast
 
 
 def lines(tmp_path: Path, *changes: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -50,7 +50,7 @@ RATES = (1000, 1030, 980, 1020, 990, 1015, 985, 1010)
 def test_blocks_of_a_sweep_have_the_interval_of_its_rule_to_stop(tmp_path: Path) -> None:
     (line,) = lines(tmp_path, *blocks_of(*RATES))
 
-    stand = precision(alone(RATES), target=0.01)
+    stand = interval_at_look(single_contrast(RATES), target=0.01)
     assert (line["images_per_s"], line["images_per_s_low"], line["images_per_s_high"]) == pytest.approx(
         (stand.value, stand.low, stand.high)
     )

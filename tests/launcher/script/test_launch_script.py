@@ -14,7 +14,7 @@ from launcher.machine.script import Workplace
 from workload.contract import bundle
 from workload.contract.bundle import Status
 from workload.contract.errors import ExitCode, UsageError
-from workload.contract.spec import SCRIPTS_TOO, Context, RunSpec, options, resolve
+from workload.contract.spec import SCRIPT_OPTIONS, Context, RunSpec, options, resolve
 from workload.run import unfinished
 
 # Steps of a fraction of a millisecond, enough of them to be understood, counted and measured.
@@ -199,7 +199,7 @@ def test_the_help_lists_apart_what_a_script_refuses(
     for option in options():
         flag = "--cpu" if option.name == "device" else option.flag
         heading = next(name for name, part in parts.items() if re.search(rf"^  {flag}\b", part, re.MULTILINE))
-        assert (heading == APART) == (option.name not in SCRIPTS_TOO), flag
+        assert (heading == APART) == (option.name not in SCRIPT_OPTIONS), flag
     assert parts["Your own script"].startswith("  -- train.py ARGS  ")
 
 
@@ -207,7 +207,7 @@ def test_every_option_is_a_scripts_too_or_has_a_reason() -> None:
     """An option that is neither would be taken and do nothing."""
     for option in options():
         value = {bool: not option.default, int: 1, float: 1.0}.get(option.kind, option.example)
-        if option.name in SCRIPTS_TOO:
+        if option.name in SCRIPT_OPTIONS:
             spec = resolve({option.name: value}, {}, None, script=["train.py"]).spec
             assert getattr(spec, option.name) == option.parse(value)
             continue

@@ -111,7 +111,7 @@ def test_machines_that_are_lost_or_taken_back_are_replaced(clouds: Clouds, capsy
         check_whole(cloud, sweep)
         assert len(cloud.fake.all_vms) == 4
         lines = capsys.readouterr().err
-        assert len(re.findall(r"another VM does the \d runs? left", lines)) == 2
+        assert len(re.findall(r"another VM runs the remaining \d runs?", lines)) == 2
 
 
 @pytest.mark.night(part="places")
@@ -135,7 +135,7 @@ def test_a_task_that_brings_nothing_again_and_again_is_given_up_with_its_reason(
         assert len(cloud.fake.all_vms) == 3
         assert cloud.fake.instances == []
         [why] = {failure.why for failure in outcome.places[0].failures}
-        assert why == "the VM is gone and left no result (3 machines in a row had no result)"
+        assert why == "the VM was deleted before it had a result (3 machines in a row had no result)"
 
 
 def test_one_failed_run_stops_no_other_and_is_listed_with_its_cure(clouds: Clouds) -> None:

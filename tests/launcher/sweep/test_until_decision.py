@@ -8,7 +8,7 @@ from statistics import fmean, stdev
 import pytest
 
 from launcher.sweep.until import decision_of
-from workload.contract.blocks_interval import alone, looks, student
+from workload.contract.blocks_interval import looks, single_contrast, student_quantile
 
 # Blocks that are less alike than independent ones, without a trend.
 FIGURES = (100.0, 103.0, 98.0, 102.0, 99.0, 101.5, 98.5, 101.0, 99.5, 102.5, 97.5, 100.5, 100.0)
@@ -95,7 +95,9 @@ FIGURES = (100.0, 103.0, 98.0, 102.0, 99.0, 101.5, 98.5, 101.0, 99.5, 102.5, 97.
 )
 def test_decisions(blocks: int, target: float, most: int | None, done: bool, add: int, sentence: str) -> None:
     calm = [100 + 0.01 * figure for figure in FIGURES]
-    decision = decision_of({"a": alone(FIGURES[:blocks]), "calm": alone(calm[:blocks])}, target=target, most=most)
+    decision = decision_of(
+        {"a": single_contrast(FIGURES[:blocks]), "calm": single_contrast(calm[:blocks])}, target=target, most=most
+    )
 
     assert (decision.is_done, decision.add) == (done, add)
     assert decision.reason == sentence
@@ -103,7 +105,7 @@ def test_decisions(blocks: int, target: float, most: int | None, done: bool, add
 
 def test_every_series_has_to_be_narrow() -> None:
     """One that lacks a block has its own number of blocks."""
-    whole, lacking, few = (alone(FIGURES[:blocks]) for blocks in (10, 9, 7))
+    whole, lacking, few = (single_contrast(FIGURES[:blocks]) for blocks in (10, 9, 7))
     decision = decision_of({"whole": whole, "lacks one": lacking, "too few": few}, target=0.1)
 
     assert not decision.is_done
@@ -122,7 +124,7 @@ def naive(figures: list[float], *, target: float) -> tuple[float, float]:
     """What peeking after every block from the second on does: the first narrow interval of 95 %."""
     for blocks in count(2):
         logs = [math.log(figure) for figure in figures[:blocks]]
-        reach = student(0.05, blocks - 1) * stdev(logs) / math.sqrt(blocks)
+        reach = student_quantile(0.05, blocks - 1) * stdev(logs) / math.sqrt(blocks)
         if math.expm1(reach) <= target or blocks == len(figures):
             return fmean(logs) - reach, fmean(logs) + reach
     raise AssertionError
@@ -138,7 +140,7 @@ def test_coverage_with_stopping(spread: float) -> None:
     for _ in range(sweeps):
         figures = [math.exp(rng.gauss(0, spread)) for _ in range(120)]
         for blocks in looks():
-            decision = decision_of({"a": alone(figures[:blocks])}, target=0.01)
+            decision = decision_of({"a": single_contrast(figures[:blocks])}, target=0.01)
             if decision.is_done or blocks == 109:
                 break
         stand = decision.precisions["a"]

@@ -7,7 +7,7 @@ from statistics import fmean, stdev
 import pytest
 from scipy import stats
 
-from workload.contract.blocks_interval import alone, looks, precision, student
+from workload.contract.blocks_interval import interval_at_look, looks, single_contrast, student_quantile
 
 # Blocks that are less alike than independent ones, without a trend.
 FIGURES = (100.0, 103.0, 98.0, 102.0, 99.0, 101.5, 98.5, 101.0, 99.5, 102.5, 97.5, 100.5, 100.0)
@@ -16,7 +16,7 @@ FIGURES = (100.0, 103.0, 98.0, 102.0, 99.0, 101.5, 98.5, 101.0, 99.5, 102.5, 97.
 @pytest.mark.parametrize("outside", [0.03, 0.05])
 @pytest.mark.parametrize("degrees", [1, 2, 3, 4, 7, 30, 59, 60, 61, 500])
 def test_quantiles_are_scipys(degrees: int, outside: float) -> None:
-    assert student(outside, degrees) == pytest.approx(stats.t.ppf(1 - outside / 2, degrees), rel=1e-6)
+    assert student_quantile(outside, degrees) == pytest.approx(stats.t.ppf(1 - outside / 2, degrees), rel=1e-6)
 
 
 def test_one_looks_at_fixed_numbers_of_blocks() -> None:
@@ -24,7 +24,7 @@ def test_one_looks_at_fixed_numbers_of_blocks() -> None:
 
 
 def test_the_interval_is_students_at_the_level_of_one_look() -> None:
-    stand = precision(alone(FIGURES[:10]), target=0.01)
+    stand = interval_at_look(single_contrast(FIGURES[:10]), target=0.01)
 
     logs = [math.log(figure) for figure in FIGURES[:10]]
     reach = stats.t.ppf(0.985, 9) * stdev(logs) / math.sqrt(10)
@@ -42,7 +42,7 @@ def test_blocks_that_are_alike_have_a_wider_interval() -> None:
     """The same figures, first each third of them together, then by turns."""
     alike = [100.0 + 2 * (number // 3 % 2) + 0.1 * (number % 3) for number in range(12)]
     turns = [alike[number] for number in (0, 3, 1, 4, 2, 5, 6, 9, 7, 10, 8, 11)]
-    one, other = (precision(alone(figures), target=0.01) for figures in (alike, turns))
+    one, other = (interval_at_look(single_contrast(figures), target=0.01) for figures in (alike, turns))
 
     assert one.value == pytest.approx(other.value)
     assert (one.correlation, other.correlation) == (pytest.approx(0.8, abs=0.15), 0.0)
@@ -61,7 +61,7 @@ def test_blocks_that_are_alike_have_a_wider_interval() -> None:
 )
 def test_a_trend_is_said_and_does_not_end_a_sweep(per_block: float, target: float, is_narrow: bool, width: str) -> None:
     figures = [100 + (figure - 100) / 10 + 100 * per_block * at for at, figure in enumerate(FIGURES[:10])]
-    stand = precision(alone(figures), target=target)
+    stand = interval_at_look(single_contrast(figures), target=target)
 
     assert stand.is_narrow is is_narrow
     assert stand.trend_text == width
@@ -79,11 +79,11 @@ def test_a_trend_is_said_and_does_not_end_a_sweep(per_block: float, target: floa
     ],
 )
 def test_no_interval_has_a_reason(figures: list[float], blocks: int, reason: str) -> None:
-    stand = precision(alone(figures), target=0.01)
+    stand = interval_at_look(single_contrast(figures), target=0.01)
 
     assert (stand.blocks, stand.half_width, stand.is_narrow, stand.expected) == (blocks, None, False, None)
     assert stand.reason == stand.width == reason
 
 
 def test_nobody_waits_for_ten_thousand_blocks() -> None:
-    assert precision(alone(FIGURES), target=1e-6).expected is None
+    assert interval_at_look(single_contrast(FIGURES), target=1e-6).expected is None

@@ -14,7 +14,7 @@ from scipy import stats
 from scipy.special import fdtrc
 
 from benchmarks import blocks
-from workload.contract.design import Design, Run, chance_above
+from workload.contract.design import Design, Run, f_tail
 
 
 def runs_of(
@@ -220,11 +220,11 @@ def test_every_design_has_an_answer(many: int, count: int, lost: float) -> None:
 @pytest.mark.parametrize("degrees", [(1, 1), (2, 8), (7, 3), (40, 300), (1, 5000)])
 @pytest.mark.parametrize("ratio", [0.0, 1e-6, 0.5, 1.0, 3.7, 50.0, 1e6])
 def test_chances_are_scipys(degrees: tuple[int, int], ratio: float) -> None:
-    assert chance_above(ratio, *degrees) == pytest.approx(fdtrc(*degrees, ratio), abs=1e-8)
+    assert f_tail(ratio, *degrees) == pytest.approx(fdtrc(*degrees, ratio), abs=1e-8)
 
 
 def test_infinitely_more_scatter_has_no_chance() -> None:
-    assert chance_above(math.inf, 2, 8) == 0.0
+    assert f_tail(math.inf, 2, 8) == 0.0
 
 
 @pytest.mark.slow

@@ -94,7 +94,7 @@ def test_ctrl_c_is_one_word(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     "words", [["launcher", "--help"], ["analysis", "--help"], ["workload", "--help"], ["workload.bundle", "BUNDLE"]]
 )
-def test_every_door_says_that_its_result_is_lost(words: list[str], tmp_path: Path) -> None:
+def test_every_program_reports_a_lost_result(words: list[str], tmp_path: Path) -> None:
     from workload.contract import bundle
 
     bundle.write_document(

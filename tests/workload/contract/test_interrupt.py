@@ -12,7 +12,7 @@ import pytest
 
 from workload.contract import interrupt
 from workload.contract.errors import InterruptedRunError
-from workload.contract.interrupt import Follower, check, run_child, stoppable, undisturbed
+from workload.contract.interrupt import Follower, interruption_deferred, raise_if_interrupted, run_child, stoppable
 
 ROOT = Path(__file__).parents[3]
 READY = "import time; print('ready', flush=True);"
@@ -41,11 +41,11 @@ def test_work_that_leaves_no_bundle_has_a_hint_of_its_own() -> None:
     with stoppable("nothing was submitted"):
         with suppress(Exception):
             signal.raise_signal(signal.SIGINT)
-        asked = interrupt.asked()
-        assert asked is not None
-        assert asked.hint == "nothing was submitted"
+        pending = interrupt.pending_interruption()
+        assert pending is not None
+        assert pending.hint == "nothing was submitted"
         with pytest.raises(InterruptedRunError) as caught:
-            check()
+            raise_if_interrupted()
         assert caught.value.hint == "nothing was submitted"
 
 
@@ -55,25 +55,25 @@ def test_a_library_that_catches_everything_does_not_swallow_it() -> None:
             signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGTERM)  # a second one changes nothing
         with pytest.raises(InterruptedRunError, match="by Ctrl-C"):
-            check()
-        assert str(interrupt.asked()) == "interrupted by Ctrl-C"
+            raise_if_interrupted()
+        assert str(interrupt.pending_interruption()) == "interrupted by Ctrl-C"
 
 
 def test_what_is_written_down_is_not_disturbed() -> None:
     with stoppable():
-        with undisturbed():
+        with interruption_deferred():
             signal.raise_signal(signal.SIGINT)
-            check()
+            raise_if_interrupted()
         with pytest.raises(InterruptedRunError):
-            check()
+            raise_if_interrupted()
 
 
 def test_nothing_is_left_of_an_earlier_interruption() -> None:
     with pytest.raises(InterruptedRunError), stoppable():
         signal.raise_signal(signal.SIGINT)
     with stoppable():
-        check()
-        assert interrupt.asked() is None
+        raise_if_interrupted()
+        assert interrupt.pending_interruption() is None
 
 
 class Careless:
@@ -107,7 +107,7 @@ def test_nohup_is_respected() -> None:
     try:
         with stoppable():
             signal.raise_signal(signal.SIGHUP)
-            check()
+            raise_if_interrupted()
     finally:
         signal.signal(signal.SIGHUP, before)
 

@@ -1,5 +1,5 @@
 import sys
-from types import ModuleType
+from collections.abc import Callable
 
 import pytest
 import typer
@@ -10,7 +10,7 @@ from launcher import __main__ as launch
 from launcher.cli.app import app as launch_app
 from workload import __version__
 
-DOORS = {"launch": launch, "analyze": analyze}
+PROGRAMS = {"launch": launch, "analyze": analyze}
 COMMANDS = [
     (name, *words)
     for name, app in (("launch", launch_app), ("analyze", analyze_app))
@@ -19,58 +19,56 @@ COMMANDS = [
 LOCAL = "launch local --help"
 
 
-class Door:
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-        self._monkeypatch, self._capsys = monkeypatch, capsys
-
-    def __call__(self, *words: str, width: int = 80) -> tuple[int, str, str]:
-        """Exit code, stdout and stderr of a door in a terminal of that width."""
-        self._monkeypatch.setattr(sys, "argv", list(words))
-        self._monkeypatch.setenv("COLUMNS", str(width))
-        module: ModuleType = DOORS[words[0]]
-        code = module.main()
-        return (code, *self._capsys.readouterr())
+Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def door(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Door:
-    return Door(monkeypatch, capsys)
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """`run("launch", "--help", width=80)`: exit code, stdout and stderr of a program in a terminal of that width."""
+
+    def run_program(*words: str, width: int = 80) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", list(words))
+        monkeypatch.setenv("COLUMNS", str(width))
+        code = PROGRAMS[words[0]].main()
+        return (code, *capsys.readouterr())
+
+    return run_program
 
 
-@pytest.mark.parametrize("name", DOORS)
-def test_without_a_command_help_is_shown_and_nothing_is_wrong(door: Door, name: str) -> None:
-    code, out, err = door(name)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_without_a_command_help_is_shown_and_nothing_is_wrong(run: Run, name: str) -> None:
+    code, out, err = run(name)
     assert (code, err) == (0, "")
     assert out.startswith(f"Usage: {name} [OPTIONS] COMMAND")
-    assert door(name, "--help") == door(name, "-h") == (0, out, "")
+    assert run(name, "--help") == run(name, "-h") == (0, out, "")
 
 
-@pytest.mark.parametrize("name", DOORS)
-def test_version(door: Door, name: str) -> None:
-    assert door(name, "--version") == (0, f"rooflaunch {__version__}\n", "")
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_version(run: Run, name: str) -> None:
+    assert run(name, "--version") == (0, f"rooflaunch {__version__}\n", "")
 
 
 @pytest.mark.parametrize("width", [40, 63, 66, 80, 120, 200])
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-def test_help_fits_and_cuts_nothing(door: Door, words: tuple[str, ...], width: int) -> None:
-    code, out, err = door(*words, "-h", width=width)
+def test_help_fits_and_cuts_nothing(run: Run, words: tuple[str, ...], width: int) -> None:
+    code, out, err = run(*words, "-h", width=width)
     assert (code, err) == (0, "")
     # A word that is longer than the line stays whole, and an option with its value.
     too_long = [line for line in out.splitlines() if len(line) > width and len(line.strip(" \\").split()) > 2]
     assert too_long == []
 
 
-@pytest.mark.parametrize("name", DOORS)
-def test_a_summary_is_one_whole_sentence(door: Door, name: str) -> None:
-    _, out, _ = door(name, width=200)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_summary_is_one_whole_sentence(run: Run, name: str) -> None:
+    _, out, _ = run(name, width=200)
     listed = [words for words in COMMANDS if words[0] == name and len(words) > 1]
     text = " ".join(out.partition("Commands:\n")[2].split())
     assert text.count(". ") == len(listed) - 1
     assert "..." not in text
 
 
-def test_a_long_example_goes_on_in_the_next_line(door: Door) -> None:
-    _, out, _ = door("launch", "gcp", "-h", width=60)
+def test_a_long_example_goes_on_in_the_next_line(run: Run) -> None:
+    _, out, _ = run("launch", "gcp", "-h", width=60)
     assert "    launch gcp --gpu t4 --zone us-central1-a \\\n        --precision amp --profile ncu\n" in out
     assert "    launch gcp --gpu t4 --dry-run\n" in out
 
@@ -93,5 +91,5 @@ def test_a_long_example_goes_on_in_the_next_line(door: Door) -> None:
         ("analyze roofline", "Missing argument 'RESULTS...'.", "analyze roofline --help"),
     ],
 )  # fmt: skip
-def test_what_is_not_accepted(door: Door, words: str, error: str, hint: str) -> None:
-    assert door(*words.split()) == (2, "", f"error: {error}\nhint: {hint}\n")
+def test_what_is_not_accepted(run: Run, words: str, error: str, hint: str) -> None:
+    assert run(*words.split()) == (2, "", f"error: {error}\nhint: {hint}\n")

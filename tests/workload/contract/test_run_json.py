@@ -1,4 +1,4 @@
-"""run.json's definition against the bundles of every door, its JSON Schema, and everybody who might go around it."""
+"""run.json's definition against real bundles, its JSON Schema, and code that might not use the definition."""
 
 import ast
 import dataclasses
@@ -48,7 +48,7 @@ def test_the_schema_in_docs_is_that_of_the_definition() -> None:
 
 
 @pytest.mark.parametrize("path", OLD, ids=NAMES)
-def test_a_bundle_of_every_door_keeps_every_value(path: Path) -> None:
+def test_a_real_bundle_keeps_every_value(path: Path) -> None:
     """Local, container, imported, cloud end to end, killed: nothing is lost on the way through the definition."""
     document = json.loads(path.read_text())
     reading = record.read(document)
@@ -100,7 +100,7 @@ def test_the_spec_of_a_record_is_every_option_and_gives_it_back() -> None:
     names = [field.name for field in dataclasses.fields(Spec)]
     assert names == [field.name for field in dataclasses.fields(RunSpec)]
     spec = RunSpec(model="vgg11", grad_accumulation=2, min_seconds=0.5).filled(Device.CPU, cpus=2)
-    assert Spec.of(spec).run_spec() == spec
+    assert Spec.from_run_spec(spec).run_spec() == spec
     assert RunSpec.from_json(spec.to_json()) == spec
     assert RunSpec.from_json({"model": "vgg11", "an option of a later version": 1, "subset": None}).model == "vgg11"
     with pytest.raises(UsageError, match="batch size must be a positive integer; got '0'"):

@@ -4,7 +4,7 @@ import pytest
 
 from workload.contract.errors import ExitCode, UsageError
 from workload.contract.spec import (
-    FOR_SCRIPTS,
+    SCRIPT_ONLY_OPTIONS,
     Context,
     Device,
     Optimizer,
@@ -228,7 +228,7 @@ def test_every_option_survives_the_command_line(left_out: str) -> None:
         "ceilings": False,
         "fresh_ceilings": True,
     }
-    untouched = {option.name for option in options()} - changed.keys() - FOR_SCRIPTS
+    untouched = {option.name for option in options()} - changed.keys() - SCRIPT_ONLY_OPTIONS
     assert untouched == set(), "a new option belongs into this test"
     # These two contradict each other.
     del changed[left_out]

@@ -4,10 +4,10 @@ import os
 import pytest
 
 from workload.contract.text import (
-    between,
     counted,
     digits_beside_one,
     percent,
+    percent_range,
     plain,
     seconds,
     si,
@@ -111,7 +111,7 @@ def test_digits_that_tell_a_ratio_from_one(ratios: tuple[float, ...], digits: in
     ],
 )
 def test_between(low: float, high: float, text: str) -> None:
-    assert between(low, high) == text
+    assert percent_range(low, high) == text
 
 
 def test_counted() -> None:

@@ -7,7 +7,7 @@ import pytest
 from workload.contract import record as contract
 from workload.contract import verdict
 from workload.contract.record import MeasuredRate, Record, Verdict
-from workload.contract.verdict import Bound, Figures, busy_words, decide
+from workload.contract.verdict import Bound, Figures, busy_sentence, decide
 
 
 def step(**facts: Any) -> Figures:
@@ -103,7 +103,7 @@ AT = "11 % of the measured compute ceiling,"
             ),
         ),
         (
-            {"device_busy_share": 0.83, "known": ["small kernels"], "bytes_high": 1},
+            {"device_busy_share": 0.83, "possible_causes": ["small kernels"], "bytes_high": 1},
             f"below half of both roofs: {AT} 10 % of the bandwidth; kernels run in 83 % of the step; small kernels",
         ),
         (
@@ -288,7 +288,7 @@ def test_runs_of_older_versions_that_say_busy_are_read() -> None:
     ],
 )
 def test_how_many_runs_were_on_a_busy_machine(busy: list[str | None], words: str | None) -> None:
-    assert busy_words(busy) == words
+    assert busy_sentence(busy) == words
 
 
 def test_a_record_without_waits_is_read_as_before() -> None:
@@ -389,7 +389,7 @@ def test_what_is_known_of_a_step_far_from_both_roofs(
 ) -> None:
     record = copy.deepcopy(RECORD) | {"environment": {"device": {"type": device}, "host": {"cpu_flags": flags}}}
     record["spec"]["precision"] = precision
-    assert list(verdict.known_of(read(record))) == known
+    assert list(verdict.possible_causes(read(record))) == known
 
 
 @pytest.mark.parametrize(
@@ -397,4 +397,4 @@ def test_what_is_known_of_a_step_far_from_both_roofs(
 )
 def test_small_kernels(seconds: float, words: list[str]) -> None:
     profile = {"status": "completed", "kind": "torch", "calls_per_step": 1000, "time_s_per_step": seconds}
-    assert list(verdict.known_of(read(on_a_t4(profile=profile)))) == words
+    assert list(verdict.possible_causes(read(on_a_t4(profile=profile)))) == words

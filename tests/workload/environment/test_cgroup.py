@@ -1,11 +1,7 @@
-from collections.abc import Callable
-
 import pytest
 
+from tests.workload.conftest import LayOut
 from workload.environment import cgroup
-from workload.environment.machine import HostSystem
-
-LayOut = Callable[..., HostSystem]
 
 V2 = "31 23 0:28 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw,nsdelegate\n"
 V1 = (

@@ -1,5 +1,4 @@
 import json
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -7,14 +6,11 @@ from typing import Any
 import pytest
 import torch
 
+from tests.workload.conftest import SILENT, LayOut
 from workload.environment import collect as environment
 from workload.environment.collect import collect, device_facts
-from workload.environment.machine import HostSystem
 from workload.environment.outside import outside_facts
 
-LayOut = Callable[..., HostSystem]
-
-SILENT = {"systemd-detect-virt": None, "lscpu": None, "git": None}
 SECTIONS = ["host", "device", "software", "cloud", "container", "slurm"]
 
 

@@ -1,7 +1,155 @@
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 
+from workload.contract.errors import UsageError
+from workload.contract.spec import Device
 from workload.environment import device
+from workload.environment.machine import HostSystem
+
+PROPRIETARY = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.90.07  Fri May 31 09:35:42 UTC 2024"
+OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build  (dvs-builder@U16)"
+
+TorchFor = Callable[..., None]
+
+
+@pytest.fixture
+def torch_for(monkeypatch: pytest.MonkeyPatch) -> TorchFor:
+    """A torch 2.15.0 for a CUDA version, which sees a V100-like GPU of a capability, or none."""
+
+    def lay_out(built_for: str | None, *, capability: tuple[int, int] | None = None, targets: str = "sm_75") -> None:
+        monkeypatch.setattr(torch, "__version__", "2.15.0")
+        monkeypatch.setattr(torch.version, "cuda", built_for)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: capability is not None)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Tesla V100-SXM2-16GB")
+        monkeypatch.setattr(torch.cuda, "get_arch_list", targets.split)
+
+    return lay_out
+
+
+def machine(root: Path, *, loaded: str = "", windows: str | None = None, hidden: str | None = None) -> HostSystem:
+    """`loaded`: what the kernel module says; `windows`: under WSL, what nvidia-smi prints, if it is there at all."""
+    if loaded:
+        (root / "proc/driver/nvidia").mkdir(parents=True)
+        (root / "proc/driver/nvidia/version").write_text(loaded)
+    if windows is not None:
+        (root / "dev").mkdir()
+        (root / "dev/dxg").touch()
+    environ = {} if hidden is None else {"CUDA_VISIBLE_DEVICES": hidden}
+    return HostSystem(root=root, environ=environ, tool=lambda *_: windows or None)
+
+
+@pytest.mark.parametrize(
+    ("built_for", "here", "reason", "hint", "gpu_is_there"),
+    [
+        (
+            "13.2",
+            {"loaded": PROPRIETARY},
+            "torch 2.15.0 for CUDA 13.2 needs NVIDIA driver 580 or newer, but this machine has 550.90.07",
+            "upgrade the driver, or install a torch built for an older CUDA; --cpu runs without a GPU",
+            True,
+        ),
+        (
+            "13.2",
+            {"windows": "552.22"},
+            "torch 2.15.0 for CUDA 13.2 needs NVIDIA driver 580 or newer, but this machine has 552.22",
+            "upgrade the driver, or install a torch built for an older CUDA; --cpu runs without a GPU",
+            True,
+        ),
+        (
+            "13.2",
+            {"windows": ""},
+            "torch 2.15.0 finds no NVIDIA driver",
+            (
+                "install NVIDIA's driver on Windows, not inside WSL, if there is a GPU (`nvidia-smi` shows "
+                "it); --cpu runs without a GPU"
+            ),
+            True,
+        ),
+        (
+            "13.2",
+            {},
+            "torch 2.15.0 finds no NVIDIA driver",
+            ("install NVIDIA's driver here, if there is a GPU (`nvidia-smi` shows it); --cpu runs without a GPU"),
+            False,
+        ),
+        (
+            None,
+            {"loaded": OPEN},
+            "torch 2.15.0 is a build without CUDA, although NVIDIA driver 580.65.06 is loaded",
+            "install a torch built for CUDA; --cpu runs without a GPU",
+            True,
+        ),
+        (
+            "13.2",
+            {"loaded": OPEN, "hidden": ""},
+            "torch 2.15.0 sees no GPU: CUDA_VISIBLE_DEVICES is ''",
+            "unset CUDA_VISIBLE_DEVICES",
+            True,
+        ),
+        (
+            "12.6",
+            {"loaded": PROPRIETARY},
+            "torch 2.15.0 for CUDA 12.6 sees no GPU, although NVIDIA driver 550.90.07 is loaded",
+            ("`nvidia-smi` shows the GPUs of the driver; in a container use --gpus all; --cpu runs without a GPU"),
+            True,
+        ),
+    ],
+    ids=["old driver", "old driver, WSL", "no driver, WSL", "no driver", "CPU build", "hidden", "no device"],
+)
+def test_what_is_in_the_way(
+    built_for: str | None,
+    here: dict[str, Any],
+    reason: str,
+    hint: str,
+    gpu_is_there: bool,
+    torch_for: TorchFor,
+    tmp_path: Path,
+) -> None:
+    torch_for(built_for)
+    expected = device.Obstacle(reason=reason, hint=hint, gpu_is_there=gpu_is_there)
+    assert device.cuda_obstacle(machine(tmp_path, **here)) == expected
+
+
+@pytest.mark.parametrize(
+    ("capability", "targets", "is_refused"),
+    [
+        ((7, 0), "sm_75 sm_80 sm_90 compute_120", True),
+        ((7, 5), "sm_75 sm_80", False),
+        ((8, 9), "sm_80 sm_86", False),
+        ((12, 1), "sm_75 sm_90", True),
+        ((12, 1), "sm_75 compute_90", False),
+    ],
+)
+def test_a_gpu_without_code_in_the_wheel_is_refused(
+    capability: tuple[int, int], targets: str, is_refused: bool, torch_for: TorchFor
+) -> None:
+    torch_for("13.2", capability=capability, targets=targets)
+    assert (device.cuda_obstacle() is not None) is is_refused
+
+
+def test_a_v100_is_told_its_flavour_before_the_run(torch_for: TorchFor) -> None:
+    torch_for("13.2", capability=(7, 0), targets="sm_75 sm_80")
+    with pytest.raises(UsageError) as refused:
+        device.choose(Device.CUDA)
+    assert str(refused.value) == (
+        "no CUDA device: torch 2.15.0 has no code for Tesla V100-SXM2-16GB, compute capability 7.0: "
+        "it was built for sm_75 sm_80"
+    )
+    assert "--flavour volta" in refused.value.hint
+
+
+def test_auto_does_not_pass_over_a_gpu_in_silence(torch_for: TorchFor) -> None:
+    torch_for("13.2", capability=(7, 0), targets="sm_75 sm_80")
+    chosen = device.choose(Device.AUTO)
+    assert chosen is not Device.CUDA
+    (note,) = device.passed_over(Device.AUTO, chosen)
+    assert note.startswith("the NVIDIA GPU is not used: torch 2.15.0 has no code for Tesla V100-SXM2-16GB")
+    assert device.passed_over(Device.CPU, Device.CPU) == [], "who asks for the CPU gets it"
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 import json
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import ClassVar
@@ -9,11 +9,9 @@ from typing import ClassVar
 import pytest
 
 from tests.ports import held_port
+from tests.workload.conftest import LayOut
 from workload.environment import gce
 from workload.environment.gce import gce_facts
-from workload.environment.machine import HostSystem
-
-LayOut = Callable[..., HostSystem]
 
 BASE = "/computeMetadata/v1/"
 VM = {

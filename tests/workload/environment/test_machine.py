@@ -1,12 +1,10 @@
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.workload.conftest import LayOut
 from workload.environment.machine import HostSystem, as_integer, cpu_list, fields, run_tool
-
-LayOut = Callable[..., HostSystem]
 
 
 @pytest.mark.parametrize(

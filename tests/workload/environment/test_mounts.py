@@ -1,15 +1,13 @@
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
 import pytest
 
+from tests.workload.conftest import LayOut, WithoutFiles
 from workload.environment.machine import HostSystem
 from workload.environment.mounts import Mount, mounts, storage_facts
-
-LayOut = Callable[..., HostSystem]
 
 ROOT_LINE = "27 1 8:1 / / rw,relatime - ext4 /dev/sda1 rw\n"
 
@@ -88,22 +86,14 @@ def test_storage_without_a_mount_table(lay_out: LayOut, tmp_path: Path) -> None:
     assert set(facts.values()) == {None}
 
 
-class NoProc(HostSystem):
-    """This machine, as if it were a Mac."""
-
-    def text(self, path: str) -> str | None:
-        assert path.startswith(("/proc", "/sys")), path
-        return None
-
-
 def test_storage_elsewhere_asks_psutil(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     parts = [
         SimpleNamespace(mountpoint="/", fstype="apfs", device="/dev/disk1"),
         SimpleNamespace(mountpoint=str(tmp_path), fstype="exfat", device="/dev/disk2"),
     ]
     monkeypatch.setattr(psutil, "disk_partitions", lambda: parts)
-    assert storage_facts(NoProc(), tmp_path)["file_system"] == "exfat"
-    assert storage_facts(NoProc(), Path("/"))["device"] == "/dev/disk1"
+    assert storage_facts(WithoutFiles(), tmp_path)["file_system"] == "exfat"
+    assert storage_facts(WithoutFiles(), Path("/"))["device"] == "/dev/disk1"
 
 
 def test_storage_survives_psutil(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -111,4 +101,4 @@ def test_storage_survives_psutil(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
         raise PermissionError
 
     monkeypatch.setattr(psutil, "disk_partitions", refuse)
-    assert storage_facts(NoProc(), tmp_path)["mount_point"] is None
+    assert storage_facts(WithoutFiles(), tmp_path)["mount_point"] is None

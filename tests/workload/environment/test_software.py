@@ -1,17 +1,15 @@
 import importlib.metadata
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.workload.conftest import LayOut
 from workload import __version__
 from workload.environment.machine import HostSystem
 from workload.environment.software import _build_facts, commit_facts, software_facts, speed_variables
-
-LayOut = Callable[..., HostSystem]
 
 SHA = "0123456789abcdef0123456789abcdef01234567"
 CLEAN = f"# branch.oid {SHA}\n# branch.head main"

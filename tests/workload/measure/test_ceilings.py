@@ -13,14 +13,12 @@ from typing import Any
 import pytest
 import torch
 
+from tests.workload.conftest import LayOut
 from workload.contract.spec import Device, Precision
-from workload.environment.machine import HostSystem
 from workload.measure import ceiling_rates, ceilings
 from workload.measure.ceiling_rates import Ceilings, MeasuredRate, Samples
 from workload.measure.ceilings import Probe
 from workload.measure.clock import clock_for
-
-LayOut = Callable[..., HostSystem]
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 

@@ -1,6 +1,6 @@
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import cast
@@ -8,10 +8,9 @@ from typing import cast
 import psutil
 import pytest
 
+from tests.workload.conftest import LayOut
 from workload.environment.machine import HostSystem
 from workload.measure.counters import CounterRate, HostCounters
-
-LayOut = Callable[..., HostSystem]
 
 PID = 50
 

@@ -10,13 +10,11 @@ from typing import Any, cast
 import pytest
 import torch
 
+from tests.workload.conftest import LayOut
 from workload.contract.bundle import TELEMETRY_COLUMNS
-from workload.environment.machine import HostSystem
 from workload.environment.nvml import GpuSensors
 from workload.measure import telemetry as module
 from workload.measure.telemetry import Telemetry, gpu_source, sources_of
-
-LayOut = Callable[..., HostSystem]
 
 # Longer than any test: the thread waits, and the test alone says when a row is due.
 NEVER_S = 3600.0

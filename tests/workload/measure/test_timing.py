@@ -4,13 +4,12 @@ import subprocess
 import sys
 import time
 from array import array
-from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
 
+from tests.workload.conftest import LayOut
 from workload.contract.record import StepSeconds, Timing, Usage
-from workload.environment.machine import HostSystem
 from workload.measure import timing
 from workload.measure.recorder import PhaseTotals
 from workload.measure.timing import CpuMeter, CpuShare, process_usage, summarize
@@ -32,7 +31,7 @@ def test_throughput_is_images_over_wall_time_not_a_mean_of_rates() -> None:
 
 
 def test_spread_of_known_numbers() -> None:
-    described = StepSeconds.of(array("d", [float(n) for n in range(1, 22)]))
+    described = StepSeconds.from_seconds(array("d", [float(n) for n in range(1, 22)]))
     assert vars(described) == {
         "n": 21,
         "median": 11.0,
@@ -46,7 +45,7 @@ def test_spread_of_known_numbers() -> None:
 
 
 def test_one_step_has_no_spread() -> None:
-    described = StepSeconds.of(array("d", [2.0]))
+    described = StepSeconds.from_seconds(array("d", [2.0]))
     assert (described.median, described.stdev, described.p5, described.p95) == (2.0, None, None, None)
 
 
@@ -58,7 +57,6 @@ def test_no_step_gives_no_figures() -> None:
 
 # --- CPUs used and waited for
 
-LayOut = Callable[..., HostSystem]
 TASKS = "/proc/self/task"
 
 

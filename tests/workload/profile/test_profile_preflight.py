@@ -1,16 +1,13 @@
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.workload.conftest import LayOut
 from workload.contract.spec import Device
-from workload.environment.machine import HostSystem
 from workload.profile import preflight
 from workload.profile.preflight import Facts, has_capability, obstacle
 from workload.profile.status import ProfileStatus
-
-LayOut = Callable[..., HostSystem]
 
 READY = Facts(
     device=Device.CUDA,

@@ -25,7 +25,7 @@ def product(rows: int, inputs: int, outputs: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """`flop`: by hand, from the layers' sizes; `gaps`: what is between the measured steps. `daily`: also by day."""
+    """`flop`: by hand, from the layers' sizes; `gaps`: what is between the measured steps. `when`: markers."""
 
     step: str
     flop: int
@@ -34,7 +34,7 @@ class Case:
     words: tuple[str, ...] = ()
     precision: str = "fp32"
     skipped: int = 0
-    daily: bool = False
+    when: tuple[pytest.MarkDecorator, ...] = (pytest.mark.night(part="scripts"),)
     note: str = ""
 
 
@@ -54,7 +54,7 @@ CASES = {
         images=16,
         gaps={"validation"},
         words=("--save-model",),
-        daily=True,
+        when=(),
     ),
     "imagenet": Case(
         step="1 backward pass and 1 SGD step, 16 images from DataLoader at imagenet.py:",
@@ -62,6 +62,7 @@ CASES = {
         + 3 * (convolution(16 * 64, 8, 8, 3) + convolution(16 * 64, 8, 8, 3, groups=2) + product(16, 8, 10)),
         images=16,
         gaps={"validation", "checkpoint"},
+        when=(pytest.mark.slow,),
     ),
     "dcgan": Case(
         step="3 backward passes, 1 Adam step of optimizer 1 and 1 Adam step of optimizer 2, 16 images from DataLoader"
@@ -70,7 +71,7 @@ CASES = {
         flop=(2 + 2 + 3) * DCGAN_D[0] + 9 * sum(DCGAN_D[1:]) + 2 * DCGAN_G[0] + 3 * sum(DCGAN_G[1:]),
         images=16,
         gaps={"validation"},
-        daily=True,
+        when=(),
     ),
     "vae": Case(
         step="1 backward pass and 1 Adam step, 16 images from DataLoader at vae.py:",
@@ -95,7 +96,7 @@ CASES = {
         flop=2 * product(32, 64, 32) + 3 * product(32, 32, 10),
         images=32,
         gaps={"irregular"},
-        daily=True,
+        when=(),
     ),
     "bf16": Case(
         step="1 backward pass and 1 SGD step, 8 images from DataLoader at bf16.py:",
@@ -114,7 +115,7 @@ CASES = {
         # Per block: the products of 96 tokens, and causal attention of 6 x 3 heads as if it were not causal.
         flop=3 * (2 * product(96, 24, 72 + 24 + 2 * 96) + product(96, 24, 40) + 2 * 2 * product(6 * 3 * 16, 8, 16)),
         images=6,
-        daily=True,
+        when=(),
     ),
     "iterable": Case(
         step="1 backward pass and 1 RMSprop step, 5 images from DataLoader at iterable.py:",
@@ -189,7 +190,7 @@ CASES = {
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=[] if case.daily else pytest.mark.night(part="scripts")) for name, case in CASES.items()],
+    [pytest.param(name, marks=case.when) for name, case in CASES.items()],
 )
 def test_a_script_is_measured_and_unchanged(name: str, tmp_path: Path) -> None:
     case = CASES[name]

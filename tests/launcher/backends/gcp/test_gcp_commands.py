@@ -29,10 +29,10 @@ from launcher.images import build as building
 from launcher.images import contents
 from launcher.jobs import commands
 from launcher.jobs.commands import Ports
-from launcher.jobs.follow import EventKind
 from launcher.jobs.launches import LaunchState
 from launcher.jobs.progress import LaunchProgress
 from launcher.jobs.session import Event as GcpEvent
+from launcher.jobs.session import EventKind
 from launcher.protocol.records import LaunchPhase, log_object, request_object, result_object, status_object
 from tests.launcher.backends.gcp.canned_cloud import IMAGE, SETTINGS, ZONE, Cloud, Clouds
 from tests.launcher.backends.gcp.canned_vm import Fault

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from launcher.jobs.follow import Ending, Followed, follow, interval_s
+from launcher.jobs.liveness import Liveness
+from launcher.jobs.run import follow
 from launcher.jobs.session import Event, EventKind, Session
+from launcher.jobs.watch import WatchedLaunch, interval_s
 from launcher.protocol.backend import Condition, Listing, Machine, Output, Removed
 from launcher.protocol.records import Heartbeat, LaunchPhase, Request, Result, result_object, status_object
 from tests.launcher.backends.gcp import plain
@@ -134,11 +136,13 @@ class Cloud:
             raise ToolError(self.outage, hint="check the network")
 
 
-def run(cloud: Cloud, output: Path, request: Request = REQUEST) -> tuple[Followed, list[Event]]:
+def run(
+    cloud: Cloud, output: Path, request: Request = REQUEST, calls: Counter[str] | None = None
+) -> tuple[WatchedLaunch, list[Event]]:
     events: list[Event] = []
     both: Any = cloud
     session = Session(machines=both, store=both, sleep=cloud.sleep, on_event=events.append)
-    followed = follow(session, request, ZONE, output=output)
+    followed = follow(session, request, ZONE, output=output, calls=calls)
     return followed, events
 
 
@@ -161,8 +165,9 @@ def test_a_launch_that_goes_well(tmp_path: Path) -> None:
     cloud.beats(200, 400)
     cloud.at(390, lambda: cloud.beat("uploading"))
     cloud.at(400, lambda: cloud.result(phases={LaunchPhase.FINISHED: "2026-11-21T12:06:40.000+00:00"}))
-    followed, events = run(cloud, tmp_path)
-    assert followed.ending is Ending.RESULT
+    calls = Counter[str]()
+    followed, events = run(cloud, tmp_path, calls=calls)
+    assert followed.liveness is Liveness.ENDED
     assert followed.error is None
     assert not followed.is_gone
     assert told(events, EventKind.PHASE) == ["booted", "driver_ready", "image_pulled", "run_started", "finished"]
@@ -181,7 +186,7 @@ def test_a_launch_that_goes_well(tmp_path: Path) -> None:
     looks = len(cloud.asked_at)
     # Its own phases until the first heartbeat; a heartbeat is read when it has changed, by listing.
     assert cloud.calls == {"look": looks, "list": looks, "phases": 32, "read": 15}
-    assert followed.calls == {"bucket.list": looks, "bucket.read": 15}
+    assert calls == {"bucket.list": looks, "bucket.read": 15}
 
 
 def test_a_vm_that_says_nothing_is_removed_after_its_boot_limit(tmp_path: Path) -> None:
@@ -189,7 +194,7 @@ def test_a_vm_that_says_nothing_is_removed_after_its_boot_limit(tmp_path: Path) 
     cloud.at(40, lambda: cloud.phase(LaunchPhase.BOOTED))
     followed, events = run(cloud, tmp_path / "new")
     saved = tmp_path / "new" / f"{NAME}-serial.txt"
-    assert followed.ending is Ending.SILENT
+    assert followed.liveness is Liveness.NEVER_CAME_UP
     assert followed.is_gone
     assert cloud.instance is None
     assert followed.error is not None
@@ -207,7 +212,7 @@ def test_a_v100_gets_the_time_to_install_its_driver(tmp_path: Path) -> None:
     cloud = Cloud()
     cloud.at(1450, cloud.beat)
     cloud.at(1480, cloud.result)
-    assert run(cloud, tmp_path, INSTALLING)[0].ending is Ending.RESULT
+    assert run(cloud, tmp_path, INSTALLING)[0].liveness is Liveness.ENDED
     assert run(Cloud(), tmp_path, INSTALLING)[0].error is not None
 
 
@@ -215,7 +220,7 @@ def test_silence_in_the_run_ends_it(tmp_path: Path) -> None:
     cloud = Cloud()
     cloud.beats(200, 300)
     followed, _ = run(cloud, tmp_path)
-    assert followed.ending is Ending.SILENT
+    assert followed.liveness is Liveness.SILENT
     assert str(followed.error) == f"'{NAME}' has sent no heartbeat for 5 min"
     assert 290 + 300 < cloud.time_s - BEGAN_S < 290 + 300 + 45
     assert followed.heartbeat is not None, "what it uploaded is known"
@@ -240,40 +245,42 @@ def test_a_result_that_arrives_as_the_vm_vanishes_counts(tmp_path: Path, after_s
     cloud.at(301, cloud.gone)
     cloud.at(310 + after_s, cloud.result)
     followed, _ = run(cloud, tmp_path)
-    assert (followed.ending, followed.is_gone, followed.error) == (Ending.RESULT, True, None)
+    assert (followed.liveness, followed.is_gone, followed.error) == (Liveness.ENDED, True, None)
 
 
 @pytest.mark.parametrize(
-    ("gone_s", "was_preempted", "ending", "report"),
+    ("gone_s", "was_preempted", "ended", "report"),
     [
         (
             300,
             True,
-            Ending.PREEMPTED,
+            Liveness.PREEMPTED,
             f"error: '{NAME}' was preempted: the cloud took the spot VM away\nhint: {PREEMPTED_HINT}",
         ),
         (
             300,
             False,
-            Ending.DELETED,
+            Liveness.LOST,
             f"error: '{NAME}' was deleted before it had a result\nhint: launch status {NAME}",
         ),
         (
             3600,
             False,
-            Ending.LIMIT,
+            Liveness.OUT_OF_TIME,
             f"error: '{NAME}' reached its time limit of 60 min and left no result\nhint: --max-run-time, longer",
         ),
     ],
     ids=["preempted", "deleted", "limit"],
 )
-def test_gone_without_a_result(tmp_path: Path, gone_s: float, was_preempted: bool, ending: Ending, report: str) -> None:
+def test_gone_without_a_result(
+    tmp_path: Path, gone_s: float, was_preempted: bool, ended: Liveness, report: str
+) -> None:
     cloud = Cloud()
     cloud.was_preempted = was_preempted
     cloud.beats(200, gone_s)
     cloud.at(gone_s, cloud.gone)
     followed, _ = run(cloud, tmp_path)
-    assert followed.ending is ending
+    assert followed.liveness is ended
     assert followed.is_gone
     assert followed.error is not None
     assert (followed.error.exit_code, followed.error.report()) == (6, report)
@@ -283,7 +290,7 @@ def test_a_vm_that_stops_instead_of_vanishing_is_removed(tmp_path: Path) -> None
     cloud = Cloud()
     cloud.at(90, lambda: setattr(cloud, "instance", replace(THERE, condition=Condition.STOPPED, status="TERMINATED")))
     followed, _ = run(cloud, tmp_path)
-    assert (followed.ending, followed.is_gone) == (Ending.DELETED, True)
+    assert (followed.liveness, followed.is_gone) == (Liveness.STOPPED, True)
     assert str(followed.error) == f"'{NAME}' stopped by itself (TERMINATED)"
 
 
@@ -302,7 +309,7 @@ def test_a_vm_that_its_host_stopped_is_awaited(tmp_path: Path, status: str) -> N
     cloud.at(1500, cloud.beat)
     cloud.at(1520, lambda: cloud.result(exit_code=6))
     followed, events = run(cloud, tmp_path)
-    assert followed.ending is Ending.RESULT
+    assert followed.liveness is Liveness.ENDED
     waits = f"'{NAME}' is {status}: the cloud starts it again, to save its results"
     assert told(events, EventKind.NOTE) == [waits], "its silence meanwhile is no sign of anything"
 
@@ -312,7 +319,7 @@ def test_a_vm_that_is_not_started_again_is_removed(tmp_path: Path) -> None:
     cloud.beats(200, 400)
     stand(cloud, 400, "TERMINATED")
     followed, _ = run(cloud, tmp_path)
-    assert (followed.ending, followed.is_gone) == (Ending.DELETED, True)
+    assert (followed.liveness, followed.is_gone) == (Liveness.STOPPED, True)
     assert str(followed.error) == f"'{NAME}' stopped and was not started again in 15 min"
     assert 1300 < cloud.time_s - BEGAN_S < 1340
 
@@ -323,7 +330,7 @@ def test_a_vm_that_is_started_again_in_its_boot_gets_its_time(tmp_path: Path) ->
     stand(cloud, 900, "RUNNING")
     cloud.at(1700, cloud.beat)
     cloud.at(1720, cloud.result)
-    assert run(cloud, tmp_path)[0].ending is Ending.RESULT
+    assert run(cloud, tmp_path)[0].liveness is Liveness.ENDED
 
 
 def test_a_vm_past_its_limit_is_removed(tmp_path: Path) -> None:
@@ -331,7 +338,7 @@ def test_a_vm_past_its_limit_is_removed(tmp_path: Path) -> None:
     cloud.instance = replace(THERE, deadline_s=int(BEGAN_S) + 1000)
     cloud.beats(200, 2000)
     followed, _ = run(cloud, tmp_path)
-    assert (followed.ending, followed.is_gone) == (Ending.LIMIT, True)
+    assert (followed.liveness, followed.is_gone) == (Liveness.OVERDUE, True)
     assert 1300 < cloud.time_s - BEGAN_S < 1340
 
 
@@ -342,7 +349,7 @@ def test_a_network_that_is_away_changes_nothing_and_is_told_once(tmp_path: Path)
     cloud.at(1900, lambda: setattr(cloud, "outage", ""))
     cloud.at(2400, cloud.result)
     followed, events = run(cloud, tmp_path)
-    assert followed.ending is Ending.RESULT
+    assert followed.liveness is Liveness.ENDED
     assert told(events, EventKind.NOTE) == [
         "Compute Engine cannot be reached: no route; the VM continues by itself; trying again",
         "the cloud answers again",
@@ -358,14 +365,14 @@ def test_an_outage_is_no_silence_of_the_vm(tmp_path: Path) -> None:
     cloud.at(1000, lambda: setattr(cloud, "outage", ""))
     cloud.at(1150, cloud.beat)
     cloud.at(1200, cloud.result)
-    assert run(cloud, tmp_path)[0].ending is Ending.RESULT
+    assert run(cloud, tmp_path)[0].liveness is Liveness.ENDED
 
 
 def test_an_outage_beyond_the_limit_ends_it(tmp_path: Path) -> None:
     cloud = Cloud()
     cloud.outage = "no route"
     followed, events = run(cloud, tmp_path)
-    assert followed.ending is Ending.UNREACHABLE
+    assert followed.liveness is Liveness.GIVEN_UP
     assert followed.error is not None
     assert followed.error.report() == (
         f"error: '{NAME}' could not be followed to its time limit: no route\nhint: launch status {NAME}"
@@ -389,7 +396,7 @@ def test_a_result_that_nobody_can_read_ends_no_vm_that_lives(tmp_path: Path) -> 
     cloud.beats(30, 900)
     cloud.at(900, cloud.gone)
     followed, _ = run(cloud, tmp_path)
-    assert followed.ending is Ending.DELETED
+    assert followed.liveness is Liveness.LOST
     assert followed.heartbeat is not None
     assert cloud.calls["stop"] == 0
     assert followed.error is not None
@@ -407,5 +414,5 @@ def test_foreign_objects_are_passed_over(tmp_path: Path) -> None:
     cloud.phase(LaunchPhase.BOOTED)
     cloud.attributes["evil"] = "\x1b[2J"
     followed, events = run(cloud, tmp_path)
-    assert followed.ending is Ending.RESULT
+    assert followed.liveness is Liveness.ENDED
     assert told(events, EventKind.PHASE) == ["booted"]

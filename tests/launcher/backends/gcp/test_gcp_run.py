@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import pytest
 
 from launcher.backends.gcp.plan import Options, make_plan
-from launcher.jobs import follow, liveness
+from launcher.jobs import liveness, watch
 from launcher.jobs import run as launching
 from launcher.jobs.launches import LaunchState
 from launcher.jobs.run import LaunchOutcome, LeftRunningError, again, run
@@ -143,7 +143,7 @@ def test_a_vm_that_hangs_is_removed_and_what_it_said_kept(
     # The real limits are tested with a clock that nobody waits for.
     monkeypatch.setattr(liveness, "BOOT_LIMIT_S", 150)
     monkeypatch.setattr(liveness, "SILENCE_LIMIT_S", 120)
-    monkeypatch.setattr(follow, "RESTART_S", 300)
+    monkeypatch.setattr(watch, "RESTART_S", 300)
     with clouds(fault=fault, scale=400) as cloud:
         plan = cloud.plan()
         outcome = cloud.run(plan)
@@ -419,7 +419,7 @@ def test_bundles_that_cannot_be_fetched_stay_where_they_are(clouds: Clouds, monk
     monkeypatch.setattr(
         fetch,
         "fetch",
-        lambda _, source, output: fetch.FetchReport(
+        lambda _, source, output, **__: fetch.FetchReport(
             source=str(source), output=output, outcomes=(), refused=(), error=lost
         ),
     )

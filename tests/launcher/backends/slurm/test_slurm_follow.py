@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 
-from launcher.jobs.follow import Ending, Followed, follow
+from launcher.jobs.liveness import Liveness
+from launcher.jobs.run import follow
 from launcher.jobs.session import Event, EventKind, Session
+from launcher.jobs.watch import WatchedLaunch
 from launcher.protocol.backend import Condition, Listing, Machine
 from launcher.protocol.records import Request, Result, result_object
 from workload.storage.folder import Folder
@@ -42,7 +44,7 @@ class Queue:
         return {}
 
 
-def followed(queue: Any, folder: Path) -> tuple[Followed, list[str]]:
+def followed(queue: Any, folder: Path) -> tuple[WatchedLaunch, list[str]]:
     events: list[Event] = []
     session = Session(machines=queue, store=Folder(folder), sleep=queue.sleep, on_event=events.append)
     outcome = follow(session, REQUEST, "gpu", output=folder)
@@ -61,23 +63,29 @@ def test_a_job_may_wait_for_days_and_once_more_after_it_was_sent_back(tmp_path: 
 
     queue.sleep = sleep  # type: ignore[method-assign] # the job ends meanwhile
     outcome, progress = followed(queue, tmp_path)
-    assert outcome.ending is Ending.RESULT
+    assert outcome.liveness is Liveness.ENDED
     assert set(progress) == {"the job waits: pending (Resources)", "the job starts"}
 
 
 @pytest.mark.parametrize(
-    ("state", "preempted", "ending", "message", "hint"),
+    ("state", "preempted", "ended", "message", "hint"),
     [
-        ("it reached its time limit", False, Ending.LIMIT, "ended without a result: it reached its time limit", "logs"),
-        ("another job took its node", True, Ending.PREEMPTED, "was preempted: another job took its node", ""),
+        (
+            "it reached its time limit",
+            False,
+            Liveness.OUT_OF_TIME,
+            "ended without a result: it reached its time limit",
+            "logs",
+        ),
+        ("another job took its node", True, Liveness.PREEMPTED, "was preempted: another job took its node", ""),
     ],
 )
 def test_the_place_says_why_there_is_no_result(
-    state: str, preempted: bool, ending: Ending, message: str, hint: str, tmp_path: Path
+    state: str, preempted: bool, ended: Liveness, message: str, hint: str, tmp_path: Path
 ) -> None:
     gone = Machine(name=NAME, zone="gpu", condition=Condition.GONE, why=state, preempted=preempted)
     outcome, _ = followed(Queue((0, RUNS), (590, gone)), tmp_path)
-    assert outcome.ending is ending
+    assert outcome.liveness is ended
     assert str(outcome.error) == f"'{NAME}' {message}"
     assert outcome.error
     assert outcome.error.hint == (f"launch logs {NAME}" if hint else "launch again")

@@ -1,17 +1,13 @@
-from collections.abc import Callable
-
 import pytest
 
+from tests.workload.conftest import SILENT, LayOut
 from workload.environment.machine import HostSystem
-from workload.environment.virtualization import dmi_makers, virtualization_facts
-
-LayOut = Callable[..., HostSystem]
+from workload.environment.system import dmi_makers, virtualization_facts
 
 GUEST = {"/proc/cpuinfo": "model name\t: x\nflags\t: fpu hypervisor\n"}
 METAL = {"/proc/cpuinfo": "model name\t: x\nflags\t: fpu\n"}
 ARM = {"/proc/cpuinfo": "Features\t: asimd\n"}
 DMI = "/sys/class/dmi/id"
-SILENT = {"systemd-detect-virt": None, "lscpu": None}
 
 CASES = {
     "systemd first": (

@@ -1,9 +1,5 @@
-from collections.abc import Callable
-
-from workload.environment.machine import HostSystem
-from workload.environment.slurm_job import slurm_facts
-
-LayOut = Callable[..., HostSystem]
+from tests.workload.conftest import LayOut
+from workload.environment.outside import slurm_facts
 
 
 def test_outside_a_job(lay_out: LayOut) -> None:

@@ -1,0 +1,379 @@
+"""Watches launches by polling until they have ended: a single launch, or the tasks of a sweep.
+
+Each poll asks for the machines first and then for their records, because a machine deletes itself only after it has
+written its result. A machine's own time stamps do not show whether it lives: silence is measured by our clock, and only
+over polls that were answered. A launch ends well without this module.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from math import inf
+
+from launcher.jobs import cleanup
+from launcher.jobs.launches import read
+from launcher.jobs.liveness import Liveness, Observed, PlaceSays, StoreSays, boot_limit_s, liveness
+from launcher.jobs.session import Event, EventKind, Session
+from launcher.protocol.backend import Condition, Machine
+from launcher.protocol.records import (
+    LAUNCHES,
+    Heartbeat,
+    LaunchPhase,
+    Request,
+    Result,
+    epoch_s,
+    result_object,
+    status_object,
+)
+from workload.contract.errors import RooflaunchError, RunFailedError, ToolError
+from workload.contract.text import counted, duration
+from workload.storage.names import why_unsafe
+
+# (seconds after the start up to which, seconds between polls): most changes happen soon after the start.
+SCHEDULE = ((120.0, 5.0), (600.0, 10.0))
+LATER_EVERY_S = 30.0
+# Longest pause between polls that are not answered.
+MAX_BACKOFF_S = 60.0
+# A machine may vanish while its last records arrive: number of further polls, and the seconds between them.
+GRACE_POLLS = 3
+GRACE_S = 5.0
+# A machine that vanished at most this long before its limit was ended by the limit.
+LIMIT_MARGIN_S = 60.0
+# Time for a place to start a machine again after a failure of its host, which takes some minutes.
+RESTART_S = 15 * 60.0
+
+
+def interval_s(elapsed_s: float) -> float:
+    """Seconds to wait before the next poll."""
+    return next((every for until, every in SCHEDULE if elapsed_s < until), LATER_EVERY_S)
+
+
+@dataclass(kw_only=True)
+class WatchedLaunch:
+    """A launch as of its last poll. Times are in seconds since 1970 by the clock of the machine's place.
+
+    `zones`: where its machine may be. `is_ours`: submitted by this process, so that its machine has existed.
+    `listed`: the machine in the last listing that was answered; `machine`: the last one in which it existed. `is_gone`:
+    its end is confirmed. `why`: why the launch has ended without a result, as the rest of a sentence that begins with
+    its name; empty before, and with a result.
+    """
+
+    request: Request
+    zones: tuple[str, ...] = ()
+    is_ours: bool = True
+    machine: Machine | None = None
+    listed: Machine | None = None
+    heartbeat: Heartbeat | None = None
+    result: Result | None = None
+    # Why the result in the store cannot be read.
+    unreadable: list[str] = field(default_factory=list)
+    # Versions of the records at their last reading, by name.
+    versions: dict[str, str] = field(default_factory=dict)
+    phases: dict[str, str] = field(default_factory=dict)
+    liveness: Liveness | None = None
+    is_gone: bool = False
+    # Polls in a row without the machine.
+    gone_polls: int = 0
+    why: str = ""
+    hint: str = ""
+    # Beginning of the boot, and the time limit; None and 0 before the first poll.
+    boots_from_s: float | None = None
+    limit_s: float = 0.0
+    # Seconds without a sign of life, and the time up to which they are counted; None after a poll without an answer.
+    silent_s: float = 0.0
+    counted_to_s: float | None = None
+    # When the machine was first seen stopped.
+    stopped_s: float | None = None
+
+    @property
+    def name(self) -> str:
+        return self.request.name
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether there is a result, or a reason why there is none."""
+        return self.result is not None or bool(self.why)
+
+    @property
+    def error(self) -> RooflaunchError | None:
+        """Error of a launch that has ended without a result."""
+        kind = ToolError if self.liveness is Liveness.GIVEN_UP else RunFailedError
+        return kind(f"'{self.name}' {self.why}", hint=self.hint) if self.why and not self.result else None
+
+    @property
+    def announced_runs(self) -> list[str]:
+        """Ids of the bundles that the machine has reported as uploaded."""
+        source = self.result or self.heartbeat
+        return [run_id for run_id in (source.runs if source else ()) if not why_unsafe(run_id) and "/" not in run_id]
+
+    def changed(self, versions: Mapping[str, str]) -> dict[str, str]:
+        """New versions of the launch's records, among those that the store lists."""
+        names = (result_object(self.name), status_object(self.name))
+        return {name: versions[name] for name in names if versions.get(name, "") not in ("", self.versions.get(name))}
+
+    def begin(self, now_s: float) -> None:
+        """Count boot and time limit from now on."""
+        self.boots_from_s, self.limit_s = now_s, now_s + self.request.limit_s
+
+    def note_sign(self, now_s: float) -> None:
+        """Note a sign of life."""
+        self.silent_s, self.counted_to_s = 0.0, now_s
+
+    def note_machine(self, machine: Machine, now_s: float) -> None:
+        """Note the machine as the place lists it, and for how long it has given no sign."""
+        self.listed = machine
+        if machine.deadline_s is not None:
+            self.limit_s = machine.deadline_s
+        if machine.condition is Condition.GONE:
+            return
+        self.machine = machine
+        if machine.queued:
+            self.begin(now_s)
+            self.note_sign(now_s)
+        elif machine.condition is not Condition.STOPPED:
+            self.stopped_s = None
+            self.silent_s += 0.0 if self.counted_to_s is None else now_s - self.counted_to_s
+            self.counted_to_s = now_s
+        elif machine.restarts:
+            # Its host has most likely stopped it. The cloud usually starts it again within `RESTART_S`, and it saves
+            # its bundles: until then its silence and its boot do not count.
+            self.stopped_s = self.stopped_s or now_s
+            self.boots_from_s = now_s
+            self.note_sign(now_s)
+
+    def observed(self, now_s: float) -> Observed:
+        """Observations for the table of liveness. Call it after `note_machine`."""
+        machine = self.listed
+        assert machine is not None
+        over_limit_s = now_s - self.limit_s
+        stopped_s = 0.0 if self.stopped_s is None else now_s - self.stopped_s
+        return Observed(
+            place=_place_says(machine),
+            store=StoreSays.RESULT if self.result else StoreSays.HEARTBEAT if self.heartbeat else StoreSays.NOTHING,
+            age_s=inf if self.is_ours else now_s - (epoch_s(self.request.launched_at) or 0.0),
+            silent_s=self.silent_s,
+            booting_s=now_s - (self.boots_from_s or now_s),
+            boot_limit_s=boot_limit_s(self.request),
+            over_limit_s=over_limit_s + LIMIT_MARGIN_S if machine.condition is Condition.GONE else over_limit_s,
+            may_restart=machine.restarts and stopped_s <= RESTART_S,
+            was_preempted=lambda: machine.preempted,
+        )
+
+
+def _place_says(machine: Machine) -> PlaceSays:
+    if machine.queued:
+        return PlaceSays.QUEUED
+    says = {Condition.GONE: PlaceSays.GONE, Condition.STOPPED: PlaceSays.STOPPED}
+    return says.get(machine.condition, PlaceSays.UP)
+
+
+def _run_in_order(tasks: Sequence[Callable[[], None]]) -> None:
+    for task in tasks:
+        task()
+
+
+class Watch:
+    """Polls the machines and records of launches at one place.
+
+    `calls`: counts the requests to the store, by kind. `asks_phases`: ask each booting machine for its phases, one
+    request per machine and poll. `run_all`: runs functions that each read the records of a launch, perhaps in threads.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        *,
+        calls: Counter[str] | None = None,
+        asks_phases: bool = False,
+        run_all: Callable[[Sequence[Callable[[], None]]], object] = _run_in_order,
+    ) -> None:
+        self._session, self._machines, self._noun = session, session.machines, session.machines.noun
+        self._calls = Counter[str]() if calls is None else calls
+        self._asks_phases, self._run_all = asks_phases, run_all
+        self._unanswered_polls = 0
+        self._is_in_grace = False
+
+    def pause_s(self, elapsed_s: float) -> float:
+        """Seconds to wait before the next poll; `elapsed_s`: since the newest launch was submitted."""
+        if self._is_in_grace:
+            return GRACE_S
+        backoff: int = 2 ** min(self._unanswered_polls, 4)
+        return min(MAX_BACKOFF_S, interval_s(elapsed_s) * backoff)
+
+    @contextmanager
+    def outlasting(self, launches: Sequence[WatchedLaunch]) -> Iterator[None]:
+        """Tolerate a `ToolError` of a place or store that does not answer, and note it once.
+
+        A launch is given up only when its place must have deleted its machine.
+        """
+        try:
+            yield
+        except ToolError as error:
+            if not self._unanswered_polls:
+                machines = (
+                    f"the {self._noun} continues by itself"
+                    if len(launches) == 1
+                    else f"{counted(len(launches), self._noun)} continue by themselves"
+                )
+                self._session.note(f"{error}; {machines}; trying again")
+            self._unanswered_polls += 1
+            for launch in launches:
+                self._note_no_answer(launch, error)
+        else:
+            if self._unanswered_polls:
+                self._session.note("the cloud answers again")
+            self._unanswered_polls = 0
+
+    def poll(self, launches: Sequence[WatchedLaunch]) -> None:
+        """Ask for all machines, then read the new records, and judge each launch.
+
+        Raises `ToolError` if the place or the store does not answer.
+        """
+        for launch in launches:
+            if launch.boots_from_s is None:
+                launch.begin(self._session.now_s())
+        listing = self._machines.look({launch.name: launch.zones for launch in launches})
+        machines = {machine.name: machine for machine in listing}
+        if not machines:
+            raise _no_answer(launches[0])
+        self._read_records(launches)
+        for launch in launches:
+            if launch.name in machines:
+                self._judge(launch, machines[launch.name])
+            else:
+                self._note_no_answer(launch, _no_answer(launch))
+        self._is_in_grace = any(launch.gone_polls and not launch.has_ended for launch in launches)
+
+    def remove(self, launches: Sequence[WatchedLaunch]) -> None:
+        """Remove the machines of these launches, all at once, and look for their results once more."""
+        now_s = self._session.now_s()
+        reasons = {launch.name: _why_removed(launch, now_s, self._noun) for launch in launches if not launch.result}
+        for name, why in reasons.items():
+            self._session.note(f"'{name}' {why}: removing the {self._noun}")
+        machines = [launch.machine for launch in launches if launch.machine is not None]
+        gone = {removed.name for removed in self._machines.stop(machines) if removed.gone} if machines else set()
+        self._read_records(launches)
+        for launch in launches:
+            launch.is_gone = launch.name in gone
+            if launch.result is None:
+                launch.why, launch.hint = reasons[launch.name], f"launch logs {launch.name}"
+            else:
+                launch.liveness = Liveness.ENDED
+
+    def _read_records(self, launches: Sequence[WatchedLaunch]) -> None:
+        """Read the new records of these launches after one listing."""
+        # The longest common beginning, so that the listing has few other launches.
+        start = os.path.commonprefix([f"{LAUNCHES}{launch.name}/" for launch in launches])  # noqa: RUF071 - no paths
+        self._calls["bucket.list"] += 1
+        versions = {stored.name: stored.version for stored in self._session.store.objects(start)}
+        changed = [(launch, launch.changed(versions)) for launch in launches if launch.result is None]
+        self._run_all([partial(self._read, launch, new) for launch, new in changed if new])
+        for launch, _ in changed:
+            source = launch.result or launch.heartbeat
+            self._tell_phases(launch, source.phases if source else {})
+
+    def _read(self, launch: WatchedLaunch, new: Mapping[str, str]) -> None:
+        """Read these versions of the records; a heartbeat is of no interest once there is a result."""
+        store, result, status = self._session.store, result_object(launch.name), status_object(launch.name)
+        if result in new:
+            self._calls["bucket.read"] += 1
+            launch.unreadable = []
+            launch.result = read(store, result, Result.from_bytes, launch.unreadable)
+        # If the result is unreadable, the heartbeat still tells whether the machine lives.
+        if launch.result is None and status in new:
+            self._calls["bucket.read"] += 1
+            if (heartbeat := read(store, status, Heartbeat.from_bytes, [])) is not None:
+                launch.heartbeat = heartbeat
+                launch.note_sign(self._session.now_s())
+        launch.versions |= new
+
+    def _tell_phases(self, launch: WatchedLaunch, phases: Mapping[str, str]) -> None:
+        for phase in LaunchPhase:
+            if phase in phases and phase not in launch.phases:
+                launch.phases[phase] = phases[phase]
+                launch.note_sign(self._session.now_s())
+                self._session.on_event(Event(kind=EventKind.PHASE, text=phase, at_s=epoch_s(phases[phase])))
+
+    def _judge(self, launch: WatchedLaunch, machine: Machine) -> None:
+        was_stopped, now_s = launch.stopped_s is not None, self._session.now_s()
+        launch.note_machine(machine, now_s)
+        if launch.result is None and launch.stopped_s is not None and not was_stopped:
+            waits = "the cloud starts it again, to save its results"
+            self._session.note(f"'{launch.name}' is {machine.status}: {waits}")
+        if self._asks_phases and _place_says(machine) is PlaceSays.UP and not (launch.result or launch.heartbeat):
+            self._tell_phases(launch, self._machines.phases(machine))
+        launch.liveness = liveness(launch.observed(now_s))
+        launch.is_gone = machine.condition is Condition.GONE and launch.liveness is not Liveness.REQUESTED
+        launch.gone_polls = launch.gone_polls + 1 if launch.is_gone else 0
+        if launch.gone_polls > GRACE_POLLS and not launch.has_ended:
+            launch.why, launch.hint = _why_gone(launch, machine)
+
+    def _note_no_answer(self, launch: WatchedLaunch, error: ToolError) -> None:
+        """Note that nothing is known of a launch. Its silence does not count, and past its limit it is given up."""
+        launch.counted_to_s = None
+        over_limit_s = self._session.now_s() - launch.limit_s
+        seen = Observed(place=PlaceSays.UNREACHABLE, store=StoreSays.NOTHING, over_limit_s=over_limit_s)
+        if liveness(seen) is Liveness.GIVEN_UP:
+            launch.liveness = Liveness.GIVEN_UP
+            launch.why = f"could not be followed to its time limit: {error}"
+            launch.hint = f"launch status {launch.name}"
+
+
+def settle(session: Session, launch: WatchedLaunch, error: str) -> None:
+    """Write a result for a launch that has ended without one, for other readers."""
+    cleanup.settle(
+        session.store,
+        launch.name,
+        launch.zones[0] if len(launch.zones) == 1 else "",
+        RunFailedError.exit_code,
+        error,
+        now_s=session.now_s(),
+        preempted=launch.liveness is Liveness.PREEMPTED,
+        timed_out=launch.liveness in (Liveness.OUT_OF_TIME, Liveness.OVERDUE),
+    )
+
+
+def _no_answer(launch: WatchedLaunch) -> ToolError:
+    zones = ", ".join(launch.zones)
+    return ToolError(
+        f"nothing is known of '{launch.name}': {zones} does not answer", hint=f"launch status {launch.name}"
+    )
+
+
+def _why_removed(launch: WatchedLaunch, now_s: float, noun: str) -> str:
+    """Why a launch's machine is removed."""
+    machine = launch.machine
+    assert machine is not None
+    if launch.liveness is Liveness.STOPPED and machine.restarts and launch.stopped_s is not None:
+        return f"stopped and was not started again in {duration(now_s - launch.stopped_s)}"
+    if launch.liveness is Liveness.STOPPED:
+        return f"stopped by itself ({machine.status})"
+    if launch.liveness is Liveness.OVERDUE:
+        return "was still there after its time limit"
+    if launch.liveness is Liveness.SILENT:
+        return f"has sent no heartbeat for {duration(launch.silent_s)}"
+    last = next(reversed(launch.phases), f"nothing, {noun} {machine.status}")
+    return f"did not start the run within {duration(now_s - (launch.boots_from_s or now_s))} (last: {last})"
+
+
+def _why_gone(launch: WatchedLaunch, machine: Machine) -> tuple[str, str]:
+    """Why a launch whose machine is gone has no result, and a hint."""
+    name, spot = launch.name, launch.request.spot
+    if launch.liveness is Liveness.PREEMPTED and spot:
+        return (
+            "was preempted: the cloud took the spot VM away",
+            "--rerun-preempted 2 starts it again automatically; without --spot it is not taken away",
+        )
+    if launch.liveness is Liveness.PREEMPTED:
+        return f"was preempted: {machine.why}", "launch again"
+    if launch.liveness is Liveness.OUT_OF_TIME and not machine.why:
+        limit = duration(launch.request.limit_s)
+        return f"reached its time limit of {limit} and left no result", "--max-run-time, longer"
+    if why := "; ".join(launch.unreadable):
+        return f"has ended, but it is unknown how: {why}", f"launch logs {name}"
+    if machine.why:
+        return f"ended without a result: {machine.why}", f"launch logs {name}"
+    return "was deleted before it had a result", f"launch status {name}"
