@@ -14,7 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from analysis.statistics import PlacedRun, compare, compare_within_blocks, machine_split
+from analysis.statistics.comparison import compare, compare_within_blocks
+from analysis.statistics.hosts import PlacedRun, machine_split
 from analysis.statistics.samples import LEAST_REPLICATES, Floats, Interval
 from benchmarks.resumable import Figures, Results
 from launcher.sweep.blocks import in_order

@@ -34,9 +34,9 @@ from scipy.linalg import solve_toeplitz
 from scipy.signal import lfilter
 from scipy.special import betaincinv, ndtr, stdtr
 
-from analysis.statistics import steady_state
 from analysis.statistics.autocorrelation import acf, normal_scores
 from analysis.statistics.samples import Floats
+from analysis.statistics.steady import steady_state
 from benchmarks import duel_real
 from benchmarks.resumable import Results
 from launcher.duel.decision import (

@@ -115,7 +115,7 @@ def _docker_checks(host: DoctorPorts) -> Iterator[Check]:
     try:
         engine = host.connect()
     except ToolError as error:
-        yield DOCKER.problem("engine", str(error), error.hint)
+        yield DOCKER.failed("engine", error)
         return
     yield _version_check(engine)
     yield _gpu_runtime_check(engine, host)

@@ -107,7 +107,7 @@ class Delivery:
         """Add the agent's facts to a bundle and seal it; only once, so that a second upload sends the same bytes."""
         share = self._costs.share(folder, self._now())
         with suppress(BundleError):  # a bundle without a record cannot be closed; reading it below raises the error
-            bundle.close_broken(folder, Status.FAILED, error or "the trainer was killed")
+            bundle.seal_unfinished(folder, Status.FAILED, error or "the trainer was killed")
         run = bundle.read(folder).record
         cloud = run.environment.cloud or CloudFacts()
         if cloud.phases is not None:  # only this function sets phases, so the bundle is closed already

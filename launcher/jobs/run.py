@@ -37,7 +37,7 @@ from workload.contract.errors import (
 from workload.contract.record import Status, to_json
 from workload.contract.text import counted
 from workload.storage import fetch
-from workload.storage.source import FetchSource
+from workload.storage.address import FetchSource
 from workload.storage.store import Store
 
 # Seconds that a machine may take to end itself after its result, before this process deletes it.

@@ -313,7 +313,7 @@ def test_trainer_that_failed_by_itself_has_said_it(open_bundle: Path) -> None:
     script = f"print({str(open_bundle)!r}); raise SystemExit(7)"
     outcome = local.run(replace(make_plan({}), command=(sys.executable, "-c", script)))
     assert (outcome.exit_code, outcome.bundles, outcome.error) == (7, (), None)
-    bundle.close_broken(open_bundle, Status.OUT_OF_MEMORY, "too big")
+    bundle.seal_unfinished(open_bundle, Status.OUT_OF_MEMORY, "too big")
     outcome = local.run(replace(make_plan({}), command=(sys.executable, "-c", script)))
     assert (outcome.exit_code, [each.path for each in outcome.bundles], outcome.error) == (7, [open_bundle], None)
 
