@@ -38,10 +38,10 @@ def place_names(ctx: typer.Context) -> list[str]:
 
     try:
         file = Path(str(ctx.params.get("file")))
-        content = matrix.read(matrix.load(file), file=file, environment={}, config_folder=None, many=True)
+        loaded = matrix.read(matrix.load(file), file=file, environment={}, config_folder=None, many=True)
     except UsageError:
         return []
-    return [place.place.name for place in content.places]
+    return [place.place.name for place in loaded.places]
 
 
 def run_sweep(
@@ -111,17 +111,17 @@ def run_sweep(
     until_rule = until_of(until, until_ratio, baseline, max_repeats)
     max_cost_usd = require_sum(max_cost)
     max_time_s = None if max_time is None else sizes.parse_duration_s(max_time, "--max-time")
-    content = matrix.read(matrix.load(file), file=file, environment=os.environ, config_folder=Path.cwd(), many=yes)
-    matrix.require_places(content, on or ())
-    for name in {configuration.spec.model for place in content.places for configuration in place.configurations}:
+    loaded = matrix.read(matrix.load(file), file=file, environment=os.environ, config_folder=Path.cwd(), many=yes)
+    matrix.require_places(loaded, on or ())
+    for name in {configuration.spec.model for place in loaded.places for configuration in place.configurations}:
         models.require(name)
-    for place in content.places:
+    for place in loaded.places:
         for configuration in place.configurations:
             models.require_data(configuration.spec, is_here=place.place.backend == LOCAL)
-    for warning in content.warnings:
+    for warning in loaded.warnings:
         print(f"warning: {cut_long_words(printable(warning))}", file=sys.stderr)
     plan = make_plan(
-        content,
+        loaded,
         file=file,
         output=output,
         only=on or (),
