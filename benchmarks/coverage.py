@@ -15,7 +15,7 @@ import numpy as np
 from scipy.signal import lfilter
 from scipy.stats import ttest_ind
 
-from analysis import statistics
+from analysis.statistics import comparison, components, explained, intervals, periods, steady, trend
 from analysis.statistics.samples import Floats, Interval
 
 STEPS = 100
@@ -67,7 +67,7 @@ def over_runs(rng: np.random.Generator, scale: float) -> Iterator[str]:
             for n in (3, 5, 6, 10, 20):
                 groups = medians[: medians.size // n * n].reshape(-1, n)[:4000]
                 name = f"median over {n} runs, {effect}{', noisy' if noisy else ''}"
-                yield row(name, ((statistics.over_runs(group).interval, truth) for group in groups))
+                yield row(name, ((intervals.over_runs(group).interval, truth) for group in groups))
 
 
 def ratios(rng: np.random.Generator, scale: float) -> Iterator[str]:
@@ -79,16 +79,16 @@ def ratios(rng: np.random.Generator, scale: float) -> Iterator[str]:
                 slow = 1.05 * simulated_runs(rng, effect, runs=series * second, rho=0.9, noisy=noisy)
                 pairs = zip(base.reshape(series, first, -1), slow.reshape(series, second, -1), strict=True)
                 name = f"ratio, {first} against {second} runs, {effect}{', noisy' if noisy else ''}"
-                yield row(name, ((statistics.compare(list(a), list(b)).interval, 1.05) for a, b in pairs))
+                yield row(name, ((comparison.compare(list(a), list(b)).interval, 1.05) for a, b in pairs))
 
 
 def modes(rng: np.random.Generator, scale: float) -> Iterator[str]:
-    """Where the limits lie: runs in two modes, of which a few runs show one alone, and sides that scatter unlike."""
+    """Hard cases: runs in two modes, where a few runs may show only one, and two sides with unlike scatter."""
     for n in (3, 4, 5, 6, 10):
         figures = np.exp(0.002 * rng.normal(size=(2, int(4000 * scale), n)))
         figures *= np.where(rng.random(figures.shape) < 0.35, 1.05, 1.0)
         name = f"ratio, {n} against {n} runs, two modes (65/35, 5 % apart)"
-        yield row(name, ((statistics.compare(list(a), list(b)).interval, 1.0) for a, b in zip(*figures, strict=True)))
+        yield row(name, ((comparison.compare(list(a), list(b)).interval, 1.0) for a, b in zip(*figures, strict=True)))
     for first, second in ((3, 10), (3, 5), (5, 10)):
         small, large = (
             np.exp(spread * rng.normal(size=(int(4000 * scale), size)))
@@ -96,14 +96,14 @@ def modes(rng: np.random.Generator, scale: float) -> Iterator[str]:
         )
         name = f"ratio, {first} against {second} runs, the fewer scatter 4 times as much"
         pairs = zip(small, large, strict=True)
-        yield row(name, ((statistics.compare(list(a), list(b)).interval, 1.0) for a, b in pairs))
+        yield row(name, ((comparison.compare(list(a), list(b)).interval, 1.0) for a, b in pairs))
 
 
 def slopes(rng: np.random.Generator, scale: float) -> Iterator[str]:
     for steps, rho in ((20, 0.0), (20, 0.9), (100, 0.0), (100, 0.5), (100, 0.9), (200, 0.9), (400, 0.9)):
         line = 1 + 1e-4 * np.arange(steps)
         series = line + 0.01 * waves(rng, series=int(1000 * scale), steps=steps, rho=rho)
-        yield row(f"drift, {steps} steps, rho {rho}", ((statistics.drift(x).interval, 1e-4) for x in series))
+        yield row(f"drift, {steps} steps, rho {rho}", ((trend.drift(x).interval, 1e-4) for x in series))
 
 
 def split(rng: np.random.Generator, scale: float) -> Iterator[str]:
@@ -115,7 +115,7 @@ def split(rng: np.random.Generator, scale: float) -> Iterator[str]:
             times = np.exp(
                 BETWEEN * rng.normal(size=(runs, 1)) + within_stdev * waves(rng, series=runs, steps=STEPS, rho=rho)
             )
-            found.append(statistics.variance_split([x[:n] for x, n in zip(times, lengths, strict=True)]))
+            found.append(components.variance_split([x[:n] for x, n in zip(times, lengths, strict=True)]))
         icc = BETWEEN**2 / (BETWEEN**2 + within_stdev**2)
         name = f"{runs} runs of 50-100 steps, rho {rho}{', noisy' if noisy else ''}"
         yield row(f"stdev within, {name}", ((one.within.interval, within_stdev) for one in found))
@@ -130,24 +130,24 @@ def shares(rng: np.random.Generator, scale: float) -> Iterator[str]:
         times = correlation * clock + np.sqrt(1 - correlation**2) * rest
         truth = (6 / np.pi * np.arcsin(correlation / 2)) ** 2
         name = f"share explained, 200 steps, correlation {correlation}, rho {rho}"
-        yield row(name, ((statistics.share_explained(a, b).interval, truth) for a, b in zip(times, clock, strict=True)))
+        yield row(name, ((explained.share_explained(a, b).interval, truth) for a, b in zip(times, clock, strict=True)))
 
 
 def alarms(rng: np.random.Generator, scale: float) -> Iterator[str]:
-    """Shares that must be small, and one that must be 80 %."""
+    """Shares of false results, which must be small, and one share that must be 80 %."""
     for rho in (0.0, 0.5, 0.9):
         series = 1 + 0.002 * waves(rng, series=int(2000 * scale), steps=STEPS, rho=rho)
-        periods = np.mean([statistics.period_scan(x).found for x in series])
-        unsteady = np.mean([not statistics.steady_state(x).steady for x in series])
-        warm = np.mean([(statistics.steady_state(x).warmup_steps or 0) > 0 for x in series])
-        yield f"false alarms, rho {rho}: period {periods:.2%}, not steady {unsteady:.2%}, warm-up seen {warm:.2%}"
+        periodic = np.mean([periods.period_scan(x).found for x in series])
+        unsteady = np.mean([not steady.steady_state(x).steady for x in series])
+        warm = np.mean([(steady.steady_state(x).warmup_steps or 0) > 0 for x in series])
+        yield f"false alarms, rho {rho}: period {periodic:.2%}, not steady {unsteady:.2%}, warm-up seen {warm:.2%}"
     for n in (3, 5, 10):
         error = BETWEEN * np.sqrt(2 / n)
-        detectable = statistics.Difference(value=0.0, error=error, degrees=2 * n - 2).detectable(0.05)
+        detectable = comparison.Difference(value=0.0, error=error, degrees=2 * n - 2).detectable(0.05)
         base, other = (rng.normal(size=(int(4000 * scale), n)) * BETWEEN for _ in range(2))
         hits = ttest_ind(base, other + detectable, axis=1).pvalue < 0.05
         none = [
-            (statistics.compare(np.exp(a), np.exp(b)).p_value or 0) < 0.05
+            (comparison.compare(np.exp(a), np.exp(b)).p_value or 0) < 0.05
             for a, b in zip(base[:1000], other[:1000], strict=True)
         ]
         yield (

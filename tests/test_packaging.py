@@ -1,4 +1,4 @@
-"""The wheel, built and installed for real: what it holds, what it knows, and what works with no extra installed."""
+"""The wheel, built and installed for real: its files, its commit, and what works with no extra installed."""
 
 import subprocess
 import sys
@@ -37,7 +37,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def bare(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The programs' folder of an environment that has the wheel and what it needs, and no extra."""
+    """Folder of programs of an environment with the wheel and its requirements, but no extra."""
     folder = tmp_path_factory.mktemp("bare")
     venv.create(folder)
     into = ("--python", str(folder / "bin/python"), "install", "--quiet", "--disable-pip-version-check", str(wheel))
@@ -101,7 +101,7 @@ def test_without_extras_the_launcher_works(bare: Path, tmp_path: Path, words: li
 @pytest.mark.slow
 def test_an_installed_trainer_says_the_wheels_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written = tmp_path / "commit.txt"
-    monkeypatch.setattr("workload.contract.version.COMMIT_FILE", written)
+    monkeypatch.setattr("workload.contract.installation.COMMIT_FILE", written)
     assert commit_facts(HostSystem(environ={}), tmp_path) == {"commit": None, "commit_dirty": None}
     written.write_text("ab12-dirty\n")
     assert commit_facts(HostSystem(environ={}), tmp_path) == {"commit": "ab12", "commit_dirty": True}

@@ -5,14 +5,13 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
-from analysis.audit.rule import WITH_KERNELS, AuditEvidence, Hit, Rule, Severity, each_case
+from analysis.audit.rule import WITH_KERNELS, AuditEvidence, Hit, Rule, Severity, each_case, each_profile
 from analysis.loading.cases import Case
 from analysis.loading.rows import rows
 from analysis.readers.ncu.families import is_backward
 from analysis.roofline.against_model import contradiction
 from analysis.roofline.lower_bound import PARTLY
 from workload.contract import peaks
-from workload.contract.profile_record import Calibration
 from workload.contract.spec import Device, Precision
 from workload.contract.text import percent, seconds, si
 from workload.contract.verdict import ABOVE_CEILING
@@ -42,6 +41,8 @@ MFU_FROM, MFU_TO = 0.01, 0.60
 # Compute capability of NVIDIA Volta, 2017.
 FIRST_WITH_TENSOR_CORES = 7.0
 
+# Counts of a profile, by their column.
+COUNTS = {"flop": "FLOP", "dram_bytes": "DRAM bytes"}
 INCOMPLETE_PROFILES = ("partial", "failed", "timed out", "interrupted")
 
 
@@ -105,9 +106,9 @@ def _peak(case: Case, precision: str | None = None) -> peaks.Peak | None:
 
 def wrong_peak(evidence: AuditEvidence) -> Iterator[Hit]:
     """Measured ceilings above the peak of the named device, or far below it."""
-    device = {case.run_id: case for case in evidence.cases}
+    by_id = {case.run_id: case for case in evidence.cases}
     for row in rows(evidence.results.ceilings):
-        case, best = device.get(row["run_id"]), row["best_per_s"] or row["median_per_s"]
+        case, best = by_id.get(row["run_id"]), row["best_per_s"] or row["median_per_s"]
         if case is None or not best:
             continue
         is_compute = row["quantity"] == "flop_per_s"
@@ -128,8 +129,8 @@ def odd_utilisation(case: Case) -> str | None:
     share = rate * flop / peak.flop_per_s
     if MFU_FROM <= share <= MFU_TO:
         return None
-    of = f"the vendor's {case['precision']} peak of {peak.gpu}, {si(peak.flop_per_s, 'FLOP/s')}"
-    return f"{percent(share, decimals=1)} of {of}"
+    vendor = f"the vendor's {case['precision']} peak of {peak.gpu}, {si(peak.flop_per_s, 'FLOP/s')}"
+    return f"{percent(share, decimals=1)} of {vendor}"
 
 
 def too_slow(case: Case) -> str | None:
@@ -143,12 +144,11 @@ def too_slow(case: Case) -> str | None:
     expected_s = LAUNCHES_S + work / (TOO_SLOW * peak)
     if step_s <= expected_s:
         return None
-    whose = f"{slowest.gpu}, the slowest GPU that is known here" if gpu is None else slowest.gpu
+    name = f"{slowest.gpu}, the slowest GPU that is known here" if gpu is None else slowest.gpu
     rate = work / step_s
-    share = percent(rate / peak, decimals=2)
-    took = f"{seconds(step_s)} for a step of {si(work, 'FLOP', 4)}: {si(rate, 'FLOP/s', 4)}"
+    step = f"{seconds(step_s)} for a step of {si(work, 'FLOP', 4)}: {si(rate, 'FLOP/s', 4)}"
     like_a_cpu = "; a CPU is as fast as this" if rate < OF_A_CPU else ""
-    return f"{took}, {share} of the fp32 peak of {whose}{like_a_cpu}"
+    return f"{step}, {percent(rate / peak, decimals=2)} of the fp32 peak of {name}{like_a_cpu}"
 
 
 def _step_s(case: Case) -> float | None:
@@ -167,58 +167,43 @@ def _fp32_flop_per_s(gpu: peaks.Gpu) -> float:
 # --- counters
 
 
-def fp32_is_tf32(evidence: AuditEvidence) -> Iterator[Hit]:
-    for case in evidence.cases:
-        if case["precision"] == Precision.FP32:
-            signs = [*_tensor_work(case, evidence.kernels.get(case.run_id)), *_above_fp32(case)]
-            if signs:
-                yield Hit(subject=(case.run_id,), figure="; ".join(signs))
+def fp32_is_tf32(case: Case, kernels: pd.DataFrame | None) -> str | None:
+    if case["precision"] != Precision.FP32:
+        return None
+    return "; ".join(_signs_of_tf32(case, kernels)) or None
 
 
-def _tensor_work(case: Case, kernels: pd.DataFrame | None) -> Iterator[str]:
+def _signs_of_tf32(case: Case, kernels: pd.DataFrame | None) -> Iterator[str]:
     if case["counted_tensor_flop_per_step"]:
         yield f"{si(case['counted_tensor_flop_per_step'], 'FLOP')} per step on tensor cores"
-    named = [] if kernels is None else [name for name in map(str, kernels["name"]) if names_tensor_cores(name)]
-    if named:
-        yield f"{len(named)} launches of kernels for tensor cores, as {named[0][:60]}"
-
-
-def _above_fp32(case: Case) -> Iterator[str]:
+    tensor_kernels = [] if kernels is None else list(filter(names_tensor_cores, map(str, kernels["name"])))
+    if tensor_kernels:
+        yield f"{len(tensor_kernels)} launches of kernels for tensor cores, as {tensor_kernels[0][:60]}"
     peak, rate = _peak(case), flop_per_s(case)
     if peak and rate and rate > OVER_PEAK * peak.flop_per_s:
         yield f"{si(rate, 'FLOP/s')}, above the fp32 peak of {peak.gpu}, {si(peak.flop_per_s, 'FLOP/s')}"
 
 
-def tensor_flop_missing(evidence: AuditEvidence) -> Iterator[Hit]:
-    for case in evidence.cases:
-        kernels = evidence.kernels.get(case.run_id)
-        figure = _hidden(case) if kernels is None or not case["imported"] else _hidden_in(case, kernels)
-        if figure:
-            yield Hit(subject=(case.run_id,), figure=figure)
-
-
-def _hidden(case: Case) -> str | None:
-    """Missing tensor FLOP in our own profile, by its record; None if there are none."""
+def tensor_flop_missing(case: Case, kernels: pd.DataFrame | None) -> str | None:
+    """Missing tensor FLOP: in an imported profile by its launches, in ours by its record; None if there are none."""
+    if kernels is not None and case["imported"]:
+        return _missing_in_import(case, kernels)
     if case["flop_is_lower_bound"]:
         reason = case.record.profile.lower_bound_reason or "kernels use tensor cores whose FLOP were not counted"
         return f"counted FLOP are a lower bound: {reason}"
-    if case["precision"] in {None, Precision.FP32} or not case["counted_flop_per_step"]:
+    counted = case["counted_flop_per_step"]
+    if case["precision"] in {None, Precision.FP32} or not counted or case["counted_tensor_flop_per_step"]:
         return None
-    if case["counted_tensor_flop_per_step"]:
-        return None
-    return (
-        f"{case['precision']}, and no FLOP of tensor cores among {si(case['counted_flop_per_step'], 'FLOP')} per step"
-    )
+    return f"{case['precision']}, and no FLOP of tensor cores among {si(counted, 'FLOP')} per step"
 
 
-def _hidden_in(case: Case, kernels: pd.DataFrame) -> str | None:
-    """Missing tensor FLOP in an imported profile, by its launches; None if there are none, or no FLOP are counted."""
+def _missing_in_import(case: Case, kernels: pd.DataFrame) -> str | None:
     counted = kernels[kernels["flop"].notna()]
     if case["flop_is_lower_bound"] and counted["hides_tensor_flop"].any():
         names = counted.loc[counted["hides_tensor_flop"], "name"].astype(str)
         return (
-            f"counted FLOP are a lower bound: {_launches(len(names))} on tensor cores, whose FLOP were not counted, as"
-            f" {names.iloc[0][:60]}"
+            f"counted FLOP are a lower bound: {_launches(len(names))} on tensor cores, whose FLOP were not counted, "
+            f"as {names.iloc[0][:60]}"
         )
     has_tensor_cores = _generation(case["compute_capability"]) >= FIRST_WITH_TENSOR_CORES
     if case["precision"] in {None, Precision.FP32} or counted.empty or not has_tensor_cores:
@@ -229,8 +214,8 @@ def _hidden_in(case: Case, kernels: pd.DataFrame) -> str | None:
     return f"{case['precision']}, and nothing in the file counts tensor cores"
 
 
-def _launches(number: int) -> str:
-    return "1 launch" if number == 1 else f"{number} launches"
+def _launches(count: int) -> str:
+    return "1 launch" if count == 1 else f"{count} launches"
 
 
 def _generation(capability: str | None) -> float:
@@ -241,31 +226,21 @@ def _generation(capability: str | None) -> float:
         return np.inf
 
 
-def counted_against_model(evidence: AuditEvidence) -> Iterator[Hit]:
-    """Counted FLOP that contradict the recorded model (our runs) or the model of the label (imported profiles)."""
-    for case in evidence.cases:
-        kernels = evidence.kernels.get(case.run_id)
-        if case["imported"] and kernels is not None:
-            record = case.record
-            figure = contradiction(
-                record.spec,
-                kernels,
-                steps=record.profile.steps_profiled,
-                is_partial=case["profile_status"] in INCOMPLETE_PROFILES,
-            )
-            if figure:
-                yield Hit(subject=(case.run_id,), figure=figure, cure=NAME_IT_RIGHT)
-        elif not case["imported"] and (figure := _against_own_model(case)):
-            yield Hit(subject=(case.run_id,), figure=figure)
-
-
-NAME_IT_RIGHT = (
+IMPORT_AGAIN = (
     "import it again with the right --model, --batch-size, --profile-steps and --image-size; analyze "
     "kernels shows where the FLOP are"
 )
 
 
-def _against_own_model(case: Case) -> str | None:
+def counted_against_model(case: Case, kernels: pd.DataFrame | None) -> str | Hit | None:
+    """Counted FLOP that contradict the recorded model (our runs) or the model of the label (imported profiles)."""
+    if case["imported"]:
+        if kernels is None:
+            return None
+        profile = case.record.profile
+        is_partial = case["profile_status"] in INCOMPLETE_PROFILES
+        figure = contradiction(case.record.spec, kernels, steps=profile.steps_profiled, is_partial=is_partial)
+        return Hit(figure=figure, cure=IMPORT_AGAIN) if figure else None
     counted, model = case["counted_flop_per_step"], case["train_flop_per_step"]
     if not counted or not model or MODEL_RATIO_FROM <= counted / model <= MODEL_RATIO_TO:
         return None
@@ -281,28 +256,21 @@ def unverified(case: Case) -> str | None:
         return None
     checks = case.record.profile.checks
     calibrations = (checks.calibration if checks else None) or {}
-    off = [f"{kind} {_ratio(calibration)}" for kind, calibration in calibrations.items() if not calibration.verified]
-    counted = ", ".join(off) or "not within the limits"
-    return f"counters against products of known size: {counted}"
+    wrong = [
+        f"{kind} {'not counted' if calibration.ratio is None else f'{calibration.ratio:.2f} x'}"
+        for kind, calibration in calibrations.items()
+        if not calibration.verified
+    ]
+    return f"counters against products of known size: {', '.join(wrong) or 'not within the limits'}"
 
 
-def _ratio(calibration: Calibration) -> str:
-    return "not counted" if calibration.ratio is None else f"{calibration.ratio:.2f} x"
-
-
-def no_backward(evidence: AuditEvidence) -> Iterator[Hit]:
+def no_backward(case: Case, kernels: pd.DataFrame | None) -> str | None:
     """Profiles without backward kernels: ours by their ranges, imported ones by the names of kernels."""
-    for case in evidence.cases:
-        if case["backward_kernels"] is not None:
-            if not case["backward_kernels"]:
-                yield Hit(subject=(case.run_id,), figure="no kernels in the backward range, or too little work in them")
-            continue
-        kernels = evidence.kernels.get(case.run_id)
-        if kernels is not None and not any(is_backward(str(name)) for name in kernels["name"].unique()):
-            yield Hit(
-                subject=(case.run_id,),
-                figure=f"{_launches(len(kernels))}, but no kernel that occurs only in a backward pass",
-            )
+    if case["backward_kernels"] is not None:
+        return None if case["backward_kernels"] else "no kernels in the backward range, or too little work in them"
+    if kernels is None or any(is_backward(str(name)) for name in kernels["name"].unique()):
+        return None
+    return f"{_launches(len(kernels))}, but no kernel that occurs only in a backward pass"
 
 
 def partial_profile(case: Case) -> str | None:
@@ -318,14 +286,12 @@ def uncounted(evidence: AuditEvidence) -> Iterator[Hit]:
         kernels = evidence.kernels.get(case.run_id)
         if case["profile_status"] not in WITH_KERNELS or kernels is None:
             continue
-        lacking = [what for column, what in UNCOUNTED.items() if bool(kernels[column].isna().all())]
-        if lacking:
-            yield Hit(subject=(case.run_id,), figure=f"{' and '.join(lacking)} are unavailable: they were not counted")
+        missing = [name for column, name in COUNTS.items() if bool(kernels[column].isna().all())]
+        if missing:
+            yield Hit(subject=(case.run_id,), figure=f"{' and '.join(missing)} are unavailable: they were not counted")
         if case.record.profile.lower_bound_reason == PARTLY:
             yield Hit(subject=(case.run_id,), figure=f"FLOP are a lower bound: {PARTLY}")
 
-
-UNCOUNTED = {"flop": "FLOP", "dram_bytes": "DRAM bytes"}
 
 RULES = (
     Rule(
@@ -385,7 +351,7 @@ RULES = (
         "compute in fp32",
         why="by default PyTorch runs fp32 convolutions on tensor cores in TF32: label and roof are then wrong",
         cure="set torch.backends.cudnn.allow_tf32 = False, or label the run tf32 and use that roof",
-        check=fp32_is_tf32,
+        check=each_profile(fp32_is_tf32),
     ),
     Rule(
         name="tensor FLOP missing",
@@ -394,7 +360,7 @@ RULES = (
         "out",
         why="FLOP/s and intensity are then many times too low, and the point is in the wrong part of the roofline",
         cure="launch local --profile ncu with ncu 2023.2 or newer, which counts work on tensor cores",
-        check=tensor_flop_missing,
+        check=each_profile(tensor_flop_missing),
     ),
     Rule(
         name="counted FLOP against model",
@@ -403,7 +369,7 @@ RULES = (
         "FFT kernels save less than that",
         why="some work was not counted or was counted twice, or the label names another model",
         cure="check the likely cause; analyze kernels shows where the FLOP are",
-        check=counted_against_model,
+        check=each_profile(counted_against_model),
     ),
     Rule(
         name="calibration unverified",
@@ -422,7 +388,7 @@ RULES = (
         why="two thirds of the work are missing: autograd runs in its own thread, which a push/pop range does "
         "not cover",
         cure="use cudaProfilerStart/Stop or a process-wide range, as launch local --profile ncu does",
-        check=no_backward,
+        check=each_profile(no_backward),
     ),
     Rule(
         name="partial profile",

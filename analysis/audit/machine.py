@@ -22,7 +22,7 @@ from analysis.variance.causes import (
     steal,
 )
 from workload.contract import peaks
-from workload.contract.text import cpu_share, percent, plain
+from workload.contract.text import cpu_share, percent
 from workload.contract.verdict import COMPETED_SHARE, LEAST_WAITED_CPUS, LEAST_WAITED_SHARE
 
 _VARIABLES = Path(__file__).with_name("debug_variables.toml")
@@ -70,14 +70,7 @@ def power_capped(case: Case) -> str | None:
 
 def spilling(evidence: AuditEvidence) -> Iterator[Hit]:
     for run_id, spill in spills(evidence.cases).items():
-        yield Hit(
-            subject=(run_id,),
-            figure=(
-                f"{plain(spill.images_per_s, 4)} {spill.unit}/s at batch size {spill.batch_size}, "
-                f"{plain(spill.smaller_images_per_s, 4)} at {spill.smaller_batch_size}: {spill.ratio:.2f} x"
-            ),
-            cure=f"--batch-size {spill.smaller_batch_size}; --grad-accumulation for the same step",
-        )
+        yield Hit(subject=(run_id,), figure=f"{spill.words}: {spill.ratio:.2f} x", cure=spill.cure)
 
 
 def competing(case: Case) -> str | None:
@@ -87,12 +80,10 @@ def competing(case: Case) -> str | None:
     if case.record.timing.cpus_waited is not None:
         return competition_words(case)
     waits = case["data_wait_fraction"] or 0.0
-    beside = (
-        f" in the {percent(1 - waits)} of the time in which it did not wait for data"
-        if waits > LEAST_TIME_SHARE
-        else ""
-    )
-    return f"the run got {cpu_share((1 - lost) * case['threads'], case['threads'])}{beside}"
+    got = f"the run got {cpu_share((1 - lost) * case['threads'], case['threads'])}"
+    if waits <= LEAST_TIME_SHARE:
+        return got
+    return f"{got} in the {percent(1 - waits)} of the time in which it did not wait for data"
 
 
 def held_back(case: Case) -> str | None:
@@ -104,13 +95,13 @@ def held_back(case: Case) -> str | None:
 
 def debug_variables(case: Case) -> str | None:
     software = case.record.environment.software
-    were_set = (software.variables if software else None) or {}
-    odd = [
-        f"{name}={were_set[name]}: {variable.effect}"
+    value_of = (software.variables if software else None) or {}
+    harmful = [
+        f"{name}={value_of[name]}: {variable.effect}"
         for name, variable in variables().items()
-        if name in were_set and were_set[name] not in variable.harmless
+        if name in value_of and value_of[name] not in variable.harmless
     ]
-    return "; ".join(odd) or None
+    return "; ".join(harmful) or None
 
 
 def other_bandwidth(case: Case) -> str | None:

@@ -1,9 +1,10 @@
 """Rules of an audit, the data that they check, and their findings."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
+from typing import TypeAlias
 
 import pandas as pd
 
@@ -83,9 +84,12 @@ class AuditEvidence:
 
 @dataclass(frozen=True, kw_only=True)
 class Hit:
-    """A place where a rule is broken. `cure` and `severity` replace those of the rule if they are given."""
+    """A place where a rule is broken. `cure` and `severity` replace those of the rule if they are given.
 
-    subject: tuple[str, ...]
+    `subject`: ids of the runs; a check that is made by `each_case`, `each_profile` or `each_group` leaves it empty.
+    """
+
+    subject: tuple[str, ...] = ()
     figure: str
     cure: str | None = None
     severity: Severity | None = None
@@ -108,9 +112,9 @@ class Rule:
     def findings(self, evidence: AuditEvidence) -> list[Finding]:
         """Findings of this rule; hits with the same text are merged into one finding on several runs."""
         threshold, why, cure = (units.worded(text, evidence.unit) for text in (self.threshold, self.why, self.cure))
-        alike: dict[tuple[str, str, Severity], list[str]] = {}
+        runs_of: dict[tuple[str, str, Severity], list[str]] = {}
         for hit in self.check(evidence):
-            alike.setdefault((hit.figure, hit.cure or cure, hit.severity or self.severity), []).extend(hit.subject)
+            runs_of.setdefault((hit.figure, hit.cure or cure, hit.severity or self.severity), []).extend(hit.subject)
         return [
             Finding(
                 rule=self.name,
@@ -119,31 +123,34 @@ class Rule:
                 figure=figure,
                 threshold=threshold,
                 why=why,
-                cure=said,
+                cure=own_cure,
             )
-            for (figure, said, severity), subject in alike.items()
+            for (figure, own_cure, severity), subject in runs_of.items()
         ]
 
 
-def each_case(check: Callable[[Case], str | None]) -> Callable[[AuditEvidence], Iterable[Hit]]:
-    """Make a rule's check from a function of one run that returns the figure that breaks the rule, else None."""
-
-    def look(evidence: AuditEvidence) -> Iterable[Hit]:
-        for case in evidence.cases:
-            figure = check(case)
-            if figure is not None:
-                yield Hit(subject=(case.run_id,), figure=figure)
-
-    return look
+# Figure that breaks a rule, or a `Hit` if it has a cure or a severity of its own; None if the rule holds.
+Breach: TypeAlias = str | Hit | None
+Check: TypeAlias = Callable[[AuditEvidence], Iterator[Hit]]
 
 
-def each_group(check: Callable[[Sequence[Case]], str | None]) -> Callable[[AuditEvidence], Iterable[Hit]]:
+def each_case(check: Callable[[Case], Breach]) -> Check:
+    """Make a rule's check from a function of one run."""
+    return lambda evidence: _hits((check(case), [case]) for case in evidence.cases)
+
+
+def each_profile(check: Callable[[Case, pd.DataFrame | None], Breach]) -> Check:
+    """Make a rule's check from a function of one run and its profiled launches, None without a profile by ncu."""
+    return lambda evidence: _hits((check(case, evidence.kernels.get(case.run_id)), [case]) for case in evidence.cases)
+
+
+def each_group(check: Callable[[Sequence[Case]], Breach]) -> Check:
     """Make a rule's check from a function of the measured runs of one configuration in one place."""
+    return lambda evidence: _hits((check(runs), runs) for runs in evidence.groups)
 
-    def look(evidence: AuditEvidence) -> Iterable[Hit]:
-        for runs in evidence.groups:
-            figure = check(runs)
-            if figure is not None:
-                yield Hit(subject=tuple(case.run_id for case in runs), figure=figure)
 
-    return look
+def _hits(checked: Iterable[tuple[Breach, Sequence[Case]]]) -> Iterator[Hit]:
+    for breach, runs in checked:
+        if breach is not None:
+            hit = Hit(figure=breach) if isinstance(breach, str) else breach
+            yield replace(hit, subject=tuple(case.run_id for case in runs))

@@ -7,7 +7,8 @@ import numpy as np
 
 from analysis.audit.rule import AuditEvidence, Hit, Rule, Severity, each_case, each_group
 from analysis.loading.cases import Case
-from analysis.statistics import differ, period_scan
+from analysis.statistics.components import differ
+from analysis.statistics.periods import period_scan
 from analysis.statistics.samples import Floats, Mask
 from analysis.statistics.stalls import MOST_SHARE as MOST_STALLS
 from analysis.statistics.stalls import REPEATED, REPEATED_RATIO, STALL_RATIO, stalls, two_speeds
@@ -75,46 +76,40 @@ def _denial(which: str, odd: Mask, timer: Floats, stamps: Floats) -> str:
     return f"{which}: the timer reads {percent(read)} of the other steps, the time stamps {percent(stamped)}"
 
 
-def mean_of_rates(evidence: AuditEvidence) -> Iterator[Hit]:
-    """Logs whose own rates differ from images over wall time; names gaps in the log that explain the difference."""
-    for case in evidence.cases:
-        # The first row is warm-up, which the claimed rate should not include.
-        claimed = case["claimed_measured_images_per_s"] or case["claimed_images_per_s"]
-        measured = case["images_per_s"]
-        within = EXPLAINED_WITHIN + _stamp_resolution(case) / (case["measured_s"] or np.inf)
-        if not claimed or not measured or abs(claimed / measured - 1) <= within:
-            continue
-        figure = (
-            f"{plain(claimed, 4)} {case.unit}/s by the log's rates, {plain(measured, 4)} by {case.unit} over wall time:"
-            f" {claimed / measured:.2f} x"
-        )
-        gaps = _gaps(case)
-        if gaps is None:
-            yield Hit(subject=(case.run_id,), figure=figure)
-        elif abs(claimed / gaps.images_per_s_without - 1) <= within:
-            without = f"without {gaps.them} {plain(gaps.images_per_s_without, 4)}"
-            yield Hit(
-                subject=(case.run_id,),
-                figure=f"{figure}; {gaps.words}, {without}",
-                cure=GAP_CURE,
-                severity=Severity.NOTE,
-            )
-        else:
-            yield Hit(subject=(case.run_id,), figure=f"{figure}; {gaps.words}, which does not explain it")
-
-
 GAP_CURE = (
     "none, if the gap is the end of an epoch or a first step: both rates are true, one for the run and one for "
     "its steps"
 )
 
 
+def mean_of_rates(case: Case) -> str | Hit | None:
+    """Rates of a log that differ from images over wall time; names gaps in the log that explain the difference."""
+    # The first row is warm-up, which the claimed rate should not include.
+    claimed = case["claimed_measured_images_per_s"] or case["claimed_images_per_s"]
+    measured = case["images_per_s"]
+    within = EXPLAINED_WITHIN + _stamp_resolution(case) / (case["measured_s"] or np.inf)
+    if not claimed or not measured or abs(claimed / measured - 1) <= within:
+        return None
+    figure = (
+        f"{plain(claimed, 4)} {case.unit}/s by the log's rates, {plain(measured, 4)} by {case.unit} over wall time:"
+        f" {claimed / measured:.2f} x"
+    )
+    gaps = _gaps(case)
+    if gaps is None:
+        return figure
+    if abs(claimed / gaps.images_per_s_without - 1) > within:
+        return f"{figure}; {gaps.words}, which does not explain it"
+    them = "it" if gaps.count == 1 else "them"
+    without = f"without {them} {plain(gaps.images_per_s_without, 4)}"
+    return Hit(figure=f"{figure}; {gaps.words}, {without}", cure=GAP_CURE, severity=Severity.NOTE)
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Gaps:
     """Few intervals between time stamps that are far longer than the others, in words and as a rate without them."""
 
+    count: int
     words: str
-    them: str
     images_per_s_without: float
 
 
@@ -133,8 +128,8 @@ def _gaps(case: Case) -> _Gaps | None:
     share = percent(float(stamps[slow.mask].sum() / stamps.sum()), decimals=1)
     holds = "1 gap takes" if slow.count == 1 else f"{slow.count} gaps take"
     return _Gaps(
+        count=slow.count,
         words=f"{holds} {share} of the wall time ({', '.join([*shown, *more])})",
-        them="it" if slow.count == 1 else "them",
         images_per_s_without=float(images[~slow.mask].sum()) / rest_s,
     )
 
@@ -142,32 +137,23 @@ def _gaps(case: Case) -> _Gaps | None:
 def _stamp_resolution(case: Case) -> float:
     """Resolution of a log's time stamps, s, which limits the accuracy of its wall time; 0 if finer than 1 s."""
     stamps = case.steps["ended_at_s"][np.isfinite(case.steps["ended_at_s"])]
-    whole = (unit for unit in STAMP_UNITS if stamps.size and bool(np.all(stamps == np.round(stamps / unit) * unit)))
-    return next(whole, 0.0)
+    fitting = (unit for unit in STAMP_UNITS if stamps.size and bool(np.all(stamps == np.round(stamps / unit) * unit)))
+    return next(fitting, 0.0)
 
 
-def unexplained(case: Case) -> str | None:
-    explained = case["explained_fraction"]
+def time_outside(case: Case) -> str | Hit | None:
+    """Unexplained time; between short steps of a script, it is the overhead of our own hooks."""
+    explained, steps = case["explained_fraction"], case.step_s.size
     if explained is None or abs(explained - 1) <= EXPLAINED_WITHIN:
         return None
     rest = percent(abs(explained - 1), decimals=1)
     sums = f"steps and waits add up to {percent(explained, decimals=1)} of the wall time"
-    return f"{sums}: {rest} too much" if explained > 1 else f"{sums}: {rest} are outside of the timed parts"
-
-
-def time_outside(evidence: AuditEvidence) -> Iterator[Hit]:
-    """Runs with unexplained time; between short steps of a script, that time is the overhead of our own hooks."""
-    for case in evidence.cases:
-        figure, explained = unexplained(case), case["explained_fraction"]
-        if figure is None:
-            continue
-        number = case.step_s.size
-        outside_s = (1 - explained) * case["measured_s"] / number if number and case["measured_s"] else 0.0
-        if isinstance(case["script"], str) and 0 < outside_s <= HOOKS_S:
-            cure = "use larger batches: our hooks take this time between any two steps, and the rate includes it"
-            yield Hit(subject=(case.run_id,), figure=f"{figure}, {seconds(outside_s)} a step", cure=cure)
-        else:
-            yield Hit(subject=(case.run_id,), figure=figure)
+    figure = f"{sums}: {rest} too much" if explained > 1 else f"{sums}: {rest} are outside of the timed parts"
+    outside_s = (1 - explained) * case["measured_s"] / steps if steps and case["measured_s"] else 0.0
+    if isinstance(case["script"], str) and 0 < outside_s <= HOOKS_S:
+        cure = "use larger batches: our hooks take this time between any two steps, and the rate includes it"
+        return Hit(figure=f"{figure}, {seconds(outside_s)} a step", cure=cure)
+    return figure
 
 
 def too_few_runs(group: Sequence[Case]) -> str | None:
@@ -239,8 +225,8 @@ def scattered(case: Case) -> str | None:
 def _two_speeds(case: Case, steps: Floats) -> str | None:
     """Many slow steps that are not explained by warm-up, change, drift or stalls."""
     state = case.steadiness
-    is_told = not state.steady or (state.stalls is not None and state.stalls.lost > CHANGE)
-    speeds = None if is_told else two_speeds(steps[state.warmup_steps or 0 :])
+    has_other_rule = not state.steady or (state.stalls is not None and state.stalls.lost > CHANGE)
+    speeds = None if has_other_rule else two_speeds(steps[state.warmup_steps or 0 :])
     if speeds is None or speeds.slow / speeds.n * (speeds.ratio - 1) <= CHANGE:
         return None
     return f"{speeds.slow} of {speeds.n} steps, spread over the run, take {speeds.ratio:.2f} x the others: two speeds"
@@ -323,7 +309,7 @@ RULES = (
         "stamps), because wall times are as accurate as that",
         why="a mean of {unit}/s gives fast steps too much weight, and leaves out the time outside of the timed parts",
         cure="use {unit} divided by wall time, as `images_per_s` here",
-        check=mean_of_rates,
+        check=each_case(mean_of_rates),
     ),
     Rule(
         name="wall time not explained",
@@ -332,7 +318,7 @@ RULES = (
         "work between steps takes less",
         why="step times alone then promise too much, because the rest of the time belongs to the run too",
         cure="find what runs between the timed parts (loading, logging, validation), or compare wall times only",
-        check=time_outside,
+        check=each_case(time_outside),
     ),
     Rule(
         name="too few runs",

@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any
 
 from analysis.loading.cases import Case, cases
@@ -28,7 +28,7 @@ from analysis.loading.tables import Tables
 from workload.contract.design import Contrast, Design, Run
 from workload.contract.errors import NothingToDoError, UsageError
 from workload.contract.invocation import as_typed
-from workload.contract.text import printable
+from workload.contract.text import counted, printable
 
 # Facts of a machine that vary together: if one of them is compared, the others may differ too.
 MACHINE = (
@@ -95,10 +95,19 @@ class Pair:
     shared: Mapping[str, Any]
     pool: tuple[str, ...] = ()
 
+    @property
+    def sides(self) -> tuple[Side, Side]:
+        return self.left, self.right
+
+    @property
+    def runs(self) -> list[Case]:
+        """Runs of both sides."""
+        return [*self.left.runs, *self.right.runs]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Pairing:
-    """All pairs that differ in `by`. `mixed`: facts in which runs of one side differ, which separates them into pools.
+    """All pairs that differ in `by`. `mixed`: facts in which runs of one side differ, so that they form several pools.
 
     `alone`: runs without a counterpart on the other side; `unpaired`: runs from which no other run (or no run of the
     baseline) differs in `by` alone. `also`: other facts by which these runs could be compared, if the user named none.
@@ -147,16 +156,16 @@ def pair_up(
         raise NothingToDoError(
             "nothing to compare: no run completed its measured steps", hint="analyze summary shows how they ended"
         )
-    asked = _Asked(
+    options = _Options(
         baseline=None if baseline is None else _value_of(compared, by, baseline),
         all_pairs=all_pairs,
         allow_mixed=frozenset(allow_mixed),
     )
     if by is None:
-        return _by_what_differs(compared, asked)
-    pairing = _paired(compared, by, asked)
+        return _by_what_differs(compared, options)
+    pairing = _paired(compared, by, options)
     if not pairing.pairs and pairing.alone:
-        ignored = dict.fromkeys([by, *allow_mixed, *_held(by)])
+        ignored = dict.fromkeys([by, *allow_mixed, *_equal_facts(by)])
         mixed = [f"--allow-mixed {fact}" for fact in (*allow_mixed, *pairing.mixed)]
         require_poolable(
             runs[runs["run_id"].isin(pairing.alone)].assign(**ignored), hint=" ".join([f"--by {by}", *mixed])
@@ -172,7 +181,7 @@ def pair_up(
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Asked:
+class _Options:
     """The user's options for pairs; `baseline`: a fact and one of its values."""
 
     baseline: tuple[str, Any] | None
@@ -196,26 +205,21 @@ def _value_of(compared: Sequence[Case], by: str | None, baseline: str) -> tuple[
     )
 
 
-def _by_what_differs(compared: Sequence[Case], asked: _Asked) -> Pairing:
+def _by_what_differs(compared: Sequence[Case], options: _Options) -> Pairing:
     differing = [fact for fact in DEFAULT_ORDER if len({case[fact] for case in compared}) > 1]
-    if asked.baseline is not None:
-        differing = [asked.baseline[0]]
-    pairings = [pairing for fact in differing if (pairing := _paired(compared, fact, asked)).pairs]
+    if options.baseline is not None:
+        differing = [options.baseline[0]]
+    pairings = [pairing for fact in differing if (pairing := _paired(compared, fact, options)).pairs]
     if not pairings:
-        where = f"they differ in {_listed(differing)}" if differing else "they agree in everything"
-        what = f"{len(compared)} measured run{'' if len(compared) == 1 else 's'}"
+        where = f"they differ in {', '.join(map(label, differing))}" if differing else "they agree in everything"
+        runs = counted(len(compared), "measured run")
         raise NothingToDoError(
-            f"nothing to compare: among {what} no two differ in one fact and agree in everything else"
+            f"nothing to compare: among {runs} no two differ in one fact and agree in everything else"
             + (f"; {where}" if len(compared) > 1 else ""),
             hint="add folders with other runs: analyze compare RESULTS MORE_RESULTS",
         )
     first, *others = pairings
-    also = tuple(pairing.by for pairing in others)
-    return replace(first, also=also)
-
-
-def _listed(facts: Sequence[str]) -> str:
-    return ", ".join(map(label, facts))
+    return replace(first, also=tuple(pairing.by for pairing in others))
 
 
 def _require_comparable(columns: Sequence[str]) -> None:
@@ -236,40 +240,39 @@ def value_text(by: str, value: Any) -> str:
 # --- pairs
 
 
-def _paired(compared: Sequence[Case], by: str, asked: _Asked) -> Pairing:
-    held = [fact for fact in _held(by) if fact not in asked.allow_mixed]
-    told_apart = [fact for fact in (*PLACE, *SOFTWARE) if fact != by and fact not in asked.allow_mixed]
-    groups: dict[tuple[Any, ...], dict[Any, list[Case]]] = {}
+def _paired(compared: Sequence[Case], by: str, options: _Options) -> Pairing:
+    equal = [fact for fact in _equal_facts(by) if fact not in options.allow_mixed]
+    separating = [fact for fact in (*PLACE, *SOFTWARE) if fact != by and fact not in options.allow_mixed]
+    groups: dict[tuple[Any, ...], dict[Any, list[Case]]] = defaultdict(lambda: defaultdict(list))
     for case in compared:
-        sides = groups.setdefault(tuple(case[fact] for fact in held), {})
-        sides.setdefault(case[by], []).append(case)
+        groups[tuple(case[fact] for fact in equal)][case[by]].append(case)
     pairs, mixed, alone, unpaired = list[Pair](), set[str](), list[str](), list[str]()
     runs_of = Counter(case[by] for case in compared)
     baselines = dict[str, None]()
     for values, sides in groups.items():
-        baseline = _baseline(sides, asked, runs_of)
+        baseline = _baseline(sides, options, runs_of)
         if len(sides) == 1 or (baseline is not None and baseline.value not in sides):
             unpaired += [case.run_id for runs in sides.values() for case in runs]
             continue
         if baseline is not None:
             baselines[value_text(by, baseline.value)] = None
         varying = [
-            fact for fact in told_apart if any(len({case[fact] for case in side}) > 1 for side in sides.values())
+            fact for fact in separating if any(len({case[fact] for case in side}) > 1 for side in sides.values())
         ]
-        like_pairs = list(_pairs_of(sides, told_apart, varying, dict(zip(held, values, strict=True)), baseline))
-        together = {case.run_id for pair in like_pairs for side in (pair.left, pair.right) for case in side.runs}
-        alone += [case.run_id for runs in sides.values() for case in runs if case.run_id not in together]
+        made = list(_pairs_of(sides, separating, varying, dict(zip(equal, values, strict=True)), baseline))
+        in_pairs = {case.run_id for pair in made for case in pair.runs}
+        alone += [case.run_id for runs in sides.values() for case in runs if case.run_id not in in_pairs]
         mixed |= set(varying)
-        pairs += like_pairs
+        pairs += made
     return Pairing(
         by=by,
         pairs=pairs,
-        mixed=tuple(fact for fact in told_apart if fact in mixed),
+        mixed=tuple(fact for fact in separating if fact in mixed),
         alone=tuple(alone),
         unpaired=tuple(unpaired),
         baselines=tuple(baselines),
         runs=compared,
-        pooled=asked.allow_mixed,
+        pooled=options.allow_mixed,
     )
 
 
@@ -280,28 +283,28 @@ class _Baseline:
     value: Any
 
 
-def _baseline(sides: Mapping[Any, Sequence[Case]], asked: _Asked, runs_of: Mapping[Any, int]) -> _Baseline | None:
+def _baseline(sides: Mapping[Any, Sequence[Case]], options: _Options, runs_of: Mapping[Any, int]) -> _Baseline | None:
     """Value that the others are compared with; None to compare all pairs.
 
     The choice depends on the number of runs and never on their figures: choosing the fastest would require a correction
     for all pairs from which it was chosen.
     """
-    if asked.baseline is not None:
-        return _Baseline(value=asked.baseline[1])
-    if asked.all_pairs or len(sides) <= MOST_VALUES:
+    if options.baseline is not None:
+        return _Baseline(value=options.baseline[1])
+    if options.all_pairs or len(sides) <= MOST_VALUES:
         return None
     return _Baseline(value=min(sides, key=lambda value: (-runs_of[value], -len(sides[value]), _order(value))))
 
 
-def _held(by: str) -> tuple[str, ...]:
+def _equal_facts(by: str) -> tuple[str, ...]:
     """Facts that must be equal on both sides: the configuration and, unless machines are compared, the place."""
-    kept = CONFIGURATION if by in MACHINE else (*CONFIGURATION, *PLACE)
-    return tuple(fact for fact in kept if fact != by)
+    facts = CONFIGURATION if by in MACHINE else (*CONFIGURATION, *PLACE)
+    return tuple(fact for fact in facts if fact != by)
 
 
 def _pairs_of(
     sides: Mapping[Any, Sequence[Case]],
-    told_apart: Sequence[str],
+    separating: Sequence[str],
     varying: Sequence[str],
     shared: Mapping[str, Any],
     baseline: _Baseline | None,
@@ -314,19 +317,17 @@ def _pairs_of(
         chosen = [(first, other) for other in ordered if other[0] != baseline.value]
     for (left, left_runs), (right, right_runs) in chosen:
         # A fact without a common value on both sides cannot be kept equal: the note of the comparison names it.
-        alike = [
-            fact for fact in told_apart if {case[fact] for case in left_runs} & {case[fact] for case in right_runs}
+        common = [
+            fact for fact in separating if {case[fact] for case in left_runs} & {case[fact] for case in right_runs}
         ]
-        right_pools = _pools(right_runs, told_apart)
-        for left_pool in _pools(left_runs, told_apart):
-            for right_pool in right_pools:
-                if all(left_pool[0][fact] == right_pool[0][fact] for fact in alike):
-                    yield Pair(
-                        left=Side(value=left, runs=left_pool),
-                        right=Side(value=right, runs=right_pool),
-                        shared=shared,
-                        pool=pool_words(left_pool[0].facts, [fact for fact in varying if fact in alike]),
-                    )
+        for left_pool, right_pool in product(_pools(left_runs, separating), _pools(right_runs, separating)):
+            if all(left_pool[0][fact] == right_pool[0][fact] for fact in common):
+                yield Pair(
+                    left=Side(value=left, runs=left_pool),
+                    right=Side(value=right, runs=right_pool),
+                    shared=shared,
+                    pool=pool_words(left_pool[0].facts, [fact for fact in varying if fact in common]),
+                )
 
 
 def _pools(runs: Sequence[Case], facts: Sequence[str]) -> list[list[Case]]:

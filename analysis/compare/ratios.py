@@ -7,6 +7,7 @@ within the blocks, even if the interval is wider; else as two independent sample
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import replace
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -15,21 +16,21 @@ import pandas as pd
 from analysis.compare.pairing import MACHINE, Designs, Pair, Pairing, Side, is_busy, pair_up, value_text
 from analysis.loading.cases import Case, shared
 from analysis.loading.configurations import CONFIGURATION, DATA_DETAILS, PLACE, SOFTWARE, label, needs_no_digest, shown
+from analysis.loading.rows import joined
 from analysis.loading.tables import Tables
-from analysis.statistics import (
+from analysis.statistics.comparison import (
+    ALPHA,
     Comparison,
-    Interval,
-    PlacedRun,
-    PositionEffect,
+    WithinBlocks,
     compare_within_blocks,
+    difference_of,
     holm,
     holm_levels,
-    position_effect,
     shared_blocks,
 )
-from analysis.statistics import compare as compare_runs
-from analysis.statistics.comparison import ALPHA, WithinBlocks, difference_of
-from analysis.statistics.samples import LEAST_FOR_SPREAD, LEAST_REPLICATES, LEVEL, too_few
+from analysis.statistics.comparison import compare as compare_runs
+from analysis.statistics.hosts import PlacedRun, PositionEffect, position_effect
+from analysis.statistics.samples import LEAST_FOR_SPREAD, LEAST_REPLICATES, LEVEL, Interval, too_few
 from workload.contract.design import Contrast
 from workload.contract.tables import Column, Role, number
 from workload.contract.text import counted, digits_beside_one, percent, plain
@@ -37,7 +38,7 @@ from workload.contract.text import counted, digits_beside_one, percent, plain
 # If the whole interval of the ratio is closer to 1 than this, the verdict names no winner, even if one is certain.
 SAME_WITHIN = 0.001
 # Facts that the note names if the sides differ in them too, because they may explain the difference.
-TOLD = (*SOFTWARE, "cudnn")
+NOTED = (*SOFTWARE, "cudnn")
 
 COLUMNS = (
     Column(name="by", heading="by", role=Role.FACT),
@@ -99,8 +100,8 @@ def compare(
 
 def table(pairing: Pairing) -> pd.DataFrame:
     """Effects of an option averaged over all combinations of the others, then its pairs; columns as in `COLUMNS`."""
-    tables = [one for one in (effects(pairing), of_pairs(pairing)) if len(one)]
-    return pd.concat(tables, ignore_index=True) if tables else of_pairs(pairing)
+    averages, pairs = effects(pairing), of_pairs(pairing)
+    return pd.concat([averages, pairs], ignore_index=True) if len(averages) else pairs
 
 
 def of_pairs(pairing: Pairing) -> pd.DataFrame:
@@ -113,20 +114,17 @@ def of_pairs(pairing: Pairing) -> pd.DataFrame:
     `position_left` and `position_right`: mean positions of a side's runs in their blocks.
     """
     designs = Designs(pairing)
-    return _table(
-        pairing, pairing.pairs, [compare_sides(pair.left.runs, pair.right.runs, designs) for pair in pairing.pairs]
-    )
+    return _table(pairing, pairing.pairs, [compare_sides(pair, designs) for pair in pairing.pairs])
 
 
 def _table(pairing: Pairing, pairs: Sequence[Pair], comparisons: Sequence[Comparison]) -> pd.DataFrame:
     """A row for each comparison, with Holm's correction over all of them."""
-    p_values = [np.nan if one.p_value is None else one.p_value for one in comparisons]
-    corrected = zip(holm(p_values), holm_levels(p_values, alpha=ALPHA), strict=True)
+    p_values = [np.nan if comparison.p_value is None else comparison.p_value for comparison in comparisons]
+    levels = holm_levels(p_values, alpha=ALPHA)
     lines = [
-        _line(
-            pair, pairing.by, one, p_holm=None if np.isnan(p_holm) else float(p_holm), level=float(level), of=len(pairs)
-        )
-        for pair, one, (p_holm, level) in zip(pairs, comparisons, corrected, strict=True)
+        _line(pair, pairing.by, comparison, level=float(level), count=len(pairs))
+        | {"p_holm": None if np.isnan(p_holm) else float(p_holm)}
+        for pair, comparison, p_holm, level in zip(pairs, comparisons, holm(p_values), levels, strict=True)
     ]
     return pd.DataFrame(lines, columns=[column.name for column in COLUMNS])
 
@@ -134,18 +132,17 @@ def _table(pairing: Pairing, pairs: Sequence[Pair], comparisons: Sequence[Compar
 # --- one pair
 
 
-def compare_sides(left: Sequence[Case], right: Sequence[Case], designs: Designs) -> Comparison:
-    """Compare two sides, within blocks if both share two or more; `ratio` is images/s, right over left.
+def compare_sides(pair: Pair, designs: Designs) -> Comparison:
+    """Compare the sides of a pair, within blocks if both share two or more; `ratio` is images/s, right over left.
 
     The compared figure is seconds per image, with the right side as baseline. There is no interval with fewer than
     three runs on a side (or three blocks), or if the difference is not confirmed without the runs on a busy machine.
     """
-    every = _compare_all(left, right, designs, with_busy=True)
-    quiet = [[case for case in side if not is_busy(case)] for side in (left, right)]
+    left, right = ([case for case in side.runs if not is_busy(case)] for side in pair.sides)
     return _confirmed(
-        every,
-        lambda: _compare_all(quiet[0], quiet[1], designs, with_busy=False) if all(quiet) else None,
-        [*left, *right],
+        _compare_all(pair.left.runs, pair.right.runs, designs, with_busy=True),
+        lambda: _compare_all(left, right, designs, with_busy=False) if left and right else None,
+        pair.runs,
     )
 
 
@@ -154,10 +151,10 @@ def _confirmed(every: Comparison, without_busy: Callable[[], Comparison | None],
     busy = sum(map(is_busy, runs))
     if not busy:
         return every
-    said = f"{busy} of {counted(len(runs), 'run')} on a busy machine"
+    words = f"{busy} of {counted(len(runs), 'run')} on a busy machine"
     if _winner(every) and ((quiet := without_busy()) is None or _winner(quiet) != _winner(every)):
-        every = every.without_difference(f"{said}; without them there is no difference")
-    return replace(every, busy=said)
+        every = every.without_difference(f"{words}; without them there is no difference")
+    return replace(every, busy=words)
 
 
 def _winner(comparison: Comparison) -> int:
@@ -200,18 +197,17 @@ def _by_block(runs: Sequence[Case]) -> dict[Hashable, list[float]]:
     return blocks
 
 
-def _line(
-    pair: Pair, by: str, comparison: Comparison, *, p_holm: float | None, level: float, of: int
-) -> dict[str, Any]:
-    """Row of a pair. `level`: level of interval and verdict after Holm's correction for `of` pairs."""
+def _line(pair: Pair, by: str, comparison: Comparison, *, level: float, count: int) -> dict[str, Any]:
+    """Row of a pair. `level`: level of interval and verdict after Holm's correction for `count` pairs."""
     interval = comparison.difference.interval(level) if comparison.difference else None
-    seen = comparison.difference.detectable(1 - level) if comparison.difference else None
-    runs = [case for side in (pair.left, pair.right) for case in side.runs]
-    facts = {name: shared(runs, name) for name in ("model", "batch_size", "precision", *DETAIL_NAMES)}
+    detectable = comparison.difference.detectable(1 - level) if comparison.difference else None
+    within = comparison.within_blocks
+    left, right = (_name(by, side) for side in pair.sides)
+    facts = {name: shared(pair.runs, name) for name in ("model", "batch_size", "precision", *DETAIL_NAMES)}
     return facts | {
         "by": by,
-        "left": _name(by, pair.left),
-        "right": _name(by, pair.right),
+        "left": left,
+        "right": right,
         "combinations": None,
         "runs_left": comparison.runs_other,
         "runs_right": comparison.runs_baseline,
@@ -220,20 +216,16 @@ def _line(
         "ratio_high": interval.high if interval else None,
         "level": level if interval else None,
         "p": comparison.p_value,
-        "p_holm": p_holm,
         "test": str(interval.method) if interval else None,
-        "blocks": comparison.within_blocks.blocks if comparison.within_blocks else None,
+        "blocks": within.blocks if within else None,
         "position_left": _position(pair.left.runs),
         "position_right": _position(pair.right.runs),
-        "narrower_than_unpaired": comparison.within_blocks.narrower if comparison.within_blocks else None,
+        "narrower_than_unpaired": within.narrower if within else None,
         "effect": comparison.hedges_g,
         "busy": comparison.busy,
-        "smallest_detectable_ratio": None if seen is None else float(np.exp(seen)),
-        "verdict": verdict(
-            comparison, right=_name(by, pair.right), left=_name(by, pair.left), level=level, seen=seen, of=of
-        ),
-        "note": "; ".join([*_where(pair, by), *pair.pool, *_blocks_words(pair, comparison), *_also_different(pair, by)])
-        or None,
+        "smallest_detectable_ratio": None if detectable is None else float(np.exp(detectable)),
+        "verdict": verdict(comparison, left=left, right=right, level=level, detectable=detectable, count=count),
+        "note": joined([*_where(pair, by), *pair.pool, *_blocks_words(pair, comparison), *_also_different(pair, by)]),
     }
 
 
@@ -243,12 +235,14 @@ def _position(runs: Sequence[Case]) -> float | None:
     return float(np.mean(known)) if known and len(known) == len(runs) else None
 
 
-def verdict(comparison: Comparison, *, left: str, right: str, level: float, seen: float | None, of: int) -> str:
+def verdict(
+    comparison: Comparison, *, left: str, right: str, level: float, detectable: float | None, count: int
+) -> str:
     """Sentence on the faster side and its ratio, or on the smallest detectable difference if none was found.
 
-    A difference is certain if its interval at `level` excludes 1; `level` is above 95 % if `of`, the number of pairs,
-    is above 1. `seen`: smallest detectable difference of logarithms at `level`. A difference that is certain only
-    without the correction for `of` pairs is shown with both intervals.
+    A difference is certain if its interval at `level` excludes 1; `level` is above 95 % if `count`, the number of
+    pairs, is above 1. `detectable`: smallest detectable difference of logarithms at `level`. A difference that is
+    certain only without the correction for `count` pairs is shown with both intervals.
     """
     if comparison.ratio is None:
         return "no figures"
@@ -265,17 +259,17 @@ def verdict(comparison: Comparison, *, left: str, right: str, level: float, seen
     times = f"{faster} is {plain(ratio, digits)} x as fast as {slower}"
     if not corrected.holds(1.0):
         return f"{times} ({_percent(level)}: {_ends_words(corrected, comparison.ratio, digits)}){busy}"
-    would_be_seen = "" if seen is None else f"{_factor(float(np.exp(seen)))} or more would have been detected"
+    limit = "" if detectable is None else f"{_factor(float(np.exp(detectable)))} or more would have been detected"
     if not comparison.interval.holds(1.0):
         digits = digits_beside_one((ratio, *_ends(comparison.interval, comparison.ratio)))
         times = f"{faster} is {plain(ratio, digits)} x as fast as {slower}"
         return (
-            f"not certain in {of} comparisons: {times} ({_percent(level)}: "
-            f"{_ends_words(corrected, comparison.ratio)}{'; ' if would_be_seen else ''}{would_be_seen}); if "
+            f"not certain in {count} comparisons: {times} ({_percent(level)}: "
+            f"{_ends_words(corrected, comparison.ratio)}{'; ' if limit else ''}{limit}); if "
             f"it were the only comparison, it would be certain ({_percent(LEVEL)}: "
             f"{_ends_words(comparison.interval, comparison.ratio, digits)}){busy}"
         )
-    return f"no difference found{': ' if would_be_seen else ''}{would_be_seen}{busy}"
+    return f"no difference found{': ' if limit else ''}{limit}{busy}"
 
 
 def _ends(interval: Interval, ratio: float) -> tuple[float, float]:
@@ -318,13 +312,13 @@ def _blocks_words(pair: Pair, comparison: Comparison) -> Iterator[str]:
     """Words on the pairing within blocks and its effect; none if a side has no blocks."""
     pairing = comparison.within_blocks
     if pairing is None:
-        if all(any(case.block for case in side.runs) for side in (pair.left, pair.right)):
+        if all(any(case.block for case in side.runs) for side in pair.sides):
             yield "fewer than 2 blocks have both sides: not paired"
         return
     yield within_blocks_words(pairing)
-    if pairing.shared > len((pair.left, pair.right)) and comparison.difference:
+    if pairing.shared > len(pair.sides) and comparison.difference:
         yield f"scatter estimated from {pairing.shared} configurations"
-    if pairing.outstanding and comparison.difference:
+    if pairing.noisy and comparison.difference:
         yield "one side may scatter more than the others (F test): only the blocks of this pair are used"
     if pairing.left_out:
         yield f"{counted(pairing.left_out, 'run')} without a partner in the same block left out"
@@ -343,11 +337,10 @@ def within_blocks_words(pairing: WithinBlocks) -> str:
 
 def _also_different(pair: Pair, by: str) -> Iterator[str]:
     # A process has no image: in a comparison with a container, the note on the runtime is enough.
-    one_has_no_image = any(all(needs_no_digest(case.facts) for case in side.runs) for side in (pair.left, pair.right))
-    facts = [fact for fact in TOLD if fact != by]
-    sides = [[{case[fact] for case in side.runs} for fact in facts] for side in (pair.left, pair.right)]
-    for fact, left, right in zip(facts, *sides, strict=True):
-        if left != right and not (fact == "image_digest" and one_has_no_image):
+    one_has_no_image = any(all(needs_no_digest(case.facts) for case in side.runs) for side in pair.sides)
+    for fact in NOTED:
+        left, right = ({case[fact] for case in side.runs} for side in pair.sides)
+        if fact != by and left != right and not (fact == "image_digest" and one_has_no_image):
             words = [" and ".join(sorted(value_text(fact, value) for value in values)) for values in (left, right)]
             yield f"{label(fact)} differs too: {words[0]} against {words[1]}"
 
@@ -364,13 +357,13 @@ def effects(pairing: Pairing) -> pd.DataFrame:
     designs = Designs(pairing)
     families = _families(pairing) if pairing.by in CONFIGURATION else []
     averaged = [_averaged(family) for family in families]
-    found = _table(pairing, averaged, [_effect(family, designs) for family in families])
-    found["combinations"] = [len(family) for family in families]
-    found["verdict"] = [
+    frame = _table(pairing, averaged, [_effect(family, designs) for family in families])
+    frame["combinations"] = [len(family) for family in families]
+    frame["verdict"] = [
         f"{verdict}; averaged over {len(family)} combinations: {_interaction(family, designs, ratio)}"
-        for verdict, family, ratio in zip(found["verdict"], families, found["ratio"], strict=True)
+        for verdict, family, ratio in zip(frame["verdict"], families, frame["ratio"], strict=True)
     ]
-    return found
+    return frame
 
 
 def _families(pairing: Pairing) -> list[list[Pair]]:
@@ -378,67 +371,54 @@ def _families(pairing: Pairing) -> list[list[Pair]]:
     facts = [fact for fact in (*PLACE, *SOFTWARE, "job_name") if fact != pairing.by]
     places: dict[tuple[Any, ...], list[Pair]] = defaultdict(list)
     for pair in pairing.pairs:
-        keys = {tuple(side.runs[0][fact] for fact in facts) for side in (pair.left, pair.right)}
-        if len(keys) == 1 and all(case.block is not None for side in (pair.left, pair.right) for case in side.runs):
+        keys = {tuple(side.runs[0][fact] for fact in facts) for side in pair.sides}
+        if len(keys) == 1 and all(case.block is not None for case in pair.runs):
             places[keys.pop()].append(pair)
     families: dict[tuple[Any, ...], list[Pair]] = defaultdict(list)
     for place, pairs in places.items():
-        values = {side.value for pair in pairs for side in (pair.left, pair.right)}
-        of_combination: dict[tuple[Any, ...], set[Any]] = defaultdict(set)
+        values = {side.value for pair in pairs for side in pair.sides}
+        values_of: dict[tuple[Any, ...], set[Any]] = defaultdict(set)
         for pair in pairs:
-            of_combination[tuple(pair.shared.values())] |= {pair.left.value, pair.right.value}
+            values_of[tuple(pair.shared.values())] |= {side.value for side in pair.sides}
         for pair in pairs:
-            if of_combination[tuple(pair.shared.values())] == values:
+            if values_of[tuple(pair.shared.values())] == values:
                 families[(*place, pair.left.value, pair.right.value)].append(pair)
     return [family for family in families.values() if len(family) > 1]
 
 
 def _averaged(family: Sequence[Pair]) -> Pair:
     """Pair of all runs of a family; its `shared` facts are those that all combinations share."""
-    sides = [[case for pair in family for case in side(pair).runs] for side in (_left, _right)]
-    shared = {
-        name: value for name, value in family[0].shared.items() if all(one.shared[name] == value for one in family)
-    }
+    facts = family[0].shared.items()
     return Pair(
-        left=Side(value=family[0].left.value, runs=sides[0]),
-        right=Side(value=family[0].right.value, runs=sides[1]),
-        shared=shared,
+        left=Side(value=family[0].left.value, runs=[case for pair in family for case in pair.left.runs]),
+        right=Side(value=family[0].right.value, runs=[case for pair in family for case in pair.right.runs]),
+        shared={name: value for name, value in facts if all(pair.shared[name] == value for pair in family)},
     )
-
-
-def _left(pair: Pair) -> Side:
-    return pair.left
-
-
-def _right(pair: Pair) -> Side:
-    return pair.right
 
 
 def _weights(family: Sequence[Pair], designs: Designs, shares: Sequence[float]) -> dict[Hashable, float]:
     """Weights of the contrast of right over left, with a share for each combination."""
-    signed = ((_left, -1.0), (_right, 1.0))
     return {
-        designs.configuration(side(pair).runs): sign * share
+        designs.configuration(side.runs): sign * share
         for pair, share in zip(family, shares, strict=True)
-        for side, sign in signed
+        for side, sign in zip(pair.sides, (-1.0, 1.0), strict=True)
     }
 
 
 def _effect(family: Sequence[Pair], designs: Designs) -> Comparison:
     """Average of a family's ratios; without interval if only busy runs show the difference."""
     pair = _averaged(family)
-    runs = [*pair.left.runs, *pair.right.runs]
     weights = _weights(family, designs, [1 / len(family)] * len(family))
 
-    def contrast(*, with_busy: bool) -> Comparison:
-        return _of_contrast(designs.contrast(weights, runs, with_busy=with_busy), pair)
+    def comparison(*, with_busy: bool) -> Comparison:
+        return _of_contrast(designs.contrast(weights, pair.runs, with_busy=with_busy), pair)
 
-    return _confirmed(contrast(with_busy=True), lambda: contrast(with_busy=False), runs)
+    return _confirmed(comparison(with_busy=True), lambda: comparison(with_busy=False), pair.runs)
 
 
 def _of_contrast(contrast: Contrast, pair: Pair) -> Comparison:
     difference, reason = difference_of(contrast)
-    found = Comparison(
+    comparison = Comparison(
         ratio=None if contrast.value is None else float(np.exp(contrast.value)),
         interval=difference.interval(LEVEL) if difference else None,
         p_value=difference.p_value if difference else None,
@@ -452,11 +432,12 @@ def _of_contrast(contrast: Contrast, pair: Pair) -> Comparison:
             left_out=0,
             narrower=None,
             shared=contrast.shared,
-            outstanding=contrast.outstanding,
+            noisy=contrast.noisy,
         ),
     )
-    few = contrast.blocks < LEAST_REPLICATES
-    return found.without_difference(too_few(contrast.blocks, "block")) if few else found
+    if contrast.blocks >= LEAST_REPLICATES:
+        return comparison
+    return comparison.without_difference(too_few(contrast.blocks, "block"))
 
 
 def _interaction(family: Sequence[Pair], designs: Designs, ratio: float) -> str:
@@ -464,12 +445,12 @@ def _interaction(family: Sequence[Pair], designs: Designs, ratio: float) -> str:
 
     `ratio`: the average; if it is below 1, all ratios are inverted, as in the verdict.
     """
-    runs = [case for pair in family for side in (pair.left, pair.right) for case in side.runs]
+    runs = [case for pair in family for case in pair.runs]
     count = len(family)
     p_values = []
     # Two combinations differ from their average equally: one test is enough.
-    for one in range(count if count > 2 else 1):  # noqa: PLR2004
-        shares = [float(at == one) - 1 / count for at in range(count)]
+    for tested in range(count if count > 2 else 1):  # noqa: PLR2004
+        shares = [float(number == tested) - 1 / count for number in range(count)]
         difference, _ = difference_of(designs.contrast(_weights(family, designs, shares), runs))
         p_values.append(np.nan if difference is None else difference.p_value)
     corrected = holm(p_values)
@@ -487,7 +468,7 @@ def _interaction(family: Sequence[Pair], designs: Designs, ratio: float) -> str:
     varying = [name for name in family[0].shared if len({pair.shared[name] for pair in family}) > 1]
     least, most = (
         f"{plain(end, digits_beside_one((end,)))} x for {', '.join(shown(name, pair.shared[name]) for name in varying)}"
-        for end, pair in (chosen(ratios, key=lambda found: found[0]) for chosen in (min, max))
+        for end, pair in (extreme(ratios, key=itemgetter(0)) for extreme in (min, max))
     )
     return f"it depends on the other options (p = {plain(p, 2)}), from {least} to {most}"
 
@@ -506,7 +487,7 @@ def positions(pairing: Pairing) -> Iterator[str]:
         known = {case["position"] for case in runs}
         if len({case.block for case in runs}) < LEAST_REPLICATES or (len(known) == 1 and None not in known):
             continue
-        found = position_effect(
+        effect = position_effect(
             [
                 PlacedRun(
                     figure=float(case["images_per_s"]),
@@ -517,23 +498,23 @@ def positions(pairing: Pairing) -> Iterator[str]:
                 for case in runs
             ]
         )
-        yield f"position in the blocks of {job} on {place}: {_position_words(found)}"
+        yield f"position in the blocks of {job} on {place}: {_position_words(effect)}"
 
 
-def _position_words(found: PositionEffect) -> str:
-    if found.p_value is None:
-        return f"effect unknown ({found.reason})"
-    effects_of = (
-        ("the first run has", "the rate of later ones", found.first),
-        ("each later one has", "the rate of the one before", found.per_place),
+def _position_words(effect: PositionEffect) -> str:
+    if effect.p_value is None:
+        return f"effect unknown ({effect.reason})"
+    ratios = (
+        ("the first run has", "the rate of later ones", effect.first),
+        ("each later one has", "the rate of the one before", effect.per_place),
     )
     texts = [
-        f"{what} {plain(one.value, digits)} x {of} "
-        f"({_percent(LEVEL)}: {plain(one.interval.low, digits)} to {plain(one.interval.high, digits)})"
-        for what, of, one in effects_of
-        if one.value is not None
-        and one.interval is not None
-        and (digits := digits_beside_one((one.value, one.interval.low, one.interval.high)))
+        f"{run} {plain(ratio.value, digits)} x {rate} "
+        f"({_percent(LEVEL)}: {plain(ratio.interval.low, digits)} to {plain(ratio.interval.high, digits)})"
+        for run, rate, ratio in ratios
+        if ratio.value is not None
+        and ratio.interval is not None
+        and (digits := digits_beside_one((ratio.value, ratio.interval.low, ratio.interval.high)))
     ]
-    seen = "no effect found" if found.p_value >= ALPHA else "an effect"
-    return f"{seen} (p = {plain(found.p_value, 2)}): {', '.join(texts)}"
+    verdict_words = "no effect found" if effect.p_value >= ALPHA else "an effect"
+    return f"{verdict_words} (p = {plain(effect.p_value, 2)}): {', '.join(texts)}"

@@ -12,7 +12,7 @@ from analysis.loading import units
 from analysis.loading.configurations import CONFIGURATION, SOFTWARE, Group, completed, group, measured, shown
 from analysis.loading.rows import cells
 from analysis.loading.tables import Tables
-from analysis.statistics import over_runs
+from analysis.statistics.intervals import over_runs
 from workload.contract.bundle import Status
 
 # Upper limit of plausible figures: ten million times what all computers of the world do per second, in FLOP or bytes.

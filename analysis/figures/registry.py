@@ -13,7 +13,7 @@ from analysis.figures.legible import legible
 from analysis.figures.material import Material
 from analysis.kernels.breakdown import ALL
 from analysis.loading import units
-from analysis.roofline.traced_times import TRACED_TIME
+from analysis.roofline.points import TRACED_TIME
 from workload.contract.tables import number
 from workload.contract.text import percent, si, signed_percent
 
@@ -52,15 +52,15 @@ def built(build: Builder, material: Material) -> Iterator[Figure]:
 def _throughput_env(material: Material) -> Iterator[Figure]:
     stems = labels.distinct(material.environments)
     few = len(material.environments) <= FEW_ENVIRONMENTS
-    tables = {}
-    for env in material.environments:
-        table = _of(material.measured, env)
-        table = table[table["images_per_s"].notna()]
-        if len(table) >= LEAST_ON_A_CURVE and _has_batches(table, "series", least=2 if few else 3):
-            tables[env] = table
-    shown, more = _first(list(tables.items()), "environments")
+    known = material.measured[material.measured["images_per_s"].notna()]
+    curves = {
+        env: table
+        for env in material.environments
+        if len(table := _in(known, env)) >= LEAST_ON_A_CURVE and _has_batches(table, "series", least=2 if few else 3)
+    }
+    shown, more = _first(list(curves.items()), "environments")
     for env, table in shown:
-        failed = _of(material.failed, env)
+        failed = _in(material.failed, env)
         yield Figure(
             name=f"throughput_env-{stems[env]}",
             title=f"Throughput against batch size: {env}",
@@ -72,18 +72,17 @@ def _throughput_env(material: Material) -> Iterator[Figure]:
 
 
 def _variance(material: Material) -> Iterator[Figure]:
-    name = "variance_fixed_config"
     runs = fixed_configuration(material)
     if runs is None:
         return
     rows = shares.variance_rows(runs)
     first = runs.iloc[0]
-    what = f"{first['task']}, batch {first['batch_size']:g}, {first['variant']}"
+    configuration = f"{first['task']}, batch {first['batch_size']:g}, {first['variant']}"
     spread = rows.groupby("env", sort=False)["relative"].agg(["min", "max", "size"])
     yield Figure(
-        name=name,
-        title=f"Variability of one configuration: {what}",
-        caption=f"Each point is a run, relative to the median of its environment{_spans(rows)}. This is the "
+        name="variance_fixed_config",
+        title=f"Variability of one configuration: {configuration}",
+        caption=f"Each point is a run, relative to the median of its environment{_step_ranges(rows)}. This is the "
         "configuration that was repeated in most environments."
         + (f" Of more than {shares.MOST_RUNS} runs, only this number is drawn." if len(rows) < len(runs) else ""),
         text="; ".join(
@@ -94,7 +93,7 @@ def _variance(material: Material) -> Iterator[Figure]:
     )
 
 
-def _spans(rows: pd.DataFrame) -> str:
+def _step_ranges(rows: pd.DataFrame) -> str:
     """Caption text on the lines through the points, which span the steps of each run."""
     known = rows[["slow", "fast"]].notna().all(axis=1)
     if not known.any():
@@ -124,12 +123,12 @@ def fixed_configuration(material: Material) -> pd.DataFrame | None:
 def _roofline_env(material: Material) -> Iterator[Figure]:
     stems = labels.distinct(material.environments)
     points = drawable(material.points)
-    tables = {env: table for env in material.environments if len(table := _of(points, env))}
+    tables = {env: table for env in material.environments if len(table := _in(points, env))}
     # The combined roofline already shows an environment with a single point.
     several = {env: table for env, table in tables.items() if len(table) >= MOST_IN_COMBINED or len(tables) == 1}
     shown, more = _first(list(several.items()), "environments")
     for env, table in shown:
-        roofs = usable_roofs(_of(material.roofs, env), table)
+        roofs = usable_roofs(_in(material.roofs, env), table)
         yield Figure(
             name=f"roofline_{stems[env]}",
             title=f"Roofline: {_with_devices(env, table)}",
@@ -164,11 +163,12 @@ def _intensity(material: Material) -> Iterator[Figure]:
     if len(points):
         points = points[points["intensity_flop_per_byte"].notna() & (points["intensity_flop_per_byte"] > 0)]
     stems = labels.distinct(material.tasks)
-    tables = {task: points[points["task"] == task] for task in material.tasks if len(points)}
     curves = {
         task: table
-        for task, table in tables.items()
-        if len(table) >= LEAST_ON_A_CURVE and _has_batches(table, "env", "variant", "source")
+        for task in material.tasks
+        if len(points)
+        and len(table := points[points["task"] == task]) >= LEAST_ON_A_CURVE
+        and _has_batches(table, "env", "variant", "source")
     }
     shown, more = _first(list(curves.items()), "models")
     for task, table in shown:
@@ -223,23 +223,20 @@ def _efficiency(material: Material) -> Iterator[Figure]:
     table = efficiencies(material)
     if len(table) < LEAST_DOTS:
         return
+    roofs = style.present(shares.EFFICIENCY.values(), table["of"])
     yield Figure(
         name="efficiency_comparison",
         title="Attained share of the device's roof",
         caption=f"{_shared(table, 'env', 'of')}FLOP of the formulas divided by the unprofiled step time, for the "
         "fastest configuration of each model and environment, divided by "
-        f"{_listed_roofs(table)} of its precision. {_intervals(table, 'fraction')}",
+        f"{' and by '.join(roof.removeprefix('of ') for roof in roofs)} of its precision. "
+        f"{_intervals(table, 'fraction')}",
         text="; ".join(
             f"{row['task']}, {row['env']}: {percent(row['fraction'], decimals=1)} {row['of']}"
             for row in table.to_dict("records")[:12]
         ),
         chart=shares.efficiency(material, table),
     )
-
-
-def _listed_roofs(table: pd.DataFrame) -> str:
-    held = set(table["of"])
-    return " and by ".join(text.removeprefix("of ") for text in shares.EFFICIENCY.values() if text in held)
 
 
 def efficiencies(material: Material) -> pd.DataFrame:
@@ -284,18 +281,19 @@ def _kernel_rooflines(material: Material) -> Iterator[Figure]:
         points = points[points["family"] != ALL]
     if points.empty:
         return
-    held = [(str(task), str(env), rows) for (task, env), rows in points.groupby(["task", "env"], sort=False)]
-    environments = Counter(task for task, _, _ in held)
-    names = [f"{task} {env}" if environments[task] > 1 else task for task, env, _ in held]
-    stems = labels.distinct(names)
-    shown, more = _first(list(zip(held, names, strict=True)), "profiles")
-    for (_, env, rows), shown_name in shown:
+    groups = [(str(task), str(env), rows) for (task, env), rows in points.groupby(["task", "env"], sort=False)]
+    environments = Counter(task for task, _, _ in groups)
+    tables = {f"{task} {env}" if environments[task] > 1 else task: (env, rows) for task, env, rows in groups}
+    stems = labels.distinct(tables)
+    shown, more = _first(list(tables.items()), "profiles")
+    for name, (env, rows) in shown:
         table = _one_configuration(rows)
         first = table.iloc[0]
-        roofs = usable_roofs(_of(material.roofs, env), table)
-        rates = f"Rates are those of the profiled kernels, not of whole steps.{_l2(first)}"
+        roofs = usable_roofs(_in(material.roofs, env), table)
+        l2 = f" L2 bytes are {first['l2_bytes_are']}." if isinstance(first.get("l2_bytes_are"), str) else ""
+        rates = f"Rates are those of the profiled kernels, not of whole steps.{l2}"
         yield Figure(
-            name=f"kernel_roofline_{stems[shown_name]}",
+            name=f"kernel_roofline_{stems[name]}",
             title=f"Kernel families: {first['task']}, batch {_batch(first)}, {first['variant']}, {env}",
             caption=f"{more}Each point is a kernel family, its area the share of the profiled time; if L2 or L1 "
             f"bytes were counted, each level of memory has its own shape. {rates}"
@@ -303,11 +301,6 @@ def _kernel_rooflines(material: Material) -> Iterator[Figure]:
             text=_kernels_text(table),
             chart=rooflines.kernels(table, roofs, shares.FAMILY_COLOURS),
         )
-
-
-def _l2(row: "pd.Series[Any]") -> str:
-    label = row.get("l2_bytes_are")
-    return f" L2 bytes are {label}." if isinstance(label, str) else ""
 
 
 def _cost(material: Material) -> Iterator[Figure]:
@@ -344,7 +337,9 @@ def _breakdown(material: Material) -> Iterator[Figure]:
         points = points[points["share_of_time"].notna() & (points["family"] != ALL)]
     if points.empty:
         return
-    table = points.assign(configuration=[_configuration(row) for row in points.to_dict("records")])
+    rows = points.to_dict("records")
+    names = [f"{row['task']}, batch {_batch(row)}, {row['variant']}, {row['env']}" for row in rows]
+    table = points.assign(configuration=names)
     shown, more = _first(list(dict.fromkeys(table["configuration"])), "profiles")
     table = table[table["configuration"].isin(shown)]
     yield Figure(
@@ -381,9 +376,9 @@ def drawable(points: pd.DataFrame) -> pd.DataFrame:
         return points
     known = points[(points["intensity_flop_per_byte"] > 0) & (points["flop_per_s"] > 0)]
     keys = ["env", "task", "variant", "batch_size"]
-    by_counters = set(known.loc[known["source"] == COUNTERS, keys].itertuples(index=False, name=None))
-    twice = [row in by_counters for row in known[keys].itertuples(index=False, name=None)]
-    return known[(known["source"] == COUNTERS) | ~pd.Series(twice, index=known.index, dtype=bool)]
+    counted = set(known.loc[known["source"] == COUNTERS, keys].itertuples(index=False, name=None))
+    has_counters = [row in counted for row in known[keys].itertuples(index=False, name=None)]
+    return known[(known["source"] == COUNTERS) | ~pd.Series(has_counters, index=known.index, dtype=bool)]
 
 
 def usable_roofs(roofs: pd.DataFrame, points: pd.DataFrame) -> pd.DataFrame:
@@ -411,10 +406,10 @@ def _one_roof_each(roofs: pd.DataFrame, points: pd.DataFrame) -> pd.DataFrame:
 
 def _one_configuration(points: pd.DataFrame) -> pd.DataFrame:
     """Points of the profiled configuration with the largest batch."""
-    largest = points["batch_size"].max()
-    of_largest = points[points["batch_size"] == largest] if pd.notna(largest) else points
-    same: pd.DataFrame = of_largest[of_largest["variant"] == of_largest["variant"].iloc[0]].drop_duplicates("family")
-    return same
+    size = points["batch_size"].max()
+    largest = points[points["batch_size"] == size] if pd.notna(size) else points
+    configuration: pd.DataFrame = largest[largest["variant"] == largest["variant"].iloc[0]].drop_duplicates("family")
+    return configuration
 
 
 def _has_batches(table: pd.DataFrame, *series: str, least: int = 2) -> bool:
@@ -425,7 +420,7 @@ def _has_batches(table: pd.DataFrame, *series: str, least: int = 2) -> bool:
     return int(sizes.max()) >= least
 
 
-def _of(table: pd.DataFrame, env: str) -> pd.DataFrame:
+def _in(table: pd.DataFrame, env: str) -> pd.DataFrame:
     return table[table["env"] == env] if len(table) else table
 
 
@@ -488,18 +483,17 @@ def _batch(row: Any) -> str:
 
 
 def _roofline_caption(points: pd.DataFrame, roofs: pd.DataFrame) -> str:
-    held = set(roofs["kind"]) if len(roofs) else set()
-    drawn = {"measured": "solid roofs are measured ceilings", "peak": "dashed roofs are the vendor's peaks"}
-    meanings = "; ".join(text for kind, text in drawn.items() if kind in held)
+    texts = {"measured": "solid roofs are measured ceilings", "peak": "dashed roofs are the vendor's peaks"}
+    meanings = "; ".join(texts[kind] for kind in style.present(texts, roofs["kind"] if len(roofs) else ()))
     roof_text = (
         f" {meanings[0].upper()}{meanings[1:]}."
         if meanings
         else " There is no roof, because no ceiling was measured and no peak is known."
     )
     bars = f" {_intervals(points, 'flop_per_s')}" if style.has_bars(points, "flop_per_s") else ""
-    is_foreign = points["env"].str.endswith("(imported)").any()
-    others = " Imported: measured by others." if is_foreign else ""
-    return _source_caption(points) + roof_text + bars + others
+    has_imports = points["env"].str.endswith("(imported)").any()
+    imported = " Imported: measured by others." if has_imports else ""
+    return _source_caption(points) + roof_text + bars + imported
 
 
 def _source_caption(points: pd.DataFrame) -> str:
@@ -516,12 +510,9 @@ def _source_caption(points: pd.DataFrame) -> str:
 
 
 def _lower_bound_caption(points: pd.DataFrame) -> list[str]:
-    held = "flop_is_lower_bound" in points and points["flop_is_lower_bound"].any()
-    return (
-        ["≥ marks a lower bound: some FLOP were not counted, and the true point is further up and to the right."]
-        if held
-        else []
-    )
+    if "flop_is_lower_bound" not in points or not points["flop_is_lower_bound"].any():
+        return []
+    return ["≥ marks a lower bound: some FLOP were not counted, and the true point is further up and to the right."]
 
 
 def _points_text(points: pd.DataFrame) -> str:
@@ -551,7 +542,3 @@ def _kernels_text(points: pd.DataFrame) -> str:
     return "; ".join(
         f"{row['task']}, {row['family']}: {percent(row['share_of_time'])} of the time" for row in rows[:MOST_LISTED]
     )
-
-
-def _configuration(row: dict[Any, Any]) -> str:
-    return f"{row['task']}, batch {_batch(row)}, {row['variant']}, {row['env']}"

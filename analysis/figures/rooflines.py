@@ -104,13 +104,9 @@ def frame_of(points: pd.DataFrame, roofs: pd.DataFrame, *, height: int = style.H
 
 
 def _known(table: pd.DataFrame, *columns: str) -> list[float]:
-    columns_known = [table[name] for name in columns if name in table]
-    return [
-        float(value)
-        for column in columns_known
-        for value in pd.to_numeric(column, errors="coerce").dropna()
-        if value > 0
-    ]
+    """Positive numbers of those of the columns that the table has."""
+    numbers = (pd.to_numeric(table[name], errors="coerce") for name in columns if name in table)
+    return [float(value) for column in numbers for value in column.dropna() if value > 0]
 
 
 def steps(material: Material, points: pd.DataFrame, roofs: pd.DataFrame) -> Drawing:
@@ -181,8 +177,9 @@ def batch_labels(points: pd.DataFrame, frame: Plane) -> pd.DataFrame:
     return pd.DataFrame(places)
 
 
-def _overlap(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
-    return one[0] < other[1] and other[0] < one[1] and one[2] < other[3] and other[2] < one[3]
+def _overlap(box: tuple[float, ...], other: tuple[float, ...]) -> bool:
+    """Whether two boxes (left, right, top, bottom) overlap."""
+    return box[0] < other[1] and other[0] < box[1] and box[2] < other[3] and other[2] < box[3]
 
 
 def combined(material: Material, points: pd.DataFrame, roofs: pd.DataFrame) -> Drawing:
@@ -195,20 +192,11 @@ def combined(material: Material, points: pd.DataFrame, roofs: pd.DataFrame) -> D
     rows = style.with_bars(_drawn(points), "flop_per_s")
     base = style.chart(rows).encode(x=frame.x, y=frame.y, color=colour, opacity=opacity)
     shape = style.shape("task", points["task"], material.tasks, "Model", style.RINGS)
-    lines = (
-        style.chart(_lines(roofs, frame)).encode(x=frame.x, y=frame.y, color=colour, opacity=opacity)
-        if len(roofs)
-        else None
-    )
-    layers = [
-        *(
-            [lines.mark_line(strokeWidth=1.6, clip=True).encode(detail="roof:N", strokeDash=_kinds(roofs))]
-            if lines
-            else []
-        ),
-        *_spans(base, rows, frame),
-        *_points(base, points, shape),
-    ]
+    layers = [*_spans(base, rows, frame), *_points(base, points, shape)]
+    if len(roofs):
+        lines = style.chart(_lines(roofs, frame)).mark_line(strokeWidth=1.6, clip=True)
+        channels = {"x": frame.x, "y": frame.y, "color": colour, "opacity": opacity}
+        layers.insert(0, lines.encode(**channels, detail="roof:N", strokeDash=_kinds(roofs)))
     return style.layered(layers, parameters, height=frame.height)
 
 
@@ -250,9 +238,8 @@ def _levels(points: pd.DataFrame) -> pd.DataFrame:
 
 def against_batch(material: Material, points: pd.DataFrame) -> Drawing:
     """Chart of arithmetic intensity of one model against batch size; the interval of modelled bytes is a line."""
-    environments = [name for name in material.environments if name in set(points["env"])]
     # Shift environments sideways, because equal points would hide each other.
-    shift = style.dodged(environments)
+    shift = style.dodged(style.present(material.environments, points["env"]))
     table = _drawn(points).assign(at=points["batch_size"] * points["env"].map(shift))
     parameters, opacity = style.picked(points, "env", "variant")
     x = style.batch_axis(points["batch_size"], material.unit, "at")
@@ -293,11 +280,10 @@ def _spans(base: alt.Chart, points: pd.DataFrame, frame: Plane) -> list[alt.Char
 
 def _points(base: alt.Chart, points: pd.DataFrame, shape: alt.Shape) -> list[alt.Chart]:
     """Layers of points: filled for GPU counters, pale for rates over the profiler's time, hollow for modelled bytes."""
-    tips, held = style.tooltips(points, TITLES), set(points["source"])
+    tips = style.tooltips(points, TITLES)
     layers = [
-        base.transform_filter(f"datum.source == '{source}'").mark_point(**look).encode(shape=shape, tooltip=tips)
-        for source, look in POINTS.items()
-        if source in held
+        base.transform_filter(f"datum.source == '{name}'").mark_point(**POINTS[name]).encode(shape=shape, tooltip=tips)
+        for name in style.present(POINTS, points["source"])
     ]
     return [*layers, *_at_least(base, points)]
 
@@ -312,10 +298,10 @@ def _at_least(base: alt.Chart, points: pd.DataFrame) -> list[alt.Chart]:
 
 def _kinds(roofs: pd.DataFrame, *, named: bool = False) -> alt.StrokeDash:
     """Dash pattern by kind of roof; `named` roofs have a label at their line, and need no legend."""
-    held = [kind for kind in ROOF_DASHES if kind in set(roofs["kind"])]
-    scale = alt.Scale(domain=held, range=[ROOF_DASHES[kind] for kind in held])
+    kinds = style.present(ROOF_DASHES, roofs["kind"])
+    scale = alt.Scale(domain=kinds, range=[ROOF_DASHES[kind] for kind in kinds])
     options = {"symbolType": "stroke", "symbolStrokeColor": "gray", "symbolSize": 500}
-    legend = None if named else style.legend_of(held, **options)
+    legend = None if named else style.legend_of(kinds, **options)
     return alt.StrokeDash("kind:N", scale=scale, legend=legend, title="Roof")
 
 
@@ -353,9 +339,9 @@ def _lines(roofs: pd.DataFrame, frame: Plane) -> pd.DataFrame:
                 "env": roof.get("env"),
                 "task": None,
                 "intensity_flop_per_byte": intensity,
-                "flop_per_s": each,
+                "flop_per_s": flop_per_s,
             }
-            for intensity, each in corners
+            for intensity, flop_per_s in corners
         ]
     return pd.DataFrame(rows)
 
@@ -363,18 +349,11 @@ def _lines(roofs: pd.DataFrame, frame: Plane) -> pd.DataFrame:
 def _labels(roofs: pd.DataFrame, frame: Plane) -> pd.DataFrame:
     """A label per roof at the right edge: above its line, or below if it would overlap the label of the roof above."""
     rows = []
-    lowest = 0.0
+    bottom = 0.0
     for roof in roofs.sort_values("flop_per_s", ascending=False).to_dict("records"):
-        line = frame.pixels(roof["flop_per_s"])
-        bottom = line if line - LABEL_HEIGHT >= lowest else max(line, lowest) + LABEL_HEIGHT
-        lowest = bottom
-        rows.append(
-            {"intensity_flop_per_byte": frame.right, "flop_per_s": frame.rate(bottom), "label": _roof_text(roof)}
-        )
+        line, bandwidth = frame.pixels(roof["flop_per_s"]), roof["bytes_per_s"]
+        bottom = line if line - LABEL_HEIGHT >= bottom else max(line, bottom) + LABEL_HEIGHT
+        memory = f", {si(bandwidth, 'B/s')}" if bandwidth and bandwidth > 0 else ""
+        text = f"{roof['kind']} {roof['precision']}: {si(roof['flop_per_s'], 'FLOP/s')}{memory}"
+        rows.append({"intensity_flop_per_byte": frame.right, "flop_per_s": frame.rate(bottom), "label": text})
     return pd.DataFrame(rows)
-
-
-def _roof_text(roof: Mapping[Any, Any]) -> str:
-    bandwidth = roof["bytes_per_s"]
-    memory = f", {si(bandwidth, 'B/s')}" if bandwidth and bandwidth > 0 else ""
-    return f"{roof['kind']} {roof['precision']}: {si(roof['flop_per_s'], 'FLOP/s')}{memory}"

@@ -3,7 +3,8 @@
 import json
 import math
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import altair as alt
@@ -101,17 +102,15 @@ DARK = config("#e4e8ec", "#14181d", ground="#14181d")
 
 def chart(frame: pd.DataFrame) -> alt.Chart:
     """A chart of a table's rows, with rounded numbers and null for absent values; rates and times also as text."""
-    texts = {f"{name}{TEXT}": frame[name].map(_with_unit(name)) for name in (*UNITS, *SECONDS) if name in frame}
+    names = [name for name in (*UNITS, *SECONDS) if name in frame]
+    texts = {f"{name}{TEXT}": frame[name].map(partial(_with_unit, name)) for name in names}
     return alt.Chart(data(records(frame.assign(**texts))))
 
 
-def _with_unit(column: str) -> Callable[[Any], str | None]:
-    def text(value: Any) -> str | None:
-        if value is None or not math.isfinite(value):
-            return None
-        return seconds(value) if column in SECONDS else si(value, UNITS[column], 4)
-
-    return text
+def _with_unit(column: str, value: Any) -> str | None:
+    if value is None or not math.isfinite(value):
+        return None
+    return seconds(value) if column in SECONDS else si(value, UNITS[column], 4)
 
 
 def data(rows: Sequence[Mapping[str, Any]]) -> alt.Data:
@@ -154,22 +153,28 @@ WITHOUT_RIM: Mapping[str, Any] = {"symbolStrokeWidth": 0}
 
 
 def colour(
-    field: str, held: Iterable[str], palette: Mapping[str, str], title: str, legend: Mapping[str, Any] = FILLED
+    field: str, drawn: Iterable[str], palette: Mapping[str, str], title: str, legend: Mapping[str, Any] = FILLED
 ) -> alt.Color:
-    """Encode `field` in the colours of `palette`; with a legend if the chart holds more than one value."""
-    return alt.Color(f"{field}:N", title=title, **_range(held, palette, legend))
+    """Encode `field` in the colours of `palette`; with a legend if the chart has more than one value (`drawn`)."""
+    return alt.Color(f"{field}:N", title=title, **_range(drawn, palette, legend))
 
 
 def shape(
-    field: str, held: Iterable[str], order: Sequence[str], title: str, legend: Mapping[str, Any] = FILLED
+    field: str, drawn: Iterable[str], order: Sequence[str], title: str, legend: Mapping[str, Any] = FILLED
 ) -> alt.Shape:
-    """Encode `field` as the shape of points."""
-    return alt.Shape(f"{field}:N", title=title, **_range(held, _repeated(SHAPES, order), legend))
+    """Encode `field` as the shape of points; `order` of all values, which gives each the same shape in all charts."""
+    return alt.Shape(f"{field}:N", title=title, **_range(drawn, _repeated(SHAPES, order), legend))
 
 
-def dash(field: str, held: Iterable[str], order: Sequence[str], title: str) -> alt.StrokeDash:
+def dash(field: str, drawn: Iterable[str], order: Sequence[str], title: str) -> alt.StrokeDash:
     """Encode `field` as the dashes of lines; with the same title as the points' shapes, both share one legend."""
-    return alt.StrokeDash(f"{field}:N", title=title, **_range(held, _repeated(DASHES, order), WITHOUT_RIM))
+    return alt.StrokeDash(f"{field}:N", title=title, **_range(drawn, _repeated(DASHES, order), WITHOUT_RIM))
+
+
+def present(order: Iterable[str], names: Iterable[str]) -> list[str]:
+    """Those of `order` that occur in `names`."""
+    occurring = set(names)
+    return [name for name in order if name in occurring]
 
 
 def _repeated(looks: Sequence[Any], names: Iterable[str]) -> dict[str, Any]:
@@ -177,10 +182,9 @@ def _repeated(looks: Sequence[Any], names: Iterable[str]) -> dict[str, Any]:
     return {name: looks[number % len(looks)] for number, name in enumerate(names)}
 
 
-def _range(held: Iterable[str], looks: Mapping[str, Any], legend: Mapping[str, Any]) -> dict[str, Any]:
-    """Scale and legend of the names that the chart holds, in the order of `looks`."""
-    present = set(held)
-    shown = [name for name in looks if name in present]
+def _range(drawn: Iterable[str], looks: Mapping[str, Any], legend: Mapping[str, Any]) -> dict[str, Any]:
+    """Scale and legend of the drawn names, in the order of `looks`."""
+    shown = present(looks, drawn)
     scale = alt.Scale(domain=shown, range=[looks[name] for name in shown])
     return {"scale": scale, "legend": legend_of(shown, **legend)}
 
@@ -228,9 +232,9 @@ def layered(layers: Iterable[Any], parameters: Sequence[alt.Parameter], *, width
     return alt.layer(*layers).add_params(*parameters).properties(width=width, height=height)
 
 
-def rows_height(tasks: int, in_each: int, *, row: int = ROW_HEIGHT) -> int:
-    """Pixels for `tasks` bands of `in_each` rows, with a third of a band between bands."""
-    return round(tasks * max(in_each * row, LEAST_BAND) * 1.35)
+def rows_height(bands: int, rows: int, *, row: int = ROW_HEIGHT) -> int:
+    """Pixels for `bands` of `rows` each, with a third of a band between bands; `row`: pixels of a row."""
+    return round(bands * max(rows * row, LEAST_BAND) * 1.35)
 
 
 def rows_of_each(bands: pd.Series, order: pd.Series) -> pd.Series:
@@ -291,7 +295,7 @@ def log_axis(low: float, high: float, *, unit: str | None = None) -> tuple[alt.S
     if unit is None:
         return scale, alt.Axis(values=values, format=number_format(values), labelOverlap="greedy"), ""
     middle = math.sqrt(low) * math.sqrt(high)
-    factor, prefix = next((row for row in LARGE_PREFIXES if middle >= row[0]), (1.0, ""))
+    factor, prefix = next((row for row in LARGE_PREFIXES if middle >= row[0]), LARGE_PREFIXES[-1])
     form = number_format([value / factor for value in values])
     text = f"format(datum.value / {factor:g}, '{form}')"
     return scale, alt.Axis(values=values, labelExpr=text, labelOverlap="greedy"), f"{prefix}{unit}"

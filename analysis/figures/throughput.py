@@ -1,7 +1,7 @@
 """Charts of images per second: against batch size, between environments, between models."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import altair as alt
@@ -101,7 +101,7 @@ def relative_to_smallest(table: pd.DataFrame) -> pd.DataFrame:
 def scaling(material: Material, table: pd.DataFrame) -> Drawing:
     """Chart of throughput relative to the smallest batch (`relative_to_smallest`), a panel per environment."""
     parameters, opacity = style.picked(table, "task", "variant")
-    environments = [name for name in material.environments if name in set(table["env"])]
+    environments = style.present(material.environments, table["env"])
     panels = []
     columns = 1 if len(environments) == 1 else 2
     width, height = (style.WIDTH, style.HEIGHT) if columns == 1 else (270, 220)
@@ -122,8 +122,8 @@ def scaling(material: Material, table: pd.DataFrame) -> Drawing:
             shape=style.shape("variant", table["variant"], material.variants, "Precision", style.WITHOUT_RIM),
             tooltip=style.tooltips(rows, names),
         )
-        one = alt.Chart(style.data([{"relative": 1}])).mark_rule(style="ink-line", strokeDash=[4, 4], opacity=0.6)
-        panel = alt.layer(one.encode(y="relative:Q"), line, points).properties(width=width, height=height)
+        equal = alt.Chart(style.data([{"relative": 1}])).mark_rule(style="ink-line", strokeDash=[4, 4], opacity=0.6)
+        panel = alt.layer(equal.encode(y="relative:Q"), line, points).properties(width=width, height=height)
         panels.append(
             panel
             if columns == 1
@@ -155,48 +155,70 @@ def dots(material: Material, table: pd.DataFrame, *, field: str, title: str, **m
 
     `more`: titles of further columns for the tooltips.
     """
-    parameters, opacity = style.picked(table, "env")
-    environments = _held(material.environments, table["env"])
-    tasks = _held(material.tasks, table["task"])
-    wide = style.is_wide(table[field])
+    is_wide = style.is_wide(table[field])
     # Leave room for the text beside the last point.
-    top = style.reach(table, field) * (2.0 if wide else 1.15)
-    if wide:
+    top = style.reach(table, field) * (2.0 if is_wide else 1.15)
+    if is_wide:
         scale, axis, _ = style.log_axis(style.bottom(table, field) / 1.2, top)
     else:
         scale, axis = style.linear_axis(0, top)
-    rows = style.with_bars(table.drop(columns=["run_ids"], errors="ignore"), field)
-    ends = table[field] if "bar_high" not in rows else rows["bar_high"].fillna(table[field])
-    rows = rows.assign(
-        end=ends,
-        text=table[field].map(lambda value: number(value, 3)),
-        row=style.rows_of_each(table["task"], table["env"].map(environments.index)),
+    return rows_of_points(
+        material,
+        table.drop(columns=["run_ids"], errors="ignore"),
+        x=alt.X(f"{field}:Q", scale=scale, axis=axis, title=title),
+        field=field,
+        legends=("env",),
+        order=table["env"].map(style.present(material.environments, table["env"]).index),
+        shape=style.shape("env", table["env"], material.environments, "Environment"),
+        text=lambda value: number(value, 3),
+        tooltip=style.tooltips(table, titles(material, **more)),
+        has_stems=not is_wide,
     )
+
+
+def rows_of_points(
+    material: Material,
+    table: pd.DataFrame,
+    *,
+    x: alt.X,
+    field: str,
+    legends: Sequence[str],
+    order: pd.Series,
+    shape: alt.Shape,
+    text: Callable[[float], str],
+    tooltip: Sequence[alt.Tooltip],
+    has_stems: bool = False,
+) -> Drawing:
+    """Chart with a band for each model, in it a row for each point of `table` with its interval and its value.
+
+    `field`: column of the values; `legends`: columns with a legend; `order`: order of the rows in a band. `has_stems`:
+    a dotted line leads from 0 to each point.
+    """
+    parameters, opacity = style.picked(table, *legends)
+    tasks = style.present(material.tasks, table["task"])
+    rows = style.with_bars(table, field)
+    rows = rows.assign(
+        end=rows["bar_high"].fillna(table[field]) if "bar_high" in rows else table[field],
+        text=table[field].map(text),
+        # Separate rows, because intervals would overlap.
+        row=style.rows_of_each(table["task"], order),
+    )
+    bands = alt.Scale(paddingInner=0.3)
     base = style.chart(rows).encode(
-        y=alt.Y(
-            "task:N", sort=tasks, title=None, scale=alt.Scale(paddingInner=0.3), axis=style.named_axis(tasks, grid=True)
-        ),
+        y=alt.Y("task:N", sort=tasks, title=None, scale=bands, axis=style.named_axis(tasks, grid=True)),
         yOffset=alt.YOffset("row:O", scale=style.rows_scale(rows["row"])),
         opacity=opacity,
     )
     coloured = base.encode(color=style.colour("env", table["env"], material.environment_colours, "Environment"))
-    x = alt.X(f"{field}:Q", scale=scale, axis=axis, title=title)
-    layers: list[Any] = []
-    if not wide:
-        stem = coloured.transform_calculate(zero="0").mark_rule(strokeWidth=1, strokeDash=[2, 3])
-        layers.append(stem.encode(x=x, x2="zero:Q"))
-    layers += style.bars(coloured, rows, "x", x)
-    layers.append(
-        coloured.mark_point(filled=True, size=70).encode(
-            x=x,
-            shape=style.shape("env", table["env"], material.environments, "Environment"),
-            tooltip=style.tooltips(table, titles(material, **more)),
-        )
-    )
-    layers += [
-        layer.encode(x=alt.X("end:Q", scale=scale, axis=axis, title=title), text="text:N")
-        for layer in style.text_on(base, align="left", dx=9, fontSize=11)
+    end = alt.X("end:Q", scale=x["scale"], axis=x["axis"], title=x["title"])
+    layers: list[Any] = [
+        *style.bars(coloured, rows, "x", x),
+        coloured.mark_point(filled=True, size=70).encode(x=x, shape=shape, tooltip=tooltip),
+        *(layer.encode(x=end, text="text:N") for layer in style.text_on(base, align="left", dx=9, fontSize=11)),
     ]
+    if has_stems:
+        stem = coloured.transform_calculate(zero="0").mark_rule(strokeWidth=1, strokeDash=[2, 3])
+        layers.insert(0, stem.encode(x=x, x2="zero:Q"))
     height = style.rows_height(len(tasks), int(rows["row"].max()) + 1)
     return style.layered(layers, parameters, width=style.WIDTH - 120, height=height)
 
@@ -212,7 +234,7 @@ def models(material: Material, table: pd.DataFrame) -> Drawing:
     )
     work = "train_flop_per_image"
     y = alt.Y("images_per_s:Q", scale=y_scale, axis=y_axis, title=f"Best throughput [{material.unit}/s]")
-    shift = style.dodged(_held(material.environments, known["env"]))
+    shift = style.dodged(style.present(material.environments, known["env"]))
     rows = style.with_bars(known.drop(columns=["run_ids"]), "images_per_s")
     # Shift environments sideways, because a model has the same work in all of them.
     rows = rows.assign(at=rows[work] * rows["env"].map(shift))
@@ -254,8 +276,3 @@ def _diagonals(across: Sequence[float], up: Sequence[float]) -> pd.DataFrame:
         rows.append({"rate": rate, "at": begin, "images_per_s": rate / begin, "label": si(rate, "FLOP/s")})
         rows.append({"rate": rate, "at": end, "images_per_s": rate / end, "label": None})
     return pd.DataFrame(rows, columns=["rate", "at", "images_per_s", "label"])
-
-
-def _held(order: Sequence[str], names: pd.Series) -> list[str]:
-    present = set(names)
-    return [name for name in order if name in present]

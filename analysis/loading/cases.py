@@ -14,8 +14,8 @@ import pandas as pd
 from analysis.loading import units
 from analysis.loading.rows import rows
 from analysis.loading.tables import Tables
-from analysis.statistics import SteadyState, steady_state
 from analysis.statistics.samples import Floats, Mask
+from analysis.statistics.steady import SteadyState, steady_state
 from workload.contract import bundle
 from workload.contract.bundle import STEP_COLUMNS, TELEMETRY_COLUMNS
 from workload.contract.errors import BundleError

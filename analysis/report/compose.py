@@ -20,6 +20,7 @@ from analysis.report.sections import (
     rooflines,
     variability,
 )
+from workload.contract.text import counted
 
 # Sections to act on come first; the sections that support them are folded.
 SECTIONS: tuple[Callable[[ReportEvidence], Section], ...] = (
@@ -40,10 +41,10 @@ def compose(evidence: ReportEvidence) -> Report:
     """The report with every section that has content, and facts about its runs below the title."""
     runs = evidence.results.runs
     facts = [
-        words.counted(len(runs), "run"),
-        words.counted(_configurations(evidence), "configuration"),
-        words.counted(len(evidence.material.environments), "environment"),
-        words.counted(runs["model"].nunique(), "model"),
+        counted(len(runs), "run"),
+        counted(_configurations(evidence), "configuration"),
+        counted(len(evidence.material.environments), "environment"),
+        counted(runs["model"].nunique(), "model"),
     ]
     ours = runs[~runs["imported"].eq(True)]
     days = _days((ours if len(ours) else runs)["started_at"].dropna())
@@ -73,7 +74,7 @@ def _units(runs: pd.DataFrame, unit: str) -> list[str]:
 def _findings(evidence: ReportEvidence) -> list[str]:
     """Number of findings by severity: `audit: 2 warnings, 3 notes`."""
     counts = Counter(finding.severity for finding in evidence.findings)
-    found = [words.counted(counts[severity], str(severity)) for severity in Severity if counts[severity]]
+    found = [counted(counts[severity], str(severity)) for severity in Severity if counts[severity]]
     return [f"audit: {', '.join(found)}"] if found else []
 
 

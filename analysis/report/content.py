@@ -87,8 +87,5 @@ class Report:
 
 def figures_of(section: Section) -> list[Figure]:
     """Figures of a section and its subsections, in order."""
-    return [block.figure for block in _blocks(section) if isinstance(block, Picture)]
-
-
-def _blocks(section: Section) -> list[Block]:
-    return [*section.blocks, *(block for part in section.parts for block in _blocks(part))]
+    figures = [block.figure for block in section.blocks if isinstance(block, Picture)]
+    return [*figures, *(figure for part in section.parts for figure in figures_of(part))]

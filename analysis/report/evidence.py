@@ -1,28 +1,71 @@
 """All tables and figures of a report, each made once; tables that cannot be made carry the reason."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import pandas as pd
 
 from analysis import audit
 from analysis.audit.rule import Finding
+from analysis.compare import ratios
+from analysis.compare.pairing import Pair, Side, pair_up
 from analysis.figures import Figure, material, registry
 from analysis.figures.material import Material
 from analysis.kernels import operators
 from analysis.kernels.breakdown import kernel_points
+from analysis.loading.configurations import CONFIGURATION, measured
 from analysis.loading.index import Problem
+from analysis.loading.rows import rows as rows_of
 from analysis.loading.tables import Tables
-from analysis.report.contrasts import Contrast, contrasts
 from analysis.roofline.points import points, shifts
 from analysis.roofline.roofs import roofs
+from analysis.statistics.comparison import ALPHA
 from analysis.summary import costs
 from analysis.variance import causes
 from analysis.variance.tables import between
 from workload.contract.errors import RooflaunchError
 from workload.contract.record import Record
+
+# Facts that a contrast may be about. Settings and places are compared among all runs; another model or unit is another
+# task. Zone, hypervisor, backend and runtime are compared among the runs of one device.
+SETTINGS = tuple(fact for fact in CONFIGURATION if fact not in ("model", "unit"))
+PLACEMENT = ("zone", "hypervisor", "backend", "runtime")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contrast:
+    """A pair of sides that differ in `fact` alone, and its `row` of `analysis.compare.ratios`."""
+
+    fact: str
+    pair: Pair
+    row: Mapping[str, Any]
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether the interval, corrected for all pairs of this fact, leaves out 1 and names a winner."""
+        ends = (self.row["ratio_low"], self.row["ratio_high"])
+        p = self.row["p_holm"]
+        return p is not None and p < ALPHA and any(end and abs(end - 1) >= ratios.SAME_WITHIN for end in ends)
+
+    @property
+    def effect(self) -> float:
+        """The throughput of the faster side over that of the slower; 1 where one of them is unknown."""
+        ratio = self.row["ratio"]
+        return max(ratio, 1 / ratio) if ratio else 1.0
+
+    @property
+    def grows(self) -> bool:
+        """Whether the right side, which has the larger value, is the faster one."""
+        return (self.row["ratio"] or 1.0) >= 1
+
+    @property
+    def by_speed(self) -> tuple[Side, Side]:
+        """The faster and the slower side."""
+        left, right = self.pair.sides
+        return (right, left) if self.grows else (left, right)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -47,7 +90,21 @@ class ReportEvidence:
 
     @cached_property
     def contrasts(self) -> list[Contrast]:
-        return contrasts(self.results)
+        """Pairs for every fact in which runs differ that agree in the rest."""
+        runs = measured(self.results.runs)
+        facts = [fact for fact in ("place", *SETTINGS) if len(runs[fact].dropna().unique()) > 1]
+        contrasts = [contrast for fact in facts for contrast in _contrasts(self.results, fact)]
+        for fact in PLACEMENT:
+            for _, table in runs[runs[fact].notna()].groupby("device_name", sort=False):
+                if len(table[fact].dropna().unique()) > 1:
+                    contrasts += _contrasts(replace(self.results, runs=self.results.runs.loc[table.index]), fact)
+        return contrasts
+
+    @cached_property
+    def imported(self) -> frozenset[str]:
+        """Ids of imported runs."""
+        runs = self.results.runs
+        return frozenset(runs.loc[runs["imported"].eq(True), "run_id"])
 
     @cached_property
     def operators(self) -> tuple[pd.DataFrame, list[Problem]]:
@@ -69,7 +126,8 @@ class ReportEvidence:
 
     def figures(self, *names: str) -> list[Figure]:
         """Figures whose name is in `names`, or begins with a name that ends in `_` or `-`."""
-        return [drawn for drawn in self.drawn if any(_is_named(drawn.name, name) for name in names)]
+        beginnings = tuple(name for name in names if name.endswith(("_", "-")))
+        return [drawn for drawn in self.drawn if drawn.name in names or drawn.name.startswith(beginnings)]
 
     def record(self, run_id: str) -> Record | None:
         """run.json of a run; None if its bundle has gone since it was loaded."""
@@ -78,8 +136,14 @@ class ReportEvidence:
         return None
 
 
-def _is_named(name: str, wanted: str) -> bool:
-    return name == wanted or (wanted.endswith(("_", "-")) and name.startswith(wanted))
+def _contrasts(results: Tables, fact: str) -> Iterator[Contrast]:
+    """Pairs that differ in `fact`; none if no two runs differ in it and agree in the rest."""
+    try:
+        pairing = pair_up(results, fact)
+    except RooflaunchError:
+        return
+    for pair, row in zip(pairing.pairs, rows_of(ratios.of_pairs(pairing)), strict=True):
+        yield Contrast(fact=fact, pair=pair, row=row)
 
 
 def gather(results: Tables, *, on_stage: Callable[[str], None] = lambda _: None) -> ReportEvidence:

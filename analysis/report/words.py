@@ -10,7 +10,7 @@ from analysis.figures import labels
 from analysis.loading import units
 from analysis.report.content import Heading, Table
 from workload.contract.tables import Column, Role, number
-from workload.contract.text import LARGE_PREFIXES, SMALL_PREFIXES, printable
+from workload.contract.text import LARGE_PREFIXES, SMALL_PREFIXES, counted, printable
 
 ABSENT = "\N{EN DASH}"
 # Tables with more rows, which do not fit on a screen, are folded.
@@ -49,31 +49,26 @@ def figure(value: Any, digits: int = 3) -> str:
     return number(float(value), digits) if is_known(value) else ABSENT
 
 
-def si(value: Any, unit: str, digits: int = 3) -> str:
+def si(value: Any, unit: str, digits: int = 3, prefixes: Sequence[tuple[float, str]] = LARGE_PREFIXES) -> str:
     """A number with prefix and unit: `79.2 GFLOP/s`."""
     if not is_known(value):
         return ABSENT
-    size = abs(float(value))
-    factor, prefix = next(((power, prefix) for power, prefix in LARGE_PREFIXES if size >= power), (1.0, ""))
+    factor, prefix = next((row for row in prefixes if abs(float(value)) >= row[0]), prefixes[-1])
     return f"{number(float(value) / factor, digits)} {prefix}{unit}"
 
 
 def seconds(value: Any) -> str:
     """A duration with its unit: `12.3 ms`."""
-    if not is_known(value):
-        return ABSENT
-    size = abs(float(value))
-    factor, prefix = next(((power, prefix) for power, prefix in SMALL_PREFIXES if size >= power), SMALL_PREFIXES[-1])
-    return f"{number(float(value) / factor, 3)} {prefix}s"
+    return si(value, "s", prefixes=SMALL_PREFIXES)
 
 
 def percent(value: Any, digits: int = 2) -> str:
     return f"{number(100 * float(value), digits)} %" if is_known(value) else ABSENT
 
 
-def quotient(over: Any, by: Any) -> float | None:
-    """`over` divided by `by`; None if one is unknown or `by` is 0."""
-    return float(over) / float(by) if is_known(over) and is_known(by) and by else None
+def quotient(dividend: Any, divisor: Any) -> float | None:
+    """The quotient of two numbers; None if one is unknown or the divisor is 0."""
+    return float(dividend) / float(divisor) if is_known(dividend) and is_known(divisor) and divisor else None
 
 
 def text(value: Any) -> str:
@@ -106,11 +101,6 @@ def with_device(row: Mapping[str, Any]) -> str:
     if not is_known(device) or str(device).lower() in row["env"].lower():
         return str(row["env"])
     return f"{row['env']} ({labels.shown(device)})"
-
-
-def counted(number_of: int, noun: str, plural: str | None = None) -> str:
-    """A number with its noun: `1 run`, `3 runs`."""
-    return f"{number_of} {noun if number_of == 1 else plural or noun + 's'}"
 
 
 def listed(names: Iterable[Any], limit: int = 12) -> str:

@@ -7,7 +7,8 @@ import numpy.typing as npt
 from scipy.special import ndtri
 from scipy.stats import rankdata
 
-from analysis.statistics.samples import Floats, counted, ordered
+from analysis.statistics.samples import Floats, ordered
+from workload.contract.text import counted
 
 # Fewer steps cannot show a correlation: the standard error of one lag is 1 / sqrt(n) > 0.35.
 LEAST_STEPS = 8
@@ -20,11 +21,10 @@ LEAST_FOR_INTERVAL = 100
 
 @dataclass(frozen=True, kw_only=True)
 class EffectiveN:
-    """`n` steps carry the information of `effective` independent ones (at most n); `tau` = n / effective."""
+    """`n` steps carry the information of `effective` independent ones, at most n; `lag1`: their lag-1 correlation."""
 
     n: int
     effective: float | None
-    tau: float | None = None
     lag1: float | None = None
     reason: str | None = None
 
@@ -41,8 +41,7 @@ def effective_n(values: npt.ArrayLike, *, robust: bool = True) -> EffectiveN:
     if reason:
         return EffectiveN(n=n, effective=None, reason=reason)
     correlations = acf(normal_scores(series) if robust else series)
-    tau = integrated_time(correlations)
-    return EffectiveN(n=n, effective=n / tau, tau=tau, lag1=float(correlations[1]))
+    return EffectiveN(n=n, effective=n / integrated_time(correlations), lag1=float(correlations[1]))
 
 
 def integrated_time(correlations: Floats) -> float:

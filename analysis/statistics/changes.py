@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from analysis.statistics.autocorrelation import acf
-from analysis.statistics.samples import Floats, robust_stdev
+from analysis.statistics.samples import Floats, robust_stdev, thinned
 
 Indices: TypeAlias = npt.NDArray[np.intp]
 
@@ -111,18 +111,9 @@ class Scan:
         return None
 
 
-def thinned(series: Floats, *, most: int = MOST_POINTS) -> tuple[Floats, int]:
-    """Medians of groups of neighbours, at most `most`, and the steps per group; a remainder at the end is left out."""
-    width = -(-series.size // most)
-    if width == 1:
-        return series, 1
-    groups = series[: series.size // width * width].reshape(-1, width)
-    return np.asarray(np.median(groups, axis=1), dtype=np.float64), width
-
-
 def scan(series: Floats) -> Scan | None:
     """Find the most likely change of a series; None if its values do not vary."""
-    points, width = thinned(series)
+    points, width = thinned(series, MOST_POINTS)
     n = points.size
     middle, reach = np.median(points), max(CLIP_STDEVS, CLIP_POINTS / n) * robust_stdev(points)
     points = np.clip(points, middle - reach, middle + reach)

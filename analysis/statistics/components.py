@@ -9,7 +9,6 @@ from scipy.special import chdtri, fdtrc, fdtri
 from scipy.stats import hmean
 
 from analysis.statistics.autocorrelation import LEAST_STEPS, acf, integrated_time, unbiased_lag1
-from analysis.statistics.describe import outliers
 from analysis.statistics.samples import (
     LEAST_FOR_SPREAD,
     LEAST_REPLICATES,
@@ -19,10 +18,11 @@ from analysis.statistics.samples import (
     Interval,
     Method,
     Runs,
-    counted,
     finite,
     too_few,
 )
+from analysis.statistics.stalls import outliers
+from workload.contract.text import counted
 
 # Normal score of a one-sided 80 % limit. With the estimate itself, 3 % of audits of slow noise report a difference;
 # with a 95 % limit, few real differences are found.
@@ -34,13 +34,11 @@ class VarianceSplit:
     """Variance components as standard deviations of logarithms, which are fractions of the step time: 0.006 = 0.6 %.
 
     `icc` (intraclass correlation) = between / (between + within) of the variances: the share that more iterations
-    cannot reduce. `outliers`: number of steps left out; `effective`: total number of independent steps.
+    cannot reduce. `steps`: number of steps without outliers; `effective`: total number of independent steps.
     """
 
     runs: int
     steps: int
-    outliers: int
-    dropped: int
     effective: float | None
     within: Estimate
     between: Estimate
@@ -77,38 +75,30 @@ def variance_split(runs: Runs, *, level: float = LEVEL) -> VarianceSplit:
     waves within runs do not count as differences between runs. Interval of `between`: Williams (1962) and Tukey; of
     `icc`: Searle, Linear Models, 1971, section 9.9. Negative estimates are set to 0.
     """
-    cleaned = [finite(run) for run in runs]
-    usable = [steps[steps > 0] for steps, _ in cleaned]
-    offered = sum(steps.size + dropped for steps, dropped in cleaned)
-    dropped = offered - sum(steps.size for steps in usable)
-    kept = [np.asarray(np.log(steps[~outliers(steps).mask]), dtype=np.float64) for steps in usable]
+    usable = [steps[steps > 0] for steps, _ in map(finite, runs)]
+    kept = [np.asarray(np.log(steps[~outliers(steps)]), dtype=np.float64) for steps in usable]
     series = [steps for steps in kept if steps.size >= LEAST_STEPS and np.ptp(steps) > 0]
     parts = _parts(series) if series else None
     reason = _refusal(len(series), offered=len(kept))
     total = sum(steps.size for steps in series)
-    between, icc = _between(parts, level=level, reason=reason), _icc(parts, level=level, reason=reason)
     return VarianceSplit(
         runs=len(series),
         steps=total,
-        outliers=sum(steps.size for steps in usable) - sum(steps.size for steps in kept),
-        dropped=dropped,
         effective=float(parts.effective.sum()) if parts else None,
         within=_within(parts, level=level, n=total),
-        between=between,
-        icc=icc,
+        between=_between(parts, level=level, reason=reason),
+        icc=_icc(parts, level=level, reason=reason),
         reason=reason,
     )
 
 
 def _refusal(used: int, *, offered: int) -> str | None:
-    lost = offered - used
-    left_out = (
-        f"{counted(lost, 'run')} with fewer than {LEAST_STEPS} steps or constant step times left out" if lost else ""
-    )
-    if used < LEAST_FOR_SPREAD:
-        few = f"{counted(used, 'run')}: no variance between runs"
-        return f"{few}; {left_out}" if left_out else few
-    return left_out or None
+    reasons = [f"{counted(used, 'run')}: no variance between runs"] if used < LEAST_FOR_SPREAD else []
+    if left_out := offered - used:
+        reasons.append(
+            f"{counted(left_out, 'run')} with fewer than {LEAST_STEPS} steps or constant step times left out"
+        )
+    return "; ".join(reasons) or None
 
 
 def _parts(series: list[Floats]) -> _Parts:
@@ -231,7 +221,7 @@ def _no_more_than_noise(value: float) -> str | None:
 
 
 def differ(figures: npt.ArrayLike, steps: Sequence[npt.ArrayLike]) -> float | None:
-    """p-value of "these runs have one speed": one-way analysis of variance of the logarithms of their figures.
+    """p-value of the hypothesis that runs have one speed, by analysis of variance of the logarithms of their figures.
 
     `figures`: images over wall time of each run, which is a mean over all steps, also slow ones. Its variance is that
     of the steps over the effective number of steps. The model of the steps is a first-order autoregression that all
@@ -240,13 +230,13 @@ def differ(figures: npt.ArrayLike, steps: Sequence[npt.ArrayLike]) -> float | No
     """
     logarithms = np.log(np.asarray(figures, dtype=np.float64))
     series = [kept for kept, _ in map(finite, steps)]
-    series = [one for one in series if one.size >= LEAST_STEPS and np.ptp(one) > 0 and one.mean() > 0]
+    series = [run for run in series if run.size >= LEAST_STEPS and np.ptp(run) > 0 and run.mean() > 0]
     if logarithms.size < LEAST_FOR_SPREAD or len(series) < logarithms.size:
         return None
     tau = _shared_time(series)
-    effective = np.array([max(one.size / tau, 1.5) for one in series])
+    effective = np.array([max(run.size / tau, 1.5) for run in series])
     # The variance about a run's own mean is too small by the factor (effective - 1) / effective.
-    relative = np.array([one.var() / one.mean() ** 2 for one in series]) * effective
+    relative = np.array([run.var() / run.mean() ** 2 for run in series]) * effective
     within = float(relative.sum() / (effective - 1).sum())
     ratio = float(logarithms.var(ddof=1) / (within / effective).mean())
     return float(fdtrc(logarithms.size - 1.0, float((effective - 1).sum()), ratio))
@@ -257,8 +247,8 @@ def _shared_time(series: Sequence[Floats]) -> float:
 
     20 steps underestimate slow noise, and the unexplained rest would be reported as a difference.
     """
-    shortest = min(one.size for one in series)
-    correlations = np.mean([acf(one)[:shortest] for one in series], axis=0)
+    shortest = min(run.size for run in series)
+    correlations = np.mean([acf(run)[:shortest] for run in series], axis=0)
     lag1 = float(correlations[1])
     upper = lag1 + UPPER_SCORE * float(np.sqrt((1 - lag1**2) / (shortest * len(series))))
     rho = unbiased_lag1(upper, n=float(shortest), runs=len(series))

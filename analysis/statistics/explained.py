@@ -6,7 +6,8 @@ from scipy.special import ndtri
 from scipy.stats import rankdata
 
 from analysis.statistics.autocorrelation import LEAST_STEPS, acf
-from analysis.statistics.samples import LEVEL, Estimate, Floats, Interval, Method, counted
+from analysis.statistics.samples import LEVEL, Estimate, Floats, Interval, Method
+from workload.contract.text import counted
 
 # An interval of a correlation needs more than 3 + z^2 / 9 independent pairs to be informative.
 LEAST_EFFECTIVE_PAIRS = 5.0
@@ -25,21 +26,20 @@ def share_explained(values: npt.ArrayLike, covariate: npt.ArrayLike, *, level: f
         raise ValueError(f"two series of equal length are needed; got shapes {first.shape} and {second.shape}")
     known = np.isfinite(first) & np.isfinite(second)
     first, second = first[known], second[known]
-    n, dropped = first.size, int((~known).sum())
-    refusal = _refusal(first, second)
-    if refusal:
-        return Estimate(value=None, n=n, dropped=dropped, reason=refusal)
+    n = first.size
+    if refusal := _refusal(first, second):
+        return Estimate(value=None, n=n, reason=refusal)
     ranks = np.asarray(rankdata(first), dtype=np.float64), np.asarray(rankdata(second), dtype=np.float64)
     correlation = float(np.clip(np.corrcoef(*ranks)[0, 1], -1.0, 1.0))
     effective = effective_pairs(*ranks)
     if effective < LEAST_EFFECTIVE_PAIRS:
         reason = f"{n} pairs are worth {effective:.1f} independent ones: no interval"
-        return Estimate(value=correlation**2, n=n, dropped=dropped, reason=reason)
+        return Estimate(value=correlation**2, n=n, reason=reason)
     low, high = _squared(*_fisher(correlation, effective=effective, level=level))
     interval = Interval(low=low, high=high, level=level, method=Method.FISHER_Z)
     chance = "" if low > 0 else ": the explained share may be chance"
     reason = f"{n} pairs are worth {effective:.0f} independent ones{chance}"
-    return Estimate(value=correlation**2, interval=interval, n=n, dropped=dropped, reason=reason)
+    return Estimate(value=correlation**2, interval=interval, n=n, reason=reason)
 
 
 def _refusal(first: Floats, second: Floats) -> str | None:

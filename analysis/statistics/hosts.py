@@ -19,10 +19,10 @@ from analysis.statistics.samples import (
     Floats,
     Interval,
     Method,
-    counted,
     student_reach,
     too_few,
 )
+from workload.contract.text import counted
 
 # Singular values below this share of the largest are rounding errors of linearly dependent columns.
 RANK_TOLERANCE = 1e-9
@@ -128,8 +128,8 @@ def _strata(runs: Sequence[PlacedRun]) -> tuple[_Stratum | None, _Stratum | None
 
 def _indicators(labels: Sequence[Hashable]) -> Floats:
     """Indicator matrix of 0 and 1, shape (runs, distinct labels)."""
-    distinct = list(dict.fromkeys(labels))
-    return np.array([[float(label == one) for one in distinct] for label in labels], dtype=np.float64)
+    columns = list(dict.fromkeys(labels))
+    return np.array([[float(label == column) for column in columns] for label in labels], dtype=np.float64)
 
 
 def _basis(columns: Floats) -> Floats:

@@ -18,12 +18,12 @@ from analysis.statistics.samples import (
     Floats,
     Interval,
     Method,
-    counted,
     finite,
     student_reach,
     too_few,
 )
 from workload.contract.blocks_interval import FIRST_LOOK, interval_at_look, single_contrast
+from workload.contract.text import counted
 
 
 def over_runs(figures: npt.ArrayLike, *, level: float = LEVEL) -> Estimate:
@@ -33,21 +33,22 @@ def over_runs(figures: npt.ArrayLike, *, level: float = LEVEL) -> Estimate:
     statistics: Hettmansperger & Sheather, Confidence intervals based on interpolated order statistics, Statistics &
     Probability Letters 4 (1986).
     """
-    values, dropped = finite(figures)
+    values, _ = finite(figures)
     n = values.size
     if not n:
-        return Estimate(value=None, n=0, dropped=dropped, reason="no run: no figure")
+        return Estimate(value=None, n=0, reason="no run: no figure")
     median = float(np.median(values))
     if refusal := no_spread(values):
-        return Estimate(value=median, n=n, dropped=dropped, reason=refusal)
+        return Estimate(value=median, n=n, reason=refusal)
     if n < order_statistics_from(level):
-        interval, reason = _student(values, level=level), few_runs(n)
+        interval = _student(values, level=level)
+        reason = f"{counted(n, 'run')}: the interval assumes that runs are normally distributed"
     else:
         low, high = (float(limit) for limit in mstats.median_cihs(values, alpha=1 - level))
         # Interpolation between equal figures may miss the median by a rounding error.
         low, high = min(low, median), max(high, median)
         interval, reason = Interval(low=low, high=high, level=level, method=Method.ORDER_STATISTICS), None
-    return Estimate(value=median, interval=interval, n=n, dropped=dropped, reason=reason)
+    return Estimate(value=median, interval=interval, n=n, reason=reason)
 
 
 def over_blocks(figures: Sequence[float]) -> Estimate:
@@ -74,10 +75,6 @@ def no_spread(figures: Floats) -> str | None:
     if np.ptp(figures) == 0:
         return f"all {figures.size} runs have exactly the same figure: no interval (perhaps they are copies of one run)"
     return None
-
-
-def few_runs(n: int) -> str:
-    return f"{counted(n, 'run')}: the interval assumes that runs are normally distributed"
 
 
 def order_statistics_from(level: float) -> int:

@@ -7,7 +7,6 @@ import numpy as np
 import numpy.typing as npt
 from scipy.stats import mannwhitneyu, rankdata
 
-from analysis.statistics.autocorrelation import acf
 from analysis.statistics.samples import Floats, ordered
 
 LEAST_STEPS = 20
@@ -35,11 +34,9 @@ class Period:
     found: bool
     period: int | None = None
     phase: int | None = None
-    members: int | None = None
     ratio: float | None = None
     consistency: float | None = None
     p_value: float | None = None
-    autocorrelation: float | None = None
     reason: str
 
 
@@ -83,20 +80,14 @@ def _describe(series: Floats, *, period: int, phase: int, looked_at: int) -> Per
     others = float(np.median(series[~odd]))
     ratio = float(np.median(series[odd])) / others if others > 0 else None
     is_period = p_value < MOST_CHANCE and consistency >= LEAST_CONSISTENCY
-    every = f"every {period}th step from step {phase} on"
-    if ratio is None:
-        reason = f"{every} differs" if is_period else "no period found"
-    else:
-        reason = f"{every} takes {ratio:.2f} x the time of the others" if is_period else "no period found"
+    difference = "differs" if ratio is None else f"takes {ratio:.2f} x the time of the others"
     return Period(
         n=series.size,
         found=is_period,
         period=period,
         phase=phase,
-        members=members,
         ratio=ratio,
         consistency=consistency,
         p_value=p_value,
-        autocorrelation=float(acf(series)[period]),
-        reason=reason,
+        reason=f"every {period}th step from step {phase} on {difference}" if is_period else "no period found",
     )

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import stdtrit
 
-from workload.contract.text import percent
+from workload.contract.text import counted, percent
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Mask: TypeAlias = npt.NDArray[np.bool_]
@@ -60,7 +60,7 @@ class Interval:
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """A figure from `n` usable values, with an interval; `dropped` values were not finite.
+    """A figure from `n` finite values, with an interval.
 
     `reason`: why figure or interval is absent, or an assumption of the interval; None if there is none.
     """
@@ -68,7 +68,6 @@ class Estimate:
     value: float | None
     interval: Interval | None = None
     n: int
-    dropped: int = 0
     reason: str | None = None
 
     @property
@@ -116,14 +115,18 @@ def ordered(values: npt.ArrayLike, *, least: int) -> tuple[Floats, str | None]:
     return kept, None
 
 
-def counted(number: int, noun: str) -> str:
-    """Number and noun in singular or plural: `1 run`, `3 runs`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
 def too_few(number: int, noun: str) -> str:
     """Words for a number that is too small: `two blocks: too few`."""
     return f"{ {0: 'no', 1: 'one', 2: 'two'}.get(number, number) } {noun}{'' if number == 1 else 's'}: too few"
+
+
+def thinned(series: Floats, most: int) -> tuple[Floats, int]:
+    """Medians of groups of neighbours, at most `most`, and the steps per group; a remainder at the end is left out."""
+    width = -(-series.size // most)
+    if width == 1:
+        return series, 1
+    groups = series[: series.size // width * width].reshape(-1, width)
+    return np.asarray(np.median(groups, axis=1), dtype=np.float64), width
 
 
 def robust_stdev(values: Floats) -> float:

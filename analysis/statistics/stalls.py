@@ -1,12 +1,15 @@
-"""Scattered slow steps: few that stall, or many at a second speed."""
+"""Outliers, and scattered slow steps: few that stall, or many at a second speed."""
 
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
-from analysis.statistics.describe import outliers
-from analysis.statistics.samples import Floats, Mask
+from analysis.statistics.samples import LEAST_FOR_SPREAD, Floats, Mask, finite, robust_stdev
 
+# 1 in 1.7 million values of a normal sample lies beyond 5 standard deviations. Step times have heavier tails: with 3,
+# a per cent of a good run's steps would be outliers.
+OUTLIER_STDEVS = 5.0
 # A stall is longer than 1.5 x the median and an outlier: no noise of a clock.
 STALL_RATIO = 1.5
 # Two or more outliers need a smaller ratio to rule out chance: with heavy tails of 3 %, fewer than 1 of 200 runs have
@@ -24,6 +27,19 @@ SPEEDS_GAP = 0.3
 SAME = 1e-6
 # Chance makes groups of fewer steps; such steps may be stalls.
 LEAST_AT_A_SPEED = 3
+
+
+def outliers(values: npt.ArrayLike) -> Mask:
+    """Mask of the values beyond the median +- 5 robust standard deviations (Hampel's identifier).
+
+    False for values that are not finite, and for all if fewer than two are.
+    """
+    array = np.atleast_1d(np.asarray(values, dtype=np.float64))
+    kept, _ = finite(array)
+    if kept.size < LEAST_FOR_SPREAD:
+        return np.zeros(array.shape, dtype=np.bool_)
+    median, reach = float(np.median(kept)), OUTLIER_STDEVS * robust_stdev(kept)
+    return (array > median + reach) | (array < median - reach)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +67,7 @@ def stalls(series: Floats, *, repeated: bool = False) -> Stalls:
     if median <= 0:
         return none
     least, ratio = (REPEATED, REPEATED_RATIO) if repeated else (1, STALL_RATIO)
-    mask = outliers(series).mask & (series > ratio * median)
+    mask = outliers(series) & (series > ratio * median)
     if not least <= mask.sum() <= MOST_SHARE * n:
         return none
     lost = float((series[mask] - median).sum() / series.sum())

@@ -6,9 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 from analysis.statistics.changes import Scan, Shape, scan
-from analysis.statistics.describe import OUTLIER_STDEVS
 from analysis.statistics.samples import Floats, Mask, ordered, robust_stdev
-from analysis.statistics.stalls import Stalls, stalls
+from analysis.statistics.stalls import OUTLIER_STDEVS, Stalls, stalls
 from analysis.statistics.trend import Drift, drift, slows_down
 from workload.contract.text import percent, signed_percent
 

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from analysis.statistics.autocorrelation import LEAST_STEPS, cautious_time, normal_scores, too_short
-from analysis.statistics.samples import LEVEL, Floats, Interval, Method, ordered, student_reach
+from analysis.statistics.samples import LEVEL, Floats, Interval, Method, ordered, student_reach, thinned
 
 # 1000 points have 500,000 pairwise slopes, which take 0.05 s. Longer series are first reduced to medians of neighbours.
 MOST_POINTS = 1000
@@ -54,7 +54,7 @@ def drift(values: npt.ArrayLike, *, level: float = LEVEL) -> Drift:
     n = series.size
     if reason:
         return Drift(n=n, slope=None, reason=reason)
-    points, width = _thinned(series)
+    points, width = thinned(series, MOST_POINTS)
     slopes = pairwise_slopes(points)
     slope = float(np.median(slopes))
     rest = points - slope * np.arange(points.size)
@@ -97,15 +97,6 @@ def line(series: Floats) -> tuple[float, float]:
     if squares <= SAME * float(centred @ centred):
         return float(np.copysign(np.inf, slope)), 0.0
     return slope * float(np.sqrt(time @ time * (n - 2) / squares)), float(rest[1:] @ rest[:-1]) / squares
-
-
-def _thinned(series: Floats) -> tuple[Floats, int]:
-    """Medians of groups of neighbours, at most 1000, and the steps per group; a remainder at the end is left out."""
-    width = -(-series.size // MOST_POINTS)
-    if width == 1:
-        return series, 1
-    groups = series[: series.size // width * width].reshape(-1, width)
-    return np.asarray(np.median(groups, axis=1), dtype=np.float64), width
 
 
 def pairwise_slopes(points: Floats) -> Floats:

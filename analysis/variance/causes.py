@@ -1,7 +1,7 @@
 """Find the causes of slow or uneven runs, and the share that each cause explains. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from itertools import groupby
 from typing import Any
@@ -12,8 +12,8 @@ import pandas as pd
 from analysis.loading.cases import Case, cases
 from analysis.loading.configurations import CONFIGURATION, PLACE
 from analysis.loading.tables import Tables
-from analysis.statistics import share_explained
-from analysis.statistics.samples import Floats
+from analysis.statistics.explained import share_explained
+from analysis.statistics.samples import Floats, Mask
 from workload.contract import peaks, verdict
 from workload.contract.bundle import Status
 from workload.contract.spec import Device
@@ -98,11 +98,7 @@ COVARIATES = (
         is_clock=True,
     ),
     Covariate(
-        cause="CPU clock",
-        column="cpu_mhz",
-        unit="MHz",
-        cure="a fixed CPU governor, or more warm-up",
-        is_clock=True,
+        cause="CPU clock", column="cpu_mhz", unit="MHz", cure="a fixed CPU governor, or more warm-up", is_clock=True
     ),
     Covariate(
         cause="steal", column="cpu_steal_percent", unit="%", cure="a machine type without shared CPUs, or another host"
@@ -110,35 +106,26 @@ COVARIATES = (
     Covariate(cause="CPU pressure", column="cpu_pressure_percent", unit="%", cure="stop other work on the machine"),
 )
 
-COLUMNS = (
-    "run_id",
-    "cause",
-    "share_explained",
-    "share_low",
-    "share_high",
-    "share_of",
-    "is_fault",
-    "evidence",
-    "cure",
-)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Cause:
-    """A cause with its `share` of `share_of`, None if unknown; `is_fault`: cure it before comparing the run."""
+    """A cause of a run; `share_explained`: fraction of `share_of` with its interval, None if unknown.
+
+    `is_fault`: cure it before comparing the run.
+    """
 
     cause: str
-    share: float | None
+    share_explained: float | None
+    share_low: float | None = None
+    share_high: float | None = None
     share_of: ShareOf
+    is_fault: bool = True
     evidence: str
     cure: str
-    low: float | None = None
-    high: float | None = None
-    is_fault: bool = True
 
 
 def causes(results: Tables) -> pd.DataFrame:
-    """A row per run and cause that was found, columns as in `COLUMNS`; `share_explained` is a fraction of `share_of`.
+    """A row per run and cause that was found: `run_id`, and the fields of `Cause`.
 
     Share of the variation of steps: squared rank correlation with the telemetry at the step's time, and its interval,
     at a level that leaves 1 false cause in 100 runs. Share of a slowdown within the run: the change of a clock over
@@ -147,21 +134,11 @@ def causes(results: Tables) -> pd.DataFrame:
     every = cases(results)
     spilled = spills(every)
     lines = [
-        {
-            "run_id": case.run_id,
-            "cause": cause.cause,
-            "share_explained": cause.share,
-            "share_low": cause.low,
-            "share_high": cause.high,
-            "share_of": str(cause.share_of),
-            "is_fault": cause.is_fault,
-            "evidence": cause.evidence,
-            "cure": cause.cure,
-        }
+        {"run_id": case.run_id, **asdict(cause)}
         for case in every
         for cause in [*of_run(case), *_spill(spilled.get(case.run_id))]
     ]
-    return pd.DataFrame(lines, columns=list(COLUMNS))
+    return pd.DataFrame(lines, columns=["run_id", *(field.name for field in fields(Cause))])
 
 
 def of_run(case: Case) -> Iterator[Cause]:
@@ -197,8 +174,9 @@ def _followed(case: Case, covariate: Covariate) -> Iterator[Cause]:
     at, values = case.samples(covariate.column)
     if not at.size or np.ptp(values) == 0:
         return
-    if covariate.is_clock and case.steadiness.slow_steps is not None:
-        yield from _moved_along(case, covariate, at, values)
+    slow_steps = case.steadiness.slow_steps
+    if covariate.is_clock and slow_steps is not None:
+        yield from _moved_along(case, covariate, at, values, slow_steps)
         return
     if at.size < LEAST_SAMPLES:
         return
@@ -208,23 +186,20 @@ def _followed(case: Case, covariate: Covariate) -> Iterator[Cause]:
         return
     yield Cause(
         cause=covariate.cause,
-        share=share.value,
-        low=share.interval.low,
-        high=share.interval.high,
+        share_explained=share.value,
+        share_low=share.interval.low,
+        share_high=share.interval.high,
         share_of=ShareOf.VARIATION,
         evidence=f"{values.min():.4g} to {values.max():.4g} {covariate.unit} in {at.size} samples",
         cure=covariate.cure,
     )
 
 
-def _moved_along(case: Case, covariate: Covariate, at: Floats, values: Floats) -> Iterator[Cause]:
+def _moved_along(case: Case, covariate: Covariate, at: Floats, values: Floats, slow_steps: Mask) -> Iterator[Cause]:
     """A clock that is lower while the steps are slow. The change of level itself is certain: the audit reports it.
 
     A correlation cannot show this cause: two levels with one change are worth two pairs, however many steps there are.
     """
-    slow_steps = case.steadiness.slow_steps
-    if slow_steps is None:
-        return
     ends = case.measured("ended_at_s")
     slow = slow_steps[np.minimum(np.searchsorted(ends, at), ends.size - 1)]
     if min(slow.sum(), (~slow).sum()) < LEAST_SAMPLES_APART:
@@ -235,7 +210,7 @@ def _moved_along(case: Case, covariate: Covariate, at: Floats, values: Floats) -
         return
     yield Cause(
         cause=covariate.cause,
-        share=min(1.0, float(np.log(high / low)) / slower),
+        share_explained=min(1.0, float(np.log(high / low)) / slower),
         share_of=ShareOf.SLOWDOWN,
         evidence=f"{low:.4g} {covariate.unit} while the steps are slow, {high:.4g} {covariate.unit} otherwise",
         cure=covariate.cure,
@@ -258,9 +233,9 @@ def _held(case: Case, reason: Reason, share: float) -> Cause:
         evidence += f"; this is normal, because this board reaches its {limit} W under any steady load"
     return Cause(
         cause=reason,
-        share=follows.value if follows else None,
-        low=follows.interval.low if follows and follows.interval else None,
-        high=follows.interval.high if follows and follows.interval else None,
+        share_explained=follows.value if follows else None,
+        share_low=follows.interval.low if follows and follows.interval else None,
+        share_high=follows.interval.high if follows and follows.interval else None,
         share_of=ShareOf.VARIATION,
         evidence=evidence,
         cure="none needed" if limit else REASON_CURES[reason],
@@ -275,7 +250,7 @@ def _time_shares(case: Case) -> Iterator[Cause]:
     if (share := case["data_wait_fraction"]) and share > LEAST_TIME_SHARE:
         yield Cause(
             cause="data waits",
-            share=share,
+            share_explained=share,
             share_of=ShareOf.WALL_TIME,
             evidence=f"{percent(share, decimals=1)} of the wall time is spent waiting for data",
             cure="--workers, smaller or pre-decoded images, faster storage",
@@ -283,7 +258,7 @@ def _time_shares(case: Case) -> Iterator[Cause]:
     if (explained := case["explained_fraction"]) and 1 - explained > LEAST_TIME_SHARE:
         yield Cause(
             cause="time outside the steps",
-            share=1 - explained,
+            share_explained=1 - explained,
             share_of=ShareOf.WALL_TIME,
             evidence=f"steps and waits add up to {percent(explained, decimals=1)} of the wall time",
             cure="analyze audit says more",
@@ -295,7 +270,7 @@ def _cpu_shares(case: Case) -> Iterator[Cause]:
     if (lost := competed(case)) is not None:
         yield Cause(
             cause="CPU competition",
-            share=lost,
+            share_explained=lost,
             share_of=ShareOf.CPU_TIME,
             evidence=competition_words(case),
             cure="stop other work on the machine, or give the run fewer threads",
@@ -303,7 +278,7 @@ def _cpu_shares(case: Case) -> Iterator[Cause]:
     if (stolen := steal(case)) is not None:
         yield Cause(
             cause="steal",
-            share=stolen,
+            share_explained=stolen,
             share_of=ShareOf.CPU_TIME,
             evidence=f"{percent(stolen, decimals=1)} of the CPU time went to other virtual machines",
             cure="a machine type without shared CPUs, or another host",
@@ -311,7 +286,7 @@ def _cpu_shares(case: Case) -> Iterator[Cause]:
     if (throttled := cgroup_throttled(case)) is not None:
         yield Cause(
             cause="CPU quota",
-            share=throttled,
+            share_explained=throttled,
             share_of=ShareOf.CPU_TIME,
             evidence=f"the container's CPU limit stopped its threads for {percent(throttled, decimals=1)} of their "
             "time",
@@ -369,7 +344,7 @@ def _retries(case: Case) -> Iterator[Cause]:
     if memory and (retries := memory.allocator_retries):
         yield Cause(
             cause="allocator retries",
-            share=None,
+            share_explained=None,
             share_of=ShareOf.STEP_TIME,
             evidence=f"{retries} times the allocator emptied its cache and tried again",
             cure=f"--batch-size {max(1, case['batch_size'] // 2)}; --grad-accumulation for the same step",
@@ -392,6 +367,17 @@ class Spill:
     @property
     def ratio(self) -> float:
         return self.images_per_s / self.smaller_images_per_s
+
+    @property
+    def words(self) -> str:
+        return (
+            f"{plain(self.images_per_s, 4)} {self.unit}/s at batch size {self.batch_size}, "
+            f"{plain(self.smaller_images_per_s, 4)} at {self.smaller_batch_size}"
+        )
+
+    @property
+    def cure(self) -> str:
+        return f"--batch-size {self.smaller_batch_size}; --grad-accumulation for the same step"
 
 
 def spills(every: Sequence[Case]) -> dict[str, Spill]:
@@ -432,11 +418,8 @@ def _spill(spill: Spill | None) -> Iterator[Cause]:
     if spill:
         yield Cause(
             cause="memory spill",
-            share=1 - spill.ratio,
+            share_explained=1 - spill.ratio,
             share_of=ShareOf.STEP_TIME,
-            evidence=(
-                f"{plain(spill.images_per_s, 4)} {spill.unit}/s at batch size {spill.batch_size}, "
-                f"{plain(spill.smaller_images_per_s, 4)} at {spill.smaller_batch_size}"
-            ),
-            cure=f"--batch-size {spill.smaller_batch_size}; --grad-accumulation for the same step",
+            evidence=spill.words,
+            cure=spill.cure,
         )

@@ -24,18 +24,13 @@ from analysis.loading.configurations import (
 )
 from analysis.loading.rows import joined
 from analysis.loading.tables import Tables
-from analysis.statistics import (
-    Drift,
-    PlacedRun,
-    drift,
-    effective_n,
-    machine_split,
-    period_scan,
-    position_effect,
-    summarize,
-    variance_split,
-)
+from analysis.statistics.autocorrelation import effective_n
+from analysis.statistics.components import variance_split
+from analysis.statistics.describe import summarize
+from analysis.statistics.hosts import PlacedRun, machine_split, position_effect
+from analysis.statistics.periods import period_scan
 from analysis.statistics.samples import Estimate
+from analysis.statistics.trend import Drift, drift
 from analysis.variance.causes import causes
 from workload.contract.tables import Column, Role
 

@@ -8,19 +8,18 @@ from typing import Any
 import pandas as pd
 
 from analysis.audit.rule import Finding, Severity
-from analysis.compare.pairing import Side
+from analysis.compare.pairing import Side, value_text
 from analysis.figures import Figure, registry
 from analysis.kernels.breakdown import ALL
 from analysis.loading.configurations import label
 from analysis.loading.rows import rows as rows_of
 from analysis.report import words
 from analysis.report.content import Block, Bullets, Picture, Section
-from analysis.report.contrasts import Contrast, value_of
-from analysis.report.evidence import ReportEvidence
+from analysis.report.evidence import Contrast, ReportEvidence
 from analysis.roofline.points import WorkSource
 from analysis.statistics.samples import LEAST_REPLICATES
 from workload.contract.spec import Precision
-from workload.contract.text import plain
+from workload.contract.text import counted, plain
 from workload.contract.verdict import Bound
 
 MOST_SENTENCES = 5
@@ -43,19 +42,19 @@ def section(evidence: ReportEvidence) -> Section:
 
 def headline(evidence: ReportEvidence) -> list[Figure]:
     """Rooflines at the top of the page: of all environments and of the fastest one; else of a profile's kernels."""
-    combined, each = evidence.figures("roofline_combined"), evidence.figures("roofline_")
-    alone = [figure for figure in each if figure not in combined]
-    return [*combined, *alone[:1]] or evidence.figures("kernel_roofline_")[:1]
+    combined = evidence.figures("roofline_combined")
+    single = [figure for figure in evidence.figures("roofline_") if figure not in combined]
+    return [*combined, *single[:1]] or evidence.figures("kernel_roofline_")[:1]
 
 
 def sentences(evidence: ReportEvidence) -> list[str]:
     """Sentences on errors, settings to change, best throughput of each model and its limit, cost, repeats."""
-    errors, last = [*_errors(evidence)], [*_cost(evidence), *_repeat(evidence)]
+    first, last = [*_errors(evidence)], [*_cost(evidence), *_repeat(evidence)]
     models = [*(_models(evidence) or _without_times(evidence))]
-    found = changes(evidence) or [*_nothing_certain(evidence)]
-    room = MOST_SENTENCES - len(errors) - len(last)
-    models = models[: max(1, room - min(1, len(found)))]
-    return [*errors, *found[: room - len(models)], *models, *last]
+    settings = changes(evidence) or [*_nothing_certain(evidence)]
+    room = MOST_SENTENCES - len(first) - len(last)
+    models = models[: max(1, room - min(1, len(settings)))]
+    return [*first, *settings[: room - len(models)], *models, *last]
 
 
 # --- errors
@@ -70,18 +69,18 @@ def _errors(evidence: ReportEvidence) -> Iterator[str]:
             by_rule[finding.rule].append(finding)
     if not by_rule:
         return
-    shown = [f"{rule}: {same[0].figure} ({_subject(same)})" for rule, same in by_rule.items()]
-    left = len(shown) - MOST_ERRORS
-    more = [f"{words.counted(left, 'other rule')}, below under Audit"] if left > 0 else []
-    number = words.counted(sum(map(len, by_rule.values())), "error")
+    shown = [f"{rule}: {findings[0].figure} ({_subject(findings)})" for rule, findings in by_rule.items()]
+    rest = len(shown) - MOST_ERRORS
+    more = [f"{counted(rest, 'other rule')}, below under Audit"] if rest > 0 else []
+    number = counted(sum(map(len, by_rule.values())), "error")
     listed = "; ".join([*shown[:MOST_ERRORS], *more])
     yield f"The audit found {number}, so figures of these runs are wrong or mean something else: {listed}."
 
 
-def _subject(same: Sequence[Finding]) -> str:
+def _subject(findings: Sequence[Finding]) -> str:
     """First run of the findings of one rule, and the number of others."""
-    runs = list(dict.fromkeys(run_id for finding in same for run_id in finding.subject))
-    more = f" and {words.counted(len(runs) - 1, 'more run')}" if len(runs) > 1 else ""
+    runs = list(dict.fromkeys(run_id for finding in findings for run_id in finding.subject))
+    more = f" and {counted(len(runs) - 1, 'more run')}" if len(runs) > 1 else ""
     return f"{runs[0]}{more}" if runs else "all runs"
 
 
@@ -91,35 +90,41 @@ def _subject(same: Sequence[Finding]) -> str:
 def changes(evidence: ReportEvidence) -> list[str]:
     """Sentences on settings or places that are certainly faster, the largest effect first."""
     by_model: dict[tuple[str, Any], list[Contrast]] = defaultdict(list)
-    for one in evidence.contrasts:
-        if one.is_certain:
-            by_model[one.by, one.pair.shared.get("model")].append(one)
-    tops = [max(_worthwhile(evidence, same), key=lambda one: one.effect) for same in by_model.values()]
+    for contrast in evidence.contrasts:
+        if contrast.is_certain:
+            by_model[contrast.fact, contrast.pair.shared.get("model")].append(contrast)
+    tops = [max(_worthwhile(evidence, contrasts), key=_effect) for contrasts in by_model.values()]
     by_winner: dict[tuple[str, Any], list[Contrast]] = defaultdict(list)
-    for top in sorted(tops, key=lambda one: -one.effect):
-        by_winner[top.by, top.sides[0].value].append(top)
-    return [_change(evidence, *same) for same in by_winner.values()]
+    for top in sorted(tops, key=_effect, reverse=True):
+        by_winner[top.fact, top.by_speed[0].value].append(top)
+    return [_change(evidence, *contrasts) for contrasts in by_winner.values()]
 
 
-def _worthwhile(evidence: ReportEvidence, same: Sequence[Contrast]) -> Sequence[Contrast]:
+def _effect(contrast: Contrast) -> float:
+    return contrast.effect
+
+
+def _worthwhile(evidence: ReportEvidence, contrasts: Sequence[Contrast]) -> Sequence[Contrast]:
     """Contrasts without batch sizes whose gain over the next smaller one is uncertain, unless none would remain."""
-    if same[0].by != "batch_size":
-        return same
-    return [one for one in same if (step := _steps(evidence, one)[0]) and step.is_certain and step.grows] or same
+    if contrasts[0].fact != "batch_size":
+        return contrasts
+    below = [(_steps(evidence, contrast)[0], contrast) for contrast in contrasts]
+    return [contrast for step, contrast in below if step and step.is_certain and step.grows] or contrasts
 
 
-def _change(evidence: ReportEvidence, top: Contrast, *likewise: Contrast) -> str:
-    winner, loser = top.sides
-    value = value_of(top.by, winner)
-    where = f"on {value}" if top.by == "place" else f"with {label(top.by)} {value}"
-    models = [f"the same for {_subject_of(evidence, one)}, {plain(one.effect, 3)} x" for one in likewise]
+def _change(evidence: ReportEvidence, top: Contrast, *others: Contrast) -> str:
+    """Sentence on the largest effect of a setting, and on its effect on `others`, models with the same best value."""
+    winner, loser = top.by_speed
+    value = value_text(top.fact, winner.value)
+    where = f"on {value}" if top.fact == "place" else f"with {label(top.fact)} {value}"
+    models = [f"the same for {_configuration(evidence, other)}, {plain(other.effect, 3)} x" for other in others]
     more = [*_neighbours(evidence, top), *_memory(winner, loser), *_accuracy(top, winner), *models]
-    return f"Run {_subject_of(evidence, top)} {where}: {'; '.join([top.row['verdict'], *more])}."
+    return f"Run {_configuration(evidence, top)} {where}: {'; '.join([top.row['verdict'], *more])}."
 
 
-def _subject_of(evidence: ReportEvidence, one: Contrast) -> str:
+def _configuration(evidence: ReportEvidence, contrast: Contrast) -> str:
     """Model, and the other facts that both sides share: `resnet18 (batch 8, fp32)`."""
-    shared = one.pair.shared
+    shared = contrast.pair.shared
     facts = [f"batch {words.text(shared['batch_size'])}"] if words.is_known(shared.get("batch_size")) else []
     facts += [shared["precision"]] if words.is_known(shared.get("precision")) else []
     places = {other.pair.shared.get("place") for other in evidence.contrasts} - {None}
@@ -129,7 +134,7 @@ def _subject_of(evidence: ReportEvidence, one: Contrast) -> str:
 
 def _neighbours(evidence: ReportEvidence, top: Contrast) -> Iterator[str]:
     """Words on whether the step to the best batch size pays, and whether the next larger one does."""
-    if top.by != "batch_size":
+    if top.fact != "batch_size":
         return
     below, above = _steps(evidence, top)
     if below and below is not top:
@@ -139,27 +144,27 @@ def _neighbours(evidence: ReportEvidence, top: Contrast) -> Iterator[str]:
 
 def _steps(evidence: ReportEvidence, top: Contrast) -> tuple[Contrast | None, Contrast | None]:
     """Contrasts of the best batch size with the next smaller and the next larger one; None if not measured."""
-    best = top.sides[0].value
+    best = top.by_speed[0].value
     alike = [
-        one
-        for one in evidence.contrasts
-        if one.by == top.by
-        and (one.pair.shared, one.pair.pool) == (top.pair.shared, top.pair.pool)
-        and None not in (one.pair.left.value, one.pair.right.value)
+        contrast
+        for contrast in evidence.contrasts
+        if contrast.fact == top.fact
+        and (contrast.pair.shared, contrast.pair.pool) == (top.pair.shared, top.pair.pool)
+        and None not in [side.value for side in contrast.pair.sides]
     ]
-    below = [one for one in alike if one.pair.right.value == best]
-    above = [one for one in alike if one.pair.left.value == best]
+    below = [contrast for contrast in alike if contrast.pair.right.value == best]
+    above = [contrast for contrast in alike if contrast.pair.left.value == best]
     return (
-        max(below, key=lambda one: one.pair.left.value, default=None),
-        min(above, key=lambda one: one.pair.right.value, default=None),
+        max(below, key=lambda contrast: contrast.pair.left.value, default=None),
+        min(above, key=lambda contrast: contrast.pair.right.value, default=None),
     )
 
 
-def _step(one: Contrast) -> str:
-    what = f"the step from {one.pair.left.value:g} to {one.pair.right.value:g}"
-    if not one.is_certain:
-        return f"no certain gain by {what}"
-    return f"{what} {f'still pays {plain(one.effect, 3)} x' if one.grows else 'makes it slower'}"
+def _step(contrast: Contrast) -> str:
+    step = f"the step from {contrast.pair.left.value:g} to {contrast.pair.right.value:g}"
+    if not contrast.is_certain:
+        return f"no certain gain by {step}"
+    return f"{step} {f'still pays {plain(contrast.effect, 3)} x' if contrast.grows else 'makes it slower'}"
 
 
 def _memory(winner: Side, loser: Side) -> Iterator[str]:
@@ -172,19 +177,20 @@ def _memory(winner: Side, loser: Side) -> Iterator[str]:
 
 
 def _accuracy(top: Contrast, winner: Side) -> Iterator[str]:
-    if top.by == "precision" and winner.value != Precision.FP32:
+    if top.fact == "precision" and winner.value != Precision.FP32:
         yield "accuracy was not measured"
 
 
 def _nothing_certain(evidence: ReportEvidence) -> Iterator[str]:
     """Sentence on the number of comparisons without a certain difference, and on the detectable ratio."""
-    rows = [one.row for one in evidence.contrasts]
-    seen = [row["smallest_detectable_ratio"] for row in rows if words.is_known(row["smallest_detectable_ratio"])]
-    if seen:
-        differ = words.listed(label(by) for by in dict.fromkeys(one.by for one in evidence.contrasts))
+    contrasts = evidence.contrasts
+    detectable = [contrast.row["smallest_detectable_ratio"] for contrast in contrasts]
+    detectable = [ratio for ratio in detectable if words.is_known(ratio)]
+    if detectable:
+        facts = words.listed(label(contrast.fact) for contrast in contrasts)
         yield (
-            f"No difference by {differ} is certain in {words.counted(len(rows), 'comparison')}; a ratio of "
-            f"{words.figure(median(seen))} would typically have been seen."
+            f"No difference by {facts} is certain in {counted(len(contrasts), 'comparison')}; a ratio of "
+            f"{words.figure(median(detectable))} would typically have been seen."
         )
 
 
@@ -199,8 +205,7 @@ def _models(evidence: ReportEvidence) -> list[str]:
         return []
     lines = Counter(known["task"])
     best = known.loc[known.groupby("task", sort=False)["images_per_s"].idxmax()]
-    imported = set(evidence.results.runs.loc[evidence.results.runs["imported"].eq(True), "run_id"])
-    rows = sorted(rows_of(best), key=lambda row: (row["run_ids"][0] in imported, -row["images_per_s"]))
+    rows = sorted(rows_of(best), key=lambda row: (row["run_ids"][0] in evidence.imported, -row["images_per_s"]))
     return [
         f"{'; '.join([_best(row, lines[row['task']]), *_limit(row), *_too_large(row, evidence)])}."
         for row in rows[:MOST_MODELS]
@@ -220,8 +225,8 @@ def _best(row: Mapping[str, Any], lines: int) -> str:
 def _too_large(row: Mapping[str, Any], evidence: ReportEvidence) -> Iterator[str]:
     """Words on the smallest batch of a configuration that ran out of memory."""
     failed = evidence.material.failed
-    same = (failed[["env", "task", "variant"]] == [row["env"], row["task"], row["variant"]]).all(axis=1)
-    too_large = failed[same & failed["ending"].str.contains("out of memory")]
+    is_same = (failed[["env", "task", "variant"]] == [row["env"], row["task"], row["variant"]]).all(axis=1)
+    too_large = failed[is_same & failed["ending"].str.contains("out of memory")]
     if len(too_large):
         yield f"batch {words.text(too_large['batch_size'].min())} runs out of memory"
 
@@ -247,12 +252,10 @@ def _without_times(evidence: ReportEvidence) -> Iterator[str]:
     points = evidence.material.points
     timed = points[points["flop_per_s"].notna()] if len(points) else points
     rows = rows_of(timed) + [dict(zip(KEYS, key, strict=True)) for key in shares]
-    said = set()
+    row_of: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in rows:
-        key = tuple(row[name] for name in KEYS)
-        if key in said:
-            continue
-        said.add(key)
+        row_of.setdefault(tuple(row[name] for name in KEYS), row)
+    for key, row in row_of.items():
         size = f", batch {words.text(row['batch_size'])}" if words.is_known(row["batch_size"]) else ""
         parts = [*_profiled_rate(row), *([shares[key]] if key in shares else [])]
         yield f"{row['task']}{size}, {row['variant']} on {row['env']}, profiled: {'; '.join(parts)}."
@@ -278,13 +281,13 @@ def _kernel_shares(evidence: ReportEvidence) -> dict[tuple[Any, ...], str]:
     """Words on the kernel families that take the most time, by the values of `KEYS`."""
     points = evidence.material.kernel_points
     profiles = points[(points["family"] != ALL) & points["share_of_time"].notna()] if len(points) else points
-    shares: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    shares: dict[tuple[Any, ...], list[str]] = defaultdict(list)
     for row in rows_of(profiles.sort_values("share_of_time", ascending=False) if len(profiles) else profiles):
-        shares.setdefault(tuple(row[name] for name in KEYS), []).append(row)
+        share = f"{row['family']} {words.percent(row['share_of_time'])}"
+        shares[tuple(row[name] for name in KEYS)].append(share)
     return {
-        key: "most time of its kernels goes to "
-        + ", ".join(f"{row['family']} {words.percent(row['share_of_time'])}" for row in rows[:MOST_FAMILIES])
-        for key, rows in shares.items()
+        key: f"most time of its kernels goes to {', '.join(families[:MOST_FAMILIES])}"
+        for key, families in shares.items()
     }
 
 
@@ -318,10 +321,9 @@ def _price(row: Mapping[str, Any], costs: pd.DataFrame) -> str:
 
 def _repeat(evidence: ReportEvidence) -> Iterator[str]:
     """Sentence on the number of our configurations with too few runs for an interval."""
-    imported = set(evidence.results.runs.loc[evidence.results.runs["imported"].eq(True), "run_id"])
-    ours = [row for row in rows_of(evidence.material.measured) if row["run_ids"][0] not in imported]
+    ours = [row for row in rows_of(evidence.material.measured) if row["run_ids"][0] not in evidence.imported]
     few = sum(row["runs"] < LEAST_REPLICATES for row in ours)
     if few:
-        which = "The only configuration has" if len(ours) == 1 else f"{few} of {len(ours)} configurations have"
+        subject = "The only configuration has" if len(ours) == 1 else f"{few} of {len(ours)} configurations have"
         least = LEAST_REPLICATES
-        yield f"{which} fewer than {least} runs and so no interval: repeat with --repeats {least}."
+        yield f"{subject} fewer than {least} runs and so no interval: repeat with --repeats {least}."

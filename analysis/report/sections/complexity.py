@@ -1,6 +1,5 @@
 """Section on model complexity: parameters, work per image and step, and its growth."""
 
-import functools
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,8 +31,8 @@ STEPS = (
     Column(name="variant", heading="precision", role=Role.FACT),
     Column(name="batch_size", heading="batch", digits=0),
     Column(name="train_flop_per_step", heading="FLOP per step", unit="FLOP", prefixed=True, digits=3),
-    Column(name="bytes_low", heading="bytes per step, least", unit="B", prefixed=True, digits=3),
-    Column(name="bytes_high", heading="most", unit="B", prefixed=True, digits=3),
+    Column(name="bytes_lower_per_step", heading="bytes per step, least", unit="B", prefixed=True, digits=3),
+    Column(name="bytes_upper_per_step", heading="most", unit="B", prefixed=True, digits=3),
     Column(name="intensity", heading="FLOP/byte"),
     Column(name="peak_memory_bytes", heading="peak memory", unit="B", prefixed=True, digits=3),
 )
@@ -57,8 +56,7 @@ def section(evidence: ReportEvidence) -> Section:
     traced = rows_of(_traced(runs).drop_duplicates("task"))
     if not ordered and not traced:
         return Section(name="complexity", title="Model complexity")
-    known_here = {row["task"] for row in ordered}
-    by_operation = [*ordered, *(row for row in traced if row["task"] not in known_here)]
+    by_operation = [*ordered, *(row for row in traced if row["task"] not in rows)]
     blocks: list[Block] = [*([_models(ordered, evidence.material.unit)] if ordered else []), *_steps(evidence)]
     blocks += [*_by_operation(evidence, by_operation), *_words(rows_of(runs)), _big_o()]
     return Section(name="complexity", title="Model complexity", blocks=blocks, folded=True)
@@ -73,8 +71,8 @@ def _models(rows: list[dict[str, Any]], unit: str) -> Block:
     known = [
         row
         | {
-            "over_forward": _ratio(row, "train_flop_per_image", "forward_flop_per_image"),
-            "per_parameter": _ratio(row, "train_flop_per_image", "parameters"),
+            "over_forward": words.quotient(row["train_flop_per_image"], row["forward_flop_per_image"]),
+            "per_parameter": words.quotient(row["train_flop_per_image"], row["parameters"]),
         }
         for row in rows
     ]
@@ -82,29 +80,23 @@ def _models(rows: list[dict[str, Any]], unit: str) -> Block:
 
 
 def _steps(evidence: ReportEvidence) -> list[Block]:
-    table = evidence.material.measured.drop_duplicates(["task", "variant", "batch_size"])
-    runs = evidence.material.runs.drop_duplicates("line").set_index("line")
+    configuration = ["task", "variant", "batch_size"]
+    ends = ["bytes_lower_per_step", "bytes_upper_per_step"]
+    # The bytes of a group of runs are those of its first run.
+    first_runs = evidence.material.runs.drop_duplicates("line").set_index("line")[ends]
+    tables = (
+        evidence.material.measured.join(first_runs).drop_duplicates(configuration),
+        _traced(evidence.material.every).drop_duplicates(configuration),
+    )
     rows = []
-    for line, row in zip(table.index, rows_of(table), strict=True):
-        low, high = (_number(runs, line, f"bytes_{end}_per_step") for end in ("lower", "upper"))
-        flop = row["train_flop_per_step"]
+    for row in (row for table in tables for row in rows_of(table)):
+        flop, low, high = (row[name] for name in ("train_flop_per_step", *ends))
         intensity = words.between(words.quotient(flop, high), words.quotient(flop, low))
-        rows.append(row | {"bytes_low": low, "bytes_high": high, "intensity": intensity})
-    for row in rows_of(_traced(evidence.material.every).drop_duplicates(["task", "variant", "batch_size"])):
-        flop, low, high = (
-            row[name] for name in ("train_flop_per_step", "bytes_lower_per_step", "bytes_upper_per_step")
-        )
-        intensity = words.between(words.quotient(flop, high), words.quotient(flop, low))
-        rows.append(row | {"bytes_low": low, "bytes_high": high, "intensity": intensity})
+        rows.append(row | {"intensity": intensity})
     caption = (
         "Work per step: FLOP by formula; bytes modelled, from each tensor moved once to every operation using memory"
     )
     return [words.table(caption, STEPS, rows)] if rows else []
-
-
-def _number(table: pd.DataFrame, row: Any, column: str) -> float | None:
-    value = float(pd.to_numeric(table[column]).loc[row])
-    return value if words.is_known(value) else None
 
 
 def _by_operation(evidence: ReportEvidence, rows: list[dict[str, Any]]) -> list[Block]:
@@ -133,7 +125,7 @@ def _words(rows: list[dict[str, Any]]) -> list[Block]:
     intensities = {
         f"{row['task']} at batch {words.text(row['batch_size'])}, {row['variant']}": intensity
         for row in rows
-        if (intensity := _ratio(row, "train_flop_per_step", "bytes_upper_per_step")) is not None
+        if (intensity := words.quotient(row["train_flop_per_step"], row["bytes_upper_per_step"])) is not None
     }
     if len(set(intensities.values())) < 2:  # noqa: PLR2004 - least and most
         return []
@@ -153,13 +145,4 @@ def _big_o() -> Block:
         "tokens of width "
         "D, F features; 1 fused multiply-add = 2 FLOP"
     )
-    return words.table(caption, LAYERS, _layers())
-
-
-@functools.cache
-def _layers() -> tuple[dict[str, str], ...]:
-    return tuple(tomllib.loads(_TABLE.read_text(encoding="utf-8"))["layer"])
-
-
-def _ratio(row: Mapping[str, Any], over: str, by: str) -> float | None:
-    return words.quotient(row[over], row[by])
+    return words.table(caption, LAYERS, tomllib.loads(_TABLE.read_text(encoding="utf-8"))["layer"])

@@ -15,6 +15,7 @@ from analysis.report.evidence import ReportEvidence
 from analysis.report.glossary import load as glossary_words
 from analysis.report.reproduce import commands
 from workload.contract.tables import Column, Role
+from workload.contract.text import counted
 
 SHOWN_RUNS = 3
 MOST_FIGURES = 6
@@ -199,7 +200,7 @@ def _notes(evidence: ReportEvidence) -> list[str]:
 
 def _runs(notes: Sequence[str]) -> str:
     like = "" if len(set(notes)) == 1 else ", with other figures"
-    return f"{words.counted(len(notes), 'run')}{like}"
+    return f"{counted(len(notes), 'run')}{like}"
 
 
 def reproduce(evidence: ReportEvidence) -> Section:

@@ -13,6 +13,7 @@ from analysis.report.evidence import ReportEvidence
 from analysis.report.sections import context
 from workload.contract.spec import Device
 from workload.contract.tables import Column, Role
+from workload.contract.text import counted
 
 TIMED = (
     "Warm-up steps are recorded and kept apart. The device is synchronised at both ends of the measured "
@@ -24,7 +25,7 @@ POOLED = (
     "runs, order statistics from there on). Runs whose device, driver, torch, image digest, precision or "
     "commit differ are never pooled."
 )
-COUNTED = (
+WORK = (
     "FLOP are counted by formula, forward and backward, 1 fused multiply-add = 2 FLOP. Bytes are {counters}modelled as "
     "an interval.{profiles}"
 )
@@ -60,11 +61,12 @@ def section(evidence: ReportEvidence) -> Section:
     """The section: run matrix, incomplete runs, method and limits."""
     runs = evidence.material.every
     broken = runs.drop(completed(runs).index)
-    blocks = [
-        _matrix(evidence, runs),
-        *([_broken(broken)] if len(broken) else []),
-        Bullets(sentences=[*_method(runs, evidence.material.unit)]),
-    ]
+    matrix = [_matrix_row(env, runs[runs["env"] == env]) for env in evidence.material.environments]
+    blocks: list[Block] = [words.table("Run matrix", MATRIX, matrix)]
+    if len(broken):
+        rows = [row | {"ending": str(row["status"]).replace("_", " ")} for row in rows_of(broken)]
+        blocks.append(words.table("Runs that did not complete", BROKEN, rows))
+    blocks.append(Bullets(sentences=_method(runs, evidence.material.unit)))
     return Section(name="method", title="Method", blocks=blocks, parts=[context.limits(evidence)], folded=True)
 
 
@@ -77,22 +79,17 @@ def _method(runs: pd.DataFrame, unit: str) -> Sequence[str]:
         rate=f"{unit.capitalize()}/s",
         unit=unit,
     )
-    counted = COUNTED.format(
+    work = WORK.format(
         counters=COUNTERS if ours["kernels_file"].notna().any() else "",
         profiles=PROFILES if ours["profile_status"].isin(["completed", "partial"]).any() else "",
     )
     if not imported:
-        return [timed, POOLED, counted]
-    foreign = f"{imported} of {words.counted(len(runs), 'run')} came from other people's files: {FOREIGN}"
+        return [timed, POOLED, work]
+    foreign = f"{imported} of {counted(len(runs), 'run')} came from other people's files: {FOREIGN}"
     if ours.empty:
         return [POOLED, foreign]
-    whose = OURS.format(ours=words.counted(len(ours), "run"))
-    return [whose + timed, POOLED, whose + counted, foreign]
-
-
-def _matrix(evidence: ReportEvidence, runs: pd.DataFrame) -> Block:
-    rows = [_matrix_row(env, runs[runs["env"] == env]) for env in evidence.material.environments]
-    return words.table("Run matrix", MATRIX, rows)
+    scope = OURS.format(ours=counted(len(ours), "run"))
+    return [scope + timed, POOLED, scope + work, foreign]
 
 
 def _matrix_row(env: str, runs: pd.DataFrame) -> dict[str, Any]:
@@ -125,8 +122,3 @@ def _range(values: "pd.Series[Any]") -> str:
         return words.ABSENT
     low, high = values.min(), values.max()
     return f"{low:g}" if low == high else f"{low:g} to {high:g}"
-
-
-def _broken(runs: pd.DataFrame) -> Block:
-    rows = [row | {"ending": str(row["status"]).replace("_", " ")} for row in rows_of(runs)]
-    return words.table("Runs that did not complete", BROKEN, rows)

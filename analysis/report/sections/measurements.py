@@ -3,15 +3,16 @@
 from collections import Counter
 from typing import Any
 
+from analysis.compare.pairing import value_text
 from analysis.figures import registry
 from analysis.loading import units
 from analysis.loading.configurations import label
 from analysis.loading.rows import rows as rows_of
 from analysis.report import words
 from analysis.report.content import Block, Picture, Section
-from analysis.report.contrasts import value_of
 from analysis.report.evidence import ReportEvidence
 from workload.contract.tables import Column, Role
+from workload.contract.text import counted
 
 # Most pairs of one fact; `analyze compare` prints all.
 MOST_PAIRS = 100
@@ -80,16 +81,16 @@ def _compared(evidence: ReportEvidence) -> list[Block]:
     """Comparisons of `analysis.compare.ratios` for every fact in which runs differ, in one table."""
     number_of: Counter[str] = Counter()
     rows = []
-    for one in evidence.contrasts:
-        number_of[one.by] += 1
-        if number_of[one.by] <= MOST_PAIRS:
-            left, right = (value_of(one.by, side) for side in (one.pair.left, one.pair.right))
-            interval = words.between(one.row["ratio_low"], one.row["ratio_high"])
-            own = {"fact": label(one.by), "left": left, "right": right, "interval": interval}
-            rows.append({**one.row, **own})
+    for contrast in evidence.contrasts:
+        fact, row = contrast.fact, contrast.row
+        number_of[fact] += 1
+        if number_of[fact] <= MOST_PAIRS:
+            left, right = (value_text(fact, side.value) for side in contrast.pair.sides)
+            interval = words.between(row["ratio_low"], row["ratio_high"])
+            rows.append({**row, "fact": label(fact), "left": left, "right": right, "interval": interval})
     if not rows:
         return []
-    pairs = ", ".join(f"{words.counted(number, 'pair')} by {label(by)}" for by, number in number_of.items())
+    pairs = ", ".join(f"{counted(number, 'pair')} by {label(fact)}" for fact, number in number_of.items())
     more = (
         f"; the first {MOST_PAIRS} of each, analyze compare prints all" if len(rows) < len(evidence.contrasts) else ""
     )

@@ -10,8 +10,8 @@ from scipy.stats import gmean
 from analysis.compare.pairing import pair_up
 from analysis.compare.ratios import COLUMNS, _factor, compare
 from analysis.loading.configurations import NotPoolableError
-from analysis.statistics import compare as compare_runs
-from analysis.statistics import holm
+from analysis.statistics.comparison import compare as compare_runs
+from analysis.statistics.comparison import holm
 from tests.analysis.by_hand import noisy, results, run
 from workload.contract.errors import ExitCode, NothingToDoError, UsageError
 

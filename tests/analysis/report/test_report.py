@@ -12,7 +12,6 @@ import pytest
 import analysis
 from analysis import __main__ as door
 from analysis.figures import Figure, registry
-from analysis.report import words
 from analysis.report.compose import compose
 from analysis.report.content import Paragraph, Picture, Report, Table, figures_of
 from analysis.report.evidence import ReportEvidence, gather
@@ -21,6 +20,7 @@ from tests.analysis.by_hand import for_every_figure, kernels, run
 from tests.analysis.report.report_bundles import many, matrix
 from tests.analysis.report.report_texts import of, repeats, texts
 from workload.contract.errors import ExitCode
+from workload.contract.text import counted
 
 # --- the answer
 
@@ -266,9 +266,7 @@ def test_an_error_of_the_audit_stands_before_the_headline() -> None:
     errors = [finding for finding in found.findings if finding.severity == "error"]
     assert errors
     first = answer.sentences(found)[0]
-    assert first.startswith(
-        f"The audit found {words.counted(len(errors), 'error')}, so figures of these runs are wrong "
-    )
+    assert first.startswith(f"The audit found {counted(len(errors), 'error')}, so figures of these runs are wrong ")
     assert f"{errors[0].rule}: {errors[0].figure} (a0" in first
 
 

@@ -5,16 +5,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from analysis.statistics import (
-    Difference,
-    Method,
-    compare,
-    hedges_g,
-    holm,
-    holm_levels,
-)
 from analysis.statistics import comparison as comparison_module
-from analysis.statistics.comparison import pooled_stdev, power_of
+from analysis.statistics.comparison import Difference, compare, hedges_g, holm, holm_levels, pooled_stdev, power_of
+from analysis.statistics.samples import Method
 
 FAST = [1.00, 1.02, 0.99]
 SLOW = [1.10, 1.12, 1.08, 1.13]

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from analysis.statistics import share_explained, variance_split
-from analysis.statistics.explained import effective_pairs
+from analysis.statistics.components import variance_split
+from analysis.statistics.explained import effective_pairs, share_explained
 
 # Steps that alternate are not positively correlated: each counts.
 ALTERNATING = np.tile([0.01, -0.01], 10)
@@ -57,11 +57,11 @@ def test_slow_waves_within_runs_are_no_difference_between_them() -> None:
     assert np.mean(shares) < 0.15  # 0.025 expected; taking steps for independent, nearly all
 
 
-def test_outliers_are_left_out_and_counted() -> None:
+def test_outliers_are_left_out() -> None:
     runs = [np.exp(level + ALTERNATING) for level in LEVELS]
     plain = variance_split(runs)
     found = variance_split([np.append(run, [9.0, math.nan, 0.0]) for run in runs])
-    assert (found.outliers, found.dropped, found.steps) == (4, 8, 80)
+    assert found.steps == 80
     assert found.within == plain.within
     assert found.between == plain.between
 
@@ -138,17 +138,17 @@ def _ranked(t: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize(
-    ("values", "covariate", "dropped", "reason"),
+    ("values", "covariate", "reason"),
     [
-        ([], [], 0, "0 pairs: at least 8 are needed"),
-        ([1.0] * 7 + [math.nan], [2.0] * 8, 1, "7 pairs: at least 8 are needed"),
-        ([1.0] * 9, range(9), 0, "the values do not vary: nothing to explain"),
-        (range(9), [1.0] * 9, 0, "the covariate does not vary: it explains nothing"),
+        ([], [], "0 pairs: at least 8 are needed"),
+        ([1.0] * 7 + [math.nan], [2.0] * 8, "7 pairs: at least 8 are needed"),
+        ([1.0] * 9, range(9), "the values do not vary: nothing to explain"),
+        (range(9), [1.0] * 9, "the covariate does not vary: it explains nothing"),
     ],
 )
-def test_nothing_explained(values: Any, covariate: Any, dropped: int, reason: str) -> None:
+def test_nothing_explained(values: Any, covariate: Any, reason: str) -> None:
     found = share_explained(list(values), list(covariate))
-    assert (found.value, found.interval, found.dropped, found.reason) == (None, None, dropped, reason)
+    assert (found.value, found.interval, found.reason) == (None, None, reason)
 
 
 def test_a_share_that_can_be_chance_says_so() -> None:

@@ -7,8 +7,11 @@ import numpy as np
 import pytest
 from scipy.signal import lfilter
 
-from analysis.statistics import Interval, compare, drift, over_runs, variance_split
-from analysis.statistics.samples import Floats
+from analysis.statistics.comparison import compare
+from analysis.statistics.components import variance_split
+from analysis.statistics.intervals import over_runs
+from analysis.statistics.samples import Floats, Interval
+from analysis.statistics.trend import drift
 
 
 def waves(series: int, steps: int, rho: float, seed: int) -> Floats:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from analysis.statistics import compare, compare_within_blocks
+from analysis.statistics.comparison import compare, compare_within_blocks
 from analysis.statistics.samples import Method
 
 HOSTS = np.array([1.0, 1.2, 0.9, 1.05])

@@ -9,8 +9,16 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from analysis import statistics
-from analysis.statistics.comparison import power_of
+from analysis.statistics.autocorrelation import effective_n
+from analysis.statistics.comparison import Difference, compare, compare_within_blocks, holm, power_of
+from analysis.statistics.components import variance_split
+from analysis.statistics.describe import summarize
+from analysis.statistics.hosts import PlacedRun, machine_split, position_effect
+from analysis.statistics.intervals import over_runs
+from analysis.statistics.periods import period_scan
+from analysis.statistics.stalls import outliers
+from analysis.statistics.steady import steady_state
+from analysis.statistics.trend import drift
 
 TIMES = st.floats(min_value=1e-4, max_value=1e3)
 SERIES = st.lists(TIMES, max_size=40)
@@ -22,13 +30,13 @@ ANYTHING = st.lists(st.floats(), max_size=40)
 SCALES = st.integers(-8, 8).map(lambda exponent: 2.0**exponent)
 
 OF_ONE_SERIES = [
-    statistics.summarize,
-    statistics.outliers,
-    statistics.effective_n,
-    statistics.steady_state,
-    statistics.drift,
-    statistics.period_scan,
-    statistics.over_runs,
+    summarize,
+    outliers,
+    effective_n,
+    steady_state,
+    drift,
+    period_scan,
+    over_runs,
 ]
 
 
@@ -41,9 +49,9 @@ def test_nothing_raises(function: Any, values: list[float]) -> None:
 
 @given(first=RUNS, second=RUNS)
 def test_runs_of_any_length_are_answered(first: list[list[float]], second: list[list[float]]) -> None:
-    split = statistics.variance_split(first)
+    split = variance_split(first)
     assert (split.icc.interval is None) is (split.runs < 3)
-    found = statistics.compare(first, second)
+    found = compare(first, second)
     assert (found.interval is None) <= bool(found.reasons)
     if found.interval is not None:
         assert found.ratio is not None
@@ -57,7 +65,7 @@ def test_runs_of_any_length_are_answered(first: list[list[float]], second: list[
 def test_every_pair_of_sides_has_a_smallest_detectable_difference(first: int, second: int, of: int) -> None:
     """scipy's noncentral t gave NaN from 8 runs a side and 4 comparisons on."""
     alpha, degrees = 0.05 / of, first + second - 2
-    shift = statistics.Difference(value=0.0, error=1.0, degrees=degrees).detectable(alpha)
+    shift = Difference(value=0.0, error=1.0, degrees=degrees).detectable(alpha)
     assert shift > 0
     assert power_of(shift, degrees=degrees, alpha=alpha) == pytest.approx(0.8, abs=1e-6)
     assert power_of(2 * shift, degrees=degrees, alpha=alpha) > 0.95
@@ -67,7 +75,7 @@ def test_every_pair_of_sides_has_a_smallest_detectable_difference(first: int, se
 @pytest.mark.parametrize(("first", "second", "of"), [(8, 8, 4), (10, 10, 10), (200, 2, 5000)])
 def test_many_comparisons_of_many_runs_are_answered(first: int, second: int, of: int) -> None:
     rng = np.random.default_rng(0)
-    found = statistics.compare(list(rng.lognormal(size=first)), list(rng.lognormal(size=second)), level=1 - 0.05 / of)
+    found = compare(list(rng.lognormal(size=first)), list(rng.lognormal(size=second)), level=1 - 0.05 / of)
     assert found.interval is not None
     assert found.difference is not None
     assert found.difference.detectable(0.05 / of) > 0
@@ -76,13 +84,13 @@ def test_many_comparisons_of_many_runs_are_answered(first: int, second: int, of:
 @given(values=TIED, scale=SCALES)
 def test_the_unit_does_not_matter(values: list[float], scale: float) -> None:
     series = np.array(values)
-    one, other = statistics.summarize(series), statistics.summarize(scale * series)
+    one, other = summarize(series), summarize(scale * series)
     assert (one.robust_cov, one.cov) == (pytest.approx(other.robust_cov), pytest.approx(other.cov))
-    assert statistics.outliers(series).mask.tolist() == statistics.outliers(scale * series).mask.tolist()
-    assert statistics.effective_n(series) == statistics.effective_n(scale * series)
-    first, second = statistics.period_scan(series), statistics.period_scan(scale * series)
+    assert outliers(series).tolist() == outliers(scale * series).tolist()
+    assert effective_n(series) == effective_n(scale * series)
+    first, second = period_scan(series), period_scan(scale * series)
     assert (first.period, first.phase, first.p_value) == (second.period, second.phase, second.p_value)
-    first_steady, second_steady = statistics.steady_state(series), statistics.steady_state(scale * series)
+    first_steady, second_steady = steady_state(series), steady_state(scale * series)
     assert (first_steady.steady, first_steady.warmup_steps) == (second_steady.steady, second_steady.warmup_steps)
 
 
@@ -90,7 +98,7 @@ def test_the_unit_does_not_matter(values: list[float], scale: float) -> None:
 @given(figures=st.lists(TIMES, min_size=1, max_size=12), scale=SCALES, order=st.randoms(use_true_random=False))
 def test_over_runs_by_scale_and_order(figures: list[float], scale: float, order: Any) -> None:
     mixed = order.sample(figures, len(figures))
-    found, other = statistics.over_runs(figures), statistics.over_runs(scale * np.array(mixed))
+    found, other = over_runs(figures), over_runs(scale * np.array(mixed))
     assert other.value == pytest.approx(scale * (found.value or 0))
     if found.interval is None:
         assert other.interval is None
@@ -103,11 +111,11 @@ def test_over_runs_by_scale_and_order(figures: list[float], scale: float, order:
 @given(values=st.lists(st.integers(0, 1000).map(float), min_size=8, max_size=40), shift=st.integers(-50, 50))
 def test_a_shift_moves_no_slope(values: list[float], shift: int) -> None:
     series = np.array(values)
-    found, other = statistics.drift(series), statistics.drift(series + shift)
+    found, other = drift(series), drift(series + shift)
     assert found.slope == (None if other.slope is None else pytest.approx(other.slope))
-    backwards = statistics.drift(series[::-1])
+    backwards = drift(series[::-1])
     assert found.slope == (None if backwards.slope is None else pytest.approx(-backwards.slope))
-    found_n, other_n = (statistics.effective_n(each, robust=False) for each in (series, series + shift))
+    found_n, other_n = (effective_n(each, robust=False) for each in (series, series + shift))
     assert found_n.lag1 == (None if other_n.lag1 is None else pytest.approx(other_n.lag1, abs=1e-6))
 
 
@@ -116,9 +124,9 @@ def test_a_shift_moves_no_slope(values: list[float], shift: int) -> None:
     order=st.randoms(use_true_random=False),
 )
 def test_corrections_by_order(p_values: list[float], order: Any) -> None:
-    adjusted = statistics.holm(p_values)
+    adjusted = holm(p_values)
     places = order.sample(range(len(p_values)), len(p_values))
-    mixed = statistics.holm([p_values[place] for place in places])
+    mixed = holm([p_values[place] for place in places])
     assert mixed.tolist() == pytest.approx([adjusted[place] for place in places], nan_ok=True)
     assert ((adjusted >= np.array(p_values)) | np.isnan(adjusted)).all()
 
@@ -130,7 +138,7 @@ NAMES = st.sampled_from(["a", "b", "c", None])
 @given(
     runs=st.lists(
         st.builds(
-            statistics.PlacedRun,
+            PlacedRun,
             figure=FIGURES,
             configuration=NAMES,
             host=NAMES,
@@ -144,8 +152,8 @@ NAMES = st.sampled_from(["a", "b", "c", None])
     )
 )
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # figures near 1e308 overflow
-def test_machines_are_answered_whatever_the_design(runs: list[statistics.PlacedRun]) -> None:
-    split, order = statistics.machine_split(runs), statistics.position_effect(runs)
+def test_machines_are_answered_whatever_the_design(runs: list[PlacedRun]) -> None:
+    split, order = machine_split(runs), position_effect(runs)
     for estimate in (split.between_runs, split.between_hosts, split.between_zones, order.first, order.per_place):
         assert (estimate.value is None) is (estimate.interval is None)
         assert estimate.value is not None or estimate.reason
@@ -160,7 +168,7 @@ def test_machines_are_answered_whatever_the_design(runs: list[statistics.PlacedR
 )
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # ratios beyond 1e308 overflow
 def test_blocks_are_answered_whatever_is_missing(first: dict[Any, list[float]], second: dict[Any, list[float]]) -> None:
-    forth, back = statistics.compare_within_blocks(first, second), statistics.compare_within_blocks(second, first)
+    forth, back = compare_within_blocks(first, second), compare_within_blocks(second, first)
     assert forth.interval is not None or forth.reasons
     if forth.interval is not None and back.interval is not None:
         assert forth.interval.low <= (forth.ratio or 0) <= forth.interval.high

@@ -6,8 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from analysis.statistics import drift, effective_n, outliers, period_scan, steady_state, summarize
+from analysis.statistics.autocorrelation import effective_n
+from analysis.statistics.describe import summarize
+from analysis.statistics.periods import period_scan
 from analysis.statistics.samples import Floats
+from analysis.statistics.stalls import outliers
+from analysis.statistics.steady import steady_state
+from analysis.statistics.trend import drift
 
 LOGS = Path(__file__).parents[3].parent / "shared" / "data" / "iterations"
 pytestmark = pytest.mark.skipif(not LOGS.is_dir(), reason="../shared/data is not here")
@@ -21,11 +26,11 @@ def milliseconds(name: str) -> Floats:
 def test_a_missing_synchronisation_at_print_frequency_10() -> None:
     steps = milliseconds("rtx4080laptop_resnet50_b64")
     found = period_scan(steps)
-    assert (found.found, found.period, found.phase, found.members) == (True, 10, 1, 10)
+    assert (found.found, found.period, found.phase) == (True, 10, 1)
     assert found.ratio == pytest.approx(0.40, abs=0.005)
     assert found.consistency == 1.0
-    assert found.autocorrelation == pytest.approx(0.90, abs=0.01)
-    assert outliers(steps).fast == 10
+    fast = outliers(steps) & (steps < np.median(steps))
+    assert np.flatnonzero(fast).tolist() == list(range(1, 100, 10))
 
 
 @pytest.mark.parametrize(

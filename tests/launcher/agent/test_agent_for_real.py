@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import pytest
 from launcher.agent import host_facts
 from launcher.protocol import records
 from launcher.protocol.records import Heartbeat, LaunchPhase, Request, Result
+from tests.waiting import until
 from workload.contract import bundle
 from workload.contract.errors import ExitCode
 from workload.contract.spec import resolve
@@ -75,10 +75,12 @@ class Tower:
         return (self.home / "log").read_text()
 
     def await_steps(self) -> None:
-        deadline_s = time.monotonic() + LIMIT_S
-        while not any("measured" in path.read_text() for path in self.home.glob(f"results/*/{bundle.STEPS}")):
-            assert time.monotonic() < deadline_s, self.log()
-            time.sleep(0.1)
+        files = self.home.glob
+        until(
+            lambda: any("measured" in path.read_text() for path in files(f"results/*/{bundle.STEPS}")),
+            self.log,
+            within_s=LIMIT_S,
+        )
 
 
 @pytest.fixture
@@ -132,10 +134,7 @@ def test_an_agent_that_is_killed_takes_the_trainer_with_it_and_the_next_one_save
         tower.await_steps()
         process.kill()
     [folder] = tower.home.glob("results/*")
-    deadline_s = time.monotonic() + LIMIT_S
-    while not (folder / bundle.MANIFEST).exists():
-        assert time.monotonic() < deadline_s, tower.log()
-        time.sleep(0.1)
+    until((folder / bundle.MANIFEST).exists, tower.log, within_s=LIMIT_S)
     assert tower.work() == 0, tower.log()
     result = tower.result()
     broken = "the machine interrupted the run and started again"
@@ -149,10 +148,7 @@ def test_an_agent_that_is_killed_takes_the_trainer_with_it_and_the_next_one_save
 def test_a_second_agent_waits_until_the_first_has_ended(tower: Tower) -> None:
     tower.ask()
     with tower.started() as first:
-        deadline_s = time.monotonic() + LIMIT_S
-        while not (tower.store / records.lease_object(NAME, 1)).exists():
-            assert time.monotonic() < deadline_s, tower.log()
-            time.sleep(0.1)
+        until((tower.store / records.lease_object(NAME, 1)).exists, tower.log, within_s=LIMIT_S)
         with tower.started() as second:
             assert first.wait(LIMIT_S) == 0, tower.log()
             assert second.wait(LIMIT_S) == 0, tower.log()

@@ -88,7 +88,7 @@ class Torch:
 
 
 class Opened:
-    """Stands for Gpu: knows which index was opened."""
+    """Stand-in for GpuSensors that records which index was opened."""
 
     def __init__(self, identity: dict[str, object] | None) -> None:
         self.opened: list[int] = []
@@ -99,7 +99,6 @@ class Opened:
         return None if self._identity is None else self
 
     def identity(self) -> dict[str, object]:
-        assert self._identity is not None
         return self._identity
 
 

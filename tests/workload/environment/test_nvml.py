@@ -281,7 +281,6 @@ def test_open_asks_torch_for_that_device(monkeypatch: pytest.MonkeyPatch) -> Non
     uuids = {3: SimpleNamespace(uuid="bbbb")}
     monkeypatch.setattr("torch.cuda.get_device_properties", uuids.__getitem__)
     gpu = GpuSensors.open(3, library=initialised(*TWO))
-    assert gpu is not None
     assert gpu.identity()["uuid"] == "GPU-bbbb"
 
 
@@ -304,7 +303,7 @@ def test_open_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_query_exists_in_nvidia_ml_py() -> None:
-    """The fake accepts the names in its table: they must be the real ones."""
+    """The names in the fake's table are those of the real library."""
     library = pytest.importorskip("pynvml")
     names = {*ANSWERS, *LOSSES, "nvmlInit", "nvmlDeviceGetHandleByUUID", "nvmlDeviceGetHandleByPciBusId"}
     assert [name for name in sorted(names) if not callable(getattr(library, name, None))] == []
@@ -322,6 +321,5 @@ def test_the_package_is_not_loaded_with_the_module() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_this_gpu() -> None:
     gpu = GpuSensors.open(0)
-    assert gpu is not None
     assert gpu.identity()["driver_version"]
     assert (gpu.sample()["memory_used_bytes"] or 0) > 0

@@ -5,9 +5,9 @@ import re
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +16,7 @@ import pytest
 
 from launcher.backends.batch.machines import BatchMachines
 from launcher.backends.batch.options import Options
-from launcher.backends.batch.plan import PREFIX, stamp
+from launcher.backends.batch.plan import PREFIX
 from launcher.backends.batch.service import ENDPOINT_VARIABLE, BatchService
 from launcher.jobs import run as jobs_run
 from launcher.jobs.session import Session
@@ -26,6 +26,7 @@ from tests.launcher.backends.batch.fake_batch import PROJECT, REGION, FakeBatch,
 from tests.launcher.backends.gcp.canned_cloud import IMAGE
 from tests.launcher.backends.gcp.fake_metadata import FakeMetadata
 from tests.launcher.script import tiny
+from tests.waiting import until
 from tests.workload.storage import gcs_server
 from tests.workload.storage.gcs_server import BUCKET
 from workload.contract import bundle
@@ -140,16 +141,13 @@ def test_a_task_that_is_taken_back_in_the_middle_goes_on_where_it_was(world: Wor
         Resolved(spec=base, origin={"model": Origin.OPTION}),
         Options(gpu="t4", spot=True, rerun_preempted=2, usd_per_h=1.0),
         REGION,
-        now=stamp(time.time()),
+        now=datetime.now(UTC),
         token="0000bb",
         task=Task(job="night", runs=runs),
     )
 
     def take_back() -> None:
-        deadline_s = time.monotonic() + 120
-        while not list(sealed_runs(store)):
-            assert time.monotonic() < deadline_s
-            time.sleep(0.1)
+        until(lambda: list(sealed_runs(store)), within_s=120)
         world.vm.preempted = True
         world.fake.preempt(plan.request.name)
         world.vm.preempted = False

@@ -1,0 +1,26 @@
+"""Tables of the audit's rules: runs made by hand, and the figures that break a rule."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+
+from analysis.audit import audit
+from tests.analysis.by_hand import results
+
+# By rule and name: a run or several, and the figures of the findings.
+Cases: TypeAlias = Mapping[str, Mapping[str, tuple[Any, list[str]]]]
+
+
+def figures(*runs: dict[str, Any], rule: str, folder: Path | None = None) -> list[str]:
+    return [finding.figure for finding in audit(results(*runs, folder=folder)) if finding.rule == rule]
+
+
+def rows(table: Cases) -> list[Any]:
+    """Parameters of a test: rule, list of runs, and figures."""
+    return [
+        pytest.param(rule, runs if isinstance(runs, list) else [runs], expected, id=f"{rule}: {name}")
+        for rule, cases in table.items()
+        for name, (runs, expected) in cases.items()
+    ]
