@@ -18,8 +18,7 @@ from analysis.statistics.comparison import compare, compare_within_blocks
 from analysis.statistics.hosts import PlacedRun, machine_split
 from analysis.statistics.samples import LEAST_REPLICATES, Floats, Interval
 from benchmarks.resumable import Figures, Results
-from launcher.sweep.blocks import in_order
-from launcher.sweep.places import Configuration
+from launcher.sweep.places import Configuration, in_order
 from launcher.sweep.until import decision_of
 from workload.contract.blocks_interval import NOMINAL, looks, single_contrast, student_quantile
 from workload.contract.design import Design, Run

@@ -1,5 +1,6 @@
 import json
 import os
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -8,6 +9,9 @@ import pytest
 
 from launcher.cli import sweep as app
 from launcher.sweep import matrix
+from launcher.sweep.outcome import SweepOutcome
+from launcher.sweep.places import Sweep
+from launcher.sweep.until import Until
 
 SMALL = '[matrix]\nmodel = ["resnet18"]\nbatch_size = [8, 16]\n[[on]]\nbackend = "local"\nruntime = "process"\n'
 Launch = Callable[..., int]
@@ -35,6 +39,32 @@ def test_a_dry_run_prints_the_plan(sweep: Launch, capsys: pytest.CaptureFixture[
     assert sweep("night.toml", "--dry-run", "--on", "box", "--format", "json", "-o", "elsewhere") == 0
     values = json.loads(capsys.readouterr().out)
     assert ([place["name"] for place in values["places"]], values["output"]) == (["box"], "elsewhere")
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_sweep_is_driven_as_it_was_typed(
+    sweep: Launch, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    driven: list[tuple[Sweep, dict[str, object]]] = []
+
+    def drive(plan: Sweep, **options: object) -> SweepOutcome:
+        driven.append((plan, options))
+        return SweepOutcome(name="night", places=(), output=Path("results"), exit_code=6, seconds=1.0)
+
+    monkeypatch.setattr("launcher.sweep.drive.drive", drive)
+    words = ("--on", "local", "--until", "2%", "--max-repeats", "9", "--max-cost", "3", "--max-time", "60s", "--fresh")
+    assert sweep("night.toml", *words) == 6
+    assert "blocks are added until every throughput is known within +-2 %" in capsys.readouterr().err
+    [(plan, options)] = driven
+    assert [place.place.name for place in plan.places] == ["local"]
+    assert re.fullmatch(r"night-\d{8}-\d{6}", plan.name)
+    assert options == {
+        "output": Path("results"),
+        "until": Until(share=0.02, most=9),
+        "max_cost_usd": 3.0,
+        "max_time_s": 60,
+        "damaged": {},
+    }
 
 
 def test_a_warning_goes_to_stderr(folder: Path, sweep: Launch, capsys: pytest.CaptureFixture[str]) -> None:

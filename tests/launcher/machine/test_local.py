@@ -203,7 +203,7 @@ def test_config_with_an_unknown_key(
     assert "unknown key 'batch-size'" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.night(part="trainer")
 @pytest.mark.world
 def test_two_repeats_for_real(
     tmp_path: Path, launch: Launch, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
