@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from launcher.agent import host_facts
 from launcher.protocol import records
 from launcher.protocol.records import Heartbeat, LaunchPhase, Result
 from tests.launcher.own_machine import own_machine_request
+from tests.waiting import until
 from workload.contract import bundle
 from workload.contract.errors import ExitCode
 from workload.contract.spec import resolve
@@ -69,10 +69,7 @@ class Tower:
         return (self.home / "log").read_text()
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
-        deadline_s = time.monotonic() + LIMIT_S
-        while not condition():
-            assert time.monotonic() < deadline_s, self.log()
-            time.sleep(0.1)
+        until(condition, self.log, within_s=LIMIT_S)
 
     def measures(self) -> bool:
         return any("measured" in path.read_text() for path in self.home.glob(f"results/*/{bundle.STEPS}"))
