@@ -126,28 +126,28 @@ STATES: dict[str, tuple[Seen, float, str, str]] = {
         "the time limit of 60 min was reached, without a result",
     ),
     "its zone does not answer": (
-        seen(heartbeat=TRAINING, silent=(ZONE,)),
+        seen(heartbeat=TRAINING, unanswered=(ZONE,)),
         900,
         "unknown",
-        f"whether its VM exists is not known: no answer from {ZONE}",
+        f"it is unknown whether its VM exists: no answer from {ZONE}",
     ),
     "none of many zones answers": (
-        seen(silent=("a", "b", "c", "d")),
+        seen(unanswered=("a", "b", "c", "d")),
         900,
         "unknown",
-        "whether its VM exists is not known: no answer from a, b, c, …",
+        "it is unknown whether its VM exists: no answer from a, b, c, …",
     ),
     "its zone does not answer, its bucket does": (
-        seen(heartbeat=TRAINING, silent=(ZONE,)),
+        seen(heartbeat=TRAINING, unanswered=(ZONE,)),
         220,
         "running",
-        f"step 3 of 110; whether its VM exists is not known: no answer from {ZONE}",
+        f"step 3 of 110; it is unknown whether its VM exists: no answer from {ZONE}",
     ),
     "done, in a zone that does not answer": (
-        seen(result=result(), silent=(ZONE,)),
+        seen(result=result(), unanswered=(ZONE,)),
         400,
         "done",
-        f"whether its VM is gone is not known: no answer from {ZONE}",
+        f"it is unknown whether its VM is gone: no answer from {ZONE}",
     ),
     "nothing but a log": (Seen(name=NAME), 400, "lost", "no readable request, no VM, no result"),
     "a VM of another bucket": (
@@ -393,7 +393,7 @@ def test_table_of_launches() -> None:
 UNCOUNTED = "without disk, address, traffic and tax"
 
 
-def test_one_launch_in_detail() -> None:
+def test_launch_named_in_detail() -> None:
     booted = seen(machine=machine(), heartbeat=beat(200, LaunchPhase.BOOTED))
     text = render_one(
         judge(booted, LAUNCHED_S + 230, was_preempted=lambda: False), as_store(Objects({})), LAUNCHED_S + 230
