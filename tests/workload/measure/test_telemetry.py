@@ -273,7 +273,7 @@ PID = 50
 
 @dataclass
 class FakeProcess:
-    """A process with times that a test sets; psutil's own list of children is a table too."""
+    """A process whose CPU times and children a test sets."""
 
     pid: int
     user_s: float = 0.0

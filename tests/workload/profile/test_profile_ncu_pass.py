@@ -1,4 +1,4 @@
-"""A whole pass with an ncu and a profiled process that are scripts: they behave like the real ones at their border."""
+"""The whole ncu pass, with scripts in place of ncu and of the profiled process."""
 
 import os
 import signal
@@ -243,7 +243,7 @@ def test_one_that_amp_always_skips_is_partial(run_folder: Path, monkeypatch: pyt
 
 @pytest.fixture
 def script_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A bundle of somebody's own script, which the stand-in for the profiled process runs no more than a model."""
+    """Bundle of a user's script. Its profiled process is replaced by a stand-in, as for a model."""
     app = tmp_path / "app.py"
     monkeypatch.setattr(
         profiled_script,
@@ -518,7 +518,7 @@ def test_only_completed_bundles(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_bundle_is_whole_during_the_pass(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever kills the orchestrator meanwhile loses the profile and nothing else."""
+    """If the pass is killed, only the profile is lost."""
     seen: list[bundle.Bundle] = []
 
     def look(*_: object) -> ProfileResult:

@@ -1,4 +1,4 @@
-"""Child processes that end well, badly, late and not at all."""
+"""Child processes that end by themselves, fail, exceed their time limit or ignore signals."""
 
 import os
 import signal
@@ -33,7 +33,7 @@ def run(code: str, log: Path) -> End:
 
 
 def run_beyond_its_limit(code: str, log: Path) -> End:
-    """The limit is over as soon as the child has printed its first line."""
+    """Run a child whose time limit ends when it has printed its first line."""
     ready = threading.Event()
     with stoppable():
         return supervise.run(

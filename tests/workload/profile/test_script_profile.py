@@ -38,7 +38,7 @@ USUAL = (Aside.OTHER, StepPart.DATA, StepPart.FORWARD, StepPart.BACKWARD, StepPa
 
 
 def profiled_run(folder: Path, script: Path, *words: str, steps: int = 1, warmup: int = 1) -> Ran:
-    """The process that a profile pass starts."""
+    """Run a script as a profile pass does."""
     report = folder / "answer.json"
     options = ["--mode", "trace", "--report", str(report), "--owner", str(os.getpid()), "--steps", str(steps)]
     options += ["--warmup-steps", str(warmup), "--precision", "fp32"]
@@ -346,7 +346,7 @@ def test_a_profile_takes_no_more_steps_than_requested(tmp_path: Path, monkeypatc
 
 
 class FakeCuda:
-    """What is done to the GPU, in order; ranges by name, one at a time."""
+    """Records CUDA calls in order: a range's name when it opens, `-` when it closes."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[str] = []

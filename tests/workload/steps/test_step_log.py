@@ -1,4 +1,4 @@
-"""Timed steps are heard later, as they were: nothing but the clock is read within them."""
+"""Events of timed steps are buffered with their time stamps and passed on later: a step only reads the clock."""
 
 import threading
 from collections.abc import Callable
@@ -73,7 +73,7 @@ class Receiver:
 
 
 class Script:
-    """A loop over a loader, and who hears it; `finished`: how often its measurement was complete."""
+    """A training loop and the step log that observes it; `finished`: how often its measurement was completed."""
 
     def __init__(self, folder: Path, *, iterations: int = 20, warmup: int = 0, goes_on: bool = False) -> None:
         self.receiver, self.finished = Receiver(), 0
@@ -106,7 +106,7 @@ class Script:
 
 
 def until_the_end(step: Callable[[], None]) -> int:
-    """How many steps the script took; `MANY` if it was not ended."""
+    """Number of steps until the script was ended; `MANY` if it was not."""
     for steps in range(MANY):
         try:
             step()
