@@ -127,7 +127,7 @@ def install(observer: Observer) -> None:
     stack: list[Any] = []
 
     def before(optimizer: Any, *_: Any) -> None:
-        # A wrapper optimizer and the one inside count as one step. One whose step raised is no longer stepping.
+        # A wrapper optimizer and the optimizer inside it count as one step. If a step raised, it is over.
         if stack:
             del stack[next((place for place, known in enumerate(stack) if known is optimizer), len(stack)) :]
         stack.append(optimizer)

@@ -103,7 +103,7 @@ def _run(script: Program) -> End:
     # Ctrl-C raises KeyboardInterrupt, which many training scripts catch.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        # Not our streams, which drop output that cannot be written: the script may want to know.
+        # Our own streams drop output that cannot be written; the script must get the error.
         sys.stdout, sys.stderr = sys.__stdout__ or sys.stdout, sys.__stderr__ or sys.stderr
         script.run()
     except EndOfScript:

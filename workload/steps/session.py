@@ -27,7 +27,7 @@ from workload.steps.step_finder import MOST_SEGMENTS, REPEATS, Pattern, Seen, Se
 from workload.steps.step_work import MOST_COUNTED, Work, WorkCounter, chosen, usual
 
 LOGGER = log.LOGGER
-# Nobody accumulates this many: the script updates its parameters by hand, without an optimizer of torch's.
+# No script accumulates gradients over so many passes: it updates its parameters without an optimizer of torch's.
 BACKWARD_WITHOUT_STEP = 500
 
 
