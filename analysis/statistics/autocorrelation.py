@@ -74,7 +74,9 @@ def too_short(steps: int) -> str | None:
     """Reason why this number of steps gives no interval; None if it is enough."""
     if steps >= LEAST_FOR_INTERVAL:
         return None
-    return f"{counted(steps, 'step')}: at least {LEAST_FOR_INTERVAL} tell how they correlate: no interval"
+    return (
+        f"{counted(steps, 'step')}: no interval, because {LEAST_FOR_INTERVAL} are needed to estimate their correlation"
+    )
 
 
 def cautious_time(scores: Floats, *, trend: bool = False) -> float:

@@ -196,7 +196,7 @@ def _split(points: Floats, starts: Indices, stops: Indices) -> _Fit:
     sizes = stops - starts
     inside = sums[stops] - sums[starts]
     level, other = inside / sizes, -inside / (n - sizes)
-    # Sums of the fitted level times the previous point, times the next point, and times the next level.
+    # Three sums of products: fitted level x previous point, fitted level x next point, fitted level x next level.
     before = other * sums[n - 1] + (level - other) * (sums[stops - 1] - sums[starts - 1])
     after = other * (sums[n] - sums[1]) + (level - other) * (
         sums[np.minimum(stops + 1, n)] - sums[np.minimum(starts + 1, n)]

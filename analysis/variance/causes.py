@@ -167,7 +167,7 @@ def capped_by_design(case: Case) -> int | None:
     return CAPPED_BY_DESIGN.get(gpu.gpu) if gpu else None
 
 
-# --- followed by the steps
+# --- causes that the step times follow
 
 
 def _followed(case: Case, covariate: Covariate) -> Iterator[Cause]:
@@ -196,9 +196,9 @@ def _followed(case: Case, covariate: Covariate) -> Iterator[Cause]:
 
 
 def _moved_along(case: Case, covariate: Covariate, at: Floats, values: Floats, slow_steps: Mask) -> Iterator[Cause]:
-    """A clock that is lower while the steps are slow. The change of level itself is certain: the audit reports it.
+    """A clock that is lower during the slow steps of a run whose speed changed; the audit reports that change.
 
-    A correlation cannot show this cause: two levels with one change are worth two pairs, however many steps there are.
+    A correlation cannot show this cause: two levels count as two independent pairs, however many steps there are.
     """
     ends = case.measured("ended_at_s")
     slow = slow_steps[np.minimum(np.searchsorted(ends, at), ends.size - 1)]

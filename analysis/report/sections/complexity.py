@@ -131,10 +131,10 @@ def _words(rows: list[dict[str, Any]]) -> list[Block]:
         return []
     low, high = (end(intensities, key=lambda name: intensities[name]) for end in (min, max))
     text = (
-        f"By the model of bytes (every operation using memory), {low} does the least work per byte: "
+        f"If every operation moves its tensors from and to memory, {low} does the least work per byte: "
         f"{words.figure(intensities[low])} FLOP; {high}, the most: {words.figure(intensities[high])}. The "
-        "less work per byte, the more a step depends on bandwidth; the roofline says on which side of a "
-        "device's ridge it falls."
+        "less work per byte, the more a step depends on the memory's bandwidth; the roofline shows whether "
+        "bandwidth or compute limits it."
     )
     return [Paragraph(text=text)]
 

@@ -75,7 +75,7 @@ PRICES = (
 LIMITS = (
     (
         "Modelled bytes are an interval, from each tensor moved once to every operation using memory. "
-        "Caches decide where in it a step is; only counters can measure this."
+        "Caches decide where in this interval a step lies; only counters can measure it."
     ),
     (
         "FLOP by formula include matrix products and convolutions. Counters also include element-wise work "

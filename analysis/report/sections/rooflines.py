@@ -39,7 +39,7 @@ SHIFTS = (
 IMPORTED = (
     *words.OF_FIGURES,
     Column(name="imported_file", heading="file", role=Role.FACT),
-    Column(name="said", heading="details", role=Role.FACT),
+    Column(name="details", heading="details", role=Role.FACT),
 )
 FAMILIES = (
     *words.OF_FIGURES,
@@ -119,7 +119,7 @@ def _roofs(evidence: ReportEvidence) -> list[Block]:
 def _imported(evidence: ReportEvidence) -> list[Block]:
     """Table of the sources of imported figures."""
     runs = evidence.material.every
-    rows = [row | {"said": "; ".join(row["notes"]) or None} for row in rows_of(runs[runs["imported"].eq(True)])]
+    rows = [row | {"details": "; ".join(row["notes"]) or None} for row in rows_of(runs[runs["imported"].eq(True)])]
     return [words.table("Imported, measured by others", IMPORTED, rows)] if rows else []
 
 
@@ -129,7 +129,7 @@ def _shifts(evidence: ReportEvidence) -> list[Block]:
     for row in rows_of(shifts):
         bounds = dict.fromkeys(words.text(row[f"bound_{side}"]) for side in ("left", "right"))
         rows.append(row | {"changed": row["changed"].replace("_", " "), "bounds": " to ".join(bounds)})
-    caption = "How batch size and precision move a step (medians, without intervals: they are no claim by themselves)"
+    caption = "Effect of batch size and precision (medians without intervals: a small difference may be chance)"
     return [words.table(caption, SHIFTS, rows)] if rows else []
 
 
@@ -151,17 +151,17 @@ def _operators(evidence: ReportEvidence) -> list[Block]:
     if traced.empty:
         return []
     works, _ = evidence.attributed
-    whole = f"{OF_TRACES}; the {SHOWN} longest of each profile, and the whole"
-    tables: list[Block] = [words.table(whole, ATTRIBUTED, rows_of(longest(works, SHOWN)))] if len(works) else []
+    selection = f"the {SHOWN} longest of each profile, and the total of all"
+    rows = rows_of(longest(works, SHOWN))
+    tables: list[Block] = [words.table(f"{OF_TRACES}; {selection}", ATTRIBUTED, rows)] if rows else []
     # On a CPU, the operators of imported traces are already in the first table; on a GPU, kernels are not operators.
     alone, kernels = evidence.listed_alone, traced[traced["device_type"] != Device.CPU]
     own = longest(alone[alone["device_type"] == Device.CPU], SHOWN)
-    for rows, name, caption in (
+    for table, name, caption in (
         (own, "operator", OF_OPERATORS),
         (longest(kernels, SHOWN), "kernel", OF_KERNELS),
     ):
-        if len(rows):
+        if len(table):
             columns = [replace(column, heading=name) if column.name == "name" else column for column in OPERATORS]
-            whole = f"{caption}; the {SHOWN} longest of each profile, and the whole"
-            tables.append(words.table(whole, columns, rows_of(rows)))
+            tables.append(words.table(f"{caption}; {selection}", columns, rows_of(table)))
     return tables

@@ -16,18 +16,18 @@ BETWEEN = (
     Column(name="cov_between", heading="CoV between runs", unit="%", digits=2),
     Column(name="interval", heading="95 % interval"),
     Column(name="cov_within", heading="CoV within runs", unit="%", digits=2),
-    Column(name="effective_steps", heading="steps are worth", digits=3),
+    Column(name="effective_steps", heading="independent steps", digits=3),
     Column(name="note", heading="note", role=Role.FACT),
 )
 CAUSES = (
     Column(name="env", heading="environment", role=Role.FACT),
     Column(name="cause", heading="cause", role=Role.FACT),
     Column(name="runs", heading="runs", digits=0),
-    Column(name="share_explained", heading="share explained, most", unit="%", digits=2),
+    Column(name="share_explained", heading="largest share explained", unit="%", digits=2),
     Column(name="interval", heading="95 % interval"),
-    Column(name="share_of", heading="of", role=Role.FACT),
+    Column(name="share_of", heading="share of", role=Role.FACT),
     Column(name="is_fault", heading="a fault", role=Role.FACT),
-    Column(name="evidence", heading="evidence of that run", role=Role.FACT),
+    Column(name="evidence", heading="evidence, from the run with that share", role=Role.FACT),
     Column(name="cure", heading="cure", role=Role.FACT),
 )
 
@@ -44,9 +44,8 @@ def _between(evidence: ReportEvidence) -> list[Block]:
     known = evidence.between.dropna(subset=["cov_between", "cov_within"], how="all")
     rows = [row | {"interval": _interval(row, "cov_between")} for row in rows_of(known)]
     caption = (
-        "Variation of step times (standard deviation of the logarithm): between runs, and within a run; what "
-        "the steps are "
-        "worth as independent ones"
+        "Coefficient of variation (CoV) of step times: between the runs of a configuration, and within a run. "
+        "Independent steps: as many would be as informative as all steps, of which neighbours are alike"
     )
     return [words.table(caption, BETWEEN, rows)] if rows else []
 
@@ -61,7 +60,11 @@ def _causes(evidence: ReportEvidence) -> list[Block]:
     for (env, _), rows in by_cause.items():
         worst = max(rows, key=lambda row: row["share_explained"] if words.is_known(row["share_explained"]) else -1.0)
         strongest.append({**worst, "env": env, "runs": len(rows), "interval": _interval(worst, "share")})
-    return [words.table("Causes found, and how much they explain", CAUSES, strongest)] if strongest else []
+    return (
+        [words.table("Causes of slow or uneven runs, and the share that each explains", CAUSES, strongest)]
+        if strongest
+        else []
+    )
 
 
 def _interval(row: Mapping[str, Any], name: str) -> str:

@@ -241,7 +241,7 @@ def test_notes_that_differ_in_figures_are_one_line() -> None:
 
 def test_causes_are_summed_up_by_environment(evidence: ReportEvidence) -> None:
     tables = [each for each in variability.section(evidence).blocks if isinstance(each, Table)]
-    assert tables[-1].caption == "Causes found, and how much they explain"
+    assert tables[-1].caption == "Causes of slow or uneven runs, and the share that each explains"
     assert ["gcp-t4-us-central1-a", "power cap", "18"] in [list(row[:3]) for row in tables[-1].rows]
 
 

@@ -231,7 +231,7 @@ CASES = {
     # --- measurements, rooflines
     "shifts": Case(
         section=rooflines.section,
-        words="^How batch size and precision move a step",
+        words=r"^Effect of batch size and precision \(",
         true=lambda: [one | ROOFS for one in batches(100.0, 120.0)],
         false=own,
     ),
@@ -333,7 +333,7 @@ NOT_HERE = {
     "USD per million images",
     "Cheapest configuration of each model and environment",
     "details",
-    "evidence of that run",
+    "evidence, from the run with that share",
     "of each, analyze compare prints all",
     "training FLOP per parameter",
     "bytes per step, least",
@@ -355,6 +355,6 @@ NOT_HERE = {
     "Kernels by torch.profiler, per step: their time on the GPU",
     rooflines.OF_TRACES,
     "Kernel families of each profile",
-    "longest of each profile, and the whole",
-    "Causes found, and how much they explain",
+    "longest of each profile, and the total of all",
+    "Causes of slow or uneven runs, and the share that each explains",
 }
