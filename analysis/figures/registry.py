@@ -499,7 +499,7 @@ def _roofline_caption(points: pd.DataFrame, roofs: pd.DataFrame) -> str:
 def _source_caption(points: pd.DataFrame) -> str:
     meanings = {
         "counters": "Filled points: FLOP and DRAM bytes from the GPU's counters.",
-        "under the profiler": "Pale points: rates of a profile's kernels, over their own time instead of a step's time.",
+        "under the profiler": "Pale points: rates of a profile's kernels over their own time, not over a step's time.",
         "modelled": "Hollow points: FLOP by formula, bytes by a model. The dashed line goes from the bytes if every "
         "operation reads and writes memory (low intensity) to those if every tensor is moved once (high intensity).",
     }

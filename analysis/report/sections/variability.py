@@ -60,11 +60,8 @@ def _causes(evidence: ReportEvidence) -> list[Block]:
     for (env, _), rows in by_cause.items():
         worst = max(rows, key=lambda row: row["share_explained"] if words.is_known(row["share_explained"]) else -1.0)
         strongest.append({**worst, "env": env, "runs": len(rows), "interval": _interval(worst, "share")})
-    return (
-        [words.table("Causes of slow or uneven runs, and the share that each explains", CAUSES, strongest)]
-        if strongest
-        else []
-    )
+    caption = "Causes of slow or uneven runs, and the share that each explains"
+    return [words.table(caption, CAUSES, strongest)] if strongest else []
 
 
 def _interval(row: Mapping[str, Any], name: str) -> str:

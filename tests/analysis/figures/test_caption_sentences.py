@@ -272,7 +272,7 @@ def test_a_caption_says_what_is_drawn(name: str) -> None:
 # Of profiles read from files: test_foreign_rooflines.py.
 ELSEWHERE = {
     "Filled points: FLOP and DRAM bytes from the GPU's counters.",
-    "Pale points: rates of a profile's kernels, over their own time instead of a step's time.",
+    "Pale points: rates of a profile's kernels over their own time, not over a step's time.",
 }
 
 

@@ -201,7 +201,7 @@ def test_figures_mark_lower_bounds_and_rank_them_last(tmp_path: Path) -> None:
     figures = {drawn.name: drawn for drawn in gather(analysis.load(results)).drawn if isinstance(drawn, Figure)}
     (roofline_of_steps,) = (figure for name, figure in figures.items() if name.startswith("roofline_"))
     assert (
-        "Pale points: rates of a profile's kernels, over their own time instead of a step's time."
+        "Pale points: rates of a profile's kernels over their own time, not over a step's time."
         in roofline_of_steps.caption
     )
     assert "≥ marks a lower bound" in roofline_of_steps.caption
