@@ -11,15 +11,7 @@ from analysis.loading.rows import rows as rows_of
 from analysis.report import words
 from analysis.report.content import Picture, Report, Section, figures_of
 from analysis.report.evidence import ReportEvidence
-from analysis.report.sections import (
-    answer,
-    complexity,
-    context,
-    design,
-    measurements,
-    rooflines,
-    variability,
-)
+from analysis.report.sections import answer, complexity, context, measurements, rooflines
 from workload.contract.text import counted
 
 # Sections to act on come first; the sections that support them are folded.
@@ -27,9 +19,9 @@ SECTIONS: tuple[Callable[[ReportEvidence], Section], ...] = (
     answer.section,
     measurements.section,
     rooflines.section,
-    variability.section,
+    measurements.variability,
     context.audit,
-    design.section,
+    context.method,
     complexity.section,
     context.environment,
     context.reproduce,

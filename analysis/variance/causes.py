@@ -12,7 +12,7 @@ import pandas as pd
 from analysis.loading.cases import Case, cases
 from analysis.loading.configurations import CONFIGURATION, PLACE
 from analysis.loading.tables import Tables
-from analysis.statistics.explained import share_explained
+from analysis.statistics.autocorrelation import share_explained
 from analysis.statistics.samples import Floats, Mask
 from workload.contract import peaks, verdict
 from workload.contract.bundle import Status

@@ -27,8 +27,7 @@ MODELS = (
     Column(name="per_parameter", heading="training FLOP per parameter", digits=3),
 )
 STEPS = (
-    Column(name="task", heading="model", role=Role.FACT),
-    Column(name="variant", heading="precision", role=Role.FACT),
+    *words.facts(task="model", variant="precision"),
     Column(name="batch_size", heading="batch", digits=0),
     Column(name="train_flop_per_step", heading="FLOP per step", unit="FLOP", prefixed=True, digits=3),
     Column(name="bytes_lower_per_step", heading="bytes per step, least", unit="B", prefixed=True, digits=3),
@@ -36,13 +35,13 @@ STEPS = (
     Column(name="intensity", heading="FLOP/byte"),
     Column(name="peak_memory_bytes", heading="peak memory", unit="B", prefixed=True, digits=3),
 )
-LAYERS = (
-    Column(name="layer", heading="layer", role=Role.FACT),
-    Column(name="forward", heading="forward FLOP", role=Role.FACT),
-    Column(name="order", heading="order", role=Role.FACT),
-    Column(name="training", heading="training", role=Role.FACT),
-    Column(name="bytes", heading="bytes", role=Role.FACT),
-    Column(name="intensity", heading="arithmetic intensity", role=Role.FACT),
+LAYERS = words.facts(
+    layer="layer",
+    forward="forward FLOP",
+    order="order",
+    training="training",
+    bytes="bytes",
+    intensity="arithmetic intensity",
 )
 
 

@@ -13,24 +13,16 @@ from workload.contract.spec import Device
 from workload.contract.tables import Column, Role
 
 ROOFS = (
-    Column(name="env", heading="environment", role=Role.FACT),
-    Column(name="device_name", heading="device", role=Role.FACT),
-    Column(name="precision", heading="precision", role=Role.FACT),
-    Column(name="kind", heading="kind", role=Role.FACT),
+    *words.facts(env="environment", device_name="device", precision="precision", kind="kind"),
     Column(name="flop_per_s", heading="FLOP/s", unit="FLOP/s", prefixed=True, digits=3),
     Column(name="bytes_per_s", heading="bandwidth", unit="B/s", prefixed=True, digits=3),
     Column(name="ridge", heading="ridge, FLOP/byte", digits=3),
-    Column(name="source", heading="source", role=Role.FACT),
-    Column(name="note", heading="note", role=Role.FACT),
+    *words.facts(source="source", note="note"),
 )
 SHIFTS = (
-    Column(name="place", heading="environment", role=Role.FACT),
-    Column(name="model", heading="model", role=Role.FACT),
-    Column(name="source", heading="bytes", role=Role.FACT),
-    Column(name="changed", heading="changed", role=Role.FACT),
-    Column(name="left", heading="from", role=Role.FACT),
-    Column(name="right", heading="to", role=Role.FACT),
-    Column(name="at", heading="at", role=Role.FACT),
+    *words.facts(
+        place="environment", model="model", source="bytes", changed="changed", left="from", right="to", at="at"
+    ),
     Column(name="intensity_left", heading="FLOP/byte from", digits=3),
     Column(name="intensity_right", heading="to", digits=3),
     Column(name="flop_per_s_ratio", heading="FLOP/s, ratio", digits=3),
@@ -38,8 +30,7 @@ SHIFTS = (
 )
 IMPORTED = (
     *words.OF_FIGURES,
-    Column(name="imported_file", heading="file", role=Role.FACT),
-    Column(name="details", heading="details", role=Role.FACT),
+    *words.facts(imported_file="file", details="details"),
 )
 FAMILIES = (
     *words.OF_FIGURES,
@@ -67,8 +58,7 @@ OF_OPERATORS = (
 OF_KERNELS = "Kernels by torch.profiler, per step: their time on the GPU"
 ATTRIBUTED = (
     *words.OF_FACTS,
-    Column(name="family", heading="family", role=Role.FACT),
-    Column(name="name", heading="operator", role=Role.FACT),
+    *words.facts(family="family", name="operator"),
     Column(name="launches", heading="calls", digits=3),
     Column(name="duration_s", heading="time", unit="s", prefixed=True, digits=3),
     Column(name="share_of_time", heading="share", unit="%", digits=2),

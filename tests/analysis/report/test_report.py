@@ -15,7 +15,7 @@ from analysis.figures import Figure, registry
 from analysis.report.compose import compose
 from analysis.report.content import Paragraph, Picture, Report, Table, figures_of
 from analysis.report.evidence import ReportEvidence, gather
-from analysis.report.sections import answer, complexity, context, design, measurements, variability
+from analysis.report.sections import answer, complexity, context, measurements
 from tests.analysis.by_hand import for_every_figure, kernels, run
 from tests.analysis.report.report_bundles import many, matrix
 from tests.analysis.report.report_texts import of, repeats, texts
@@ -197,7 +197,7 @@ def test_sections_without_content_are_left_out() -> None:
 
 
 def test_the_run_matrix_counts_what_ran(evidence: ReportEvidence) -> None:
-    (table,) = [each for each in design.section(evidence).blocks if isinstance(each, Table)]
+    (table,) = [each for each in context.method(evidence).blocks if isinstance(each, Table)]
     assert table.rows[0] == [
         "gcp-l4-us-central1-a", "NVIDIA L4", "gcp, docker", "mobilenet_v2, resnet18", "synthetic 224 px", "fp32",
         "16, 32, 64", "100", "3", "18", "18",
@@ -205,7 +205,7 @@ def test_the_run_matrix_counts_what_ran(evidence: ReportEvidence) -> None:
 
 
 def test_runs_that_broke_off_are_listed() -> None:
-    found = design.section(
+    found = context.method(
         of(*repeats("a", (1.0,)), run("b", status="failed", error="boom", steps=[], path="/nowhere"))
     )
     table = found.blocks[1]
@@ -240,7 +240,7 @@ def test_notes_that_differ_in_figures_are_one_line() -> None:
 
 
 def test_causes_are_summed_up_by_environment(evidence: ReportEvidence) -> None:
-    tables = [each for each in variability.section(evidence).blocks if isinstance(each, Table)]
+    tables = [each for each in measurements.variability(evidence).blocks if isinstance(each, Table)]
     assert tables[-1].caption == "Causes of slow or uneven runs, and the share that each explains"
     assert ["gcp-t4-us-central1-a", "power cap", "18"] in [list(row[:3]) for row in tables[-1].rows]
 
@@ -323,7 +323,7 @@ def test_a_page_of_profiles_alone_says_what_profiles_show() -> None:
 def test_a_page_of_imports_says_whose_method_it_was() -> None:
     page = compose(of(*repeats("a", (100.0, 101.0), imported=True)))
     said = [text for section in page.sections for text in texts(section)]
-    assert f"2 of 2 runs came from other people's files: {design.FOREIGN}" in said
+    assert f"2 of 2 runs came from other people's files: {context.FOREIGN}" in said
     assert not [text for text in said if text.startswith("Warm-up steps are recorded")]
 
 
