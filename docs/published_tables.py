@@ -22,7 +22,7 @@ import pandas as pd
 import analysis
 from analysis.commands import kernels
 from analysis.importing import Given, import_file
-from analysis.kernels.breakdown import totals
+from analysis.kernels.breakdown import breakdown
 from analysis.readers import ncu
 from analysis.readers.ncu import families
 from analysis.roofline.points import counted_over_model, model_warning
@@ -265,7 +265,7 @@ def row_a1(data: Path) -> Exact:
     """From `ncu/l4_resnet18_long_nvtx.csv`."""
     path = _profile(data)
     launches = ncu.read(path).kernels
-    whole = totals(launches)
+    whole = breakdown(launches, ()).iloc[0]
     binary = intensity(whole["flop"], _binary_bytes(path))
     assert binary is not None
     return Exact(

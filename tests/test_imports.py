@@ -29,7 +29,6 @@ CROSSING = {
     "workload.storage.names",
     "workload.storage.fetch",
     "workload.storage.inventory",
-    "workload.storage.source",
     "workload.storage.ssh",
     "workload.storage.store",
     "workload.storage.upload",
@@ -41,7 +40,7 @@ OPTIONAL = {"google_crc32c"}
 # Library of the programs `launch` and `analyze`.
 COMMAND_LINE = {"typer"}
 
-LAUNCH_BANS = {"torch", "torchvision", "pandas", "numpy", "docker", "google", "rich"}
+LAUNCH_BANS = {"torch", "torchvision", "pandas", "numpy", "docker", "google", "requests", "rich"}
 
 
 def launch(*words: str) -> str:

@@ -29,7 +29,6 @@ EXCEPTIONS = {
     "workload/contract/spec.py": "which ROOFLAUNCH_ variables are none of a run's settings",
     "workload/environment/metadata.py": "facts about a host: who its metadata server is",
     "workload/storage/address.py": "the addresses of stores",
-    "workload/storage/source.py": "the addresses of stores",
 }
 
 

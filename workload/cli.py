@@ -15,7 +15,6 @@ from typing import Any, NoReturn
 
 from workload import __version__, log
 from workload.contract import bundle
-from workload.contract.checkout import from_checkout
 from workload.contract.errors import (
     ExitCode,
     InterruptedRunError,
@@ -24,6 +23,7 @@ from workload.contract.errors import (
     ToolError,
     UsageError,
 )
+from workload.contract.installation import from_checkout
 from workload.contract.interrupt import interruption_deferred, pending_interruption, raise_if_interrupted, stoppable
 from workload.contract.spec import (
     SCRIPT_ONLY_OPTIONS,

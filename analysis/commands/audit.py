@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, assert_never
 
 import typer
 
-from analysis.commands.shared import FormatOption, VerifyOption, load, tell
+import analysis
+from analysis.commands.shared import FormatOption, VerifyOption, first_names, print_problems
 from workload.contract.errors import ExitCode, UsageError
 from workload.contract.invocation import as_typed
 from workload.contract.tables import Column, TableFormat, as_json
@@ -61,7 +62,7 @@ def audit(
     looked_at: list[str] = []
     problems: Sequence[Problem] = ()
     if results:
-        loaded = load(results, verify=verify)
+        loaded = analysis.load(*results, verify=verify)
         problems = loaded.problems
         findings += audit(loaded)
         looked_at.append(f"{counted(len(loaded.runs), 'run')}, {len(RULES)} rules")
@@ -71,7 +72,7 @@ def audit(
         looked_at.append(f"{counted(len(rows), 'published row')}, {len(CLAIM_RULES)} rules")
     findings = by_severity(findings)
     print(render(findings, output_format, looked_at="; ".join(looked_at), width=terminal_width(sys.stdout)))
-    tell(problems)
+    print_problems(problems)
     serious = any(finding.severity is not Severity.NOTE for finding in findings)
     return ExitCode.FINDINGS if strict and serious else ExitCode.DONE
 
@@ -110,19 +111,13 @@ def _text(findings: Sequence["Finding"], *, looked_at: str, width: int | None) -
 def _rule(same: Sequence["Finding"], width: int | None) -> str:
     first = same[0]
     lines = [
-        *(("found", f"{printable(finding.figure)}  [{_subject(finding)}]") for finding in same),
+        *(("found", f"{printable(finding.figure)}  [{first_names(finding.subject, SHOWN_RUNS)}]") for finding in same),
         ("expected", first.threshold),
         ("why", first.why),
         *(("cure", as_typed(printable(cure))) for cure in dict.fromkeys(finding.cure for finding in same)),
     ]
     texts = (wrapped(text, width, indent=13, first=f"  {name}") for name, text in lines)
     return "\n".join([f"{first.severity}: {first.rule}", *texts])
-
-
-def _subject(finding: "Finding") -> str:
-    more = len(finding.subject) - SHOWN_RUNS
-    shown = finding.subject if more <= 0 else finding.subject[:SHOWN_RUNS]
-    return printable(", ".join(shown)) + (f" and {more} more" if more > 0 else "")
 
 
 def _csv(findings: Sequence["Finding"]) -> str:

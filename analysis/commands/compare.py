@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from analysis.commands.shared import FormatOption, ResultsArgument, VerifyOption, load, tell
+import analysis
+from analysis.commands.shared import FormatOption, ResultsArgument, VerifyOption, first_names, print_problems
 from workload.contract.errors import ExitCode
 from workload.contract.invocation import as_typed
 from workload.contract.program import WideOption
@@ -71,14 +72,14 @@ def compare(
     from analysis.compare.pairing import pair_up
     from analysis.compare.ratios import COLUMNS, table
 
-    loaded = load(results, verify=verify)
+    loaded = analysis.load(*results, verify=verify)
     pairing = pair_up(loaded, by, baseline=baseline, all_pairs=all_pairs, allow_mixed=allow_mixed or ())
     print(render(table(pairing), COLUMNS, output_format, wide=wide))
     sys.stdout.flush()
     chosen = by is None and baseline is None
     for note in _notes(pairing, results, chosen=chosen, allow_mixed=allow_mixed or (), baseline=baseline):
         print(f"note       {note}", file=sys.stderr)
-    tell(loaded.problems)
+    print_problems(loaded.problems)
     return ExitCode.DONE
 
 
@@ -94,8 +95,9 @@ def _notes(
         yield f"compared by {label(pairing.by)}, in which these runs differ{others}"
     if pairing.baselines and baseline is None:
         yield (
-            f"too many values to compare every pair: compared only with {_some(pairing.baselines)}, which "
-            f"the most runs have ({counted(len(pairing.pairs), 'pair')}); --baseline VALUE chooses another, "
+            "too many values to compare every pair: compared only with "
+            f"{first_names(pairing.baselines, SHOWN_RUNS)}, which the most runs have "
+            f"({counted(len(pairing.pairs), 'pair')}); --baseline VALUE chooses another, "
             "--all-pairs compares every pair"
         )
     if pairing.mixed:
@@ -107,18 +109,13 @@ def _notes(
     if pairing.alone:
         yield (
             f"not compared: {counted(len(pairing.alone), 'run')} without a matching run on the other side: "
-            f"{_some(pairing.alone)}"
+            f"{first_names(pairing.alone, SHOWN_RUNS)}"
         )
     if pairing.unpaired:
         yield (
             f"not compared: {counted(len(pairing.unpaired), 'run')} that "
             f"{'no other differs from' if baseline is None else 'do not differ from the baseline'} in "
-            f"{label(pairing.by)} alone: {_some(pairing.unpaired)}"
+            f"{label(pairing.by)} alone: {first_names(pairing.unpaired, SHOWN_RUNS)}"
         )
 
     yield from positions(pairing)
-
-
-def _some(names: Sequence[str]) -> str:
-    more = len(names) - SHOWN_RUNS
-    return printable(", ".join(names[:SHOWN_RUNS])) + (f" and {more} more" if more > 0 else "")

@@ -60,8 +60,7 @@ def run_fetch(
     """Bring bundles home from Cloud Storage or a folder: only what is new, every file compared with its manifest."""
     # Imported here, because `analyze --help` needs no store.
     from workload.storage import fetch as fetching
-    from workload.storage.address import open_store
-    from workload.storage.source import parse_source
+    from workload.storage.address import open_store, parse_source
 
     place = parse_source(source)
     with _stoppable():

@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 from analysis.commands.shared import FormatOption
-from workload.contract.checkout import from_checkout
 from workload.contract.errors import ExitCode
+from workload.contract.installation import from_checkout
 from workload.contract.program import WideOption
 from workload.contract.tables import TableFormat
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from analysis.commands.shared import FormatOption, VerifyOption, tell
+from analysis.commands.shared import FormatOption, VerifyOption, print_problems
 from workload.contract.errors import ExitCode, UsageError
 from workload.contract.program import WideOption
 from workload.contract.tables import TableFormat
@@ -50,5 +50,5 @@ def kernels(
     work_keys = {By.FAMILY: ("family",), By.KERNEL: (), By.OPERATOR: ("family", "name")}[by]
     profiles = gather(paths, keys, verify=verify, work_keys=work_keys)
     print(render(profiles, output_format, top=top, wide=wide))
-    tell(profiles.problems)
+    print_problems(profiles.problems)
     return ExitCode.DONE

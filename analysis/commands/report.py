@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from analysis.commands.shared import ResultsArgument, VerifyOption, load, tell
+import analysis
+from analysis.commands.shared import ResultsArgument, VerifyOption, print_problems
 from workload.contract.errors import ExitCode, UsageError
 from workload.contract.files import replacing
 from workload.contract.text import printable
@@ -86,7 +87,7 @@ def _report(folders: Sequence[Path], *, output: Path, figures: Path | None, mark
     for path, option in ((output, "-o"), (markdown, "--markdown")):
         if path is not None:
             _require_writable(path, option=option)
-    loaded = load(folders, verify=verify)
+    loaded = analysis.load(*folders, verify=verify)
     composed = compose(gather(loaded, on_stage=_progress))
     _progress("page")
     _write(output, html.render(composed), option="-o")
@@ -101,7 +102,7 @@ def _report(folders: Sequence[Path], *, output: Path, figures: Path | None, mark
         where = Path(os.path.relpath(figures, markdown.parent)).as_posix() if figures else None
         _write(markdown, markdown_page.render(composed, figures=where), option="--markdown")
         print(printable(str(markdown)))
-    tell(loaded.problems)
+    print_problems(loaded.problems)
     return ExitCode.DONE
 
 

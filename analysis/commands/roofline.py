@@ -4,7 +4,8 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from analysis.commands.shared import FormatOption, ResultsArgument, VerifyOption, load, tell
+import analysis
+from analysis.commands.shared import FormatOption, ResultsArgument, VerifyOption, print_problems
 from workload.contract.errors import ExitCode, NothingToDoError
 from workload.contract.program import WideOption
 from workload.contract.tables import Column, Role, TableFormat, render
@@ -83,7 +84,7 @@ def roofline(
     from analysis.loading.configurations import UNNAMED
     from analysis.roofline.points import POINT_COLUMNS, points, shifts
 
-    loaded = load(results, verify=verify)
+    loaded = analysis.load(*results, verify=verify)
     table, roofs = points(loaded), _roofs_of_what_ran(loaded)
     if table.empty and (output_format is not TableFormat.TABLE or roofs.empty):
         raise NothingToDoError(
@@ -102,7 +103,7 @@ def roofline(
     sys.stdout.flush()
     for note in _runs_without_point(loaded):
         print(note, file=sys.stderr)
-    tell([*loaded.problems, *_broken_off(loaded)])
+    print_problems([*loaded.problems, *_broken_off(loaded)])
     return ExitCode.DONE
 
 

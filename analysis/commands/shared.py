@@ -1,4 +1,4 @@
-"""Common parts of the commands on results: options, loading, and printing of problems."""
+"""Common parts of the commands on results: options, and printing of tables and problems."""
 
 import sys
 from collections.abc import Sequence
@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-import analysis
-from workload.contract.tables import TableFormat
+from workload.contract.tables import Column, TableFormat, render
 from workload.contract.text import printable
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from analysis.loading.index import Problem
-    from analysis.loading.tables import Tables
 
 ResultsArgument = Annotated[
     list[Path], typer.Argument(metavar="RESULTS...", help="folders of bundles, nested ones too, or single bundles")
@@ -27,12 +27,22 @@ VerifyOption = Annotated[
 SHOWN_PROBLEMS = 20
 
 
-def load(folders: Sequence[Path], *, verify: bool) -> "Tables":
-    """The runs in `folders`; see `analysis.load`."""
-    return analysis.load(*folders, verify=verify)
+def rendered(table: "pd.DataFrame", columns: Sequence[Column], form: TableFormat, *, wide: bool) -> str:
+    """Text of a table; a printed one names the unit of its throughput in headings, or in a column if rows differ."""
+    if form is TableFormat.TABLE and "images_per_s" in table:
+        from analysis.loading import units
+
+        table, columns = units.filled(table), units.columns(columns, table)
+    return render(table, columns, form, wide=wide)
 
 
-def tell(problems: Sequence["Problem"]) -> None:
+def first_names(names: Sequence[str], most: int) -> str:
+    """The first `most` names, and the number of further ones: `a, b and 3 more`."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return printable(", ".join(names[:most])) + more
+
+
+def print_problems(problems: Sequence["Problem"]) -> None:
     """Print problems on stderr, below the table."""
     sys.stdout.flush()
     for problem in problems[:SHOWN_PROBLEMS]:

@@ -1,9 +1,10 @@
 """`analyze summary`."""
 
-from analysis.commands.shared import FormatOption, ResultsArgument, VerifyOption, load, tell
+import analysis
+from analysis.commands.shared import FormatOption, ResultsArgument, VerifyOption, print_problems, rendered
 from workload.contract.errors import ExitCode
 from workload.contract.program import WideOption
-from workload.contract.tables import TableFormat, render
+from workload.contract.tables import TableFormat
 
 # \b preserves the line breaks.
 EXAMPLES = """\b
@@ -21,14 +22,9 @@ def summary(
     wide: WideOption = False,
 ) -> int:
     """List throughput, step time and limit of each configuration in each place."""
-    from analysis.loading import units
     from analysis.summary.throughput import COLUMNS, summarize
 
-    loaded = load(results, verify=verify)
-    table = summarize(loaded.runs)
-    if output_format is TableFormat.TABLE:
-        print(render(units.filled(table), units.columns(COLUMNS, table), output_format, wide=wide))
-    else:
-        print(render(table, COLUMNS, output_format))
-    tell(loaded.problems)
+    loaded = analysis.load(*results, verify=verify)
+    print(rendered(summarize(loaded.runs), COLUMNS, output_format, wide=wide))
+    print_problems(loaded.problems)
     return ExitCode.DONE

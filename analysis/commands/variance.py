@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from analysis.commands.shared import FormatOption, ResultsArgument, VerifyOption, load, tell
+import analysis
+from analysis.commands.shared import FormatOption, ResultsArgument, VerifyOption, print_problems, rendered
 from workload.contract.errors import ExitCode, NothingToDoError
 from workload.contract.program import WideOption
 from workload.contract.tables import TableFormat, as_json, render
@@ -47,7 +48,7 @@ def variance(
     """How much runs and their steps vary, and why."""
     from analysis.variance.tables import TABLES, table, within
 
-    loaded = load(results, verify=verify)
+    loaded = analysis.load(*results, verify=verify)
     parts = [part] if part else [VariancePart.BETWEEN] if output_format is TableFormat.CSV else list(VariancePart)
     frames = {name: table(loaded, name) for name in parts}
     of_steps = [frames[name] for name in parts if name in (VariancePart.BETWEEN, VariancePart.WITHIN)]
@@ -67,17 +68,11 @@ def variance(
             print(as_json(rows[part] if part else rows, indent=1))
         case TableFormat.CSV:
             print(render(frames[parts[0]], first.columns, output_format))
-    tell(loaded.problems)
+    print_problems(loaded.problems)
     return ExitCode.DONE
 
 
 def _section(part: "VarianceTable", frame: "pd.DataFrame", *, wide: bool) -> str:
     if frame.empty:
         return f"{part.heading}\n{part.nothing}"
-    if "images_per_s" in frame:
-        from analysis.loading import units
-
-        body = render(units.filled(frame), units.columns(part.columns, frame), TableFormat.TABLE, wide=wide)
-    else:
-        body = render(frame, part.columns, TableFormat.TABLE, wide=wide)
-    return f"{part.heading}\n{body}"
+    return f"{part.heading}\n{rendered(frame, part.columns, TableFormat.TABLE, wide=wide)}"

@@ -318,7 +318,7 @@ def _blocks_words(pair: Pair, comparison: Comparison) -> Iterator[str]:
     yield within_blocks_words(pairing)
     if pairing.shared > len(pair.sides) and comparison.difference:
         yield f"scatter estimated from {pairing.shared} configurations"
-    if pairing.outstanding and comparison.difference:
+    if pairing.noisy and comparison.difference:
         yield "one side may scatter more than the others (F test): only the blocks of this pair are used"
     if pairing.left_out:
         yield f"{counted(pairing.left_out, 'run')} without a partner in the same block left out"
@@ -432,7 +432,7 @@ def _of_contrast(contrast: Contrast, pair: Pair) -> Comparison:
             left_out=0,
             narrower=None,
             shared=contrast.shared,
-            outstanding=contrast.outstanding,
+            noisy=contrast.noisy,
         ),
     )
     if contrast.blocks >= LEAST_REPLICATES:

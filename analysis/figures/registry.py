@@ -13,7 +13,7 @@ from analysis.figures.legible import legible
 from analysis.figures.material import Material
 from analysis.kernels.breakdown import ALL
 from analysis.loading import units
-from analysis.roofline.traced_times import TRACED_TIME
+from analysis.roofline.points import TRACED_TIME
 from workload.contract.tables import number
 from workload.contract.text import percent, si, signed_percent
 

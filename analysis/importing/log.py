@@ -13,7 +13,8 @@ from analysis.loading import model_work
 from analysis.loading.gpu_names import fits
 from analysis.loading.run_row import row_of
 from analysis.readers.logs import iteration_log
-from analysis.readers.logs.iteration_log import Log, Whole
+from analysis.readers.logs.iteration_log import Log
+from analysis.readers.tables import RunFigures
 from analysis.readers.text import BINARY, READABLE, Decoded, decode, looks_like
 from workload.contract import bundle
 from workload.contract.errors import BundleError, UsageError
@@ -38,7 +39,7 @@ def make(file: File, given: Given, output: Path) -> list[Path]:
             bundles.append(_bundle_of_log(file, log, _where_silent(given, log, logs), decoded))
         except UsageError as error:
             # A bad row of a table of runs does not stop the import of the other rows.
-            if not log.whole or len(logs) == 1:
+            if not log.figures or len(logs) == 1:
                 raise
             reason = str(error).removeprefix(f"'{file.path}' ")
             left_out.append(f"line {log.lines[0]} is left out: {reason}")
@@ -70,10 +71,10 @@ def _with_losses(record: Record, losses: Sequence[str]) -> Record:
 def _bundle_of_log(file: File, log: Log, given: Given, decoded: Decoded) -> tuple[Record, dict[str, bytes]]:
     """run.json and the files of one run of a log."""
     facts = _facts_of_log(file.path, log, given)
-    rows = [] if log.whole else _steps(file.path, log, facts.batch_size)
-    began_s = log.whole.started_at_s if log.whole else _first(log.series.get("timestamp", ()))
+    rows = [] if log.figures else _steps(file.path, log, facts.batch_size)
+    began_s = log.figures.started_at_s if log.figures else _first(log.series.get("timestamp", ()))
     started_at = None if began_s is None or not log.has_zone else datetime.fromtimestamp(began_s, UTC)
-    timing, notes = _of_whole(log.whole, facts.batch_size) if log.whole else _timing(rows, log)
+    timing, notes = _timing_without_steps(log.figures, facts.batch_size) if log.figures else _timing(rows, log)
     rates = log.series.get("images_per_s", ())
     imported = replace(
         file.described("iterations", given),
@@ -82,19 +83,19 @@ def _bundle_of_log(file: File, log: Log, given: Given, decoded: Decoded) -> tupl
         labels=log.labels,
         rows=log.rows,
         rows_cut=log.cut,
-        claimed_images_per_s=log.whole.images_per_s if log.whole else _mean(rates),
+        claimed_images_per_s=log.figures.images_per_s if log.figures else _mean(rates),
         claimed_measured_images_per_s=_mean(rates[1:]),
         losses=[*decoded.losses, *log.losses, *[_BREAKS_OFF] * log.cut] or None,
         contradictions=[*_contradictions(facts, log)] or None,
     )
     notes += [*log.losses, *[_BREAKS_OFF] * log.cut]
-    measured = None if log.whole else max(0, log.rows - 1)
+    measured = None if log.figures else max(0, log.rows - 1)
     record = replace(
         new_record(facts, given, imported, started_at=started_at, measured=measured),
         notes=[*(imported.contradictions or ()), *_unknown_words(facts, log), *decoded.remarks, *log.remarks, *notes],
         timing=replace(timing, started_at=iso(started_at)),
     )
-    if log.whole:
+    if log.figures:
         return record, {LOG_COPY: file.content}
     steps_csv = _steps_csv(rows)
     _require_possible(file.path, record, steps_csv)
@@ -103,8 +104,7 @@ def _bundle_of_log(file: File, log: Log, given: Given, decoded: Decoded) -> tupl
 
 def _require_possible(path: Path, record: Record, steps_csv: bytes) -> None:
     """Raise `UsageError` for a log whose bundle could not be read back."""
-    from analysis.loading.csv_files import LAYOUTS, parse  # noqa: PLC0415
-    from analysis.loading.step_rules import refusals  # noqa: PLC0415 - pyarrow, once the file was understood
+    from analysis.loading.series import LAYOUTS, parse, refusals  # noqa: PLC0415 - pyarrow, once the file was understood
 
     try:
         measured_s = row_of(to_json(record)).cells["measured_s"]
@@ -125,7 +125,7 @@ def _facts_of_log(path: Path, log: Log, given: Given) -> Facts:
     if len(model) > MAX_NAME:
         raise UsageError(f"'{path}': the model's name has {len(model)} characters", hint="--model NAME")
     precision = given.precision or labels.get("precision")
-    if log.whole and precision and precision.lower() not in set(Precision):
+    if log.figures and precision and precision.lower() not in set(Precision):
         # No option can correct a single row of a table.
         precision = None
     device_type = (labels.get("device_type") or "").partition(":")[0].lower()
@@ -259,10 +259,10 @@ def _cell(value: float | str | None) -> str:
     return f"{value:.12g}" if isinstance(value, float) else str(value)
 
 
-def _of_whole(whole: Whole, batch_size: int) -> tuple[Timing, list[str]]:
+def _timing_without_steps(figures: RunFigures, batch_size: int) -> tuple[Timing, list[str]]:
     """Timing and notes of a run without steps. A rate alone becomes the wall time of one step: only the rate counts."""
-    rate = whole.images_per_s or (batch_size / whole.step_s if whole.step_s else None)
-    images, wall_s = whole.images, whole.wall_s
+    rate = figures.images_per_s or (batch_size / figures.step_s if figures.step_s else None)
+    images, wall_s = figures.images, figures.wall_s
     if not (images and wall_s):
         images, wall_s = (batch_size, batch_size / rate) if rate else (None, None)
     if not (images and wall_s):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from analysis.importing.bundle import Facts, File, Given, new_record, required, seal, without_peaks
+from analysis.kernels.operators import LISTED_FILE, WORK_FILE
 from analysis.loading.gpu_names import fits, gpus_named
 from analysis.readers.logs.iteration_log import LONGEST_ITERATION_S
 from analysis.readers.ncu.impossible import TIMES_PEAK, Limits
@@ -22,8 +23,8 @@ from workload.contract.record import ComplexityRecord
 from workload.contract.spec import Device, Precision, Profile
 from workload.contract.text import counted, duration, percent, seconds, si
 
-# Paths of the trainer's own profile and table, and of a table with the work of each operator.
-TRACE_COPY, LISTED, OPERATORS = "torch/trace.json.gz", "torch/kernels.csv", "torch/operators.csv"
+# Path of the trace in the bundle, as in a bundle of the trainer.
+TRACE_COPY = "torch/trace.json.gz"
 LISTED_COLUMNS = ("name", "calls", "total_s", "mean_s", "share")
 OPERATOR_COLUMNS = ("name", "family", "calls", "total_s", "flop", "bytes_lower", "bytes_upper", "lack")
 METHOD = (
@@ -105,8 +106,8 @@ def make(file: File, decoded: Decoded, given: Given, output: Path) -> Path:
     content = file.content
     contents = {
         TRACE_COPY: content if content.startswith(GZIP) else gzip.compress(content, mtime=0),
-        LISTED: _listed_csv(found),
-        OPERATORS: _operators_csv(found),
+        LISTED_FILE: _listed_csv(found),
+        WORK_FILE: _operators_csv(found),
     }
     return seal(output, record, contents)
 
@@ -237,7 +238,7 @@ def _profile(traced: _Traced) -> ProfileResult:
             )
             for name, (number, seconds) in list(found.listed.items())[:TOP]
         ],
-        files=[LISTED, OPERATORS, TRACE_COPY],
+        files=[LISTED_FILE, WORK_FILE, TRACE_COPY],
     )
 
 

@@ -81,8 +81,8 @@ def breakdown(kernels: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
     )
     if not len(table):
         return pd.DataFrame(columns=[*keys, *COLUMNS])
-    by = [kernels[key] for key in keys] or [pd.Series(ALL, index=kernels.index, name=ALL)]
-    grouped = table.groupby(by, observed=True, dropna=False, sort=False)
+    groups = [kernels[key] for key in keys] or [pd.Series(ALL, index=kernels.index, name=ALL)]
+    grouped = table.groupby(groups, observed=True, dropna=False, sort=False)
     added, known, launches = grouped.sum(), grouped.count(), grouped.size()
     sums = added[[*_SUMS, *_WEIGHTED]].astype(float)
     sums = sums.where(known[list(sums.columns)].eq(launches, axis=0))
@@ -92,13 +92,13 @@ def breakdown(kernels: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
         | {name: sums[name] for name in _SUMS}
         | {
             "share_of_time": sums["duration_s"] / (total_s or np.nan),
-            "flop_per_s": _by(sums["flop"], sums["duration_s"]),
-            "intensity_flop_per_byte": _by(sums["flop"], sums["dram_bytes"]),
-            "l2_intensity": _by(sums["flop"], sums["l2_bytes"]),
-            "l1_intensity": _by(sums["flop"], sums["l1_bytes"]),
+            "flop_per_s": _quotient(sums["flop"], sums["duration_s"]),
+            "intensity_flop_per_byte": _quotient(sums["flop"], sums["dram_bytes"]),
+            "l2_intensity": _quotient(sums["flop"], sums["l2_bytes"]),
+            "l1_intensity": _quotient(sums["flop"], sums["l1_bytes"]),
             "flop_is_lower_bound": added["flop_is_lower_bound"] > 0,
         }
-        | {name: _by(sums[name], sums["duration_s"]) for name in _WEIGHTED}
+        | {name: _quotient(sums[name], sums["duration_s"]) for name in _WEIGHTED}
     )
     ordered = rows.sort_values("duration_s", ascending=False, kind="stable").reset_index(drop=not keys)
     return ordered[[*keys, *COLUMNS]]
@@ -112,14 +112,9 @@ def per_step(rows: pd.DataFrame, steps: int | None) -> pd.DataFrame:
     return rows.assign(**scaled)
 
 
-def totals(kernels: pd.DataFrame) -> Mapping[str, float]:
-    """The sums of a whole profile, by column."""
-    return {str(name): value for name, value in breakdown(kernels, ()).iloc[0].items()}
-
-
-def _by(left: "pd.Series[float]", right: "pd.Series[float]") -> "pd.Series[float]":
+def _quotient(dividend: "pd.Series[float]", divisor: "pd.Series[float]") -> "pd.Series[float]":
     """Quotient, NaN instead of infinite."""
-    return left / right.where(right > 0)
+    return dividend / divisor.where(divisor > 0)
 
 
 # --- groups of runs
@@ -149,7 +144,7 @@ def kernel_rows(results: Tables, pool: Group, launches: Mapping[Any, Any], keys:
         if run_id in launches:
             in_a_step, number = in_steps(results.kernels.iloc[launches[run_id]])
             parts.append(in_a_step)
-            steps.append(number or _steps_said(results, run_id))
+            steps.append(number or _steps_given(results, run_id))
     known = [number for number in steps if number]
     number = sum(known) if len(known) == len(steps) else None
     launched = pd.concat(parts)
@@ -159,7 +154,7 @@ def kernel_rows(results: Tables, pool: Group, launches: Mapping[Any, Any], keys:
     return rows.assign(**facts, note=joined([*pool.apart, label and f"L2 bytes are {label}"]))
 
 
-def _steps_said(results: Tables, run_id: str) -> int | None:
+def _steps_given(results: Tables, run_id: str) -> int | None:
     """Number of steps that the user gave for an imported profile; None if unknown."""
     with suppress(BundleError):
         return int(results.record(run_id).profile.steps_profiled or 0) or None

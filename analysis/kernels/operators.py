@@ -5,14 +5,15 @@ The time of an operator excludes the operators that it calls. The profiler slows
 
 import csv
 import math
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pandas as pd
 
 from analysis.kernels.breakdown import ALL
-from analysis.loading.configurations import CONFIGURATION, PLACE, SOFTWARE, WORK_NAMED, Group, completed, group
+from analysis.loading.configurations import UNNAMED, WORK_NAMED, Group, completed, group
 from analysis.loading.index import Problem
 from analysis.loading.rows import joined
 from analysis.loading.tables import Tables
@@ -20,12 +21,14 @@ from workload.contract.errors import BundleError
 from workload.contract.record import Record
 from workload.contract.text import percent
 
-FILE = "torch/kernels.csv"
+# Table of a profile by torch.profiler: kernels on a GPU, operators on a CPU, with their time.
+LISTED_FILE = "torch/kernels.csv"
 # Table of an imported trace: each operator with its work, see `analysis.importing.trace`.
 WORK_FILE = "torch/operators.csv"
 KIND = "torch"
 # Further operators take less time than the profiler's own disturbance; JSON and CSV list all.
 SHOWN = 15
+Table = TypeVar("Table")
 COLUMNS = (
     *WORK_NAMED,
     "profiles",
@@ -37,7 +40,7 @@ COLUMNS = (
     "flop",
     "flop_per_s",
     "note",
-    *(fact for fact in (*CONFIGURATION, *PLACE, *SOFTWARE) if fact not in WORK_NAMED),
+    *UNNAMED,
 )
 WORK_COLUMNS = (
     *WORK_NAMED,
@@ -55,7 +58,7 @@ WORK_COLUMNS = (
     "intensity_low",
     "intensity_high",
     "note",
-    *(fact for fact in (*CONFIGURATION, *PLACE, *SOFTWARE) if fact not in WORK_NAMED),
+    *UNNAMED,
 )
 # Operators that do the arithmetic of each kind of `complexity.flop_by_op`; operators such as `aten::conv2d` only call
 # these. Names are those of PyTorch's native_functions.yaml (2.9).
@@ -87,8 +90,7 @@ def operators(results: Tables, *, with_attributed: bool = True) -> tuple[pd.Data
         paths = zip(results.runs["run_id"], results.runs["path"], strict=True)
         profiled -= {run_id for run_id, folder in paths if (Path(folder) / WORK_FILE).is_file()}
     for pool in group(completed(results.runs)):
-        if not profiled.isdisjoint(pool.runs["run_id"]):
-            rows += _rows(results, pool, profiled, problems)
+        rows += _rows(results, pool, profiled, problems)
     return pd.DataFrame(rows, columns=list(COLUMNS)), problems
 
 
@@ -102,22 +104,32 @@ def attributed(results: Tables, keys: Sequence[str]) -> tuple[pd.DataFrame, list
     problems: list[Problem] = []
     rows: list[dict[str, Any]] = []
     for pool in group(completed(results.runs[results.runs["profile_kind"] == KIND])):
-        listed, steps, profiles = list[pd.DataFrame](), 0.0, 0
-        for run_id, folder in zip(pool.runs["run_id"], pool.runs["path"], strict=True):
-            path = Path(folder) / WORK_FILE
-            if not path.is_file():
-                continue
-            try:
-                listed.append(_read_work(path))
-                steps += _steps(results.record(run_id))
-                profiles += 1
-            except (OSError, ValueError, KeyError, BundleError) as error:
-                problems.append(Problem(path=str(path), reason=str(error)))
-        if listed and steps:
+        if profiles := _profiles(results, pool.runs, WORK_FILE, _read_work, problems):
+            steps = sum(_steps(record) for _, record in profiles)
             facts = {name: pool[name] for name in WORK_COLUMNS if name in pool.facts}
-            facts |= {"profiles": profiles, "steps": steps}
-            rows += [facts | row for row in _summed(pool, pd.concat(listed), keys, steps)]
+            facts |= {"profiles": len(profiles), "steps": steps}
+            operators = pd.concat([table for table, _ in profiles])
+            rows += [facts | row for row in _summed(pool, operators, keys, steps)]
     return pd.DataFrame(rows, columns=list(WORK_COLUMNS)), problems
+
+
+def _profiles(
+    results: Tables, runs: pd.DataFrame, file: str, read_table: Callable[[Path], Table], problems: list[Problem]
+) -> list[tuple[Table, Record]]:
+    """The table `file` and the record of each run that has this file; an unreadable file is added to `problems`."""
+    profiles = []
+    for run_id, folder in zip(runs["run_id"], runs["path"], strict=True):
+        path = Path(folder) / file
+        if not path.is_file():
+            continue
+        try:
+            table, record = read_table(path), results.record(run_id)
+            _steps(record)
+        except (OSError, ValueError, KeyError, BundleError) as error:
+            problems.append(Problem(path=str(path), reason=str(error)))
+        else:
+            profiles.append((table, record))
+    return profiles
 
 
 def _read_work(path: Path) -> pd.DataFrame:
@@ -186,29 +198,19 @@ def longest(table: pd.DataFrame, top: int) -> pd.DataFrame:
 
 
 def _rows(results: Tables, pool: Group, profiled: set[str], problems: list[Problem]) -> list[dict[str, Any]]:
-    calls: dict[str, float] = {}
-    self_s: dict[str, float] = {}
-    profiles, steps, flop = 0, 0.0, dict[str, float]()
-    for run_id, folder in zip(pool.runs["run_id"], pool.runs["path"], strict=True):
-        if run_id not in profiled or not (path := Path(folder) / FILE).is_file():
-            continue
-        try:
-            listed = read(path)
-            record = results.record(run_id)
-            steps += _steps(record)
-        except (OSError, ValueError, BundleError) as error:
-            problems.append(Problem(path=str(path), reason=str(error)))
-            continue
-        profiles += 1
-        flop = flop or _flop_by_kind(record)
-        for name, number, seconds in listed:
-            calls[name] = calls.get(name, 0.0) + number
-            self_s[name] = self_s.get(name, 0.0) + seconds
-    if not profiles or not steps:
+    runs = pool.runs[pool.runs["run_id"].isin(profiled)]
+    profiles = _profiles(results, runs, LISTED_FILE, read, problems)
+    if not profiles:
         return []
-    total_s = sum(self_s.values())
+    calls, self_s = defaultdict[str, float](float), defaultdict[str, float](float)
+    for listed, _ in profiles:
+        for name, number, seconds in listed:
+            calls[name] += number
+            self_s[name] += seconds
+    steps, total_s = sum(_steps(record) for _, record in profiles), sum(self_s.values())
+    flop = next(filter(None, (_flop_by_kind(record) for _, record in profiles)), {})
     facts = {name: pool[name] for name in COLUMNS if name in pool.facts}
-    facts |= {"profiles": profiles, "steps": steps, "note": joined(pool.apart)}
+    facts |= {"profiles": len(profiles), "steps": steps, "note": joined(pool.apart)}
     counted = _flop_by_operator(flop, calls)
     rows = [
         facts | _row(name, calls[name] / steps, self_s[name] / steps, self_s[name] / (total_s or math.nan), counted)
@@ -256,7 +258,7 @@ def _steps(record: Record) -> float:
     steps = record.profile.steps
     if steps is None or steps < 1 or steps != int(steps):
         raise ValueError("run.json does not say how many steps were profiled")
-    return steps
+    return float(steps)
 
 
 def _flop_by_kind(record: Record) -> dict[str, float]:

@@ -123,28 +123,18 @@ def gather(paths: Sequence[Path], keys: Sequence[str], *, verify: bool, work_key
 
 
 def render(profiles: Profiles, form: TableFormat, *, top: int | None, wide: bool) -> str:
-    """All profiles as text; `top`: show only this number of longest rows of each."""
+    """All profiles as text; `top`: show only this number of longest rows of each, and its last, for the whole."""
     keys = profiles.keys
     records = [
         {str(name): value for name, value in row.items()}
         for table in profiles.tables
-        for row in _head(table, top).to_dict("records")
+        for row in (table.drop(table.index[:-1][top:]) if top else table).to_dict("records")
     ]
     rows = frame(records, (*FACTS, *keys, *COLUMNS, "remark"))
     if form is TableFormat.TABLE:
         return "\n\n".join(_texts(rows, profiles, top or SHOWN, wide=wide))
     traced, works = (longest(table, top) if top else table for table in (profiles.traced, profiles.attributed))
     return render_table(_as_data(rows, traced, works, keys), _all_columns(keys), form)
-
-
-def _head(table: pd.DataFrame, top: int | None) -> pd.DataFrame:
-    """The `top` longest rows of each profile, and the row for the whole."""
-    if top is None or table.empty:
-        return table
-    whole = table["family"] == ALL
-    names = [name for name in (*WORK_NAMED, "note") if name in table]
-    parts = table[~whole].groupby(names, dropna=False, sort=False).head(top) if names else table[~whole].head(top)
-    return table.loc[sorted([*parts.index, *table.index[whole]])]
 
 
 def _texts(rows: pd.DataFrame, profiles: Profiles, top: int, *, wide: bool) -> Iterator[str]:
@@ -157,10 +147,9 @@ def _texts(rows: pd.DataFrame, profiles: Profiles, top: int, *, wide: bool) -> I
         yield f"by torch.profiler: operators with their modelled work, per step\n{table}"
     if len(traced := longest(profiles.traced, top)):
         table = render_table(traced, OPERATORS, TableFormat.TABLE, wide=wide)
-        on_cpu = traced["device_type"] == Device.CPU
-        what = "operators' own time on a CPU, kernels on a GPU"
-        what = "the own time of each operator" if on_cpu.all() else what
-        what = "kernels on a GPU" if not on_cpu.any() else what
+        devices = set(traced["device_type"] == Device.CPU)
+        what = "the own time of each operator" if devices == {True} else "kernels on a GPU"
+        what = "operators' own time on a CPU, kernels on a GPU" if len(devices) > 1 else what
         yield f"by torch.profiler: {what}, per step\n{table}"
 
 
@@ -175,7 +164,7 @@ def _of_file(path: Path, keys: Sequence[str], problems: list[Problem]) -> pd.Dat
     file = ncu.read(path)
     problems += [Problem(path=str(path), reason=warning) for warning in file.warnings]
     kernels, steps = in_steps(file.kernels)
-    rows = _with_total(per_step(breakdown(kernels, keys), steps), _total(kernels, steps))
+    rows = _with_total(*(per_step(breakdown(kernels, names), steps) for names in (keys, ())))
     label = l2_bytes_are(kernels)
     remarks = ["partial profile" if file.is_partial else None, label and f"L2 bytes are {label}"]
     remark = "; ".join(filter(None, remarks)) or None
@@ -187,10 +176,6 @@ def _device(file: NcuFile) -> str | None:
     capabilities = file.kernels["compute_capability"].dropna().unique()
     known = file.attributes.get(DEVICE_NAME)
     return known or (f"compute capability {capabilities[0]}" if len(capabilities) == 1 else None)
-
-
-def _total(kernels: pd.DataFrame, steps: int | None) -> pd.DataFrame:
-    return per_step(breakdown(kernels, ()), steps)
 
 
 def _with_total(rows: pd.DataFrame, total: pd.DataFrame) -> pd.DataFrame:

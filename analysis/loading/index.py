@@ -19,9 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from analysis.loading.csv_files import LAYOUTS, Series, SeriesFile, parse
 from analysis.loading.run_row import CEILING_COLUMNS, RUN_COLUMNS, Row, row_of
-from analysis.loading.step_rules import refusals
+from analysis.loading.series import LAYOUTS, ParsedFiles, SeriesFile, parse, refusals
 from workload.contract import bundle
 from workload.contract.clean_json import clean
 from workload.contract.errors import BundleError
@@ -251,7 +250,7 @@ def _read_chunk(candidates: Sequence[Candidate]) -> tuple[pa.Table, list[Problem
     return table, problems
 
 
-def _refused(rows: Sequence[Row], steps: Series) -> list[str | None]:
+def _refused(rows: Sequence[Row], steps: ParsedFiles) -> list[str | None]:
     """Why the steps of each run cannot be used, None if they can; otherwise no figure of the run can be trusted."""
     impossible = refusals(
         steps.lists,

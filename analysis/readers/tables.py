@@ -19,11 +19,23 @@ _THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d*)?", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True)
+class RunFigures:
+    """Figures that a file gives for a whole run without steps; `started_at_s` is Unix time in seconds."""
+
+    images_per_s: float | None
+    step_s: float | None = None
+    images: float | None = None
+    wall_s: float | None = None
+    started_at_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class ForeignTable:
     """Cells under a header, each row with its line number in the file.
 
     `cut`: rows left out because the file breaks off in them. `wall_s`, `iterations`: if the log has running means, the
-    seconds of all rows after the first together, and the number of iterations that each row represents.
+    seconds of all rows after the first together, and the number of iterations that each row represents. `figures`:
+    those of a log that has no rows.
     """
 
     kind: str
@@ -34,6 +46,7 @@ class ForeignTable:
     wall_s: float | None = None
     labels: dict[str, str] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
+    figures: RunFigures | None = None
 
 
 def split_line(text: str, delimiter: str = ",") -> list[str]:

@@ -112,14 +112,11 @@ READABLE = (
     "readable are CSV logs with a row per iteration or per run, logs of pytorch/examples, timm, dllogger and MLPerf,"
     " traces of torch.profiler, and what ncu (text, --csv, .ncu-rep) and nsys stats --report cuda_gpu_trace write"
 )
+_NSYS = "nsys stats --report cuda_gpu_trace --format csv FILE > trace.csv"
 # First bytes of a file, or (below) a pattern in its text; the first match wins.
 _MAGIC = (
     (b"PK\x03\x04", "a ZIP archive or a spreadsheet", "save the sheet as CSV, or unpack the archive"),
-    (
-        b"SQLite format 3",
-        "a database, as Nsight Systems exports",
-        "nsys stats --report cuda_gpu_trace --format csv FILE",
-    ),
+    (b"SQLite format 3", "a database, as Nsight Systems exports", _NSYS),
     (b"\x28\xb5\x2f\xfd", "compressed with Zstandard", "zstd -d it first"),
     (b"\xfd7zXZ", "compressed with xz", "xz -d it first"),
     (b"BZh", "compressed with bzip2", "bzip2 -d it first"),
@@ -128,7 +125,6 @@ _MAGIC = (
     (b"\xff\xd8\xff", "a picture", "import the data from which it was drawn"),
     (b"PAR1", "a Parquet file", "write it as CSV: pandas.read_parquet(FILE).to_csv(…)"),
 )
-_NSYS = "nsys stats --report cuda_gpu_trace --format csv FILE > trace.csv"
 _SUFFIXES = {
     ".nsys-rep": ("a report of Nsight Systems", _NSYS),
     ".qdrep": ("a report of Nsight Systems", _NSYS),
@@ -153,13 +149,17 @@ _TEXTS = (
 )  # fmt: skip
 
 
+def binary_format(raw: bytes) -> tuple[str, str] | None:
+    """Format of a file that begins with these bytes, and a hint on what to do; None if it is unknown."""
+    return next(((what, hint) for magic, what, hint in _MAGIC if raw.startswith(magic)), None)
+
+
 def looks_like(raw: bytes, text: str, suffix: str = "") -> tuple[str, str] | None:
     """Likely kind of a file and a hint on what to do; None if nothing is recognized."""
     if suffix in _SUFFIXES:
         return _SUFFIXES[suffix]
-    for magic, what, hint in _MAGIC:
-        if raw.startswith(magic):
-            return what, hint
+    if known := binary_format(raw):
+        return known
     if b"\0" in raw[:4096]:
         return "a binary file", "import text"
     return next(((what, hint) for pattern, what, hint in _TEXTS if re.search(pattern, text[: 1 << 20])), None)

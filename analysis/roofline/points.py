@@ -1,4 +1,4 @@
-"""Rooflines: roofs of devices, training steps and kernels below the roofs, and the limit of each step. Pure.
+"""Training steps below the roofs of their devices, the limit of each step, and what moves it. Pure.
 
 Williams, Waterman, Patterson, "Roofline: an insightful visual performance model", CACM 52 (2009): a step of intensity I
 (FLOP per byte of DRAM) reaches at most min(FLOP/s of the device, I x bytes/s of its memory). The time of a step always
@@ -22,18 +22,21 @@ from analysis.loading.configurations import CONFIGURATION, DEVICE, PLACE, UNNAME
 from analysis.loading.rows import frame, joined, names_of
 from analysis.loading.tables import Tables
 from analysis.readers.ncu.families import is_backward
-from analysis.roofline import traced_times
 from analysis.roofline.lower_bound import LOWER_BOUND, TENSOR, counted_over_model, model_warning, reasons
 from analysis.roofline.roofs import DeviceRoofs, Roof, Work, device_of, intensity, range_note, refuted_ceilings, roof_of
 from analysis.statistics.intervals import over_runs
 from workload.contract.peaks import Peak
 from workload.contract.record import Verdict
 from workload.contract.spec import Device
-from workload.contract.text import percent
-from workload.contract.verdict import MOST_UNATTRIBUTED, UNKNOWN, Bound, Figures, RoofKind, decide
+from workload.contract.text import percent, si
+from workload.contract.verdict import MOST_UNATTRIBUTED, UNKNOWN, Bound, Figures, RoofKind, decide, traced_step_s
 
 # Tolerance for rounding: a figure counts as above a roof beyond this factor.
 ABOVE = 1 + 1e-9
+# Beginning of a note on a time that only torch.profiler measured.
+TRACED_TIME = "time under torch.profiler"
+# Busy share above which gaps are not reported: gaps of a few per cent between kernels are usual.
+WHOLLY_BUSY = 0.95
 
 
 class WorkSource(StrEnum):
@@ -132,7 +135,7 @@ class _Measurement:
 
 def _measurements(results: Tables, pool: Group) -> Iterator[_Measurement]:
     steps_s = _step_times(pool)
-    is_traced = not steps_s and bool(traced := traced_times.times(pool))
+    is_traced = not steps_s and bool(traced := _traced_step_times(pool))
     steps_s = traced if is_traced else steps_s
     profile = None if steps_s or pool.runs["kernels_file"].isna().all() else _profile(results, pool)
     if profile:
@@ -140,17 +143,17 @@ def _measurements(results: Tables, pool: Group) -> Iterator[_Measurement]:
         return
     for source, columns in WORK.items():
         # For an import without a time, formulas add nothing to the name of its model.
-        is_told = source is WorkSource.COUNTERS or steps_s or not pool["imported"]
-        if is_told and any(pool.known(column) for column in columns):
+        is_shown = source is WorkSource.COUNTERS or steps_s or not pool["imported"]
+        if is_shown and any(pool.known(column) for column in columns):
             bounds = _lower_bounds(pool) if source is WorkSource.COUNTERS else ()
-            bounds = traced_times.lower_bounds(pool) if is_traced and source is WorkSource.MODELLED else bounds
+            bounds = _traced_lower_bounds(pool) if is_traced and source is WorkSource.MODELLED else bounds
             yield _Measurement(
                 source=source,
                 work=work_of(pool, source),
                 steps_s=steps_s,
                 lower_bounds=bounds,
                 is_traced=is_traced,
-                kernels_alone=is_traced and traced_times.has_no_gaps(pool),
+                kernels_alone=is_traced and _lacks_gaps(pool),
             )
 
 
@@ -202,6 +205,11 @@ def _profile(results: Tables, pool: Group) -> _Measurement | None:
     )
 
 
+def _number(value: Any) -> float | None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and math.isfinite(value) else None
+
+
 # Columns of `runs` by source: FLOP of a step, and the lower and upper bound of its bytes.
 WORK = {
     WorkSource.COUNTERS: ("counted_flop_per_step", "counted_dram_bytes_per_step", "counted_dram_bytes_per_step"),
@@ -219,7 +227,7 @@ def _point(pool: Group, measurement: _Measurement, device: DeviceRoofs, refuted:
     source, work, steps_s = measurement.source, measurement.work, measurement.steps_s
     peak = device.peak(pool["precision"])
     roof, is_whole = roof_of(pool, peak, refuted), not measurement.lower_bounds
-    step_s = _median(steps_s)
+    step_s = median(steps_s) if steps_s else None
     estimate = over_runs([] if work.flop is None else [work.flop / taken_s for taken_s in steps_s])
     # Divide by the median time, as run.json does: for an even number of runs, the median of rates differs.
     rate = work.flop / step_s if work.flop is not None and step_s else None
@@ -264,7 +272,7 @@ def _point(pool: Group, measurement: _Measurement, device: DeviceRoofs, refuted:
 def _verdict(pool: Group, measurement: _Measurement, roof: Roof | None, step_s: float | None) -> Verdict:
     """The limit of a group of runs: the rule for a single run, applied to the medians."""
     work, is_whole = measurement.work, not measurement.lower_bounds
-    has_bytes = not measurement.is_traced or traced_times.without_bytes(pool) <= MOST_UNATTRIBUTED
+    has_bytes = not measurement.is_traced or _share_without_bytes(pool) <= MOST_UNATTRIBUTED
     figures = Figures(
         step_s=step_s,
         data_wait_fraction=pool.median("data_wait_fraction"),
@@ -294,7 +302,7 @@ def _notes(pool: Group, measurement: _Measurement, row: PointRow) -> Iterator[st
             if not row.runs:
                 yield "no rate, because there is no time without a profiler"
             elif measurement.is_traced:
-                yield from traced_times.notes(pool, None if row.flop_is_lower_bound else row.flop_per_step, row.bound)
+                yield from _traced_notes(pool, None if row.flop_is_lower_bound else row.flop_per_step, row.bound)
             yield from dict.fromkeys(pool.texts("work_assumption"))
             if row.runs and not measurement.is_traced and not pool.known("step_median_s"):
                 yield f"by {units.of(pool.facts)} over wall time, including waits, because the run has no steps"
@@ -330,14 +338,9 @@ def _other_verdicts(pool: Group, bound: str | None) -> str | None:
     return f"{len(others)} of {len(verdicts)} runs say {others[0]}" if others else None
 
 
-# Possible errors if a point lies above a roof.
-_ABOVE_A_ROOF = {
-    WorkSource.PROFILER: "the roof, the precision's label or the bytes (cold cache) are wrong",
-    WorkSource.COUNTERS: "the roof, the precision's label or the bytes (cold cache) are wrong",
-    WorkSource.MODELLED: (
-        "the roof or the precision's label is wrong, or kernels execute fewer FLOP than modelled (Winograd)"
-    ),
-}
+# Possible errors if a point lies above a roof, for modelled and for counted work.
+_MODELLED_ABOVE = "the roof or the precision's label is wrong, or kernels execute fewer FLOP than modelled (Winograd)"
+_COUNTED_ABOVE = "the roof, the precision's label or the bytes (cold cache) are wrong"
 
 
 def _roof_notes(row: PointRow, roof: Roof | None, peak: Peak | None, *, was_measured: bool) -> Iterator[str | None]:
@@ -352,10 +355,59 @@ def _roof_notes(row: PointRow, roof: Roof | None, peak: Peak | None, *, was_meas
         yield "the roof is the vendor's: no ceiling was measured"
     if peak and peak.flop_per_s_low is not None:
         yield f"peak {range_note(peak)}"
+    errors = _MODELLED_ABOVE if row.source == WorkSource.MODELLED else _COUNTED_ABOVE
     fractions = {f"the {row.roof} roof": row.fraction_of_roof, "the vendor's peak": row.fraction_of_peak}
     for what, fraction in fractions.items():
         if fraction is not None and fraction > ABOVE:
-            yield f"{percent(fraction, decimals=1)} of {what}: {_ABOVE_A_ROOF[WorkSource(row.source)]}"
+            yield f"{percent(fraction, decimals=1)} of {what}: {errors}"
+
+
+# --- steps that only torch.profiler timed
+
+
+def _traced_step_times(pool: Group) -> list[float]:
+    """Seconds of a step by run, for imported traces: wall time, or if unknown the time of kernels or operators."""
+    if not pool["imported"]:
+        return []
+    columns = (pool.runs[name].astype(float) for name in ("traced_wall_s", "traced_busy_s"))
+    pairs = (tuple(value if value > 0 else None for value in pair) for pair in zip(*columns, strict=True))
+    return [step_s for wall_s, busy_s in pairs if (step_s := traced_step_s(wall_s, busy_s))]
+
+
+def _lacks_gaps(pool: Group) -> bool:
+    """Whether the times of a trace are those of its kernels alone, so that gaps between kernels are unknown."""
+    return not any(wall_s > 0 for wall_s in pool.known("traced_wall_s"))
+
+
+def _traced_lower_bounds(pool: Group) -> tuple[str, ...]:
+    """Why a trace's FLOP are incomplete, if they are: operators without a formula may compute too."""
+    share = pool.median("uncounted_share") or 0.0
+    return (f"{percent(share)} of the time is unattributed",) if share > MOST_UNATTRIBUTED else ()
+
+
+def _share_without_bytes(pool: Group) -> float:
+    """Share of a trace's time in operators whose bytes are unknown."""
+    return (pool.median("unattributed_share") or 0.0) - (pool.median("uncounted_share") or 0.0)
+
+
+def _traced_notes(pool: Group, flop: float | None, bound: str | None) -> Iterator[str]:
+    """Notes on a time that only the profiler measured; `flop`: FLOP of a step, None if incomplete.
+
+    The busy share of the step is left out if the reason of `bound` already contains it.
+    """
+    on_gpu = pool["device_type"] != Device.CPU
+    running = "kernels" if on_gpu else "operators"
+    if _lacks_gaps(pool):
+        yield f"{TRACED_TIME}: the {running}', overlapping ones once, without the gaps between them"
+    else:
+        yield f"{TRACED_TIME}, which lengthens the gaps between {running}" + ("" if on_gpu else " and slows small ones")
+    if (share := _share_without_bytes(pool)) > MOST_UNATTRIBUTED:
+        yield f"the bytes of {percent(share)} of the time are missing: the trace lacks their shapes"
+    busy_s, wall_s = pool.median("traced_busy_s"), pool.median("traced_wall_s")
+    if busy_s and wall_s and busy_s < WHOLLY_BUSY * wall_s:
+        if bound not in (Bound.OVERHEAD, Bound.NEITHER):
+            yield f"{running} run in {percent(busy_s / wall_s)} of the step"
+        yield f"{si(flop / busy_s, 'FLOP/s')} while {running} run" if flop else ""
 
 
 # --- shifts
@@ -399,13 +451,13 @@ _PRECISIONS = ("fp32", "tf32", "bf16", "amp")
 def _pairs(rows: Sequence[Mapping[str, Any]], changed: str) -> Iterator[ShiftRow]:
     other = "precision" if changed == "batch_size" else "batch_size"
     fixed = [name for name in (*CONFIGURATION, *PLACE, "driver_version", "torch", "source") if name != changed]
-    series: dict[tuple[Any, ...], list[Mapping[str, Any]]] = defaultdict(list)
+    alike: dict[tuple[Any, ...], list[Mapping[str, Any]]] = defaultdict(list)
     for row in rows:
         if row[changed] is not None and not row["flop_is_lower_bound"]:
-            series[tuple(row[name] for name in fixed)].append(row)
-    for line in series.values():
-        line.sort(key=lambda row: _rank(row[changed]))
-        for left, right in pairwise(line):
+            alike[tuple(row[name] for name in fixed)].append(row)
+    for rows_alike in alike.values():
+        rows_alike.sort(key=lambda row: _rank(row[changed]))
+        for left, right in pairwise(rows_alike):
             if left[changed] != right[changed]:
                 yield ShiftRow(
                     **{name: left[name] for name in ("place", "device_name", "model", "source")},
@@ -430,15 +482,3 @@ def _rank(value: Any) -> float:
 
 def _quotient(right: Mapping[str, Any], left: Mapping[str, Any], name: str) -> float | None:
     return right[name] / left[name] if right[name] is not None and left[name] else None
-
-
-# --- shared
-
-
-def _median(values: Sequence[float]) -> float | None:
-    return median(values) if values else None
-
-
-def _number(value: Any) -> float | None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number and math.isfinite(value) else None

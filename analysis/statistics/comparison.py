@@ -78,7 +78,7 @@ class WithinBlocks:
 
     `narrower`: width of the unpaired interval of the same runs over that of the paired one, on the scale of logarithms;
     below 1 if pairing made it wider. `shared`: number of configurations whose common scatter gives the interval; 0 if
-    only the differences of these runs do, because there are no other configurations, or because the `outstanding` ones
+    only the differences of these runs do, because there are no other configurations, or because the `noisy` ones
     scatter more than the others.
     """
 
@@ -86,7 +86,7 @@ class WithinBlocks:
     left_out: int
     narrower: float | None
     shared: int = 0
-    outstanding: tuple[Hashable, ...] = ()
+    noisy: tuple[Hashable, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,7 +268,7 @@ def compare_within_blocks(
             left_out=left_out,
             narrower=_narrower(difference, *runs, level=level),
             shared=found.shared,
-            outstanding=found.outstanding,
+            noisy=found.noisy,
         ),
     )
 

@@ -52,7 +52,7 @@ def device_facts() -> dict[str, Any]:
         "targets": torch.cuda.get_arch_list(),
         "obstacle": f"{obstacle.reason}; {obstacle.hint}" if obstacle else None,
         "auto": device.choose(Device.AUTO).value,
-        "notes": device.passed_over(Device.AUTO, device.choose(Device.AUTO)),
+        "notes": device.unused_gpu_note(Device.AUTO, device.choose(Device.AUTO)),
         "gpu": None,
     }
     if obstacle is None:

@@ -21,7 +21,7 @@ from launcher.agent.lease import take
 from launcher.agent.stop import Stop, Why
 from launcher.protocol import records
 from launcher.protocol.records import Request
-from workload.contract.entry import Outlet
+from workload.contract.entry import TolerantStream
 from workload.contract.errors import ExitCode, RooflaunchError
 from workload.contract.interrupt import handled_by
 from workload.storage.address import open_store
@@ -53,7 +53,10 @@ def main(words: Sequence[str]) -> int:
 
 if __name__ == "__main__":
     # A full disk under the log must not end a run.
-    with redirect_stdout(cast("TextIO", Outlet(sys.stdout))), redirect_stderr(cast("TextIO", Outlet(sys.stderr))):
+    with (
+        redirect_stdout(cast("TextIO", TolerantStream(sys.stdout))),
+        redirect_stderr(cast("TextIO", TolerantStream(sys.stderr))),
+    ):
         code = main(sys.argv[1:])
         sys.stdout.flush()
     # Exit without joining the threads, which may wait for an answer that never comes.

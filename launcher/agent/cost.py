@@ -37,7 +37,7 @@ class CostShares:
             return share
 
     def share(self, folder: Path, now_s: float) -> Share:
-        """Share of a run; charges the run now if it was not charged yet."""
+        """Share of a run in the machine's time; if it was not charged yet, the run is charged up to `now_s`."""
         return self._shares.get(folder) or self.charge(folder, now_s)
 
     def resume(self, billed_to_s: float) -> None:

@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from launcher.agent.cost import CostShares, cost
-from launcher.agent.home import Home, epoch_s, full_disk_told
+from launcher.agent.home import Home, full_disk_reported
 from launcher.agent.stop import Stop, Why
 from launcher.machine.task import FINAL
-from launcher.protocol.records import Request
+from launcher.protocol.records import Request, epoch_s
 from workload.contract import bundle
 from workload.contract.bundle import Status
 from workload.contract.environment_record import CloudFacts
@@ -74,12 +74,12 @@ class Delivery:
             if folder.name in self._sent:
                 return
             try:
-                with full_disk_told(folder):
+                with full_disk_reported(folder):
                     self._close(folder, error)
                 try:
                     sent = upload(self._store, folder)
                 except ObjectExistsError:
-                    folder = self._beside(folder)
+                    folder = self._renamed(folder)
                     sent = upload(self._store, folder)
             except RooflaunchError as failure:
                 print(failure.report(), file=sys.stderr, flush=True)
@@ -88,7 +88,7 @@ class Delivery:
             self._home.note_uploaded(folder.name)
             print(f"uploaded {sent.run_id}: {sent.files} files, {sent.bytes} bytes", flush=True)
 
-    def _beside(self, folder: Path) -> Path:
+    def _renamed(self, folder: Path) -> Path:
         """Rename a complete bundle if the store has a broken one of the same name; returns the new folder.
 
         Raises `ObjectExistsError` if the stored bundle is as good as this one.
@@ -107,15 +107,15 @@ class Delivery:
         """Add the agent's facts to a bundle and seal it; only once, so that a second upload sends the same bytes."""
         share = self._costs.share(folder, self._now())
         with suppress(BundleError):  # a bundle without a record cannot be closed; reading it below raises the error
-            bundle.close_broken(folder, Status.FAILED, error or "the trainer was killed")
+            bundle.seal_unfinished(folder, Status.FAILED, error or "the trainer was killed")
         run = bundle.read(folder).record
         cloud = run.environment.cloud or CloudFacts()
         if cloud.phases is not None:  # only this function sets phases, so the bundle is closed already
             return
         cloud = replace(cloud, phases=self._home.phases(), preempted=self._stop.why is Why.PREEMPTED)
         run = replace(run, environment=replace(run.environment, cloud=cloud), cost=cost(share, self._price))
-        by_us = {Why.PREEMPTED: Status.PREEMPTED, Why.TIMED_OUT: Status.TIMED_OUT}
+        statuses = {Why.PREEMPTED: Status.PREEMPTED, Why.TIMED_OUT: Status.TIMED_OUT}
         is_last = folder == self.folders[-1]  # a stop affects only the last run: the others had ended before
-        if is_last and self._stop.why in by_us and run.status in (Status.INTERRUPTED, Status.FAILED):
-            run = replace(run, status=by_us[self._stop.why], error=error or run.error)
+        if is_last and self._stop.why in statuses and run.status in (Status.INTERRUPTED, Status.FAILED):
+            run = replace(run, status=statuses[self._stop.why], error=error or run.error)
         bundle.reseal(folder, run)

@@ -38,10 +38,10 @@ def place_names(ctx: typer.Context) -> list[str]:
 
     try:
         file = Path(str(ctx.params.get("file")))
-        whole = matrix.read(matrix.load(file), file=file, environment={}, config_folder=None, many=True)
+        loaded = matrix.read(matrix.load(file), file=file, environment={}, config_folder=None, many=True)
     except UsageError:
         return []
-    return [place.place.name for place in whole.places]
+    return [place.place.name for place in loaded.places]
 
 
 def run_sweep(
@@ -114,16 +114,16 @@ def run_sweep(
         fresh=fresh,
         output=output,
     )
-    whole = matrix.read(matrix.load(file), file=file, environment=os.environ, config_folder=Path.cwd(), many=yes)
-    matrix.require_places(whole, on or ())
-    for name in {one.spec.model for place in whole.places for one in place.configurations}:
+    loaded = matrix.read(matrix.load(file), file=file, environment=os.environ, config_folder=Path.cwd(), many=yes)
+    matrix.require_places(loaded, on or ())
+    for name in {configuration.spec.model for place in loaded.places for configuration in place.configurations}:
         models.require(name)
-    for place in whole.places:
-        for one in place.configurations:
-            models.require_data(one.spec, is_here=place.place.backend == HERE)
-    for warning in whole.warnings:
+    for place in loaded.places:
+        for configuration in place.configurations:
+            models.require_data(configuration.spec, is_here=place.place.backend == HERE)
+    for warning in loaded.warnings:
         print(f"warning: {cut_long_words(printable(warning))}", file=sys.stderr)
-    plan = start.planned(asked, whole, offline=dry_run)
+    plan = start.planned(asked, loaded, offline=dry_run)
     if dry_run:
         text = plan.text(terminal_width(sys.stdout))
         print(json.dumps(plan.to_json(), indent=1) if output_format is Format.JSON else as_typed(text))

@@ -4,6 +4,8 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
+from workload.contract.errors import RooflaunchError
+
 
 class Health(StrEnum):
     """Result of a check. `note`: worth knowing, but nothing to repair."""
@@ -45,3 +47,7 @@ class CheckPart:
     def problem(self, name: str, found: str, cure: str) -> Check:
         """Check that found a problem for runs."""
         return Check(part=self.name, name=name, state=Health.PROBLEM, found=found, cure=cure)
+
+    def failed(self, name: str, error: RooflaunchError) -> Check:
+        """Check that an error prevented, with its hint as the cure."""
+        return self.problem(name, str(error), error.hint)

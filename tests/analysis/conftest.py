@@ -1,13 +1,18 @@
-"""A report of a matrix of runs, and one whose texts are hostile; made once for all tests of reports."""
+"""`analyze` in this process; a report of a matrix of runs, and one whose texts are hostile, made once for all tests."""
+
+import sys
 
 import pandas as pd
 import pytest
 
 import analysis
+from analysis.__main__ import main
 from analysis.report.compose import compose
 from analysis.report.content import Report
 from analysis.report.evidence import ReportEvidence, gather
+from tests.analysis.in_process import Analyze
 from tests.analysis.report.report_bundles import hostile, matrix
+from workload.contract.errors import ExitCode
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -17,6 +22,22 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     if "not (slow" in config.option.markexpr:
         pd.set_option("mode.string_storage", "python")
+
+
+@pytest.fixture
+def analyze(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Analyze:
+    """Run `analyze` with some words; returns exit code, stdout and stderr."""
+
+    def run(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["analyze", *map(str, words)])
+        capsys.readouterr()
+        code = main()
+        out, err = capsys.readouterr()
+        assert "Traceback" not in err
+        assert code != ExitCode.BUG
+        return code, out, err
+
+    return run
 
 
 @pytest.fixture(scope="session")

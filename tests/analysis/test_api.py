@@ -12,9 +12,9 @@ import pandas as pd
 import pytest
 
 import analysis
-from analysis.__main__ import main
 from analysis.api import Results
 from benchmarks.synthetic_bundles import make
+from tests.analysis.in_process import Analyze
 from tests.analysis.report.report_bundles import matrix
 from workload.contract.errors import UsageError
 from workload.contract.tables import Column, TableFormat, render
@@ -41,11 +41,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_a_frame_is_the_table_of_its_command(
-    folder: Path, capsys: pytest.CaptureFixture[str], frame: Callable[[Results], pd.DataFrame], command: list[str]
+    folder: Path, analyze: Analyze, frame: Callable[[Results], pd.DataFrame], command: list[str]
 ) -> None:
-    sys.argv = ["analyze", *command, str(folder), "--format", "json"]
-    assert main() == 0
-    printed = json.loads(capsys.readouterr().out)
+    printed = json.loads(analyze(*command, folder, "--format", "json")[1])
     table = frame(analysis.load(folder))
     columns = [Column(name=name, heading=name) for name in printed[0]] if printed else []
     assert json.loads(render(table, columns, TableFormat.JSON)) == (printed or [{}] * len(table))

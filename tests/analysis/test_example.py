@@ -3,12 +3,11 @@ import sys
 import webbrowser
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from analysis import __main__ as door
 from analysis.readers import ncu
+from tests.analysis.in_process import Analyze
 from workload.contract import bundle, verdict
 
 BUNDLES = Path(str(resources.files("analysis") / "example"))
@@ -96,20 +95,12 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def analyze(monkeypatch: pytest.MonkeyPatch, *words: Any) -> int:
-    monkeypatch.setattr(sys, "argv", ["analyze", *map(str, words)])
-    return door.main()
-
-
 @pytest.mark.slow
 @pytest.mark.world
-def test_the_example_is_written_and_its_name_printed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, opened: list[str]
-) -> None:
+def test_the_example_is_written_and_its_name_printed(analyze: Analyze, tmp_path: Path, opened: list[str]) -> None:
     before = sorted(path.name for path in BUNDLES.iterdir())
     page = tmp_path / "example.html"
-    assert analyze(monkeypatch, "example", "-o", page, "--open") == 0
-    assert capsys.readouterr().out == f"{page}\n"
+    assert analyze("example", "-o", page, "--open")[:2] == (0, f"{page}\n")
     assert "Roofline" in page.read_text()
     # Nobody sits at a terminal here, and the package is as it was: no index is written into it.
     assert opened == []
@@ -117,7 +108,7 @@ def test_the_example_is_written_and_its_name_printed(
 
 
 def test_a_browser_opens_on_a_terminal_when_asked(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, opened: list[str]
+    analyze: Analyze, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, opened: list[str]
 ) -> None:
     from analysis.commands import report
 
@@ -125,15 +116,16 @@ def test_a_browser_opens_on_a_terminal_when_asked(
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     page = tmp_path / "example.html"
     for words, expected in (([], []), (["--open"], [page.as_uri()])):
-        assert analyze(monkeypatch, "example", "-o", page, *words) == 0
+        assert analyze("example", "-o", page, *words)[0] == 0
         assert opened == expected
 
 
 def test_an_installation_without_the_bundles_says_so(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    analyze: Analyze, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(resources, "files", lambda _: tmp_path)
-    assert analyze(monkeypatch, "example", "-o", tmp_path / "page.html") == 2
-    assert capsys.readouterr().err.startswith(
+    code, _, err = analyze("example", "-o", tmp_path / "page.html")
+    assert code == 2
+    assert err.startswith(
         f"error: the example's bundles are not installed: '{tmp_path / 'example'}' does not exist\nhint: reinstall "
     )

@@ -1,14 +1,14 @@
 """Every command on every odd folder ends with a table or with an error that says what is missing, never a traceback."""
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from analysis.__main__ import main
+from analysis.importing import Given, import_file
 from benchmarks.synthetic_bundles import make, make_record
+from tests.analysis.in_process import Analyze
 from tests.analysis.readers.ncu.ncu_files import DRAM, FADD, FFMA, FMUL, TIME, save, wide
 from workload.contract import bundle
 
@@ -62,8 +62,7 @@ def only_profiles(folder: Path) -> None:
     metrics = {TIME: "ns", FADD: "inst", FMUL: "inst", FFMA: "inst", DRAM: "byte"}
     for number in (1, 2):
         file = save(folder.parent, wide(metrics, [[1000, 10, 10, 40, 100 * number]]), name=f"{number}.csv")
-        sys.argv = ["analyze", "import", str(file), "--model", "resnet50", "--batch-size", "64", "-o", str(folder)]
-        assert main() == 0
+        import_file(file, Given(model="resnet50", batch_size=64), output=folder)
 
 
 # A page takes seconds: only where reading fails before one is made.
@@ -85,22 +84,17 @@ WITH_REPORT = (incomplete,)
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_odd_folders(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], fill: Callable[[Path], Any], answered: set[str]
-) -> None:
+def test_odd_folders(tmp_path: Path, analyze: Analyze, fill: Callable[[Path], Any], answered: set[str]) -> None:
     results = tmp_path / "results"
     results.mkdir()
     fill(results)
-    capsys.readouterr()
     codes = {}
     # The first leaves the index that the others read.
     for command in COMMANDS:
         if command == "report" and fill not in WITH_REPORT:
             continue
         options = ["-o", str(tmp_path / "page.html")] if command == "report" else []
-        sys.argv = ["analyze", command, str(results), *options]
-        codes[command] = main()
-        out, err = capsys.readouterr()
+        codes[command], out, err = analyze(command, results, *options)
         assert bool(out) == (codes[command] == 0), command
         assert err.startswith("error: ") == (codes[command] != 0), command
     assert codes == {command: 0 if command in answered else 3 for command in codes}
@@ -116,9 +110,9 @@ def test_odd_folders(
     ],
 )
 def test_what_is_missing_is_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], fill: Callable[[Path], Any], command: str, message: str
+    tmp_path: Path, analyze: Analyze, fill: Callable[[Path], Any], command: str, message: str
 ) -> None:
     fill(tmp_path)
-    sys.argv = ["analyze", command, str(tmp_path)]
-    assert main() == 3
-    assert capsys.readouterr().err.splitlines()[0] == f"error: {message}"
+    code, _, err = analyze(command, tmp_path)
+    assert code == 3
+    assert err.splitlines()[0] == f"error: {message}"

@@ -28,10 +28,10 @@ from tests.workload.storage.gcs_server import BUCKET
 from workload.contract import bundle
 from workload.contract.bundle import Bundle
 from workload.contract.errors import ExitCode
+from workload.storage.address import FetchSource
 from workload.storage.fetch import fetch
 from workload.storage.gcs import Bucket, connect
 from workload.storage.inventory import RUNS, sealed_runs
-from workload.storage.source import FetchSource
 
 pytestmark = [
     pytest.mark.world,

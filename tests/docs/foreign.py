@@ -1,4 +1,4 @@
-"""What programs of others accept, as far as our pages and messages name them; also run in their place, by `main`."""
+"""Stand-ins for other programs: they accept the commands and options in foreign_tools.toml, and refuse all others."""
 
 import itertools
 import re
@@ -11,7 +11,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 TOOLS: dict[str, Any] = tomllib.loads(Path(__file__).with_name("foreign_tools.toml").read_text(encoding="utf-8"))
-# Of OWNER/NAME the tag may be absent.
+# Name of an image; OWNER/NAME may have no tag.
 IMAGE = re.compile(r"[a-z0-9./-]+:[a-z0-9.-]+|[a-z0-9.-]+(?:/[a-z0-9.-]+)+")
 TOML = """[gcp]
 bucket = "my-project-rooflaunch"
@@ -46,7 +46,7 @@ def check(program: str, words: Sequence[str]) -> None:
 
 
 def check_pip(words: Sequence[str]) -> None:
-    """That our extras exist; raises `RefusedError`."""
+    """Raise `RefusedError` for an extra that our package does not have."""
     table = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     extras = table["project"]["optional-dependencies"]
     for word in words:
@@ -57,7 +57,7 @@ def check_pip(words: Sequence[str]) -> None:
 
 
 def check_terraform(words: Sequence[str], folder: Path) -> None:
-    """That variables, outputs and resources are those of the files; raises `RefusedError`."""
+    """Raise `RefusedError` for a variable, an output or a resource that the files in `folder` do not define."""
     text = "".join(path.read_text(encoding="utf-8") for path in folder.glob("*.tf"))
     variables = [word for flag, word in itertools.pairwise(words) if flag == "-var"]
     outputs = [word for flag, word in itertools.pairwise(words) if flag == "-raw"]
@@ -69,7 +69,7 @@ def check_terraform(words: Sequence[str], folder: Path) -> None:
 
 
 def main(program: str, words: Sequence[str]) -> int:
-    """Stand in for `program` on PATH: refuse what it would refuse, write what our pages make of it to stdout."""
+    """Stand in for `program` on PATH: exit with 2 for a command that it would refuse, else print its result."""
     try:
         check(program, words)
         if program == "terraform":

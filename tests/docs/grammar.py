@@ -1,4 +1,4 @@
-"""Whether a command line would be accepted by the program it names: our programs' real parsers, tables for others."""
+"""Check whether a program would accept a command line: with our programs' real parsers, and tables for others."""
 
 import argparse
 import re
@@ -33,7 +33,7 @@ MODULES = (
     "venv",
     "ensurepip",
 )
-# What stands for a value that the reader fills in: RUN, BUNDLE, gs://BUCKET/PREFIX, …
+# Placeholder of a value that the reader fills in: RUN, BUNDLE, gs://BUCKET/PREFIX, …
 PLACEHOLDER = re.compile(r"[A-Z][A-Z_/.]*|<.*>|…")
 
 
@@ -56,7 +56,10 @@ def check(line: str) -> None:
 
 
 def check_in_prose(text: str) -> None:
-    """As `check`, of a command with the rest of its sentence behind it: words that are no options may be left over."""
+    """Raise `RefusedError` unless the program accepts the first words of `text`, a command within a sentence.
+
+    The words after them, which are the rest of the sentence, must not be options.
+    """
     try:
         words = shlex.split(re.sub(r"\$\([^)]*\)", "X", text))
     except ValueError:  # an apostrophe
@@ -83,9 +86,9 @@ def _check_our_program(program: str, words: Sequence[str]) -> None:
     elif words and not words[0].startswith("-"):
         raise RefusedError(f"{program} has no command {words[0]}; it has {', '.join(sorted(commands))}")
     if not words:
-        return  # named, not to be typed as it is
+        return  # the text only names the command
     if words[0].endswith("-completion") and words[0] in {name for option in command.params for name in option.opts}:
-        return  # to parse it is to do it
+        return  # parsing would install the completion
     try:
         context = command.make_context(program, list(words), resilient_parsing=False)
     except typer.Exit:  # --help, --version
@@ -98,7 +101,7 @@ def _check_our_program(program: str, words: Sequence[str]) -> None:
 
 
 def _check_values(values: dict[str, Any]) -> None:
-    """The run options of both launch and import are text to the parser, and checked when the run is made up."""
+    """Check the values of run options, which the programs' parsers take as any text."""
     for name, value in values.items():
         if name in RUN_OPTIONS and isinstance(value, str) and not PLACEHOLDER.fullmatch(value):
             try:
@@ -117,7 +120,7 @@ def _check_python(words: Sequence[str]) -> None:
     if words[1] not in ("rooflaunch", "workload"):
         return
     if not words[2:]:
-        return  # named, not to be typed as it is
+        return  # the text only names the program
     try:
         parsed = cli.parse(list(words[2:]))
     except SystemExit:  # --help, --version
@@ -128,7 +131,7 @@ def _check_python(words: Sequence[str]) -> None:
 
 
 def every_option() -> set[str]:
-    """The options of all commands of our programs and of the others."""
+    """Options of all commands of our programs and of the others."""
     known = {"--help"}
     for program in PROGRAMS.values():
         for command in getattr(program, "commands", {}).values():

@@ -1,4 +1,4 @@
-"""Our pages: their console blocks as commands with what is shown below each, and their other blocks."""
+"""Our pages: the commands in their console blocks with the output shown below each, and their other blocks."""
 
 import re
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """A fenced block; `line` is that of its first line of text."""
+    """A fenced block; `line`: number of its first line of text."""
 
     page: str
     line: int
@@ -33,7 +33,7 @@ class Command:
 
 
 def names() -> list[str]:
-    """README first, then the pages it leads to."""
+    """Paths of all pages: README first, then those that it links."""
     return [
         "README.md",
         *sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/*.md")),
@@ -62,7 +62,7 @@ def commands(page: str) -> list[Command]:
 
 
 def distinct_commands() -> list[Command]:
-    """Those of all pages, each once: a page may repeat another's."""
+    """Commands of all pages, each once: a page may repeat another's."""
     first: dict[str, Command] = {}
     for page in names():
         for command in commands(page):

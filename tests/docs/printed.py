@@ -10,10 +10,10 @@ from typing import Any
 from tests import sources
 from tests.sources import PACKAGES, ROOT
 
-# What stands for an expression in a text: X, a value of any kind, unless the command takes only some.
+# Replacements of expressions in an f-string, if X, the usual one, is no value that the command takes.
 PLACEHOLDERS = {"verb": "down", "_emulator_note()": ""}
-# `launch` and `docker` are words of prose too: of a launch, the docker package. What may stand before or follow is
-# listed, so that a command which does not exist is not taken for prose.
+# `launch` and `docker` are also words of prose: "a launch", "the docker package". The words before and after them in
+# prose are listed here, so that a command that does not exist is not taken for prose.
 NOUN_BEFORE = re.compile(
     r"(\b(a|an|the|of|each|every|no|one|first|kernel|1|package|flavour)|--runtime|[=|])[ ]?$", re.IGNORECASE
 )
@@ -28,13 +28,13 @@ PROGRAMS = (
     "launch|analyze|python3? -m|gcloud|terraform|docker|pip|dcgmi|ncu|nvidia-smi|systemctl|usermod|git lfs|apt install"
 )
 START = re.compile(rf"(?<![\w/.:'\"-])(?:\.venv/bin/)?(?P<program>{PROGRAMS})(?= [^ ])")
-# What ends a command in a sentence, and what ends the sentence; a dot by itself is a folder.
+# End of a command in a sentence, or of the sentence; a dot by itself is a folder.
 END = re.compile(r"[;`\n#|>]|(?<! )[,:.)]( |<|$)|\)[,;.]| - | && | \(|  ")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Text:
-    """A text that may be printed, with placeholders for what is filled in."""
+    """A text that may be printed, with placeholders for its expressions."""
 
     path: str
     line: int
@@ -90,7 +90,7 @@ def _of_table(value: Any) -> Iterator[str]:
 
 
 def commands(text: str) -> Iterator[str]:
-    """Each command that a text names, up to where its sentence goes on without doubt."""
+    """Commands that a text names, each up to the first sign that the sentence goes on."""
     text, place = text.replace(" …", ""), 0
     while match := START.search(text, place):
         place = match.end()

@@ -1,4 +1,4 @@
-"""A place to follow our pages in: a folder like a fresh checkout, a home, small runs, and stand-ins for what costs."""
+"""Surroundings in which commands of our pages run: a checkout, a home folder, small runs, and stand-ins for clouds."""
 
 import os
 import shutil
@@ -23,12 +23,12 @@ from tests.launcher.backends.gcp.canned_cloud import IMAGE, SETTINGS, ZONE, clou
 from tests.workload.storage.gcs_server import BUCKET, running
 from workload.contract.spec import resolve
 
-# A launch that is done, under the digits that the pages use.
+# Token of a finished launch, as the pages write it.
 TOKEN = "3fa9c1"
-# Runs that take as long as it takes to start torch.
+# Settings of runs that take hardly longer than importing torch.
 SMALL = {"IMAGE_SIZE": "32", "WARMUP": "1", "ITERATIONS": "2"}
 STANDINS = ("gcloud", "terraform")
-# What a checkout has at its top and a page's command may read. `infra` is copied: a page writes a file into it.
+# Files and folders of a checkout that commands of pages read. `infra` is copied, because a page writes a file into it.
 LINKED = ("Makefile", "pyproject.toml", "constraints.txt", "benchmarks", "docker", "docs", "tests")
 LOG = "env,device,model,batch_size,iter_idx,iter_time_ms,imgs_per_sec,timestamp\n" + "".join(
     f"envA,cuda:0,resnet50,64,{index},150,426.67,{1763159640 + 0.2 * index:.1f}\n" for index in range(11)
@@ -46,13 +46,13 @@ NCU = f"""\
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """Where the commands of a page run, as their reader would run them."""
+    """Folder and environment in which the commands of a page run."""
 
     folder: Path
     environment: dict[str, str]
 
     def run(self, line: str, *, limit_s: float) -> subprocess.CompletedProcess[str]:
-        """One line of a page, in a shell of its own."""
+        """Run a line of a page in a new shell."""
         return subprocess.run(
             ["bash", "-euo", "pipefail", "-c", line],
             cwd=self.folder,

@@ -9,7 +9,7 @@ from launcher.backends.gcp.options import Options
 from launcher.backends.gcp.plan import make_plan
 from launcher.jobs.launches import LaunchState
 from launcher.protocol.records import LaunchPhase
-from workload.contract.prices import Listed
+from workload.contract.prices import VmPrice
 from workload.contract.spec import resolve
 
 ROOT = Path(__file__).parents[2]
@@ -31,7 +31,7 @@ def test_the_dry_run_on_the_page_is_what_is_printed() -> None:
     assert shown == [plan.text()]
 
 
-def _row(gpu: gpus.GpuOffer, price: Listed) -> str:
+def _row(gpu: gpus.GpuOffer, price: VmPrice) -> str:
     usual, spot = ("unknown" if usd is None else f"{usd:.3f}" for usd in (price.usd_per_h, price.usd_per_h_spot))
     if gpu.machine_types[price.machine_type].spot_only:
         usual = "not sold"

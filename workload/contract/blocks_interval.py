@@ -26,7 +26,6 @@ from statistics import NormalDist, fmean
 from workload.contract.design import Contrast, Design, Run
 from workload.contract.text import percent
 
-LEVEL = 0.95
 # Looks: 8, 10, 13, 17, 22, 28, 35, 44, 55, ... blocks. Fewer than 8 do not estimate their correlation at all.
 FIRST_LOOK = 8
 GROWTH = 1.25

@@ -187,7 +187,7 @@ def place_in_job(folder: Path, place: JobPlace) -> None:
     _reseal(folder, {**read(folder).document, "job": encode(place)})
 
 
-def close_broken(folder: Path, status: Status, error: str) -> None:
+def seal_unfinished(folder: Path, status: Status, error: str) -> None:
     """Seal the bundle of a killed trainer with the steps that were flushed; leave a complete bundle unchanged.
 
     Raises `BundleError` if the trainer was killed before it wrote run.json.

@@ -53,7 +53,7 @@ class Contrast:
     """A difference of logarithms with its standard error, or the `reason` why there is none.
 
     `series`: the difference in each block that has all of its configurations, in order. `shared`: number of
-    configurations whose scatter gives the error; 0 if only `series` does. `outstanding`: configurations of the
+    configurations whose scatter gives the error; 0 if only `series` does. `noisy`: configurations of the
     difference that scatter more than the others.
     """
 
@@ -62,7 +62,7 @@ class Contrast:
     degrees: int
     series: tuple[float, ...]
     shared: int = 0
-    outstanding: tuple[Hashable, ...] = ()
+    noisy: tuple[Hashable, ...] = ()
     reason: str | None = None
 
     @property
@@ -74,7 +74,7 @@ class Contrast:
 class Design:
     """Runs of one place. Several runs of one configuration in one block count as one, with their mean logarithm.
 
-    Runs whose figure is no positive number are left out. `outstanding`: configurations that scatter more than the
+    Runs whose figure is no positive number are left out. `noisy`: configurations that scatter more than the
     others. `has_positions`: whether the fit corrects for positions.
     """
 
@@ -84,7 +84,7 @@ class Design:
         for cell in self._cells:
             self._cells_by_configuration.setdefault(cell.configuration, []).append(cell)
         self._columns = self._position_columns()
-        self._pool, self.outstanding = self._scatter_alike()
+        self._pool, self.noisy = self._scatter_alike()
 
     @property
     def has_positions(self) -> bool:
@@ -115,10 +115,8 @@ class Design:
             return Contrast(value=value, error=None, degrees=0, series=series, reason=same)
         # One slightly noisy configuration matters little in an average: only those outside of the estimate count.
         is_pair = len(weights) <= 2  # noqa: PLR2004
-        outstanding = tuple(
-            name for name in weights if (name in self.outstanding if is_pair else name not in self._pool)
-        )
-        is_common = not outstanding and abs(fsum(weights.values())) < ROUNDING
+        noisy = tuple(name for name in weights if (name in self.noisy if is_pair else name not in self._pool))
+        is_common = not noisy and abs(fsum(weights.values())) < ROUNDING
         if is_common and self._pool and self._common.degrees and (self._columns or len(self._pool) >= LEAST_FOR_TEST):
             value, error = self._common.contrast(weights)
             return Contrast(
@@ -132,7 +130,7 @@ class Design:
             error=sqrt(variance(series) / len(series) + positions_variance),
             degrees=len(series) - 1,
             series=series,
-            outstanding=outstanding,
+            noisy=noisy,
         )
 
     def _series(self, weights: Mapping[Hashable, float]) -> tuple[float, ...]:

@@ -8,8 +8,8 @@ work exits with 4. Messages on stderr that cannot be written are dropped.
 import errno
 import os
 import sys
-from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any, TextIO, cast
 
@@ -17,7 +17,7 @@ from workload.contract.errors import ExitCode, RooflaunchError, ToolError, Usage
 from workload.contract.interrupt import ignore_signals, never_dropped
 
 
-class Outlet:
+class TolerantStream:
     """Text stream that drops output it cannot write and keeps the first error. The rest is passed to the stream."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -26,16 +26,19 @@ class Outlet:
 
     def write(self, text: str) -> int:
         """Write `text`, or drop it if the stream fails."""
-        self._tried(lambda: self._stream.write(text))
+        with self._errors_dropped():
+            self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
         """Flush the stream, or drop its content if it fails."""
-        self._tried(self._stream.flush)
+        with self._errors_dropped():
+            self._stream.flush()
 
-    def _tried(self, act: Callable[[], object]) -> None:
+    @contextmanager
+    def _errors_dropped(self) -> Iterator[None]:
         try:
-            act()
+            yield
         except OSError as error:
             self.error = self.error or error
             # Send the rest of the buffer to /dev/null, now and when Python flushes it at exit.
@@ -50,7 +53,7 @@ def enter(run: Callable[[], int]) -> int:
     """Run a command. Returns its exit code, or that for lost output or Ctrl-C."""
     code: int
     open_standard_streams()
-    out, err = Outlet(sys.stdout), Outlet(sys.stderr)
+    out, err = TolerantStream(sys.stdout), TolerantStream(sys.stderr)
     with redirect_stdout(cast("TextIO", out)), redirect_stderr(cast("TextIO", err)):
         try:
             with never_dropped():
@@ -59,11 +62,11 @@ def enter(run: Callable[[], int]) -> int:
             print("interrupted", file=sys.stderr)
             code = ExitCode.INTERRUPTED
         except OSError as error:
-            refused = _refused(error)
-            if refused is None:
+            explained = _explained(error)
+            if explained is None:
                 raise
-            print(refused.report(), file=sys.stderr)
-            code = int(refused.exit_code)
+            print(explained.report(), file=sys.stderr)
+            code = int(explained.exit_code)
         except SystemExit as done:  # argparse's way to end after --help
             code = done.code if isinstance(done.code, int) else ExitCode.DONE
         # Ctrl-C reaches a child twice, from the terminal and from its launcher. Python's own exit must not be
@@ -81,7 +84,7 @@ def enter(run: Callable[[], int]) -> int:
     return code
 
 
-def _refused(error: OSError) -> RooflaunchError | None:
+def _explained(error: OSError) -> RooflaunchError | None:
     """User error for a file name that is too long or a full disk; None for other errors of the system."""
     if error.errno == errno.ENAMETOOLONG:
         return UsageError(

@@ -56,12 +56,12 @@ def convolved(
     return images[0], weight[0], *sizes
 
 
-def matmul(output: Shape, left: Shape) -> int:
-    """FLOP of a matrix product: 2 for each output element and each element of the inner dimension, the last of `left`.
+def matmul(output: Shape, first: Shape) -> int:
+    """FLOP of a matrix product: 2 for each output element and each element of the inner dimension, the last of `first`.
 
     Source: Golub and Van Loan, Matrix Computations, 4th edition, section 1.1.11 (2mnk).
     """
-    return 2 * prod(output) * left[-1]
+    return 2 * prod(output) * first[-1]
 
 
 def attention(query: Shape, key: Shape, value: Shape) -> int:

@@ -301,7 +301,7 @@ def text_lines(source: NcuSource, head: Preamble) -> Iterator[str]:
         if not head.is_cut:
             yield from io.TextIOWrapper(file, encoding="utf-8", errors="replace", newline="\n")
             return
-        left = head.stop - head.start
-        while left > 0 and (line := file.readline(left)):
-            left -= len(line)
+        remaining_bytes = head.stop - head.start
+        while remaining_bytes > 0 and (line := file.readline(remaining_bytes)):
+            remaining_bytes -= len(line)
             yield line.decode(errors="replace")

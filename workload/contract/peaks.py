@@ -2,7 +2,6 @@
 
 import functools
 import tomllib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,7 +36,10 @@ class Peak:
 
 @dataclass(frozen=True, kw_only=True)
 class PeakRow:
-    """Entry of peaks.toml for one precision; clocks in MHz, rates in 1e12 FLOP/s."""
+    """Entry of peaks.toml for one precision; clocks in MHz, rates in 1e12 FLOP/s.
+
+    A vendor's rate is SMs x FLOP per clock and SM x clock, which the tests compute again.
+    """
 
     precision: str
     dense: bool
@@ -102,11 +104,6 @@ def named(gpu: str) -> Gpu:
     return {row.gpu: row for row in gpus()}[gpu]
 
 
-def formula_flop_per_s(gpu: Gpu, row: PeakRow, *, clock_mhz: float | None = None) -> float:
-    """FLOP/s as SMs x FLOP per clock and SM x clock, the arithmetic behind every vendor's figure."""
-    return gpu.sms * row.flop_per_clock_per_sm * (clock_mhz or row.clock_mhz) * 1e6
-
-
 def bandwidth(*, memory_clock_mhz: float, bus_width_bits: float) -> float:
     """Bytes/s from the device's memory clock and bus: 2 x clock x bus width / 8."""
     return TRANSFERS_PER_CLOCK * memory_clock_mhz * 1e6 * bus_width_bits / BITS_PER_BYTE
@@ -116,36 +113,34 @@ def bandwidth_warning(gpu: Gpu, *, memory_clock_mhz: float | None, bus_width_bit
     """Warning if the device's own memory clock and bus give another bandwidth than the table; None if not."""
     if not memory_clock_mhz or not bus_width_bits:
         return None
-    own = bandwidth(memory_clock_mhz=memory_clock_mhz, bus_width_bits=bus_width_bits)
-    off = own / gpu.bytes_per_s - 1
-    if abs(off) <= BANDWIDTH_TOLERANCE:
+    bytes_per_s = bandwidth(memory_clock_mhz=memory_clock_mhz, bus_width_bits=bus_width_bits)
+    difference = bytes_per_s / gpu.bytes_per_s - 1
+    if abs(difference) <= BANDWIDTH_TOLERANCE:
         return None
     return (
-        f"the device's memory clock and bus give {own / 1e9:.0f} GB/s, the table has {gpu.gb_per_s:g} "
-        f"({signed_percent(off)}): perhaps it is another device than its name says"
+        f"the device's memory clock and bus give {bytes_per_s / 1e9:.0f} GB/s, the table has {gpu.gb_per_s:g} "
+        f"({signed_percent(difference)}): perhaps it is another device than its name says"
     )
 
 
 def source(key: str) -> str:
     """Title and date of a source."""
-    found = _content()["source"][key]
-    return f"{found['title']}, read {found['read']}"
+    row = _content()["source"][key]
+    return f"{row['title']}, read {row['read']}"
 
 
 @functools.cache
 def gpus() -> tuple[Gpu, ...]:
     """Every device of the table."""
-    return tuple(_gpu(each) for each in _content()["gpu"])
-
-
-def _gpu(entry: Mapping[str, Any]) -> Gpu:
-    rest = {name: entry[name] for name in ("gpu", "sms", "gb_per_s", "source")}
-    return Gpu(
-        **rest,
-        names=tuple(entry["names"]),
-        memory_gb=tuple(entry["memory_gb"]),
-        note=entry.get("note"),
-        peaks=tuple(PeakRow(**row) for row in entry["peak"]),
+    return tuple(
+        Gpu(
+            **{name: entry[name] for name in ("gpu", "sms", "gb_per_s", "source")},
+            names=tuple(entry["names"]),
+            memory_gb=tuple(entry["memory_gb"]),
+            note=entry.get("note"),
+            peaks=tuple(PeakRow(**row) for row in entry["peak"]),
+        )
+        for entry in _content()["gpu"]
     )
 
 

@@ -19,7 +19,7 @@ HOURS_PER_MONTH = 28 * 24
 
 
 @dataclass(frozen=True, kw_only=True)
-class Listed:
+class VmPrice:
     """USD per hour of a VM with its GPUs, without disk and address; None if unknown. `gpu`: its name in peaks.toml."""
 
     machine_type: str
@@ -48,7 +48,7 @@ class DiskPrice:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Address:
+class AddressPrice:
     """Price of an external IPv4 address that a VM uses, in any region."""
 
     usd_per_h: float
@@ -61,9 +61,9 @@ class Address:
 class Prices:
     """Content of prices.toml."""
 
-    listed: tuple[Listed, ...]
+    listed: tuple[VmPrice, ...]
     disks: tuple[DiskPrice, ...]
-    address: Address
+    address: AddressPrice
 
     def disk_usd_per_gb_month(self, kind: str, region: str) -> float | None:
         """Price of a disk in USD per GB and month; None if unknown."""
@@ -91,9 +91,9 @@ def parse(table: Mapping[str, Any]) -> Prices:
         return {**row, "source": source["title"], "read": source["read"]}
 
     prices = Prices(
-        listed=tuple(Listed(**sourced(row)) for row in table["price"]),
+        listed=tuple(VmPrice(**sourced(row)) for row in table["price"]),
         disks=tuple(DiskPrice(**sourced(row)) for row in table["disk"]),
-        address=Address(**sourced(table["address"])),
+        address=AddressPrice(**sourced(table["address"])),
     )
     for problem in _problems(prices):
         raise ToolError(f"{TABLE.name}: {problem}", hint="correct the table, with the source's figures")

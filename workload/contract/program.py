@@ -72,9 +72,9 @@ def _wrapped(text: str, width: int, indent: str, later_indent: str | None = None
 
 def _continued(command: str, width: int, indent: str) -> list[str]:
     """Break a long command into lines with backslashes, as a shell reads it; options stay with their values."""
-    whole = indent + command.strip()
-    if len(whole) <= width:
-        return [whole]
+    line = indent + command.strip()
+    if len(line) <= width:
+        return [line]
     kept = re.sub(r"(?<= )(--?[a-z-]+) (?=[^-])", rf"\1{NO_BREAK}", command)
     *lines, last = _wrapped(kept, width - len(" \\"), indent, indent + " " * 4)
     return [*(f"{line} \\" for line in lines), last]

@@ -96,10 +96,10 @@ def plain(value: float, digits: int) -> str:
 
 def duration(value_s: float) -> str:
     """Duration as text, in its two largest units: `45 s`, `12 min`, `3 h 05 min`, `2 d 4 h`."""
-    whole = max(0, round(value_s))
-    whole_minutes, hours, days = whole // 60, whole // 3600, whole // 86400
-    if whole < SECONDS_MATTER_UP_TO_S:
-        return f"{whole} s"
+    whole_s = max(0, round(value_s))
+    whole_minutes, hours, days = whole_s // 60, whole_s // 3600, whole_s // 86400
+    if whole_s < SECONDS_MATTER_UP_TO_S:
+        return f"{whole_s} s"
     if hours < MINUTES_ALONE_UP_TO_H:
         return f"{whole_minutes} min"
     return f"{hours} h {whole_minutes % 60:02} min" if days < HOURS_UP_TO_DAYS else f"{days} d {hours % 24} h"
@@ -211,8 +211,8 @@ def cut_long_words(text: str, typed: Iterable[str] = ()) -> str:
     words = {part.strip() for word in typed for part in (word, word.partition("=")[2])}
     for word in sorted((word for word in words if len(word) > MOST_QUOTED), key=len, reverse=True):
         text = text.replace(word, f"{word[:MOST_QUOTED]}…")
-    quoted = LONG_QUOTED.sub(lambda found: f"'{found[1][:MOST_QUOTED]}…'", text)
-    return LONG_WORD.sub(lambda found: _cut(found[0]), quoted)
+    quoted = LONG_QUOTED.sub(lambda match: f"'{match[1][:MOST_QUOTED]}…'", text)
+    return LONG_WORD.sub(lambda match: _cut(match[0]), quoted)
 
 
 def _cut(word: str) -> str:

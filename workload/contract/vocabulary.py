@@ -102,7 +102,7 @@ def tensor_operations(names: Iterable[str]) -> dict[str, TensorMetric]:
     return {
         name: metric
         for name, metric in metrics.items()
-        if not any(other != name and whole.covers(metric) for other, whole in metrics.items())
+        if not any(other != name and wider.covers(metric) for other, wider in metrics.items())
     }
 
 

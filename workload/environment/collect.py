@@ -27,18 +27,7 @@ def collect(
     outside one, `slurm` outside a job. `outside`: facts that a launcher read on the host; these take precedence.
     """
     machine = machine or HostSystem()
-    seen = _inside(machine, device, dataset_path)
-    told = outside or {}
-    return {name: _merged(section, told.get(name)) for name, section in seen.items()}
-
-
-def _merged(section: Mapping[str, object] | None, told: Mapping[str, object] | None) -> dict[str, object] | None:
-    known = {name: value for name, value in (told or {}).items() if value is not None}
-    return {**(section or {}), **known} if section is not None or known else None
-
-
-def _inside(machine: HostSystem, device: str, dataset_path: Path | None) -> dict[str, dict[str, object] | None]:
-    return {
+    sections = {
         # First, so that the load average does not include the following work.
         "host": host_facts(machine, dataset_path=dataset_path),
         "device": device_facts(machine, torch.device(device)),
@@ -47,6 +36,12 @@ def _inside(machine: HostSystem, device: str, dataset_path: Path | None) -> dict
         "container": container_facts(machine),
         "slurm": slurm_facts(machine),
     }
+    return {name: _merged(section, (outside or {}).get(name, {})) for name, section in sections.items()}
+
+
+def _merged(section: Mapping[str, object] | None, outside: Mapping[str, object]) -> dict[str, object] | None:
+    known = {name: value for name, value in outside.items() if value is not None}
+    return {**(section or {}), **known} if section is not None or known else None
 
 
 def device_facts(machine: HostSystem, device: torch.device) -> dict[str, object]:

@@ -43,12 +43,12 @@ def container_facts(machine: HostSystem) -> dict[str, object] | None:
 
     Its limits equal those of the host section: one group holds the process.
     """
-    found = runtime(machine)
-    if found is None:
+    container = runtime(machine)
+    if container is None:
         return None
     limits = cgroup.limits(machine)
     return {
-        "runtime": found.value,
+        "runtime": container.value,
         "os": os_name(machine),
         "cgroup_cpu_limit": limits.cpus,
         "cgroup_memory_limit_bytes": limits.memory_bytes,
@@ -59,14 +59,8 @@ def container_facts(machine: HostSystem) -> dict[str, object] | None:
 
 def runtime(machine: HostSystem) -> ContainerRuntime | None:
     """Runtime, from the most specific sign to the least: a Kubernetes pod also has the marks of its node's runtime."""
-    signs = (
-        _from_variables,
-        _from_files,
-        _from_first_process,
-        _from_groups,
-        _from_root,
-    )
-    return next((found for sign in signs if (found := sign(machine)) is not None), None)
+    signs = (_from_variables, _from_files, _from_first_process, _from_groups, _from_root)
+    return next((container for sign in signs if (container := sign(machine)) is not None), None)
 
 
 def _from_variables(machine: HostSystem) -> ContainerRuntime | None:

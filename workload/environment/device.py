@@ -11,7 +11,7 @@ from workload.contract.record import Memory
 from workload.contract.spec import Device, Precision, RunSpec
 from workload.environment import cgroup, gpu_code, instructions
 from workload.environment.machine import HostSystem
-from workload.environment.resource_errors import is_of_memory, is_of_workspace
+from workload.environment.resource_errors import is_memory_shortage, is_workspace_shortage
 
 TF32_CAPABILITY = (8, 0)
 AUTOCAST_DTYPES = {Precision.AMP: torch.float16, Precision.BF16: torch.bfloat16}
@@ -43,7 +43,7 @@ def choose(wanted: Device) -> Device:
             return wanted
 
 
-def passed_over(wanted: Device, chosen: Device) -> list[str]:
+def unused_gpu_note(wanted: Device, chosen: Device) -> list[str]:
     """Note if `auto` does not use an NVIDIA GPU of this machine, with the reason."""
     obstacle = cuda_obstacle() if wanted is Device.AUTO and chosen is not Device.CUDA else None
     if obstacle is None or not obstacle.gpu_is_there:
@@ -209,6 +209,6 @@ def memory(device: Device) -> Memory:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether `error` is a refused allocation on any device, or cuDNN's lack of room for a workspace."""
-    if isinstance(error, torch.OutOfMemoryError) or is_of_memory(error):
+    if isinstance(error, torch.OutOfMemoryError) or is_memory_shortage(error):
         return True
-    return is_of_workspace(error) and torch.cuda.mem_get_info()[0] < LITTLE_FREE_BYTES
+    return is_workspace_shortage(error) and torch.cuda.mem_get_info()[0] < LITTLE_FREE_BYTES

@@ -33,10 +33,11 @@ def host_facts(machine: HostSystem, *, dataset_path: Path | None) -> dict[str, o
         **cpu_facts(machine),
         "cgroup_cpu_limit": limits.cpus,
         "cgroup_memory_limit_bytes": limits.memory_bytes,
-        **_memory_facts(machine),
+        "memory_total_bytes": memory_total_bytes(machine),
+        "memory_available_bytes": memory_available_bytes(machine),
         "numa_nodes": len(cpu_list(machine.text("/sys/devices/system/node/online")) or []) or None,
         "load_average": _load_average(machine),
-        "transparent_hugepages": _chosen(machine.text("/sys/kernel/mm/transparent_hugepage/enabled")),
+        "transparent_hugepages": _bracketed(machine.text("/sys/kernel/mm/transparent_hugepage/enabled")),
         "dataset_storage": None if dataset_path is None else storage_facts(machine, dataset_path),
     }
 
@@ -48,19 +49,16 @@ def memory_bytes(machine: HostSystem, name: str) -> int | None:
     return number * KIB_BYTES if number is not None and unit == "kB" else None
 
 
+def memory_total_bytes(machine: HostSystem) -> int | None:
+    """Memory of the host in bytes, even inside a container."""
+    total = memory_bytes(machine, "MemTotal")
+    return int(psutil.virtual_memory().total) if total is None and machine.native else total
+
+
 def memory_available_bytes(machine: HostSystem) -> int | None:
     """Memory that new programs can have without swapping, in bytes; the host's figure even inside a container."""
     available = memory_bytes(machine, "MemAvailable")
-    if available is None and machine.native:
-        return int(psutil.virtual_memory().available)
-    return available
-
-
-def _memory_facts(machine: HostSystem) -> dict[str, object]:
-    total = memory_bytes(machine, "MemTotal")
-    if total is None and machine.native:
-        total = int(psutil.virtual_memory().total)
-    return {"memory_total_bytes": total, "memory_available_bytes": memory_available_bytes(machine)}
+    return int(psutil.virtual_memory().available) if available is None and machine.native else available
 
 
 def _load_average(machine: HostSystem) -> list[float] | None:
@@ -74,7 +72,7 @@ def _load_average(machine: HostSystem) -> list[float] | None:
     return first_three or None
 
 
-def _chosen(text: str | None) -> str | None:
+def _bracketed(text: str | None) -> str | None:
     """Word in brackets: `madvise` in `always [madvise] never`."""
     match = re.search(r"\[(\w+)\]", text or "")
     return match[1] if match else None
@@ -114,21 +112,21 @@ def allowed_cpus(machine: HostSystem) -> list[int] | None:
 
 def caches(machine: HostSystem) -> list[dict[str, object]] | None:
     """Caches of the first CPU that the process may use, `size_bytes` for one instance; None if unknown."""
-    found: list[dict[str, object]] = []
-    folder = f"{CPUS}/cpu{_first_cpu(machine)}/cache"
-    index = 0
-    while (level := machine.integer(f"{folder}/index{index}/level")) is not None:
-        sharing = cpu_list(machine.text(f"{folder}/index{index}/shared_cpu_list"))
-        found.append(
+    rows: list[dict[str, object]] = []
+    first_cpu = _first_cpu(machine)
+    while True:
+        folder = f"{CPUS}/cpu{first_cpu}/cache/index{len(rows)}"
+        level, sharing = machine.integer(f"{folder}/level"), cpu_list(machine.text(f"{folder}/shared_cpu_list"))
+        if level is None:
+            return rows or None
+        rows.append(
             {
                 "level": level,
-                "type": (machine.text(f"{folder}/index{index}/type") or "").lower() or None,
-                "size_bytes": _size_bytes(machine.text(f"{folder}/index{index}/size")),
+                "type": (machine.text(f"{folder}/type") or "").lower() or None,
+                "size_bytes": _size_bytes(machine.text(f"{folder}/size")),
                 "shared_by_cpus": len(sharing) if sharing else None,
             }
         )
-        index += 1
-    return found or None
 
 
 def _allowed_list(machine: HostSystem) -> str | None:

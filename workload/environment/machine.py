@@ -74,12 +74,12 @@ def as_integer(text: str | None) -> int | None:
 
 def fields(text: str | None) -> dict[str, str]:
     """Values by key, from the `key: value` lines of /proc files and lscpu; a repeated key keeps its first value."""
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for line in (text or "").splitlines():
         key, colon, value = line.partition(":")
         if colon:
-            found.setdefault(key.strip(), value.strip())
-    return found
+            values.setdefault(key.strip(), value.strip())
+    return values
 
 
 def cpu_info(machine: HostSystem) -> dict[str, str]:

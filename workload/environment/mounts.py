@@ -3,7 +3,7 @@
 import re
 import shutil
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import psutil
 
@@ -35,7 +35,7 @@ def storage_facts(machine: HostSystem, path: Path) -> dict[str, object]:
     """Facts of the storage under `path`. For a path that does not exist yet, those of the folder that will hold it."""
     path = Path(path).absolute()
     present = next((folder for folder in (path, *path.parents) if folder.exists()), path).resolve()
-    mount = _mount_of(present, mounts(machine)) or _portable_mount_of(machine, present)
+    mount = _deepest(present, mounts(machine)) or _deepest(present, _psutil_mounts(machine))
     return {
         "mount_point": mount.point if mount else None,
         "file_system": mount.kind if mount else None,
@@ -66,28 +66,23 @@ def _unescaped(text: str) -> str:
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
 
 
-def _mount_of(path: Path, mounted: list[Mount]) -> Mount | None:
-    holding = [mount for mount in mounted if path.is_relative_to(PurePosixPath(mount.point))]
+def _deepest(path: Path, mounted: list[Mount]) -> Mount | None:
+    """Mount that holds `path`, the deepest of several."""
+    holding = [mount for mount in mounted if path.is_relative_to(mount.point)]
     # Of two mounts at the same point the later one hides the earlier.
     return max(reversed(holding), key=lambda mount: len(mount.point), default=None)
 
 
-def _portable_mount_of(machine: HostSystem, path: Path) -> Mount | None:
-    if not machine.native:
-        return None
+def _psutil_mounts(machine: HostSystem) -> list[Mount]:
+    """Mounts of this machine on a system without /proc; empty if psutil cannot list them."""
     try:
-        partitions = psutil.disk_partitions()
+        partitions = psutil.disk_partitions() if machine.native else []
     except (OSError, psutil.Error):
-        return None
-    known = [
+        return []
+    return [
         Mount(number="", root="/", point=part.mountpoint, kind=part.fstype, source=part.device, options=())
         for part in partitions
     ]
-    return max(
-        (mount for mount in known if path.is_relative_to(mount.point)),
-        key=lambda mount: len(mount.point),
-        default=None,
-    )
 
 
 def _rotational(machine: HostSystem, mount: Mount) -> bool | None:

@@ -44,13 +44,13 @@ class GpuSensors:
 
     def identity(self) -> dict[str, object]:
         """Facts that do not change during a run; None for a field that the GPU does not report."""
-        ask = self._ask
+        ask, capability = self._ask, self._ask("nvmlDeviceGetCudaComputeCapability")
         return {
             "name": _text(ask("nvmlDeviceGetName")),
             "uuid": _text(ask("nvmlDeviceGetUUID")),
-            "driver_version": _text(_guarded(self.library, self._function("nvmlSystemGetDriverVersion"))),
+            "driver_version": _text(_query(self.library, "nvmlSystemGetDriverVersion")),
             "vbios_version": _text(ask("nvmlDeviceGetVbiosVersion")),
-            "compute_capability": _each(ask("nvmlDeviceGetCudaComputeCapability"), "{0}.{1}".format),
+            "compute_capability": None if capability is None else ".".join(map(str, capability)),
             "sm_count": _field(ask("nvmlDeviceGetAttributes"), "multiprocessorCount"),
             "cuda_cores": ask("nvmlDeviceGetNumGpuCores"),
             "memory_total_bytes": _field(ask("nvmlDeviceGetMemoryInfo"), "total"),
@@ -112,12 +112,7 @@ class GpuSensors:
         return self._ask("nvmlDeviceGetCurrentClocksThrottleReasons") if reasons is None else reasons
 
     def _ask(self, name: str, *arguments: object) -> Any:
-        return _guarded(self.library, self._function(name), self.handle, *arguments)
-
-    def _function(self, name: str) -> Callable[..., Any] | None:
-        """Function of the library; None if the installed nvidia-ml-py is older than the query."""
-        function: Callable[..., Any] | None = getattr(self.library, name, None)
-        return function
+        return _query(self.library, name, self.handle, *arguments)
 
 
 def _load() -> ModuleType | None:
@@ -129,9 +124,15 @@ def _load() -> ModuleType | None:
     return library if _guarded(library, lambda: library.nvmlInit() or True) else None
 
 
-def _guarded(library: ModuleType, function: Callable[..., Any] | None, *arguments: object) -> Any:
+def _query(library: ModuleType, name: str, *arguments: object) -> Any:
+    """Answer of NVML; None if the GPU refuses the query, or the installed nvidia-ml-py is older than it."""
+    function = getattr(library, name, None)
+    return None if function is None else _guarded(library, function, *arguments)
+
+
+def _guarded(library: ModuleType, function: Callable[..., Any], *arguments: object) -> Any:
     try:
-        return None if function is None else function(*arguments)
+        return function(*arguments)
     except library.NVMLError:
         return None
 
@@ -176,7 +177,3 @@ def _first(pair: tuple[int, int] | list[int] | None) -> int | None:
 
 def _field(structure: object, name: str) -> Any:
     return getattr(structure, name, None)
-
-
-def _each(pair: tuple[int, int] | list[int] | None, written: Callable[..., str]) -> str | None:
-    return None if pair is None else written(*pair)

@@ -27,31 +27,31 @@ NO_WORKSPACE = (
 NO_THREADS = ("can't start new thread", "Resource temporarily unavailable", "pthread_create")
 
 
-def is_of_memory(error: BaseException) -> bool:
+def is_memory_shortage(error: BaseException) -> bool:
     """Whether the error is a refused allocation, of device or host memory."""
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
         return True
     return isinstance(error, RuntimeError | ImportError) and any(words in str(error) for words in NO_MEMORY)
 
 
-def is_of_workspace(error: BaseException) -> bool:
+def is_workspace_shortage(error: BaseException) -> bool:
     """Whether cuDNN found no algorithm; if little memory is free, the cause is a lack of memory."""
     return isinstance(error, RuntimeError) and any(words in str(error) for words in NO_WORKSPACE)
 
 
-def is_of_threads(error: BaseException) -> bool:
+def is_thread_shortage(error: BaseException) -> bool:
     """Whether the error is a refused thread or process."""
     return isinstance(error, RuntimeError | OSError) and any(words in str(error) for words in NO_THREADS)
 
 
 def explain(error: BaseException, when: str) -> RooflaunchError | None:
     """Error that a user can act on; None if `error` is no shortage. `when`: time of the error, in words."""
-    if is_of_memory(error):
+    if is_memory_shortage(error):
         return OutOfDeviceMemoryError(
             f"the trainer ran out of memory {when}",
             hint="more memory (--memory for a container, `ulimit -v` for a process), or a smaller --batch-size",
         )
-    if is_of_threads(error):
+    if is_thread_shortage(error):
         return RunFailedError(
             f"the trainer could not start another thread or process {when}: a limit of this machine was reached",
             hint="raise the limit (`ulimit -u`, or pids.max of the control group), or fewer --workers",

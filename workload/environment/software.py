@@ -4,13 +4,13 @@ import fnmatch
 import importlib.metadata
 import platform
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 
 from workload import __version__
-from workload.contract.version import packaged_commit
+from workload.contract.installation import packaged_commit
 from workload.environment.machine import HostSystem
 
 # Variables that change speed. Only these are recorded: bundles are shared, and other variables may hold credentials.
@@ -69,7 +69,7 @@ def software_facts(machine: HostSystem) -> dict[str, object]:
         "torch_commit": torch.version.git_version,
         "cuda_build": torch.version.cuda,
         "cudnn": _cudnn(),
-        "onednn_available": _onednn_available(),
+        "onednn_available": torch.backends.mkldnn.is_available(),
         **_build_facts(torch.__config__.show()),
         "intra_op_threads": torch.get_num_threads(),
         "inter_op_threads": torch.get_num_interop_threads(),
@@ -121,19 +121,14 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _onednn_available() -> bool:
-    is_available: Callable[[], bool] = torch.backends.mkldnn.is_available
-    return is_available()
-
-
 def _cudnn() -> int | None:
     """Version of cuDNN in torch's form: 91900 is 9.19.0; None if unavailable."""
-    version: Callable[[], int | None] = torch.backends.cudnn.version
     try:
-        return version()
+        version: int | None = torch.backends.cudnn.version()
     except RuntimeError:
         # torch raises this for a library of another version than it was built for.
         return None
+    return version
 
 
 def _build_facts(text: str) -> dict[str, object]:
@@ -145,4 +140,5 @@ def _build_facts(text: str) -> dict[str, object]:
         "openmp": r"OpenMP (\d+)",
         "cpu_capability": r"CPU capability usage: (.+)",
     }
-    return {name: match[1].strip() if (match := re.search(found, text)) else None for name, found in patterns.items()}
+    matches = {name: re.search(pattern, text) for name, pattern in patterns.items()}
+    return {name: match[1].strip() if match else None for name, match in matches.items()}

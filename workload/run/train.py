@@ -82,10 +82,10 @@ def prepare(resolved: Resolved, context: Context) -> TrainingJob:
     cpus = device.usable_cpus()
     chosen = device.choose(resolved.spec.device)
     spec = resolved.spec.filled(chosen, cpus=max(1, int(cpus))).checked()
-    passed_over = device.passed_over(resolved.spec.device, chosen)
-    for note in passed_over:
+    gpu_notes = device.unused_gpu_note(resolved.spec.device, chosen)
+    for note in gpu_notes:
         LOGGER.warning("note       %s", note)
-    notes = [*passed_over, *device.prepare(spec, cpus=cpus)]
+    notes = [*gpu_notes, *device.prepare(spec, cpus=cpus)]
     source = data.open_source(spec)
     assert spec.image_size is not None
     assert spec.batch_size is not None
@@ -303,7 +303,7 @@ def explain(error: Exception, spec: RunSpec) -> Exception:
             f"{what} does not fit into the {spec.device}'s memory",
             hint=f"--batch-size {max(1, (spec.batch_size or 1) // 2)}, or --grad-accumulation for the same step",
         )
-    if resource_errors.is_of_threads(error) and (refused := resource_errors.explain(error, "in a training step")):
+    if resource_errors.is_thread_shortage(error) and (refused := resource_errors.explain(error, "in a training step")):
         refused.__cause__ = error
         return refused
     if spec.deterministic and (operation := NOT_DETERMINISTIC.search(str(error))):

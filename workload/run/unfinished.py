@@ -86,7 +86,7 @@ def seal(folder: Path, spec: RunSpec, context: Context, status: Status, error: s
                 _write_header(folder / name, columns)
         with (folder / bundle.LOG).open("a", encoding="utf-8") as log:
             log.write(f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} ERROR {error}\n")
-    bundle.close_broken(folder, status, error)
+    bundle.seal_unfinished(folder, status, error)
 
 
 def _filled(spec: RunSpec) -> RunSpec:

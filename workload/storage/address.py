@@ -1,17 +1,22 @@
-"""Addresses of stores: parses an address, and opens the store there.
+"""Addresses of stores, and of runs in them: parses an address, and opens the store there.
 
 `open_store("gs://BUCKET/PREFIX")` opens a bucket of Cloud Storage, `open_store("FOLDER")` a folder of this machine or
 of a shared file system, `open_store("ssh://USER@HOST/FOLDER")` a folder of another machine. This module imports only
 the standard library until a bucket is opened.
 """
 
+import os
 import re
+import shlex
 import urllib.parse
 from dataclasses import dataclass
 from pathlib import Path
 
+from workload.contract import bundle
 from workload.contract.errors import UsageError
 from workload.storage import folder, gcs, ssh
+from workload.storage.inventory import RUNS
+from workload.storage.names import why_unsafe
 from workload.storage.store import Patience, Store
 
 
@@ -85,3 +90,86 @@ def open_store(address: str, *, probe: str = "", jobs: int = 1, patience: Patien
         return folder.connect(address, place, limit_s=limits.first_answer_s)
     root = f"{place.path}/" if place.path else ""
     return gcs.connect(place.bucket, root=root, prefix=probe, jobs=jobs, patience=limits)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FetchSource:
+    """Place of runs in the store at `address`.
+
+    `folder`: prefix of their names, `a/b/runs/`; empty for a folder that holds bundles and other files. `run_id`: the
+    run to fetch, None for all.
+    """
+
+    address: str
+    folder: str
+    run_id: str | None = None
+
+    @property
+    def prefix(self) -> str:
+        """Prefix of all names to fetch."""
+        return f"{self.folder}{self.run_id}/" if self.run_id else self.folder
+
+    def __str__(self) -> str:
+        return f"{self.address}/{self.prefix}"
+
+    def search(self) -> str:
+        """Command that finds complete runs anywhere in the store."""
+        if self.address.startswith("gs://"):
+            return f"gcloud storage ls '{self.address}/**/{bundle.MANIFEST}'"
+        place = parse_address(self.address)
+        if isinstance(place, SshAddress):
+            login = re.sub(r"(.*?):(\d+)$", r"-p \2 \1", place.login)
+            # ~ must not be quoted, because the other machine's shell expands it.
+            tilde, path = ("~/", place.path[2:]) if place.path.startswith("~/") else ("", f"/{place.path}")
+            remote = f"find {tilde}{shlex.quote(path)} -name {bundle.MANIFEST}"
+            return f"ssh {login} {shlex.quote(remote)}"
+        return f"find {shlex.quote(self.address)} -name {bundle.MANIFEST}"
+
+    def require_apart(self, output: Path) -> None:
+        """Raise `UsageError` if the output folder lies in the source."""
+        if isinstance(parse_address(self.address), Path):
+            runs = Path(self.address, self.folder).resolve()
+            if output.resolve().is_relative_to(runs):
+                raise UsageError(
+                    f"the output '{output}' is the source '{self}', or a folder in it", hint="-o ANOTHER_FOLDER"
+                )
+
+
+def parse_source(text: str) -> FetchSource:
+    """Parse `PLACE`, `PLACE/runs` or `PLACE/runs/RUN_ID`, where PLACE is an address that `open_store` takes.
+
+    A folder without `runs` may hold the bundles themselves, or be one. Raises `UsageError` for anything else.
+    """
+    place = parse_address(text)
+    if isinstance(place, BucketAddress):
+        prefix, run_id = _parted(place.path)
+        source = FetchSource(address=f"gs://{place.bucket}", folder=f"{prefix}{RUNS}/", run_id=run_id)
+    elif isinstance(place, SshAddress):
+        prefix, run_id = _parted(place.path)
+        source = FetchSource(address=f"ssh://{place.login}/{prefix}".rstrip("/"), folder=f"{RUNS}/", run_id=run_id)
+    else:
+        source = _in_folder(place)
+    if source.run_id is not None and (reason := why_unsafe(source.run_id)):
+        raise UsageError(f"'{source.run_id}' is not a run: {reason}", hint=EXAMPLE)
+    return source
+
+
+def _parted(path: str) -> tuple[str, str | None]:
+    """Split a path: `a/b/runs/RUN_ID` -> `a/b/` and `RUN_ID`."""
+    parts = path.split("/") if path else []
+    run_id = parts.pop() if parts[-2:-1] == [RUNS] else None
+    if parts[-1:] == [RUNS]:
+        parts.pop()
+    return "".join(f"{part}/" for part in parts), run_id
+
+
+def _in_folder(path: Path) -> FetchSource:
+    if path.name in ("", ".."):
+        path = Path(os.path.abspath(path))  # noqa: PTH100 - `resolve` would show where links lead
+    if path.parent.name == RUNS:
+        return FetchSource(address=str(path.parent.parent), folder=f"{RUNS}/", run_id=path.name)
+    if path.name == RUNS:
+        return FetchSource(address=str(path.parent), folder=f"{RUNS}/")
+    if any((path / name).is_file() for name in (bundle.MANIFEST, bundle.RECORD)):
+        return FetchSource(address=str(path.parent), folder="", run_id=path.name)
+    return FetchSource(address=str(path), folder=f"{RUNS}/" if (path / RUNS).is_dir() else "")

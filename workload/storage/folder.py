@@ -9,7 +9,6 @@ writers are removed after a day. Symbolic links below the folder are never follo
 import errno
 import hashlib
 import os
-import re
 import secrets
 import shlex
 import stat
@@ -23,36 +22,32 @@ from workload.contract.checksum import BLOCK_BYTES, crc32c_of, crc32c_text
 from workload.contract.checksum import crc32c as extend_crc32c
 from workload.contract.errors import BundleError, ToolError, UsageError
 from workload.storage.names import require_safe, why_unsafe
+from workload.storage.ssh_remote import NEW_FLAGS, NO_HARD_LINKS, OPEN_FLAGS, TEMPORARY, entries, walk
+from workload.storage.ssh_remote import version as file_version
 from workload.storage.store import (
     MAX_RECORD_BYTES,
     PRIVATE_MODE,
     USUAL_MODE,
     BoundedSink,
-    ObjectChangedError,
     ObjectExistsError,
     Patience,
     Sink,
     StoredObject,
-    TooLongError,
     UnreachableError,
+    changed,
     not_sealed,
+    too_long,
     within,
 )
 
-TEMPORARY = re.compile(r"\.rooflaunch-[0-9a-f]{16}\.(tmp|claim)")
 # No upload of one file takes this long, and the clocks of machines that share a folder differ by less.
 ABANDONED_S = 24 * 3600.0
 # Attempts to read one file, if a network file system reports that the opened file was replaced.
 ATTEMPTS = 3
-# Error numbers of file systems without hard links (FAT, some network and FUSE mounts).
-NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 # Checks for the end of another writer's claim. A claim lasts milliseconds: one that outlives them has a dead writer.
 CLAIM_LOOKS, CLAIM_PAUSE_S = 40, 0.05
 # Errors of file systems that cannot flush a folder, which is no failure.
 CANNOT_FLUSH = (errno.EINVAL, errno.ENOTSUP, errno.EACCES, errno.EPERM, errno.EBADF)
-# Links are not followed, and opening a FIFO does not wait for its writer. A system without a flag (Windows) omits it.
-OPEN_FLAGS = os.O_RDONLY | sum(getattr(os, flag, 0) for flag in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
-NEW_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | sum(getattr(os, flag, 0) for flag in ("O_CLOEXEC", "O_BINARY"))
 # The disk or its server fails: the only remedy is to try again.
 NO_ANSWER = (errno.ESTALE, errno.EIO, errno.ENOTCONN, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.ENODEV, errno.ENXIO)
 
@@ -72,11 +67,9 @@ class Folder:
         return f"folder '{self._shown}'"
 
     def locate(self, name: str) -> str:
-        """Path of an object."""
         return str(self._shown / name)
 
     def removal(self, name: str) -> str:
-        """Command that removes an object, or all objects below a name that ends in a slash."""
         return f"rm {'-r ' if name.endswith('/') else ''}{shlex.quote(self.locate(name))}"
 
     def with_patience(self, _: Patience) -> "Folder":
@@ -84,24 +77,24 @@ class Folder:
         return self
 
     def objects(self, prefix: str) -> Iterator[StoredObject]:
-        """All files whose names start with `prefix`, ordered by name; a link, FIFO or device with its `problem`."""
         top, _, start = prefix.rpartition("/")
         with self._read_errors(top):
             if top and why_unsafe(top):
                 return
-            link = self._link_on_the_way(top)
-            listed = [_problem(link, "a symbolic link")] if link else list(self._walk(top, start))
+            if link := self._link_on_the_way(top):
+                listed = [StoredObject(name=link, bytes=0, crc32c="", version="", problem="a symbolic link")]
+            else:
+                listed = list(self._walk(top, start))
             if not listed:
                 self._require_root()
         yield from sorted(listed, key=lambda entry: entry.name.encode(errors="surrogateescape"))
 
     def folders(self, prefix: str) -> list[str]:
-        """Names of the folders below `prefix` that hold an object, without `prefix`, sorted."""
         top, _, start = prefix.rpartition("/")
         with self._read_errors(top):
             if (top and why_unsafe(top)) or self._link_on_the_way(top):
                 return []
-            inside = [entry.name for entry in _entries(self._root / top) if entry.is_dir(follow_symlinks=False)]
+            inside = [entry.name for entry in entries(self._root / top) if entry.is_dir(follow_symlinks=False)]
             holding = (name for name in inside if name.startswith(start) and any(self._walk(_join(top, name))))
             names = sorted(name.removeprefix(start) for name in holding)
             if not names:
@@ -109,10 +102,6 @@ class Folder:
         return names
 
     def read(self, name: str, *, most_bytes: int = MAX_RECORD_BYTES) -> bytes | None:
-        """Content of a small object; None if it does not exist.
-
-        Raises `TooLongError` if it has more than `most_bytes`.
-        """
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 with self._read_errors(name), self._open(name) as source:
@@ -125,13 +114,10 @@ class Folder:
                 if attempt == ATTEMPTS or getattr(error.__cause__, "errno", 0) != errno.ESTALE:
                     raise
         if len(content) > most_bytes:
-            raise TooLongError(
-                f"'{name}' in {self} has more than {most_bytes} bytes", hint="remove it, or write it again"
-            )
+            raise too_long(f"'{name}' in {self}", most_bytes)
         return content
 
     def checksum(self, name: str) -> str | None:
-        """Current CRC-32C of an object, computed from its content; None if it does not exist."""
         try:
             with self._read_errors(name), self._open(name) as source:
                 return crc32c_of(source)
@@ -139,17 +125,13 @@ class Folder:
             return None
 
     def download(self, listed: StoredObject, sink: Sink, *, start: int = 0) -> None:
-        """Write the bytes of an object to `sink`, from byte `start` on.
-
-        Raises `ObjectChangedError` if the object was replaced after it was listed. Errors of the sink are not
-        converted.
-        """
+        """Write the bytes of an object to `sink`, from byte `start` on. Errors of the sink are not converted."""
         bounded = BoundedSink(sink, listed.bytes - start, what=f"'{listed.name}'")
         try:
             with self._read_errors(listed.name):
                 source = self._open(listed.name)
         except FileNotFoundError as error:
-            raise self._changed(listed) from error
+            raise changed(listed) from error
         with source:
             # The version is checked again at the end, for programs that overwrite a file in place, as `cp` does.
             self._require_version(listed, source)
@@ -159,8 +141,6 @@ class Folder:
             self._require_version(listed, source)
 
     def write(self, name: str, content: bytes, *, if_absent: bool = False, is_private: bool = False) -> bool:
-        """Write an object. With `if_absent`, write nothing and return False if it exists. `is_private`: mode 0600."""
-
         def fill(sink: BinaryIO) -> None:
             sink.write(content)
 
@@ -235,41 +215,22 @@ class Folder:
 
     def _require_version(self, listed: StoredObject, source: BinaryIO) -> None:
         with self._read_errors(listed.name):
-            version = _version(os.fstat(source.fileno()))
+            version = file_version(os.fstat(source.fileno()))
         if version != listed.version:
-            raise self._changed(listed)
+            raise changed(listed)
 
     def _current_version(self, name: str) -> str:
         """Current version of an object; empty if it does not exist."""
         try:
             with self._read_errors(name):
-                return _version(self._path(name).lstat())
+                return file_version(self._path(name).lstat())
         except FileNotFoundError:
             return ""
 
-    def _changed(self, listed: StoredObject) -> ObjectChangedError:
-        return ObjectChangedError(f"'{listed.name}' changed while it was copied", hint="fetch again")
-
     def _walk(self, top: str, start: str = "") -> Iterator[StoredObject]:
         """All objects below the folder `top` whose path inside it begins with `start`, without temporary files."""
-        for entry in _entries(self._root / top):
-            name = _join(top, entry.name)
-            if not entry.name.startswith(start) or TEMPORARY.fullmatch(entry.name):
-                continue
-            try:
-                if entry.is_symlink():
-                    yield _problem(name, "a symbolic link")
-                elif entry.is_dir():
-                    yield from self._walk(name)
-                elif entry.is_file():
-                    facts = entry.stat(follow_symlinks=False)
-                    yield StoredObject(name=name, bytes=facts.st_size, crc32c="", version=_version(facts))
-                else:
-                    yield _problem(name, "not a regular file")
-            except FileNotFoundError:
-                continue  # removed or replaced since its folder was read
-            except PermissionError as error:
-                yield _problem(name, f"no permission to read it: {error.strerror}")
+        for name, size, version, problem in walk(self._root / top, f"{top}/" if top else "", start):
+            yield StoredObject(name=name, bytes=size, crc32c="", version=version, problem=problem)
 
     @contextmanager
     def _read_errors(self, name: str) -> Iterator[None]:
@@ -397,26 +358,8 @@ def connect(address: str, root: Path, *, limit_s: float) -> Folder:
         ) from error
 
 
-def _entries(folder: Path) -> list["os.DirEntry[str]"]:
-    """Entries of a folder; empty if it does not exist."""
-    try:
-        with os.scandir(folder) as entries:
-            return list(entries)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-
-
 def _join(folder: str, name: str) -> str:
     return f"{folder}/{name}" if folder else name
-
-
-def _problem(name: str, problem: str) -> StoredObject:
-    return StoredObject(name=name, bytes=0, crc32c="", version="", problem=problem)
-
-
-def _version(facts: os.stat_result) -> str:
-    """Version of a file: a replaced file has another inode, a modified one another time or size."""
-    return f"{facts.st_ino:x}-{facts.st_mtime_ns:x}-{facts.st_size:x}"
 
 
 def _give_name(temporary: Path, path: Path) -> bool:
@@ -464,7 +407,7 @@ def _claim_name(temporary: Path, path: Path) -> bool:
 def _remove_abandoned(folder: Path) -> None:
     """Remove temporary files of killed writers; ignore those that cannot be removed."""
     with suppress(OSError):
-        for entry in _entries(folder):
+        for entry in entries(folder):
             if TEMPORARY.fullmatch(entry.name):
                 age_s = time.time() - entry.stat(follow_symlinks=False).st_mtime
                 if age_s > ABANDONED_S:

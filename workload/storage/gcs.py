@@ -22,12 +22,12 @@ from workload.storage.names import require_safe
 from workload.storage.store import (
     MAX_RECORD_BYTES,
     BoundedSink,
-    ObjectChangedError,
     ObjectExistsError,
     Patience,
     Sink,
     StoredObject,
     UnreachableError,
+    changed,
     not_sealed,
     within,
 )
@@ -100,15 +100,12 @@ class Bucket:
         return f"bucket '{self.name}'"
 
     def locate(self, name: str) -> str:
-        """Address of an object: `gs://BUCKET/PREFIX/NAME`."""
         return f"gs://{self.name}/{self._prefix}{name}"
 
     def removal(self, name: str) -> str:
-        """Command that removes an object, or all objects below a name that ends in a slash."""
         return f"gcloud storage rm {'-r ' if name.endswith('/') else ''}{self.locate(name).rstrip('/')}"
 
     def with_patience(self, patience: Patience) -> "Bucket":
-        """A copy of this store with other time limits."""
         return Bucket(self._client, self.name, patience, self._prefix)
 
     def require_answer(self, prefix: str) -> None:
@@ -122,7 +119,6 @@ class Bucket:
             while_throttled(lambda: list(self._list(prefix, retry_s=self._patience.first_retry_s, max_results=1)))()
 
     def objects(self, prefix: str) -> Iterator[StoredObject]:
-        """All objects whose names start with `prefix`, ordered by name."""
         with self._translated():
             for blob in self._list(prefix, retry_s=self._patience.retry_s):
                 yield StoredObject(
@@ -134,7 +130,6 @@ class Bucket:
                 )
 
     def folders(self, prefix: str) -> list[str]:
-        """Names of the folders below `prefix`, sorted: `a/` -> `["x", "y"]` if objects `a/x/…` and `a/y/…` exist."""
         with self._translated():
             listed = self._list(prefix, retry_s=self._patience.retry_s, fields=FOLDER_FIELDS, delimiter="/")
             for _ in listed.pages:
@@ -163,7 +158,6 @@ class Bucket:
         return content.getvalue()
 
     def write(self, name: str, content: bytes, *, if_absent: bool = False, is_private: bool = False) -> bool:
-        """Write an object. With `if_absent`, write nothing and return False if it exists."""
         del is_private  # the bucket's own access rules hold for all of its objects
         wanted = _Content(
             name=self._prefix + name,
@@ -183,11 +177,6 @@ class Bucket:
     def upload(
         self, name: str, path: Path, *, crc32c: str, replaces: str = "", metadata: Mapping[str, str] | None = None
     ) -> bool:
-        """Store a file whose checksum is known; return False if the store has the same content already.
-
-        `replaces`: the only version that may be replaced; empty to create a new object. Raises `ObjectExistsError` if
-        another object has this name, `BundleError` if the file differs from its checksum.
-        """
         with path.open("rb") as source:
             wanted = _Content(
                 name=self._prefix + name,
@@ -206,7 +195,6 @@ class Bucket:
         return True
 
     def checksum(self, name: str) -> str | None:
-        """Current CRC-32C of an object, from its metadata; None if it does not exist."""
         with self._translated():
             blob = self._client.bucket(self.name).get_blob(
                 self._prefix + name, timeout=self._timeout_s, retry=_retry(self._patience.retry_s)
@@ -236,11 +224,6 @@ class Bucket:
             return frozenset(held)
 
     def download(self, listed: StoredObject, sink: Sink, *, start: int = 0) -> None:
-        """Write the bytes of `listed` to `sink`, as stored, from byte `start` on, in small pieces.
-
-        Raises `ObjectChangedError` if the object was replaced or deleted after it was listed, `TooLongError` if it has
-        more bytes than listed.
-        """
         from google.api_core import exceptions as api  # noqa: PLC0415 - see the module
 
         if start >= listed.bytes:
@@ -259,13 +242,13 @@ class Bucket:
                 )
         except ToolError as error:
             if isinstance(error.__cause__, (api.PreconditionFailed, api.RequestRangeNotSatisfiable)):
-                raise _changed(listed) from error
+                raise changed(listed) from error
             raise
         except UsageError as error:
-            raise _changed(listed) from error  # 404: deleted after it was listed
+            raise changed(listed) from error  # 404: deleted after it was listed
         # A server that ignores preconditions still reports the generation that it sent.
         if blob.generation is not None and str(blob.generation) != listed.version:
-            raise _changed(listed)
+            raise changed(listed)
 
     def _put(self, wanted: _Content, *, unclear: list[Exception] | None = None) -> None:
         """Store an object; append to `unclear` the failures after which it was sent again."""
@@ -552,7 +535,3 @@ def _content_type(name: str) -> str:
     suffix = name.rpartition(".")[2]
     types = {"json": "application/json", "csv": "text/csv", "txt": "text/plain", "log": "text/plain"}
     return types.get(suffix, "application/octet-stream")
-
-
-def _changed(listed: StoredObject) -> ObjectChangedError:
-    return ObjectChangedError(f"'{listed.name}' changed while it was copied", hint="fetch again")

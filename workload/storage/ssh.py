@@ -5,6 +5,7 @@ Text that a user typed therefore never becomes part of a command line there. Key
 the user's own `ssh`. Connections are shared and kept for a minute. A request may be repeated after a lost connection.
 """
 
+import io
 import json
 import os
 import re
@@ -30,14 +31,14 @@ from workload.storage.store import (
     PRIVATE_MODE,
     USUAL_MODE,
     BoundedSink,
-    ObjectChangedError,
     ObjectExistsError,
     Patience,
     Sink,
     StoredObject,
-    TooLongError,
     UnreachableError,
+    changed,
     not_sealed,
+    too_long,
 )
 
 USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,63}")
@@ -401,7 +402,7 @@ def _shared() -> dict[str, str]:
 
 
 def source_of(module: str) -> str:
-    """Source text of a module of this installation, for example `workload/storage/ssh_far.py`."""
+    """Source text of a module of this installation, for example `workload/storage/ssh_remote.py`."""
     return (Path(__file__).resolve().parents[2] / module).read_text(encoding="utf-8")
 
 
@@ -426,7 +427,7 @@ class SshFolder:
     def __init__(self, connection: Connection, root: str) -> None:
         """`root`: an absolute path on the other machine, or one that begins with `~/`."""
         self._connection, self._root = connection, root
-        self._program = source_of("workload/storage/ssh_far.py")
+        self._program = source_of("workload/storage/ssh_remote.py")
 
     def __str__(self) -> str:
         return f"folder '{self.locate('').rstrip('/')}'"
@@ -440,7 +441,6 @@ class SshFolder:
         return f"ssh://{user}{host}{port}/{self._root.lstrip('/')}/{name}"
 
     def removal(self, name: str) -> str:
-        """Command that removes an object, or all objects below a name that ends in a slash."""
         tilde, path = ("~/", self._root[2:]) if self._root.startswith("~/") else ("", self._root)
         remote = f"rm {'-r ' if name.endswith('/') else ''}{tilde}{shlex.quote(f'{path}/{name}')}"
         return f"{self._connection.login.command()} {shlex.quote(remote)}"
@@ -450,44 +450,37 @@ class SshFolder:
         return self
 
     def objects(self, prefix: str) -> Iterator[StoredObject]:
-        """All files whose names start with `prefix`, ordered by name; a link, FIFO or device with its `problem`."""
         rows = self._ask("list", prefix=prefix)["objects"]
         listed = [StoredObject(name=n, bytes=size, crc32c="", version=v, problem=p) for n, size, v, p in rows]
         yield from sorted(listed, key=lambda stored: stored.name.encode(errors="surrogateescape"))
 
     def folders(self, prefix: str) -> list[str]:
-        """Names of the folders below `prefix` that hold an object, without `prefix`, sorted."""
         names = {stored.name.removeprefix(prefix).partition("/") for stored in self.objects(prefix)}
         return sorted({name for name, slash, _ in names if slash and name})
 
     def read(self, name: str, *, most_bytes: int = MAX_RECORD_BYTES) -> bytes | None:
-        """Content of a small object; None if it does not exist.
-
-        Raises `TooLongError` if it has more than `most_bytes`.
-        """
-        content = _Kept()
+        content = io.BytesIO()
         answer = self._ask("read", content, name=name, start=0, most_bytes=most_bytes, version="")
         if answer["state"] == "absent":
             return None
         if answer["size"] > most_bytes:
-            raise TooLongError(f"'{name}' in {self} has more than {most_bytes} bytes", hint="remove it, or write again")
-        return bytes(content.data)
+            raise too_long(f"'{name}' in {self}", most_bytes)
+        return content.getvalue()
 
     def checksum(self, name: str) -> str | None:
         """Current CRC-32C of an object, computed here from its downloaded bytes; None if it does not exist."""
-        sink = _Summed()
+        sink = _ChecksumSink()
         answer = self._ask("read", sink, name=name, start=0, most_bytes=None, version="")
         return None if answer["state"] == "absent" else crc32c_text(sink.crc)
 
     def download(self, listed: StoredObject, sink: Sink, *, start: int = 0) -> None:
-        """Write the bytes of an object to `sink`, from byte `start` on; `ObjectChangedError` if it was replaced."""
         bounded = BoundedSink(sink, listed.bytes - start, what=f"'{listed.name}'")
         answer = self._ask("read", bounded, name=listed.name, start=start, most_bytes=None, version=listed.version)
         if answer["state"] != "read":
-            raise ObjectChangedError(f"'{listed.name}' changed while it was copied", hint="fetch again")
+            raise changed(listed)
 
     def write(self, name: str, content: bytes, *, if_absent: bool = False, is_private: bool = False) -> bool:
-        """Write an object. With `if_absent`, write nothing and return False if it exists. `is_private`: mode 0600.
+        """Create or replace an object.
 
         When the request is repeated after a lost connection, an existing object with the same content counts as ours.
         """
@@ -496,7 +489,6 @@ class SshFolder:
     def upload(
         self, name: str, path: Path, *, crc32c: str, replaces: str = "", metadata: Mapping[str, str] | None = None
     ) -> bool:
-        """Store a file whose checksum is known; return False if the store has the same content already."""
         del metadata
         with path.open("rb") as source:
             if crc32c_of(source) != crc32c:
@@ -528,16 +520,7 @@ class SshFolder:
         return answer
 
 
-class _Kept:
-    def __init__(self) -> None:
-        self.data = bytearray()
-
-    def write(self, data: bytes) -> int:
-        self.data += data
-        return len(data)
-
-
-class _Summed:
+class _ChecksumSink:
     def __init__(self) -> None:
         self.crc = 0
 

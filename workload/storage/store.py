@@ -85,7 +85,7 @@ class BoundedSink:
 
     def write(self, data: bytes, /) -> int:
         if len(data) > self._left:
-            raise TooLongError(f"{self._what} has more than {self._most} bytes", hint="remove it, or write it again")
+            raise too_long(self._what, self._most)
         self._left -= len(data)
         return self._sink.write(data)
 
@@ -169,6 +169,16 @@ def within(limit_s: float, work: Callable[[], T]) -> T:
 
     threading.Thread(target=run, daemon=True).start()
     return answer.result(timeout=limit_s)
+
+
+def too_long(what: str, most_bytes: int) -> TooLongError:
+    """Error for an object with more than `most_bytes`; `what` names it."""
+    return TooLongError(f"{what} has more than {most_bytes} bytes", hint="remove it, or write it again")
+
+
+def changed(listed: StoredObject) -> ObjectChangedError:
+    """Error for an object that was replaced or deleted after it was listed."""
+    return ObjectChangedError(f"'{listed.name}' changed while it was copied", hint="fetch again")
 
 
 def not_sealed(name: str) -> BundleError:

@@ -19,8 +19,7 @@ from typing import Any
 
 from analysis.readers import tables
 from analysis.readers.logs import training_logs
-from analysis.readers.logs.training_logs import WholeRun
-from analysis.readers.tables import PANDAS_INDEX, ForeignTable, again, without_second_half
+from analysis.readers.tables import PANDAS_INDEX, ForeignTable, RunFigures, again, without_second_half
 from analysis.readers.text import READABLE, looks_like
 from workload.contract.errors import UsageError
 from workload.contract.text import counted, plain
@@ -65,17 +64,6 @@ class Meaning:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Whole:
-    """Figures that a file gives for a whole run without steps; `started_at_s` is Unix time in seconds."""
-
-    images_per_s: float | None
-    step_s: float | None = None
-    images: float | None = None
-    wall_s: float | None = None
-    started_at_s: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
 class Log:
     """A run of a log in this project's units.
 
@@ -84,7 +72,7 @@ class Log:
     file breaks off in them. `lines`: line numbers of the rows in the file. `iterations`: per row, the number of
     iterations since the previous row. `wall_s`: seconds from the first row to the last, if the file gives them other
     than by time stamps. `has_zone`: False if the time stamps lack a time zone, so that only their differences are
-    known. `whole`: figures of a run without rows. `images_per_row`: from a column that counts images. `remarks`: a
+    known. `figures`: those of a run without rows. `images_per_row`: from a column that counts images. `remarks`: a
     sentence for each omission or decision. `losses`: a sentence for each part that the file holds twice.
     `contradictions`: a sentence for each disagreement between columns.
     """
@@ -100,7 +88,7 @@ class Log:
     iterations: Sequence[int] = ()
     wall_s: float | None = None
     has_zone: bool = True
-    whole: Whole | None = None
+    figures: RunFigures | None = None
     remarks: tuple[str, ...] = ()
     images_per_row: float | None = None
     losses: tuple[str, ...] = ()
@@ -160,8 +148,8 @@ def read(text: str, *, file: str, batch_size: int | None = None) -> Sequence[Log
 
 def _logs(text: str, file: str, batch_size: int | None) -> Sequence[Log]:
     known = training_logs.read(text)
-    if isinstance(known, WholeRun):
-        return [_of_whole_run(known)]
+    if known and known.figures:
+        return [replace(_empty_log(known, {}), figures=known.figures, labels=known.labels, remarks=known.remarks)]
     if known is None:
         _refuse_other_files(text, file)
     table = known or tables.read(text, file=file, is_header=is_log)
@@ -203,8 +191,8 @@ def _runs(columns: _Columns, batch_size: int | None) -> list[Log]:
 
 def _is_timed(log: Log) -> bool:
     """Whether the file gives a duration, a rate or a time stamp for this run."""
-    if log.whole:
-        return bool(log.whole.step_s or log.whole.images_per_s)
+    if log.figures:
+        return bool(log.figures.step_s or log.figures.images_per_s)
     times = (log.series.get(name, ()) for name in (*TIMERS, "timestamp"))
     return bool(log.wall_s) or any(value is not None for values in times for value in values)
 
@@ -326,7 +314,7 @@ def _of_row(columns: _Columns, line: int, row: Sequence[str]) -> Log:
         meaning, index = columns.by_field["timestamp"]
         stamp_s, has_zone = _timestamp(columns.file, line, meaning, row[index])
     rate, images, wall_s = (values.get(name) for name in ("images_per_s", "images", "elapsed_s"))
-    whole = Whole(
+    figures = RunFigures(
         images_per_s=rate,
         step_s=values.get("step_s"),
         images=images,
@@ -342,8 +330,8 @@ def _of_row(columns: _Columns, line: int, row: Sequence[str]) -> Log:
             f" {plain(images / wall_s, 4)}"
         )
     return replace(
-        _empty_log(columns),
-        whole=whole,
+        _empty_log(columns.table, columns.by_field, columns.losses),
+        figures=figures,
         labels=_labels(columns, [(line, row)]),
         lines=[line],
         remarks=() if is_checked else (remark,),
@@ -351,29 +339,20 @@ def _of_row(columns: _Columns, line: int, row: Sequence[str]) -> Log:
     )
 
 
-def _of_whole_run(run: WholeRun) -> Log:
-    whole = Whole(images_per_s=run.images_per_s, images=run.images, wall_s=run.wall_s)
+def _empty_log(table: ForeignTable, by_field: Mapping[str, tuple[Meaning, int]], losses: tuple[str, ...] = ()) -> Log:
+    """A log with what all runs of a table share, without rows."""
+    used = {index for _, index in by_field.values()}
     return Log(
-        kind=run.kind, series={}, labels=run.labels, columns={}, ignored=(), rows=0, cut=0, whole=whole,
-        remarks=run.remarks,
-    )  # fmt: skip
-
-
-def _empty_log(columns: _Columns) -> Log:
-    used = {index for _, index in columns.by_field.values()}
-    return Log(
-        kind=columns.table.kind,
+        kind=table.kind,
         series={},
         labels={},
-        columns={name: meaning for name, (meaning, _) in columns.by_field.items()},
+        columns={name: meaning for name, (meaning, _) in by_field.items()},
         ignored=[
-            name
-            for index, name in enumerate(columns.table.header)
-            if index not in used and name.lower() not in PANDAS_INDEX
+            name for index, name in enumerate(table.header) if index not in used and name.lower() not in PANDAS_INDEX
         ],
         rows=0,
-        cut=columns.table.cut,
-        losses=columns.losses,
+        cut=table.cut,
+        losses=losses,
     )
 
 
@@ -414,7 +393,7 @@ def _of_rows(columns: _Columns, rows: Sequence[tuple[int, Sequence[str]]], *, ke
     if per_row:
         labels.setdefault("batch_size", str(round(per_row / stride)))
     return replace(
-        _empty_log(columns),
+        _empty_log(columns.table, columns.by_field, columns.losses),
         series=series,
         labels=labels,
         rows=len(rows),

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.readers.tables import ForeignTable, again
+from analysis.readers.tables import ForeignTable, RunFigures, again
 from workload.contract.text import counted
 
 # pytorch/examples: a counter in brackets, then meters as `Name value (mean)`.
@@ -48,18 +48,6 @@ MOST_ROUNDING = 0.02
 
 
 @dataclass(frozen=True, kw_only=True)
-class WholeRun:
-    """Figures that a log gives for a run as a whole, without single steps."""
-
-    kind: str
-    labels: Mapping[str, str]
-    images: float | None
-    wall_s: float | None
-    images_per_s: float | None
-    remarks: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
 class _Printed:
     """A printed iteration of an AverageMeter log; `count`: iterations of its epoch so far."""
 
@@ -71,13 +59,10 @@ class _Printed:
     cells: Mapping[str, str]
 
 
-def read(text: str) -> ForeignTable | WholeRun | None:
+def read(text: str) -> ForeignTable | None:
     """Parse a log in any of the known formats; None for any other text."""
-    for reader in (_dll_json, _dll_text, _mllog, _timm, _pytorch_examples):
-        found = reader(text)
-        if found is not None:
-            return found
-    return None
+    readers = (_dll_json, _dll_text, _mllog, _timm, _pytorch_examples)
+    return next(filter(None, (reader(text) for reader in readers)), None)
 
 
 def without_repeats(text: str) -> tuple[str, int]:
@@ -311,8 +296,8 @@ def _json_lines(text: str, mark: str, pattern: re.Pattern[str]) -> Iterator[tupl
 # --- MLPerf
 
 
-def _mllog(text: str) -> WholeRun | None:
-    """Figures of training epochs; only epochs with both a start and an end count."""
+def _mllog(text: str) -> ForeignTable | None:
+    """Figures of all training epochs together; only epochs with both a start and an end count."""
     events = [entry for _, entry in _json_lines(text, ":::MLLOG", _MLLOG) if isinstance(entry.get("key"), str)]
     if not events:
         return None
@@ -324,7 +309,7 @@ def _mllog(text: str) -> WholeRun | None:
         and isinstance(entry.get("value"), Mapping)
         and isinstance(entry["value"].get("throughput"), int | float)
     ]
-    epochs = list(_intervals(events, "epoch_start", "epoch_stop"))
+    epochs = list(_epochs(events))
     samples = _number(values.get("train_samples"))
     wall_s = sum(epochs) if samples and epochs else None
     labels: dict[str, str] = {}
@@ -338,24 +323,22 @@ def _mllog(text: str) -> WholeRun | None:
         remarks.append(f"images and time of {len(epochs)} whole epochs, without evaluation")
     if not wall_s and rates:
         remarks.append(f"the mean of {len(rates)} rates in the log; nothing in the log confirms them")
-    return WholeRun(
-        kind="MLPerf",
-        labels=labels,
+    figures = RunFigures(
         images=samples * len(epochs) if samples and wall_s else None,
         wall_s=wall_s,
         images_per_s=statistics.fmean(rates) if rates else None,
-        remarks=tuple(remarks),
     )
+    return ForeignTable(kind="MLPerf", header=(), rows=(), labels=labels, remarks=tuple(remarks), figures=figures)
 
 
-def _intervals(events: Sequence[Mapping[str, Any]], start: str, stop: str) -> Iterator[float]:
-    """Seconds between each start and the following stop."""
+def _epochs(events: Sequence[Mapping[str, Any]]) -> Iterator[float]:
+    """Seconds of each epoch, from its start to the following stop."""
     began_ms: float | None = None
     for entry in events:
         at_ms = _number(entry.get("time_ms"))
-        if entry["key"] == start:
+        if entry["key"] == "epoch_start":
             began_ms = at_ms
-        elif entry["key"] == stop and began_ms is not None and at_ms is not None:
+        elif entry["key"] == "epoch_stop" and began_ms is not None and at_ms is not None:
             if at_ms > began_ms:
                 yield (at_ms - began_ms) / 1e3
             began_ms = None

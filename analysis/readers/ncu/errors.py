@@ -5,9 +5,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from analysis.readers.text import binary_format
 from workload.contract.errors import UsageError
 from workload.contract.ncu_csv import shortened
 
+# First bytes of an .ncu-rep file.
+REPORT_MAGIC = b"NVR\x00"
 EXPORT = "LC_ALL=C ncu --import REPORT.ncu-rep --csv --page raw --print-units base > kernels.csv"
 
 
@@ -145,16 +148,6 @@ _KNOWN = (
         hint=f"look for a .ncu-rep file: {EXPORT}",
     ),
 )
-_BINARY = (
-    (b"PK\x03\x04", "it is a ZIP archive or a spreadsheet", "unpack it, or save it as CSV"),
-    (b"\x28\xb5\x2f\xfd", "it is compressed with Zstandard", "zstd -d it first"),
-    (
-        b"SQLite format 3",
-        "it is a database of Nsight Systems",
-        "nsys stats --report cuda_gpu_trace --format csv FILE > trace.csv",
-    ),
-    (b"NVR\x00", "it is a report of Nsight Compute under another name", "rename it so that its name ends in .ncu-rep"),
-)
 
 
 def explain(path: Path, head: bytes, text: str) -> NcuFileError:
@@ -163,9 +156,11 @@ def explain(path: Path, head: bytes, text: str) -> NcuFileError:
         return NcuFileError(
             path, Failure.EMPTY, "it is empty", hint="check whether ncu could write it, and profile again"
         )
-    for magic, reason, hint in _BINARY:
-        if head.startswith(magic):
-            return NcuFileError(path, Failure.NOT_TEXT, reason, hint=hint)
+    if head.startswith(REPORT_MAGIC):
+        reason = "it is a report of Nsight Compute under another name"
+        return NcuFileError(path, Failure.NOT_TEXT, reason, hint="rename it so that its name ends in .ncu-rep")
+    if binary := binary_format(head):
+        return NcuFileError(path, Failure.NOT_TEXT, f"it is {binary[0]}", hint=binary[1])
     for known in _KNOWN:
         if match := re.search(known.pattern, text):
             groups = [shortened(group or "") for group in match.groups()]

@@ -290,7 +290,7 @@ def _identity(columns: pa.Table) -> dict[str, pd.Categorical]:
         "compute_capability": (
             text(metrics.CAPABILITY)
             if metrics.CAPABILITY in present
-            else _combined(columns, [_only(present, metrics.MAJOR), _only(present, metrics.MINOR)], _capability)
+            else _combined(columns, [_only(present, metrics.MAJOR), _only(present, metrics.MINOR)], capability)
         ),
         "device": text(metrics.DEVICE_NAME),
         "block": text(metrics.BLOCK),
@@ -310,7 +310,8 @@ def _gpus(columns: pa.Table) -> pd.Categorical:
     return _combined(columns, [kind, _only(present, metrics.DEVICE)], label)
 
 
-def _capability(major: str | None, minor: str | None) -> str | None:
+def capability(major: str | None, minor: str | None) -> str | None:
+    """Compute capability such as `8.9`; None if a part is unknown."""
     return f"{major}.{minor}" if major and minor else None
 
 

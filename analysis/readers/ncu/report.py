@@ -11,13 +11,12 @@ import numpy as np
 import pandas as pd
 
 from analysis.readers.ncu import metrics
-from analysis.readers.ncu.errors import Failure, NcuFileError
-from analysis.readers.ncu.launches import Launches
+from analysis.readers.ncu.errors import REPORT_MAGIC, Failure, NcuFileError
+from analysis.readers.ncu.launches import Launches, capability
 from workload.contract.errors import ToolError
 from workload.contract.ncu_csv import factor
 
 SUFFIX = ".ncu-rep"
-_MAGIC = b"NVR\x00"
 _MODULE = "ncu_report"
 _AXES = ("x", "y", "z")
 
@@ -56,7 +55,7 @@ def read(path: Path) -> Launches:
 
 def _check(path: Path) -> None:
     with path.open("rb") as file:
-        is_report = file.read(len(_MAGIC)) == _MAGIC
+        is_report = file.read(len(REPORT_MAGIC)) == REPORT_MAGIC
     if not is_report:
         reason = f"its name ends in {SUFFIX}, but it is no report"
         raise NcuFileError(path, Failure.DAMAGED, reason, hint="copy it again from the machine that made it")
@@ -116,11 +115,6 @@ def _dimensions(pattern: str) -> Callable[[Action], str | None]:
     return text
 
 
-def _capability(action: Action) -> str | None:
-    major, minor = _text(action, metrics.MAJOR), _text(action, metrics.MINOR)
-    return f"{major}.{minor}" if major and minor else None
-
-
 def _range(action: Action) -> str | None:
     state = action.nvtx_state()
     domains = [] if state is None else [state.domain_by_id(number) for number in state.domains()]
@@ -133,7 +127,7 @@ _IDENTITY: Mapping[str, Callable[[Action], str | None]] = {
     "process_id": lambda _: None,
     "range": _range,
     "name": lambda action: action.name(action.NameBase_DEMANGLED) or action.name(),
-    "compute_capability": _capability,
+    "compute_capability": lambda action: capability(_text(action, metrics.MAJOR), _text(action, metrics.MINOR)),
     "device": lambda action: _text(action, metrics.DEVICE_NAME),
     "block": _dimensions("launch__block_dim_{}"),
     "grid": _dimensions("launch__grid_dim_{}"),

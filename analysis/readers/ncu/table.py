@@ -56,11 +56,10 @@ def sections(source: NcuSource, head: Preamble, *, as_text: bool = False) -> lis
     units, start = ncu_csv.units_of(source, head)
     plan = metrics.plan(head.header, units)
     even = _rows_of_metrics(source, head, plan, start) or _EvenRows(source=source, head=head, plan=plan, start=start)
-    is_plain = not as_text and _has_plain_numbers(even.source, even.head, even.plan, even.start)
-    for as_written in (False, True) if is_plain else (True,):
-        section = _regular(even.source, even.head, even.plan, even.start, as_text=as_written)
-        if section is not None:
-            return [replace(section, rejected=(*section.rejected, *even.rejected))]
+    is_plain = not as_text and _has_plain_numbers(even)
+    for keep_text in (False, True) if is_plain else (True,):
+        if section := _regular(even, as_text=keep_text):
+            return [section]
     return list(_irregular(source, head))
 
 
@@ -151,8 +150,9 @@ class _Range(io.RawIOBase):
                 return valid
 
 
-def _regular(source: NcuSource, head: Preamble, plan: ReadingPlan, start: int, *, as_text: bool) -> NcuTable | None:
+def _regular(even: _EvenRows, *, as_text: bool) -> NcuTable | None:
     """Parse a table with a cell in every column of every row; None if the table is irregular."""
+    source, head, plan = even.source, even.head, even.plan
     rejected: list[str] = []
 
     def reject(row: pyarrow.csv.InvalidRow) -> str:
@@ -167,7 +167,7 @@ def _regular(source: NcuSource, head: Preamble, plan: ReadingPlan, start: int, *
     try:
         with source.open() as file:
             columns = pyarrow.csv.read_csv(
-                pa.PythonFile(_Range(file, start, head.stop), mode="r"),
+                pa.PythonFile(_Range(file, even.start, head.stop), mode="r"),
                 pyarrow.csv.ReadOptions(column_names=names),
                 pyarrow.csv.ParseOptions(delimiter=head.delimiter, invalid_row_handler=reject),
                 pyarrow.csv.ConvertOptions(
@@ -187,8 +187,8 @@ def _regular(source: NcuSource, head: Preamble, plan: ReadingPlan, start: int, *
     return NcuTable(
         plan=plan,
         columns=_with_id(columns.rename_columns(list(types))),
-        rejected=tuple(rejected),
-        attributes=_attributes(plan, _first_row(source, head, start)),
+        rejected=(*rejected, *even.rejected),
+        attributes=_attributes(plan, _first_row(even)),
     )
 
 
@@ -217,11 +217,16 @@ def _with_id(columns: pa.Table) -> pa.Table:
     return columns.filter(launches.is_valid()) if launches.null_count else columns
 
 
-def _first_row(source: NcuSource, head: Preamble, start: int) -> list[str]:
-    with source.open() as file:
-        file.seek(start)
-        rows = (ncu_csv.cells(line.decode(errors="replace"), head.delimiter) for line in ncu_csv.byte_lines(file))
-        return next((row for row in rows if len(row) == len(head.header)), [])
+def _first_row(even: _EvenRows) -> list[str]:
+    return next((row for row in _cells(even) if len(row) == len(even.head.header)), [])
+
+
+def _cells(even: _EvenRows) -> Iterator[list[str]]:
+    """The cells of each line; a row whose cells contain line breaks comes in parts."""
+    with even.source.open() as file:
+        file.seek(even.start)
+        for line in ncu_csv.byte_lines(file):
+            yield ncu_csv.cells(line.decode(errors="replace"), even.head.delimiter)
 
 
 def _attributes(plan: ReadingPlan, row: Sequence[str]) -> dict[str, str]:
@@ -229,16 +234,11 @@ def _attributes(plan: ReadingPlan, row: Sequence[str]) -> dict[str, str]:
     return {name: value for name, value in pairs if name.startswith(metrics.ATTRIBUTE) and value not in numbers.ABSENT}
 
 
-def _has_plain_numbers(source: NcuSource, head: Preamble, plan: ReadingPlan, start: int) -> bool:
+def _has_plain_numbers(even: _EvenRows) -> bool:
     """Whether the first rows have numbers without thousands marks and decimal commas, or no numbers."""
-    positions = [plan.position(name) for name in plan.numbers]
-    with source.open() as file:
-        file.seek(start)
-        for line in itertools.islice(ncu_csv.byte_lines(file), _SAMPLED_LINES):
-            row = ncu_csv.cells(line.decode(errors="replace"), head.delimiter)
-            if any(not _is_plain(row[position]) for position in positions if position < len(row)):
-                return False
-    return True
+    positions = [even.plan.position(name) for name in even.plan.numbers]
+    rows = itertools.islice(_cells(even), _SAMPLED_LINES)
+    return all(_is_plain(row[position]) for row in rows for position in positions if position < len(row))
 
 
 def _is_plain(text: str) -> bool:

@@ -3,12 +3,12 @@
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from launcher.backends.batch.machines import BatchMachines
 from launcher.backends.batch.options import Options, Where
-from launcher.backends.batch.plan import PREFIX, BatchPlan, make_plan, stamp, zones_in
+from launcher.backends.batch.plan import PREFIX, BatchPlan, make_plan, zones_in
 from launcher.backends.batch.service import BatchService
 from launcher.backends.gcp import gpus
 from launcher.backends.gcp.backend import ComputeEngine, by_digest, pushed_image
@@ -71,7 +71,7 @@ class CloudBatch:
         else:
             flavour = draft.vm.request.options["flavour"]
             reference = pushed_image(self.vm.engine(), flavour, draft.settings.repository)
-        return draft.launched(stamp(now_s), image=reference)
+        return draft.launched(datetime.fromtimestamp(now_s, UTC), image=reference)
 
     def machines(self, settings: Region) -> BatchMachines:
         service = self.service(settings.settings.project, settings.region)

@@ -43,7 +43,7 @@ def examine(where: Where, ports: BatchPorts | None = None) -> Iterator[Check]:
     try:
         settings = ComputeEngine().settings(VmWhere(project=where.project, bucket=where.bucket))
     except RooflaunchError as error:
-        yield _failed("project", error)
+        yield BATCH.failed("project", error)
         return
     yield from _queue_checks(ports.service(settings.project, where.region), settings, where)
     yield _bucket_check(settings, ports)
@@ -58,24 +58,24 @@ def _queue_checks(service: BatchService, settings: Settings, where: Where) -> It
         jobs = [job for job in service.jobs() if not job.is_over]
         left = list(BatchMachines(service, _no_store).leftovers())
     except RooflaunchError as error:
-        yield _failed("API", error)
+        yield BATCH.failed("API", error)
         return
-    going_on = counted(len(jobs), "job")
-    yield BATCH.ok("API", f"Batch answers in {where.region} of {settings.project}; {going_on} of our jobs are running")
+    running = counted(len(jobs), "job")
+    yield BATCH.ok("API", f"Batch answers in {where.region} of {settings.project}; {running} of our jobs are running")
     if left:
         named = ", ".join(f"{item.name} ({item.why})" for item in left)
         yield BATCH.problem("leftovers", named, f"launch reap --region {where.region}")
 
 
 def _no_store() -> Bucket:
-    raise AssertionError("nobody asks for output here")
+    raise AssertionError("the checks of the queue read no store")
 
 
 def _bucket_check(settings: Settings, ports: BatchPorts) -> Check:
     try:
         ports.bucket(settings.bucket)
     except RooflaunchError as error:
-        return _failed("bucket", error)
+        return BATCH.failed("bucket", error)
     return BATCH.ok("bucket", f"gs://{settings.bucket}/{PREFIX} can be read")
 
 
@@ -100,7 +100,3 @@ def reporter_check(settings: Settings, ports: BatchPorts) -> Check:
     if not may_report:
         return BATCH.problem("VM's role", f"{account} lacks {REPORTER_ROLE}: Batch would take its tasks for lost", cure)
     return BATCH.ok("VM's role", f"{account} may report to Batch")
-
-
-def _failed(name: str, error: RooflaunchError) -> Check:
-    return BATCH.problem(name, str(error), error.hint)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from launcher.backends.batch.plan import LIMIT_LABEL, QUEUE_LABEL, BatchPlan
 from launcher.backends.batch.service import BatchJob, BatchService, BatchTask
-from launcher.protocol.backend import Condition, Leftover, Listing, Machine, Output, Removed, Submitted, Tell, Tried
+from launcher.protocol.backend import Condition, Leftover, Listing, Machine, Output, Removed, Submitted, Tell
 from launcher.protocol.records import NAME, log_object
 from workload.contract.errors import NoCapacityError, RooflaunchError, ToolError
 from workload.contract.text import counted, duration
@@ -18,7 +18,6 @@ END_S, END_EVERY_S = 300.0, 5.0
 # Batch has ended a task at most this much after its limit.
 LATE_S = 300.0
 STATES = {"RUNNING": Condition.RUNNING, "SUCCEEDED": Condition.GONE, "FAILED": Condition.GONE}
-UNTIL_NOW = "nothing yet"
 
 
 class BatchMachines:
@@ -53,7 +52,7 @@ class BatchMachines:
         Raises `NoCapacityError` after the plan's time in the queue; the job is then cancelled.
         """
         first = plans[0]
-        job_id, began_s = first.request.name, self.now_s()
+        job_id = first.request.name
         try:
             tell(f"asking Cloud Batch in {self._service.region} for {counted(len(plans), 'task')}")
             body = first.body(plans)
@@ -63,15 +62,12 @@ class BatchMachines:
             self._cancel(job_id)
             raise
         if job is None:
-            said = self._why_queued(job_id)
-            gone = self._cancel(job_id)
-            tried = Tried(
-                zone=", ".join(first.request.zones), code="QUEUED", message=said, seconds=self.now_s() - began_s
-            )
-            left = "" if gone else f"; whether job '{job_id}' is cancelled could not be confirmed"
+            reason = self._why_queued(job_id)
+            is_cancelled = self._cancel(job_id)
+            unconfirmed = "" if is_cancelled else f"; whether job '{job_id}' is cancelled could not be confirmed"
             raise NoCapacityError(
                 f"no VM for '{job_id}' in {duration(first.options.queue_time_s)} in the queue of Cloud Batch, in "
-                f"{tried.zone}: {said}{left}",
+                f"{', '.join(first.request.zones)}: {reason}{unconfirmed}",
                 hint="--queue-time, longer; another --region, or --zone of its zones; the quota: launch doctor gcp",
             )
         names = [plan.request.name for plan in plans]
@@ -90,7 +86,8 @@ class BatchMachines:
         except UnreachableError:
             return Listing(unreachable=(self._service.region,))
         if names is None:
-            return Listing(there=tuple(one for one in machines.values() if one.condition is not Condition.GONE))
+            there = (machine for machine in machines.values() if machine.condition is not Condition.GONE)
+            return Listing(there=tuple(there))
         gone = {
             name: Machine(name=name, zone=self._service.region, condition=Condition.GONE)
             for name in names
@@ -135,9 +132,9 @@ class BatchMachines:
         for job in self._service.jobs():
             if why := self._why_left(job, now_s):
                 left += [
-                    Leftover(kind=self.noun, name=one.name, zone=one.zone, why=why)
-                    for one in self._machines(job, None)
-                    if one.condition is not Condition.GONE
+                    Leftover(kind=self.noun, name=machine.name, zone=machine.zone, why=why)
+                    for machine in self._machines(job, None)
+                    if machine.condition is not Condition.GONE
                 ]
         return Listing(there=tuple(left))
 
@@ -175,7 +172,7 @@ class BatchMachines:
 
     def _scheduled(self, job_id: str, queue_time_s: float, tell: Tell) -> BatchJob | None:
         """The job once it has left the queue; None if it has waited for more than `queue_time_s` seconds."""
-        said = ""
+        last_event = ""
         while True:
             job = self._service.job(job_id)
             if job is None:
@@ -184,18 +181,16 @@ class BatchMachines:
                 return job
             if (waited_s := self.now_s() - job.created_s) > queue_time_s:
                 return None
-            if job.events and job.events[-1] != said:
-                said = job.events[-1]
-                tell(f"in the queue for {duration(waited_s)}: {said}")
+            if job.events and job.events[-1] != last_event:
+                last_event = job.events[-1]
+                tell(f"in the queue for {duration(waited_s)}: {last_event}")
             self._sleep(LOOK_EVERY_S)
 
     def _why_queued(self, job_id: str) -> str:
         job = self._service.job(job_id)
-        return (
-            job.events[-1]
-            if job and job.events
-            else "Batch gives no reason; likely causes are no free GPU or a missing quota"
-        )
+        if job and job.events:
+            return job.events[-1]
+        return "Batch gives no reason; likely causes are no free GPU or a missing quota"
 
     def _stop(self, wanted: set[str]) -> dict[str, str]:
         """Reasons why tasks could not be ended, by name; empty for a task that is gone."""
@@ -204,12 +199,13 @@ class BatchMachines:
             ours = wanted & set(job.launches)
             if not ours or job.is_over:
                 continue
-            going_on = {one.name for one in self._machines(job, None) if one.condition is not Condition.GONE}
-            others = going_on - wanted
+            machines = self._machines(job, None)
+            active = {machine.name for machine in machines if machine.condition is not Condition.GONE}
+            others = active - wanted
             if others:
                 why = f"it shares job '{job.id}' with {counted(len(others), 'task')} that would end too"
-                reasons |= dict.fromkeys(ours & going_on, why)
-            elif going_on and not self._cancel(job.id):
+                reasons |= dict.fromkeys(ours & active, why)
+            elif active and not self._cancel(job.id):
                 reasons |= dict.fromkeys(ours, "its job is still there")
         return reasons
 
@@ -238,19 +234,15 @@ class BatchMachines:
         """Reason why a job is a leftover: nobody waits for it, or it is past its limit. Empty if it is none."""
         if job.is_over:
             return ""
-        waits_s, queue_s, limit_s = (
-            now_s - job.created_s,
-            _number(job.labels.get(QUEUE_LABEL)),
-            _number(job.labels.get(LIMIT_LABEL)),
-        )
         if job.state == "QUEUED":
-            is_late = queue_s is not None and waits_s > queue_s + LATE_S
-            return (
-                f"it has waited in the queue for {duration(waits_s)}, and no launcher waits for it" if is_late else ""
-            )
-        began = [one.deadline_s for one in self._machines(job, None) if one.condition is Condition.RUNNING]
-        late = [deadline_s for deadline_s in began if deadline_s is not None and now_s > deadline_s + LATE_S]
-        return f"its limit was {duration(now_s - min(late))} ago" if late and limit_s else ""
+            waits_s, queue_s = now_s - job.created_s, _number(job.labels.get(QUEUE_LABEL))
+            if queue_s is None or waits_s <= queue_s + LATE_S:
+                return ""
+            return f"it has waited in the queue for {duration(waits_s)}, and no launcher waits for it"
+        running = [machine for machine in self._machines(job, None) if machine.condition is Condition.RUNNING]
+        deadlines = [machine.deadline_s for machine in running if machine.deadline_s is not None]
+        late = [deadline_s for deadline_s in deadlines if now_s > deadline_s + LATE_S]
+        return f"its limit was {duration(now_s - min(late))} ago" if late else ""
 
 
 def _number(text: str | None) -> float | None:

@@ -6,22 +6,21 @@ Fields of the job: https://cloud.google.com/batch/docs/reference/rest/v1/project
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from launcher.backends.batch.options import Options
 from launcher.backends.gcp import plan as gcp_plan
 from launcher.backends.gcp.gpus import Driver, require
-from launcher.backends.gcp.planned_vm import PULL_S, SCOPE, VmPlan, run_rows
+from launcher.backends.gcp.planned_vm import PULL_S, SCOPE, VmPlan, run_rows, text_of
 from launcher.backends.gcp.settings import Settings
 from launcher.kinds import Runtime
 from launcher.protocol.backend import Estimate
 from launcher.protocol.records import Price, Request, region_of
-from workload.contract.errors import ToolError, UsageError
-from workload.contract.invocation import as_typed
+from workload.contract.errors import UsageError
 from workload.contract.spec import Profile
-from workload.contract.text import dollars, minutes, wrapped
+from workload.contract.text import dollars, minutes
 
 # Exit code of a task whose VM was preempted: https://cloud.google.com/batch/docs/troubleshooting
 PREEMPTED_CODE = 50001
@@ -39,7 +38,6 @@ NEEDS_PRIVATE_ACCESS = (
 )
 SHM = "2g"
 USER = 1000
-COLUMN = 11
 PROGRAM = Path(__file__).with_name("start.py")
 GUEST = Path(__file__).parents[1] / "gcp" / "guest.py"
 # Docker gives capabilities to root only; setpriv hands one to the user (see launcher.machine.containers.for_profile).
@@ -115,8 +113,7 @@ class BatchPlan:
 
     def text(self, width: int | None = None) -> str:
         """Text of the plan, with our commands as the user can type them here."""
-        rows = [*run_rows(self.vm), *self._rows(), *(("note", note) for note in self.notes)]
-        return "\n".join(wrapped(as_typed(text), width, indent=COLUMN, first=name) for name, text in rows)
+        return text_of([*run_rows(self.vm), *self._rows()], self.notes, width)
 
     def _rows(self) -> Iterator[tuple[str, str]]:
         vm, options, limit_s = self.vm, self.options, self.request.limit_s
@@ -260,7 +257,7 @@ def make_plan(vm: VmPlan, options: Options, region: str) -> BatchPlan:
         options=options,
         region=region,
         notes=tuple(_notes(vm, options)),
-        programs={f"{path.parent.name}/{path.name}": _text(path) for path in (PROGRAM, GUEST)},
+        programs={f"{path.parent.name}/{path.name}": gcp_plan.program_text(path) for path in (PROGRAM, GUEST)},
     )
 
 
@@ -311,15 +308,3 @@ def _subnetwork(settings: Settings, region: str) -> str:
         return name
     path = name if name.startswith("regions/") else f"regions/{region}/subnetworks/{name}"
     return f"projects/{settings.project}/{path}"
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ToolError(f"this installation lacks {path.name}", hint="install rooflaunch again") from error
-
-
-def stamp(now_s: float) -> datetime:
-    """Timezone-aware time (UTC) of `now_s`, in seconds since 1970."""
-    return datetime.fromtimestamp(now_s, UTC)

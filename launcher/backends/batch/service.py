@@ -10,14 +10,23 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from launcher.backends.batch.plan import LAUNCH_VARIABLE, PREEMPTED_CODE
 from launcher.backends.gcp.compute import CloudClock, credentials_for, repeated
-from launcher.backends.gcp.refusals import BUSY, DeniedError, Service, no_credentials, reasons_of, said_by, translated
+from launcher.backends.gcp.refusals import (
+    BUSY,
+    DeniedError,
+    Service,
+    message_of,
+    no_credentials,
+    reasons_of,
+    translated,
+)
+from launcher.backends.gcp.settings import RESOURCE_NAME
 from workload.contract.errors import ToolError, UsageError
 from workload.storage.gcs import LOG_IN
 
@@ -27,22 +36,19 @@ BATCH = Service(name="Cloud Batch", public=PUBLIC_ENDPOINT, variable=ENDPOINT_VA
 # Limits for one request, which takes a second or two, and for repeating a failing request.
 ANSWER_S, RETRY_S = 15.0, 30.0
 PAGE = 1000
-# Job ids that Batch allows; Compute Engine has the same rule for VM names.
-JOB_ID = re.compile(r"[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?")
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchJob:
-    """A job. `launches`: name of each task's launch, in the order of tasks; `tasks`: number of tasks by state.
+    """A job. `launches`: name of each task's launch, in the order of tasks. `labels`: the labels that we gave the job.
 
-    `events`: what Batch says happened, oldest first. `labels`: the labels that we gave the job.
+    `events`: Batch's descriptions of what happened, oldest first.
     """
 
     id: str
     state: str
     created_s: float
     launches: tuple[str, ...]
-    tasks: Mapping[str, int]
     events: tuple[str, ...]
     labels: Mapping[str, str]
 
@@ -124,38 +130,33 @@ class BatchService:
     def jobs(self) -> list[BatchJob]:
         """Every job of ours in the region."""
         # Labels are compared here too, as a server may not know the filter.
-        request = {"parent": self._parent, "filter": 'labels.rooflaunch="launch"', "page_size": PAGE}
-        jobs: list[BatchJob] = []
-        while True:
-            page = self._ask("list_jobs", request)
-            jobs += [_job(job) for job in page.jobs if dict(job.labels).get("rooflaunch") == "launch"]
-            if not page.next_page_token:
-                return jobs
-            request = {**request, "page_token": page.next_page_token}
+        pages = self._pages("list_jobs", {"parent": self._parent, "filter": 'labels.rooflaunch="launch"'})
+        return [_job(job) for page in pages for job in page.jobs if dict(job.labels).get("rooflaunch") == "launch"]
 
     def job(self, job_id: str) -> BatchJob | None:
         """Job of this id; None if there is none."""
-        if not JOB_ID.fullmatch(job_id):
+        if not re.fullmatch(RESOURCE_NAME, job_id):
             return None
         answer = self._ask("get_job", {"name": f"{self._parent}/jobs/{job_id}"}, missing=True)
         return None if answer is None else _job(answer)
 
     def tasks(self, job_id: str) -> list[BatchTask]:
         """Existing tasks of a job, in their order."""
-        request: dict[str, Any] = {"parent": f"{self._parent}/jobs/{job_id}/taskGroups/group0", "page_size": PAGE}
-        tasks: list[BatchTask] = []
-        while True:
-            page = self._ask("list_tasks", request, missing=True)
-            if page is None:
-                return tasks
-            tasks += [_task(task) for task in page.tasks]
-            if not page.next_page_token:
-                return sorted(tasks, key=lambda task: task.index)
-            request = {**request, "page_token": page.next_page_token}
+        pages = self._pages("list_tasks", {"parent": f"{self._parent}/jobs/{job_id}/taskGroups/group0"}, missing=True)
+        return sorted((_task(task) for page in pages for task in page.tasks), key=lambda task: task.index)
 
     def cancel(self, job_id: str) -> None:
         """Make Batch end the job's tasks. Does nothing if the job is over or does not exist."""
         self._ask("cancel_job", {"name": f"{self._parent}/jobs/{job_id}"}, missing=True, over=True)
+
+    def _pages(self, method: str, request: Mapping[str, Any], *, missing: bool = False) -> Iterator[Any]:
+        """Pages of a list, requested one by one; none for a 404 with `missing`."""
+        request = {**request, "page_size": PAGE}
+        while (page := self._ask(method, request, missing=missing)) is not None:
+            yield page
+            if not page.next_page_token:
+                return
+            request["page_token"] = page.next_page_token
 
     def _ask(self, method: str, request: Mapping[str, Any], *, missing: bool = False, over: bool = False) -> Any:
         """Answer to a request. None for a 404 with `missing`, and, with `over`, for a job that is over already."""
@@ -173,7 +174,7 @@ class BatchService:
             try:
                 return repeated(call, RETRY_S, sleep=self._sleep, monotonic=self._monotonic)
             except api.NotFound as error:
-                if (missing and "/jobs/" in said_by(error)) or (missing and "not found" in said_by(error).lower()):
+                if missing and re.search("/jobs/|not found", message_of(error), re.IGNORECASE):
                     return None
                 raise
             except (api.FailedPrecondition, api.BadRequest):
@@ -195,11 +196,11 @@ class BatchService:
             client_options={"api_endpoint": endpoint} if endpoint else None,
         )
         session: Any = client.transport._session  # type: ignore[attr-defined] # noqa: SLF001 - no public way
-        session.hooks["response"].append(self._clock.hear)
+        session.hooks["response"].append(self._clock.read_date)
         return client
 
     def _explained(self, error: Any, method: str) -> ToolError | UsageError:
-        code, message = int(error.code), said_by(error)
+        code, message = int(error.code), message_of(error)
         if code in BUSY:
             return BATCH.unreachable(error)
         if reasons_of(error) & {"accessNotConfigured", "SERVICE_DISABLED"}:
@@ -220,17 +221,12 @@ class BatchService:
 
 
 def _job(job: Any) -> BatchJob:
-    groups = list(job.task_groups)
-    launches = [dict(one.variables).get(LAUNCH_VARIABLE, "") for group in groups for one in group.task_environments]
-    counts: Counter[str] = Counter()
-    for group in job.status.task_groups.values():
-        counts.update({str(state): int(count) for state, count in group.counts.items()})
+    environments = [environment for group in job.task_groups for environment in group.task_environments]
     return BatchJob(
         id=job.name.rpartition("/")[2],
         state=job.status.state.name,
         created_s=_seconds(job.create_time) or 0.0,
-        launches=tuple(launches),
-        tasks=counts,
+        launches=tuple(dict(environment.variables).get(LAUNCH_VARIABLE, "") for environment in environments),
         events=tuple(event.description for event in job.status.status_events),
         labels=dict(job.labels),
     )

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher import docker_engine
-from launcher.backends.gcp import catalog, gpus, vm_images
+from launcher.backends.gcp import gpus, price_list
 from launcher.backends.gcp.compute import Compute, connect, default_project
 from launcher.backends.gcp.machines import ComputeMachines
 from launcher.backends.gcp.options import Options, Where
-from launcher.backends.gcp.plan import make_plan
+from launcher.backends.gcp.plan import find_image, make_plan
 from launcher.backends.gcp.planned_vm import VmPlan
+from launcher.backends.gcp.price_list import PriceLookup
 from launcher.backends.gcp.settings import ANY_PROJECT, Settings, resolve_settings
 from launcher.docker_engine import Engine
 from launcher.images import build as building
@@ -31,9 +32,9 @@ if TYPE_CHECKING:
     from workload.storage.gcs import Bucket
 
 
-def _prices(project: str | None) -> catalog.Current:
+def _prices(project: str | None) -> PriceLookup:
     now_s = time.time()
-    return catalog.cached(now_s) if project is None else catalog.current(project, now_s=now_s)
+    return price_list.cached(now_s) if project is None else price_list.current(project, now_s=now_s)
 
 
 def _open_bucket(name: str) -> "Bucket":
@@ -52,7 +53,7 @@ class ComputeEngine:
     bucket: Callable[[str], "Bucket"] = _open_bucket
     engine: Callable[[], Engine] = docker_engine.connect
     default_project: Callable[[], str | None] = default_project
-    prices: Callable[[str | None], catalog.Current] = _prices
+    prices: Callable[[str | None], PriceLookup] = _prices
     sleep: Callable[[float], None] = time.sleep
 
     def settings(self, where: Where, options: Options | None = None, *, offline: bool = False) -> Settings:
@@ -78,7 +79,7 @@ class ComputeEngine:
             now=now,
             token=job.token,
             task=job.task,
-            today=prices.prices,
+            price_list=prices.prices,
             notes=[f"prices are from the built-in table: {prices.why}"] if unpriced else [],
         )
 
@@ -88,7 +89,7 @@ class ComputeEngine:
         if options.image is None:
             # Building and pushing an image takes minutes, so check first that the project answers.
             cloud.project_quotas()
-        vm_image, notes = vm_images.resolve(draft.vm_images, cloud, is_named=options.vm_image is not None)
+        vm_image, notes = find_image(draft.vm_images, cloud, is_named=options.vm_image is not None)
         engine = self.engine
         if options.image:
             reference = by_digest(engine, options.image)

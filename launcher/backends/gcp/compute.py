@@ -4,6 +4,7 @@ google-cloud-compute and google.auth are imported inside functions only. The cli
 are turned off: every request is repeated here, within a limit, so that a caller knows how long a request can take.
 """
 
+import copy
 import json
 import os
 import random
@@ -24,10 +25,11 @@ from launcher.backends.gcp.refusals import (
     COMPUTE_ENGINE,
     ENDPOINT_VARIABLE,
     PUBLIC_ENDPOINT,
+    DeniedError,
     explained,
+    is_temporary,
+    message_of,
     no_credentials,
-    passing,
-    said_by,
     translated,
 )
 from launcher.backends.gcp.resources import Instance, Operation, OperationFault, Quota, VmDisk
@@ -78,7 +80,7 @@ class CloudClock:
         self._monotonic = monotonic
         self._ahead_s: float | None = None
 
-    def hear(self, response: Any, **_: object) -> None:
+    def read_date(self, response: Any, **_: object) -> None:
         """Read the date of an answer. `requests` calls this for each answer; a proxy's own page is ignored."""
         with suppress(TypeError, ValueError):  # no date, or an unreadable one
             ahead_s = parsedate_to_datetime(response.headers.get("Date")).timestamp() - self._monotonic()
@@ -116,21 +118,8 @@ class _Clients:
         for scheme in ("http://", "https://"):
             adapter = requests.adapters.HTTPAdapter(pool_maxsize=CONNECTIONS)
             client.transport._session.mount(scheme, adapter)  # noqa: SLF001 - no public way
-        client.transport._session.hooks["response"].append(self.clock.hear)  # noqa: SLF001
+        client.transport._session.hooks["response"].append(self.clock.read_date)  # noqa: SLF001
         return client
-
-
-class _Counters:
-    """Count requests in several counters at once. Safe to share between threads."""
-
-    def __init__(self, counters: list[Counter[str]], lock: "threading.Lock | None" = None) -> None:
-        self.counters = counters
-        self.lock = lock or threading.Lock()
-
-    def add(self, name: str) -> None:
-        with self.lock:
-            for counter in self.counters:
-                counter[name] += 1
 
 
 class Compute:
@@ -154,15 +143,15 @@ class Compute:
         self._sleep = sleep
         self._monotonic = monotonic
         self._patience = patience or ComputePatience()
-        self._counters = _Counters([self.calls])
+        self._counters = [self.calls]
+        self._counting = threading.Lock()
 
     def counted(self) -> "Compute":
-        """A view of this client with a counter of its own, for one launch of many."""
-        child = Compute(
-            self.project, self._clients, sleep=self._sleep, monotonic=self._monotonic, patience=self._patience
-        )
-        child._counters = _Counters([child.calls, *self._counters.counters], self._counters.lock)
-        return child
+        """A view of this client with a counter of its own, for one launch of many; requests count in both."""
+        view: Compute = copy.copy(self)
+        view.calls = Counter()
+        view._counters = [view.calls, *self._counters]
+        return view
 
     def now_s(self) -> float:
         """Seconds since 1970 by the cloud's clock, which measures every age and limit of a VM.
@@ -190,13 +179,11 @@ class Compute:
         """
         from google.cloud import compute_v1  # noqa: PLC0415 - see the module
 
-        request = compute_v1.InsertInstanceRequest(
-            project=self.project,
-            zone=zone,
-            request_id=str(uuid.UUID(request_id)),
-            instance_resource=compute_v1.Instance.from_json(json.dumps(body)),
+        vm = compute_v1.Instance.from_json(json.dumps(body))
+        answer = self._ask(
+            "Instances", "insert", zone=zone, request_id=str(uuid.UUID(request_id)), instance_resource=vm
         )
-        return resources.operation(self._ask("Instances", "insert", request), zone)
+        return resources.operation(answer, zone)
 
     def wait(self, operation: Operation, limit_s: float) -> tuple[OperationFault, ...] | None:
         """Wait for the operation; return its faults, () if it has none.
@@ -205,13 +192,10 @@ class Compute:
         """
         from google.cloud import compute_v1  # noqa: PLC0415 - see the module
 
-        request = compute_v1.WaitZoneOperationRequest(
-            project=self.project, zone=operation.zone, operation=operation.name
-        )
         end_s = self._monotonic() + limit_s
         while (left_s := end_s - self._monotonic()) > 0:
             asked_s = self._monotonic()
-            answer = self._wait_once(request, min(left_s, WAIT_ANSWER_S))
+            answer = self._wait_once(operation, min(left_s, WAIT_ANSWER_S))
             if answer is not None and answer.status == compute_v1.Operation.Status.DONE:
                 return resources.faults(answer)
             # The server may answer early, for example when it is busy.
@@ -221,133 +205,90 @@ class Compute:
 
     def get(self, zone: str, name: str) -> Instance | None:
         """VM of this name; None if there is none."""
-        from google.cloud import compute_v1  # noqa: PLC0415 - see the module
-
-        request = compute_v1.GetInstanceRequest(project=self.project, zone=zone, instance=name)
-        answer = self._ask("Instances", "get", request, missing=f"/instances/{name}'")
+        answer = self._ask("Instances", "get", zone=zone, instance=name, missing=f"/instances/{name}'")
         return None if answer is None else resources.instance(answer)
 
     def delete(self, zone: str, name: str) -> Operation | None:
         """Request the deletion of a VM; None if there is no VM of this name."""
-        from google.cloud import compute_v1  # noqa: PLC0415 - see the module
-
-        request = compute_v1.DeleteInstanceRequest(project=self.project, zone=zone, instance=name)
-        answer = self._ask("Instances", "delete", request, missing=f"/instances/{name}'")
+        answer = self._ask("Instances", "delete", zone=zone, instance=name, missing=f"/instances/{name}'")
         return None if answer is None else resources.operation(answer, zone)
 
     def instances(self) -> Listing[Instance]:
         """VMs of every launch in the project, in all zones that answer."""
-        from google.cloud import compute_v1  # noqa: PLC0415 - see the module
-
-        everywhere, zonal = compute_v1.AggregatedListInstancesRequest, compute_v1.ListInstancesRequest
-        return self._everywhere("Instances", resources.instance, everywhere, zonal)
+        return self._everywhere("Instances", resources.instance)
 
     def preempted(self, zone: str, name: str) -> bool:
         """Whether the cloud has recorded that it preempted this VM."""
-        from google.cloud import compute_v1  # noqa: PLC0415 - see the module
-
-        request = compute_v1.ListZoneOperationsRequest(
-            project=self.project, zone=zone, filter=f'operationType="{PREEMPTED}"'
-        )
+        pages = self._pages("ZoneOperations", "list", zone=zone, filter=f'operationType="{PREEMPTED}"')
         # The host part of a target's URL differs between answers, so names are compared.
-        return any(
-            resources.last_part(operation.target_link) == name
-            for operation in self._all("ZoneOperations", "list", request)
-        )
+        return any(resources.last_part(operation.target_link) == name for page in pages for operation in page.items)
 
     def serial(self, zone: str, name: str, start: int) -> Output:
         """Output of the VM's first serial port from byte `start` on; empty if the VM is gone or not up yet."""
-        from google.cloud import compute_v1  # noqa: PLC0415 - see the module
-
-        request = compute_v1.GetSerialPortOutputInstanceRequest(
-            project=self.project, zone=zone, instance=name, port=1, start=start
-        )
-        answer = self._ask("Instances", "get_serial_port_output", request, missing="", not_ready=True)
+        answer = self._ask_guest("get_serial_port_output", zone=zone, instance=name, port=1, start=start)
         if answer is None:
             return Output(text="", next_start=start)
         return Output(text=answer.contents, next_start=int(answer.next_))
 
     def guest_attributes(self, zone: str, name: str) -> dict[str, str]:
         """Guest attributes that the VM has set in our namespace; {} if none yet, or if the VM is gone."""
-        from google.cloud import compute_v1  # noqa: PLC0415 - see the module
-
-        request = compute_v1.GetGuestAttributesInstanceRequest(
-            project=self.project, zone=zone, instance=name, query_path=f"{GUEST_NAMESPACE}/"
-        )
-        answer = self._ask("Instances", "get_guest_attributes", request, missing="", not_ready=True)
+        answer = self._ask_guest("get_guest_attributes", zone=zone, instance=name, query_path=f"{GUEST_NAMESPACE}/")
         return {} if answer is None else {item.key: item.value for item in answer.query_value.items}
 
     # Disks.
 
     def disks(self) -> Listing[VmDisk]:
         """Disks of every launch in the project, in all zones that answer."""
-        from google.cloud import compute_v1  # noqa: PLC0415 - see the module
-
-        everywhere, zonal = compute_v1.AggregatedListDisksRequest, compute_v1.ListDisksRequest
-        return self._everywhere("Disks", resources.disk, everywhere, zonal)
+        return self._everywhere("Disks", resources.disk)
 
     def delete_disk(self, zone: str, name: str) -> Operation | None:
         """Request the deletion of a disk; None if there is no disk of this name."""
-        from google.cloud import compute_v1  # noqa: PLC0415 - see the module
-
-        request = compute_v1.DeleteDiskRequest(project=self.project, zone=zone, disk=name)
-        answer = self._ask("Disks", "delete", request, missing=f"/disks/{name}'")
+        answer = self._ask("Disks", "delete", zone=zone, disk=name, missing=f"/disks/{name}'")
         return None if answer is None else resources.operation(answer, zone)
 
     # Quotas, images and machine types.
 
     def region_quotas(self, region: str) -> Mapping[str, Quota]:
         """Quotas of a region by metric, such as `NVIDIA_T4_GPUS`."""
-        from google.cloud import compute_v1  # noqa: PLC0415 - see the module
-
-        request = compute_v1.GetRegionRequest(project=self.project, region=region)
-        return resources.quotas(self._ask("Regions", "get", request))
+        return resources.quotas(self._ask("Regions", "get", region=region))
 
     def project_quotas(self) -> Mapping[str, Quota]:
         """Quotas of the project by metric, such as `GPUS_ALL_REGIONS`."""
-        from google.cloud import compute_v1  # noqa: PLC0415 - see the module
-
-        return resources.quotas(self._ask("Projects", "get", compute_v1.GetProjectRequest(project=self.project)))
+        return resources.quotas(self._ask("Projects", "get"))
 
     def get_image(self, project: str, family: str) -> str | None:
         """Name of the newest image of a family; None if family or project does not exist, or the family is empty."""
-        from google.cloud import compute_v1  # noqa: PLC0415 - see the module
-
-        request = compute_v1.GetFromFamilyImageRequest(project=project, family=family)
-        image = self._ask("Images", "get_from_family", request, missing=f"projects/{project}")
+        image = self._ask("Images", "get_from_family", project=project, family=family, missing=f"projects/{project}")
         return None if image is None else str(image.name)
 
     def machine_type(self, zone: str, name: str) -> bool:
         """Whether the zone offers this machine type at all."""
-        from google.cloud import compute_v1  # noqa: PLC0415 - see the module
-
-        request = compute_v1.GetMachineTypeRequest(project=self.project, zone=zone, machine_type=name)
-        return self._ask("MachineTypes", "get", request, missing="/machineTypes/") is not None
+        return self._ask("MachineTypes", "get", zone=zone, machine_type=name, missing="/machineTypes/") is not None
 
     # Requests.
 
-    def _wait_once(self, request: Any, limit_s: float) -> Any:
+    def _wait_once(self, operation: Operation, limit_s: float) -> Any:
         """Operation after one wait; None if the answer took too long, so that the caller asks again."""
         import requests  # noqa: PLC0415 - see the module
 
+        answer_s = max(limit_s, LAST_ANSWER_S)
+        where = {"zone": operation.zone, "operation": operation.name}
         try:
-            return self._ask("ZoneOperations", "wait", request, answer_s=max(limit_s, LAST_ANSWER_S), retry_s=limit_s)
+            return self._ask("ZoneOperations", "wait", answer_s=answer_s, retry_s=limit_s, **where)
         except UnreachableError as error:
             if isinstance(error.__cause__, requests.Timeout):
                 return None
             raise
 
-    def _everywhere(
-        self, kind: str, make: Callable[[Any], T], everywhere: Callable[..., Any], zonal: Callable[..., Any]
-    ) -> Listing[T]:
+    def _everywhere(self, kind: str, make: Callable[[Any], T]) -> Listing[T]:
         """Resources of one kind with our label. A zone missing from the list over all zones is asked by itself."""
         from google.api_core import exceptions as api  # noqa: PLC0415 - see the module
 
-        ours = {"project": self.project, "filter": f"labels.{LABEL}={LABEL_VALUE}"}
+        ours = f"labels.{LABEL}={LABEL_VALUE}"
         there: list[T] = []
         silent: dict[str, None] = {}
         try:
-            for page in self._pages(kind, "aggregated_list", everywhere(**ours)):
+            for page in self._pages(kind, "aggregated_list", filter=ours):
                 silent |= dict.fromkeys(resources.gaps(page))
                 there += [make(item) for scope in page.items.values() for item in getattr(scope, kind.lower())]
         except UnreachableError as error:
@@ -357,61 +298,66 @@ class Compute:
             return Listing(unreachable=(ANYWHERE,))
         for zone in [place for place in silent if ZONE.fullmatch(place)]:
             with suppress(UnreachableError):
-                request = zonal(zone=zone, **ours)
-                pages = list(self._pages(kind, "list", request, retry_s=0.0))
+                pages = list(self._pages(kind, "list", retry_s=0.0, zone=zone, filter=ours))
                 if not any(page.warning.code in resources.GAPS for page in pages):
                     there += [make(item) for page in pages for item in page.items]
                     del silent[zone]
         return Listing(there=tuple(there), unreachable=tuple(silent))
 
-    def _all(self, kind: str, method: str, request: Any) -> Iterator[Any]:
-        """Every item of a list."""
-        return (item for page in self._pages(kind, method, request) for item in page.items)
-
-    def _pages(self, kind: str, method: str, request: Any, *, retry_s: float | None = None) -> Iterator[Any]:
+    def _pages(self, kind: str, method: str, **fields: Any) -> Iterator[Any]:
         """Pages of a list, requested one by one."""
         while True:
             # The client's pager would fetch the other pages by itself, without our limits.
-            page = next(self._ask(kind, method, request, retry_s=retry_s).pages)
+            page = next(self._ask(kind, method, **fields).pages)
             yield page
             if not page.next_page_token:
                 return
-            request.page_token = page.next_page_token
+            fields["page_token"] = page.next_page_token
+
+    def _ask_guest(self, method: str, **fields: Any) -> Any:
+        """Answer about a running VM; None if the VM is gone or not up yet."""
+        from google.api_core import exceptions as api  # noqa: PLC0415 - see the module
+
+        try:
+            return self._ask("Instances", method, missing="", **fields)
+        except ToolError as error:
+            if isinstance(error.__cause__, api.BadRequest) and "not ready" in message_of(error.__cause__):
+                return None
+            raise
 
     def _ask(
         self,
         kind: str,
         method: str,
-        request: Any,
         *,
         missing: str | None = None,
-        not_ready: bool = False,
         answer_s: float | None = None,
         retry_s: float | None = None,
+        **fields: Any,
     ) -> Any:
-        """Answer to a request.
+        """Answer to a request with these fields, in our project unless they name another one.
 
-        None for a 404 that names `missing`, or, with `not_ready`, if the VM cannot answer yet.
+        None for a 404 that names `missing`.
         """
         from google.api_core import exceptions as api  # noqa: PLC0415 - see the module
 
+        request = {"project": self.project, **fields}
+
         def call() -> Any:
-            self._counters.add(f"{_lower(kind)}.{method}")
-            client = self._clients.get(kind)
+            with self._counting:
+                for counter in self._counters:
+                    counter[f"{kind[0].lower()}{kind[1:]}.{method}"] += 1
             # Methods that change something have a second form, without the client's own waiting.
             form = f"{method}_unary" if method in ("insert", "delete") else method
-            return getattr(client, form)(request, retry=None, timeout=answer_s or self._patience.answer_s)
+            send = getattr(self._clients.get(kind), form)
+            return send(request, retry=None, timeout=answer_s or self._patience.answer_s)
 
+        limit_s = self._patience.retry_s if retry_s is None else retry_s
         with translated(COMPUTE_ENGINE, lambda error: explained(error, self.project, method)):
             try:
-                limit_s = self._patience.retry_s if retry_s is None else retry_s
                 return repeated(call, limit_s, sleep=self._sleep, monotonic=self._monotonic)
             except api.NotFound as error:
-                if missing is not None and missing in said_by(error):
-                    return None
-                raise
-            except api.BadRequest as error:
-                if not_ready and "not ready" in said_by(error):
+                if missing is not None and missing in message_of(error):
                     return None
                 raise
 
@@ -419,7 +365,10 @@ class Compute:
 def repeated(
     call: Callable[[], T], limit_s: float, *, sleep: Callable[[float], None], monotonic: Callable[[], float]
 ) -> T:
-    """Result of `call()`, repeated for up to `limit_s` seconds while the service is busy or does not answer."""
+    """Result of `call()`, repeated for up to `limit_s` seconds while the service is busy or does not answer.
+
+    google-api-core's `Retry` takes no clock, and ends with an error of its own in place of the service's last answer.
+    """
     end_s = monotonic() + limit_s
     pause_s = FIRST_PAUSE_S
     while True:
@@ -428,7 +377,7 @@ def repeated(
         except Exception as error:
             # Half of the pause is random, so that 100 launches do not retry at the same moment.
             wanted_s = pause_s * (0.5 + random.random())  # noqa: S311 - no secret
-            if not passing(error) or monotonic() + wanted_s > end_s:
+            if not is_temporary(error) or monotonic() + wanted_s > end_s:
                 raise
         sleep(wanted_s)
         pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
@@ -446,7 +395,10 @@ def connect(
     Raises `ToolError` if package or credentials are missing.
     """
     endpoint = os.environ.get(ENDPOINT_VARIABLE)
-    _require_package()
+    try:
+        from google.cloud import compute_v1  # noqa: F401, PLC0415 - takes 1.5 s
+    except ModuleNotFoundError as error:
+        raise ToolError("the package google-cloud-compute is missing", hint="pip install 'rooflaunch[gcp]'") from error
     clients = _Clients(credentials=credentials_for(endpoint), endpoint=endpoint, clock=CloudClock(monotonic))
     return Compute(project, clients, sleep=sleep, monotonic=monotonic, patience=patience)
 
@@ -456,40 +408,29 @@ def default_project() -> str | None:
     if os.environ.get(ENDPOINT_VARIABLE):
         return os.environ.get("GOOGLE_CLOUD_PROJECT")
     try:
-        import google.auth  # noqa: PLC0415 - see the module
-    except ModuleNotFoundError:
+        project = _application_default()[1]
+    except (ModuleNotFoundError, DeniedError):
         return None
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            project = google.auth.default(scopes=SCOPES)[1]
-        except google.auth.exceptions.GoogleAuthError:
-            return None
     return str(project) if project else None
 
 
-def _require_package() -> None:
-    try:
-        from google.cloud import compute_v1  # noqa: F401, PLC0415 - 1.5 s, for those who use it
-    except ModuleNotFoundError as error:
-        raise ToolError("the package google-cloud-compute is missing", hint="pip install 'rooflaunch[gcp]'") from error
-
-
 def credentials_for(endpoint: str | None) -> Any:
-    import google.auth  # noqa: PLC0415 - see the module
-    from google.auth.credentials import AnonymousCredentials  # noqa: PLC0415
+    """The user's credentials; anonymous ones for an `endpoint` other than Google's. Raises `DeniedError`."""
+    from google.auth.credentials import AnonymousCredentials  # noqa: PLC0415 - see the module
 
-    if endpoint:
-        make_anonymous: Any = AnonymousCredentials
-        return make_anonymous()
+    make_anonymous: Any = AnonymousCredentials
+    return make_anonymous() if endpoint else _application_default()[0]
+
+
+def _application_default() -> tuple[Any, str | None]:
+    """Application-default credentials and their project. Raises `DeniedError` if none can be used."""
+    import google.auth  # noqa: PLC0415 - see the module
+
     # google.auth warns about user credentials without a quota project, which `gcloud auth` creates.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            return google.auth.default(scopes=SCOPES)[0]
+            credentials, project = google.auth.default(scopes=SCOPES)
         except google.auth.exceptions.GoogleAuthError as error:
             raise no_credentials(error) from error
-
-
-def _lower(kind: str) -> str:
-    return kind[0].lower() + kind[1:]
+    return credentials, project

@@ -9,10 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.backends.gcp import catalog, compute, gpus, refusals, services
+from launcher.backends.gcp import compute as compute_engine
+from launcher.backends.gcp import gpus, price_list, refusals
+from launcher.backends.gcp import services as google_services
 from launcher.backends.gcp.compute import Compute
 from launcher.backends.gcp.gpus import GpuOffer, VmImage
 from launcher.backends.gcp.machines import ComputeMachines
+from launcher.backends.gcp.price_list import PriceLookup
 from launcher.backends.gcp.resources import Quota
 from launcher.backends.gcp.services import DisabledError, ForbiddenError, Services
 from launcher.backends.gcp.settings import Settings, resolve_settings
@@ -20,8 +23,9 @@ from launcher.images import contents
 from launcher.protocol.checks import Check, CheckPart, Health
 from workload.contract.errors import RooflaunchError, ToolError, UsageError
 from workload.contract.invocation import document
+from workload.contract.text import counted
 from workload.storage import gcs as storage
-from workload.storage.gcs import Access, Bucket
+from workload.storage.gcs import Bucket
 
 # Services that the launcher and its VMs call. infra/ enables them; a new project has only storage.
 NEEDED_SERVICES = ("compute.googleapis.com", "storage.googleapis.com", "artifactregistry.googleapis.com")
@@ -56,7 +60,7 @@ class CloudPorts:
     services: Callable[[str], Services]
     tags: Callable[[], Mapping[str, str]]
     endpoint: str | None = None
-    prices: Callable[[str], catalog.Current] | None = None
+    prices: Callable[[str], PriceLookup] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +75,7 @@ def examine(given: Mapping[str, str | None] | None = None) -> Iterator[Check]:
     """Run every check for the project of these options (`project`, `bucket`, …), or of the settings alone."""
 
     def resolve() -> Resolved:
-        return resolve_settings(given or {}, os.environ, Path.cwd(), default_project=compute.default_project)
+        return resolve_settings(given or {}, os.environ, Path.cwd(), default_project=compute_engine.default_project)
 
     return checks(resolve, real_ports())
 
@@ -79,12 +83,12 @@ def examine(given: Mapping[str, str | None] | None = None) -> Iterator[Check]:
 def real_ports() -> CloudPorts:
     """Connections to Google's services, or to the endpoints that tests set."""
     return CloudPorts(
-        compute=compute.connect,
+        compute=compute_engine.connect,
         bucket=lambda name: storage.connect(name, prefix=""),
-        services=services.connect,
+        services=google_services.connect,
         tags=current_tags,
         endpoint=next((name for name in ENDPOINTS if os.environ.get(name)), None),
-        prices=lambda project: catalog.current(project, now_s=time.time(), wait_s=PRICES_S),
+        prices=lambda project: price_list.current(project, now_s=time.time(), wait_s=PRICES_S),
     )
 
 
@@ -99,49 +103,49 @@ def checks(resolve: Callable[[], Resolved], cloud: CloudPorts) -> Iterator[Check
     """Run every check, in order. Without a project or credentials only that problem is reported."""
     try:
         settings, origins = resolve()
-        engine = cloud.compute(settings.project)
-        asked = None if cloud.endpoint else cloud.services(settings.project)
+        compute = cloud.compute(settings.project)
+        services = None if cloud.endpoint else cloud.services(settings.project)
     except RooflaunchError as error:
-        yield _failed("project", error)
+        yield GCP.failed("project", error)
         return
-    usable = _project_check(engine, settings, origins)
+    usable = _project_check(compute, settings, origins)
     yield usable
-    yield from _service_checks(asked, settings, cloud)
+    yield from _service_checks(services, settings, cloud)
     yield from _price_checks(settings, cloud)
     if usable.state is Health.OK:
-        yield from _quota_checks(engine, settings)
-        yield from _image_family_checks(engine)
-        yield from _policy_checks(asked)
-        yield from _leftover_checks(engine)
+        yield from _quota_checks(compute, settings)
+        yield from _image_family_checks(compute)
+        yield from _policy_checks(services)
+        yield from _leftover_checks(compute)
     yield from _bucket_checks(settings, cloud)
-    yield from _repository_checks(asked, settings, cloud)
-    yield from _account_checks(asked, settings, cloud)
+    yield from _repository_checks(services, settings, cloud)
+    yield from _account_checks(services, settings, cloud)
 
 
 # Project and services.
 
 
-def _project_check(engine: Compute, settings: Settings, origins: Mapping[str, str]) -> Check:
+def _project_check(compute: Compute, settings: Settings, origins: Mapping[str, str]) -> Check:
     try:
-        engine.project_quotas()
+        compute.project_quotas()
     except RooflaunchError as error:
-        return _failed("project", error)
+        return GCP.failed("project", error)
     return GCP.ok("project", f"{settings.project} ({origins['project']}); Compute Engine answers")
 
 
-def _service_checks(asked: Services | None, settings: Settings, cloud: CloudPorts) -> Iterator[Check]:
-    if asked is None:
+def _service_checks(services: Services | None, settings: Settings, cloud: CloudPorts) -> Iterator[Check]:
+    if services is None:
         yield _unasked("APIs", cloud)
         return
     cure = f"gcloud services enable {{}} --project {settings.project}"
     try:
-        missing = [name for name in NEEDED_SERVICES if name not in asked.enabled()]
+        enabled = services.enabled()
     except (ForbiddenError, DisabledError) as error:
         yield GCP.note("APIs", f"not seen: {error}", cure.format(" ".join(NEEDED_SERVICES)))
     except ToolError as error:
-        yield _failed("APIs", error)
+        yield GCP.failed("APIs", error)
     else:
-        if missing:
+        if missing := [name for name in NEEDED_SERVICES if name not in enabled]:
             yield GCP.problem("APIs", f"not enabled: {', '.join(missing)}", cure.format(" ".join(missing)))
         else:
             yield GCP.ok("APIs", f"enabled: {', '.join(name.partition('.')[0] for name in NEEDED_SERVICES)}")
@@ -164,12 +168,12 @@ def _price_checks(settings: Settings, cloud: CloudPorts) -> Iterator[Check]:
 # Quotas.
 
 
-def _quota_checks(engine: Compute, settings: Settings) -> Iterator[Check]:
+def _quota_checks(compute: Compute, settings: Settings) -> Iterator[Check]:
     cure = f"ask for more: https://console.cloud.google.com/iam-admin/quotas?project={settings.project}, filter {{}}"
-    yield _all_regions_check(engine, cure.format(ALL_REGIONS))
+    yield _all_regions_check(compute, cure.format(ALL_REGIONS))
     table = gpus.load()
     regions = sorted({region for gpu in table.values() for region in gpu.regions})
-    found, error = _region_quotas(engine, regions)
+    found, error = _region_quotas(compute, regions)
     if error:
         unseen = [region for region in regions if region not in found]
         yield GCP.note("regions", f"not seen: {', '.join(unseen)}: {error}", error.hint)
@@ -180,11 +184,11 @@ def _quota_checks(engine: Compute, settings: Settings) -> Iterator[Check]:
     yield from rows
 
 
-def _all_regions_check(engine: Compute, cure: str) -> Check:
+def _all_regions_check(compute: Compute, cure: str) -> Check:
     try:
-        quota = engine.project_quotas().get(ALL_REGIONS)
+        quota = compute.project_quotas().get(ALL_REGIONS)
     except RooflaunchError as error:
-        return _failed(ALL_REGIONS, error)
+        return GCP.failed(ALL_REGIONS, error)
     if quota is None:
         return GCP.note(ALL_REGIONS, "unknown: the project does not report it")
     found = f"{quota.left:g} of {quota.limit:g} GPUs left"
@@ -194,13 +198,13 @@ def _all_regions_check(engine: Compute, cure: str) -> Check:
 
 
 def _region_quotas(
-    engine: Compute, regions: Sequence[str]
+    compute: Compute, regions: Sequence[str]
 ) -> tuple[dict[str, Mapping[str, Quota]], RooflaunchError | None]:
     """Quotas by region, and the first error. A region that does not answer is left out."""
 
     def ask(region: str) -> Mapping[str, Quota] | RooflaunchError:
         try:
-            return engine.region_quotas(region)
+            return compute.region_quotas(region)
         except RooflaunchError as error:
             return error
 
@@ -237,14 +241,14 @@ def _best(left: Mapping[str, float]) -> str:
 # VM images and leftovers in Compute Engine.
 
 
-def _image_family_checks(engine: Compute) -> Iterator[Check]:
+def _image_family_checks(compute: Compute) -> Iterator[Check]:
     table, name = gpus.load().values(), "VM image"
     newest: dict[VmImage, str | None] = {}
     for image in dict.fromkeys(image for gpu in table for image in gpu.vm_images):
         try:
-            newest[image] = engine.get_image(image.project, image.name)
+            newest[image] = compute.get_image(image.project, image.name)
         except RooflaunchError as error:
-            yield _failed(name, error)
+            yield GCP.failed(name, error)
     for image, latest in newest.items():
         users = [gpu for gpu in table if image in gpu.vm_images]
         named = ", ".join(gpu.name for gpu in users)
@@ -262,16 +266,16 @@ def _image_family_checks(engine: Compute) -> Iterator[Check]:
 # Policies of the organisation.
 
 
-def _policy_checks(asked: Services | None) -> Iterator[Check]:
+def _policy_checks(services: Services | None) -> Iterator[Check]:
     """Check the policies that would refuse the VMs of `launch gcp`, if the user may read them."""
-    if asked is None:
+    if services is None:
         return
     for name, constraint, judge in (
         ("Shielded VM policy", refusals.SHIELDED_VM, _shielded_check),
         ("VM image policy", refusals.TRUSTED_IMAGES, _trusted_images_check),
     ):
         try:
-            yield judge(name, asked.effective_policy(constraint))
+            yield judge(name, services.effective_policy(constraint))
         except RooflaunchError as error:
             viewer = "an administrator of the organisation: roles/orgpolicy.policyViewer"
             cure = error.hint if isinstance(error, DisabledError) else viewer
@@ -317,12 +321,12 @@ def _trusted_images_check(name: str, policy: Mapping[str, Any]) -> Check:
     )
 
 
-def _leftover_checks(engine: Compute) -> Iterator[Check]:
+def _leftover_checks(compute: Compute) -> Iterator[Check]:
     try:
-        machines = ComputeMachines(engine, sleep=time.sleep)
+        machines = ComputeMachines(compute, sleep=time.sleep)
         left, running = machines.leftovers(), len(machines.look().there)
     except RooflaunchError as error:
-        yield _failed("leftovers", error)
+        yield GCP.failed("leftovers", error)
         return
     if left.unreachable:
         yield GCP.problem("leftovers", f"not known in {', '.join(left.unreachable)}: no answer", "launch reap, later")
@@ -330,7 +334,7 @@ def _leftover_checks(engine: Compute) -> Iterator[Check]:
         named = ", ".join(f"{item.kind} {item.name} in {item.zone} ({item.why})" for item in left)
         yield GCP.problem("leftovers", named, "launch reap")
     elif not left.unreachable:
-        yield GCP.ok("leftovers", f"none; {running} VM{'' if running == 1 else 's'} of launches now")
+        yield GCP.ok("leftovers", f"none; {counted(running, 'VM')} of launches now")
 
 
 # Bucket.
@@ -344,7 +348,7 @@ def _bucket_checks(settings: Settings, cloud: CloudPorts) -> Iterator[Check]:
         yield GCP.problem("bucket", str(error), _with_terraform(f"{create} --uniform-bucket-level-access"))
         return
     except RooflaunchError as error:
-        yield _failed("bucket", error)
+        yield GCP.failed("bucket", error)
         return
     yield GCP.ok("bucket", f"gs://{settings.bucket} answers")
     if cloud.endpoint:
@@ -357,9 +361,10 @@ def _bucket_checks(settings: Settings, cloud: CloudPorts) -> Iterator[Check]:
 def _writable_check(bucket: Bucket) -> Check:
     name = "bucket access"
     try:
-        missing = [each for each in BUCKET_PERMISSIONS if each not in bucket.permitted(BUCKET_PERMISSIONS)]
+        held = bucket.permitted(BUCKET_PERMISSIONS)
     except RooflaunchError as error:
-        return _failed(name, error)
+        return GCP.failed(name, error)
+    missing = [permission for permission in BUCKET_PERMISSIONS if permission not in held]
     if not missing:
         return GCP.ok(name, "objects can be read, written and replaced")
     grant = f"gcloud storage buckets add-iam-policy-binding gs://{bucket.name} --role roles/storage.objectUser"
@@ -380,28 +385,25 @@ def _access_checks(bucket: Bucket) -> Iterator[Check]:
     elif access.public_access_prevention != "enforced":
         yield GCP.note(name, "uniform access; it could be made public", f"{update} --public-access-prevention")
     else:
-        yield GCP.ok(name, f"uniform access, never public, in {_where(access)}")
-
-
-def _where(access: Access) -> str:
-    return access.location.lower() or "an unknown location"
+        where = access.location.lower() or "an unknown location"
+        yield GCP.ok(name, f"uniform access, never public, in {where}")
 
 
 # Images.
 
 
-def _repository_checks(asked: Services | None, settings: Settings, cloud: CloudPorts) -> Iterator[Check]:
+def _repository_checks(services: Services | None, settings: Settings, cloud: CloudPorts) -> Iterator[Check]:
     repository = parse_repository(settings.repository)
-    if asked is None:
+    if services is None:
         yield _unasked("repository", cloud)
         return
     if repository is None:
         yield GCP.note("repository", f"{settings.repository} is not in Artifact Registry, so it is not checked")
         return
     try:
-        exists = asked.has_repository(repository.name)
+        exists = services.has_repository(repository.name)
     except RooflaunchError as error:
-        yield _failed("repository", error)
+        yield GCP.failed("repository", error)
         return
     if not exists:
         _, project, _, location, _, name = repository.name.split("/")
@@ -411,15 +413,15 @@ def _repository_checks(asked: Services | None, settings: Settings, cloud: CloudP
         return
     yield GCP.ok("repository", settings.repository)
     for flavour, tag in cloud.tags().items():
-        yield _tag_check(asked, repository, settings, flavour, tag)
+        yield _tag_check(services, repository, settings, flavour, tag)
 
 
-def _tag_check(asked: Services, repository: Repository, settings: Settings, flavour: str, tag: str) -> Check:
+def _tag_check(services: Services, repository: Repository, settings: Settings, flavour: str, tag: str) -> Check:
     name = f"image {flavour}"
     try:
-        digest = asked.tag_digest(repository.name, repository.package, tag)
+        digest = services.tag_digest(repository.name, repository.package, tag)
     except RooflaunchError as error:
-        return _failed(name, error)
+        return GCP.failed(name, error)
     if digest:
         return GCP.ok(name, f"{tag}, {digest}")
     push = f"launch build --flavour {flavour} --push --repository {settings.repository}"
@@ -438,12 +440,12 @@ def parse_repository(reference: str) -> Repository | None:
 # The service account.
 
 
-def _account_checks(asked: Services | None, settings: Settings, cloud: CloudPorts) -> Iterator[Check]:
-    if asked is None:
+def _account_checks(services: Services | None, settings: Settings, cloud: CloudPorts) -> Iterator[Check]:
+    if services is None:
         yield _unasked("service account", cloud)
         return
-    yield from _existence_checks(asked, settings)
-    yield from _role_checks(asked, settings)
+    yield from _existence_checks(services, settings)
+    yield from _role_checks(services, settings)
 
 
 def _with_terraform(command: str) -> str:
@@ -452,10 +454,10 @@ def _with_terraform(command: str) -> str:
     return f"{page}, or {command}" if page else command
 
 
-def _existence_checks(asked: Services, settings: Settings) -> Iterator[Check]:
+def _existence_checks(services: Services, settings: Settings) -> Iterator[Check]:
     email, name = settings.service_account, "service account"
     try:
-        account = asked.service_account(email)
+        account = services.service_account(email)
         if account is None:
             create = f"gcloud iam service-accounts create {email.partition('@')[0]} --project {settings.project}"
             yield GCP.problem(name, f"{email} does not exist", _with_terraform(create))
@@ -466,41 +468,42 @@ def _existence_checks(asked: Services, settings: Settings) -> Iterator[Check]:
     except ForbiddenError as error:
         yield GCP.note(name, f"not seen: {error}", error.hint)
     except RooflaunchError as error:
-        yield _failed(name, error)
-    yield _use_check(asked, email)
+        yield GCP.failed(name, error)
+    yield _use_check(services, email)
 
 
-def _use_check(asked: Services, email: str) -> Check:
+def _use_check(services: Services, email: str) -> Check:
     name = "use of it"
     try:
-        if asked.may_act_as(email):
+        if services.may_act_as(email):
             return GCP.ok(name, "you may start VMs with this account")
     except ForbiddenError as error:
         return GCP.note(name, f"not seen: {error}", error.hint)
     except RooflaunchError as error:
-        return _failed(name, error)
+        return GCP.failed(name, error)
     grant = f"gcloud iam service-accounts add-iam-policy-binding {email} --role roles/iam.serviceAccountUser"
     return GCP.problem(name, "you may not start VMs with this account", f"its owner: {grant} --member user:YOU")
 
 
 def _vm_role(text: str) -> str:
+    """Cure for missing permissions of a VM: `text` with our Terraform's page if that is available."""
     page = document("infra/vm.tf")
     return text.format(page) if page else f"a custom role with {', '.join(VM_PERMISSIONS)}"
 
 
-def _role_checks(asked: Services, settings: Settings) -> Iterator[Check]:
+def _role_checks(services: Services, settings: Settings) -> Iterator[Check]:
     """Check that the account may do what a VM does. A role of the project holds for bucket and repository too."""
     email, member = settings.service_account, f"--member serviceAccount:{settings.service_account}"
     try:
-        everywhere = asked.roles_in_project(email)
+        everywhere = services.roles_in_project(email)
     except RooflaunchError as error:
         yield GCP.note("its roles", f"not seen: {error}", _vm_role("{} has what it needs"))
         return
     in_bucket = f"gcloud storage buckets add-iam-policy-binding gs://{settings.bucket}"
     yield _role_check(
-        asked,
+        services,
         "its bucket role",
-        lambda: everywhere | asked.roles_in_bucket(settings.bucket, email),
+        lambda: everywhere | services.roles_in_bucket(settings.bucket, email),
         BUCKET_PERMISSIONS,
         f"{in_bucket} --role roles/storage.objectUser {member}",
     )
@@ -509,14 +512,14 @@ def _role_checks(asked: Services, settings: Settings) -> Iterator[Check]:
         _, project, _, location, _, name = repository.name.split("/")
         in_repository = f"gcloud artifacts repositories add-iam-policy-binding {name}"
         yield _role_check(
-            asked,
+            services,
             "its image role",
-            lambda: everywhere | asked.roles_in_repository(repository.name, email),
+            lambda: everywhere | services.roles_in_repository(repository.name, email),
             (PULL_PERMISSION,),
             f"{in_repository} --location {location} --project {project} --role roles/artifactregistry.reader {member}",
         )
     yield _role_check(
-        asked, "its VM role", lambda: everywhere, VM_PERMISSIONS, _vm_role("{}: a custom role, only for our VMs")
+        services, "its VM role", lambda: everywhere, VM_PERMISSIONS, _vm_role("{}: a custom role, only for our VMs")
     )
     if broad := sorted(everywhere & BROAD_ROLES):
         cure = f"gcloud projects remove-iam-policy-binding {settings.project} --role {broad[0]} {member}"
@@ -524,24 +527,17 @@ def _role_checks(asked: Services, settings: Settings) -> Iterator[Check]:
 
 
 def _role_check(
-    asked: Services, name: str, roles: Callable[[], frozenset[str]], needed: Sequence[str], cure: str
+    services: Services, name: str, roles: Callable[[], frozenset[str]], needed: Sequence[str], cure: str
 ) -> Check:
     try:
         held = roles()
-        missing = [each for each in needed if each not in asked.permissions(held)]
+        missing = [permission for permission in needed if permission not in services.permissions(held)]
     except RooflaunchError as error:
         return GCP.note(name, f"not seen: {error}", cure)
     if missing:
         # Roles held through a group, a folder or the organization do not show in these policies.
         return GCP.problem(name, f"no custom role allows {', '.join(missing)}", cure)
-    return GCP.ok(name, ", ".join(sorted(role for role in held if asked.permissions([role]) & set(needed))))
-
-
-# Checks for common cases.
-
-
-def _failed(name: str, error: RooflaunchError) -> Check:
-    return GCP.problem(name, str(error), error.hint)
+    return GCP.ok(name, ", ".join(sorted(role for role in held if services.permissions([role]) & set(needed))))
 
 
 def _unasked(name: str, cloud: CloudPorts) -> Check:

@@ -13,7 +13,7 @@ from launcher.protocol.records import Price, region_of
 from launcher.sizes import shown
 from workload.contract import prices
 from workload.contract.errors import ToolError, UsageError
-from workload.contract.prices import Listed
+from workload.contract.prices import VmPrice
 
 TABLE = Path(__file__).with_name("gpus.toml")
 # A VM that is deleted within 7 days, on demand or spot, may use preemptible quota, but standard quota is enough too:
@@ -85,7 +85,7 @@ class GpuOffer:
     machine_types: Mapping[str, MachineType]
     default_machine_type: str
     zones: tuple[str, ...]
-    prices: tuple[Listed, ...]
+    prices: tuple[VmPrice, ...]
     sku: str | None = None
     series: str | None = None
 
@@ -142,7 +142,7 @@ def compact(zones: Iterable[str]) -> str:
     return " ".join(f"{region}-{','.join(zone_letters)}" for region, zone_letters in letters.items())
 
 
-def parse(table: Mapping[str, Any], listed: Iterable[Listed]) -> dict[str, GpuOffer]:
+def parse(table: Mapping[str, Any], listed: Iterable[VmPrice]) -> dict[str, GpuOffer]:
     """Rows of a table in the form of gpus.toml, with their prices. Raises `ToolError` if they contradict each other."""
     listed = tuple(listed)
     images = {name: _vm_image(row) for name, row in table["vm_image"].items()}
@@ -163,7 +163,7 @@ def _vm_image(row: Mapping[str, Any]) -> VmImage:
     return VmImage(project=project, name=family, driver=Driver(row["driver"]), signed=row["signed"])
 
 
-def _row(name: str, row: Mapping[str, Any], listed: Iterable[Listed], images: Mapping[str, VmImage]) -> GpuOffer:
+def _row(name: str, row: Mapping[str, Any], listed: Iterable[VmPrice], images: Mapping[str, VmImage]) -> GpuOffer:
     major, _, minor = row["capability"].partition(".")
     machines = [MachineType(**{**machine, "gpus": tuple(machine["gpus"])}) for machine in row["machine"]]
     return GpuOffer(

@@ -46,7 +46,7 @@ def show_gpus(
         print(f"warning: prices are from the built-in table: {prices.why}", file=sys.stderr)
         if prices.hint:
             print(f"hint: {as_typed(prices.hint)}", file=sys.stderr)
-    print(gpus_table.render(output_format, wide=wide, today=prices.prices))
+    print(gpus_table.render(output_format, wide=wide, price_list=prices.prices))
     return ExitCode.DONE
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from launcher.backends.gcp import gpus
 from launcher.backends.gcp.gpus import GpuOffer
-from launcher.backends.gcp.skus import PriceList
+from launcher.backends.gcp.price_list import PriceList
 from workload.contract import peaks, tables
 from workload.contract.invocation import as_typed
-from workload.contract.prices import Listed
+from workload.contract.prices import VmPrice
 from workload.contract.spec import Precision
 from workload.contract.tables import Column, TableFormat
 from workload.contract.text import terminal_width, wrapped
@@ -52,7 +52,7 @@ class Offer:
 
     gpu: GpuOffer
     machine_type: str
-    price: Listed | None
+    price: VmPrice | None
 
     @property
     def sold_on_demand(self) -> bool:
@@ -81,22 +81,22 @@ class Offer:
         }
 
 
-def offers(today: PriceList | None = None) -> Iterator[Offer]:
+def offers(price_list: PriceList | None = None) -> Iterator[Offer]:
     """Every price of the table, replaced by today's if known; a GPU without a price on its usual machine type."""
     for gpu in gpus.load().values():
         usual = gpu.machine_types[gpu.default_machine_type]
         for price in gpu.prices:
             machine = gpu.machine_types[price.machine_type]
-            newer = today.listed(gpu, machine, price.gpus, price.region) if today else None
+            newer = price_list.listed(gpu, machine, price.gpus, price.region) if price_list else None
             yield Offer(gpu=gpu, machine_type=price.machine_type, price=newer or price)
         if not gpu.prices:
-            newer = today.listed(gpu, usual, usual.gpus[0], REGION) if today else None
+            newer = price_list.listed(gpu, usual, usual.gpus[0], REGION) if price_list else None
             yield Offer(gpu=gpu, machine_type=usual.name, price=newer)
 
 
-def render(form: TableFormat, *, wide: bool = False, today: PriceList | None = None) -> str:
+def render(form: TableFormat, *, wide: bool = False, price_list: PriceList | None = None) -> str:
     """The table as text; for people with notes below it, as wide as the terminal."""
-    rows = [offer.to_row() for offer in offers(today)]
+    rows = [offer.to_row() for offer in offers(price_list)]
     if form is not TableFormat.TABLE:
         return tables.render(rows, DATA, form)
     sources = dict.fromkeys(f"as of {row['read']}: {row['source']}" for row in rows if row["read"])

@@ -48,8 +48,7 @@ class ComputeMachines:
         earlier = tuple(vm for vm in self.compute.instances() if vm.name == plan.name)
         if earlier:
             return Submitted(machines=earlier)
-        provisioned = provision(plan, self.compute, now=self.now_s, sleep=self._sleep, on_event=tell)
-        return Submitted(machines=(provisioned.instance,), tried=provisioned.tried)
+        return provision(plan, self.compute, now=self.now_s, sleep=self._sleep, on_event=tell)
 
     def look(self, names: Mapping[str, Sequence[str]] | None = None) -> Listing[Machine]:
         if names is None:

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Protocol
 
-from launcher.backends.gcp import gpus, vm_images
-from launcher.backends.gcp.gpus import Driver, GpuOffer, MachineType
+from launcher.backends.gcp import gpus
+from launcher.backends.gcp.gpus import Driver, GpuOffer, MachineType, VmImage
 from launcher.backends.gcp.options import DEFAULT_DISK_GB, Options
 from launcher.backends.gcp.planned_vm import (
     AROUND_S,
@@ -21,8 +22,9 @@ from launcher.backends.gcp.planned_vm import (
     launch_name,
     time_stamp,
 )
-from launcher.backends.gcp.settings import ANY_PROJECT, Settings
-from launcher.backends.gcp.skus import PriceList
+from launcher.backends.gcp.price_list import PriceList
+from launcher.backends.gcp.refusals import DeniedError
+from launcher.backends.gcp.settings import ANY_PROJECT, PROJECT, RESOURCE_NAME, Settings
 from launcher.kinds import Runtime
 from launcher.machine.runtime import CPU_FLAVOUR, NO_COMPILER
 from launcher.protocol.records import Price, Request, region_of
@@ -40,6 +42,13 @@ NEEDS_NAT = "without an external address the VM needs Cloud NAT, for its package
 MIN_USEFUL_S = 600
 MIN_DISK_GB, MAX_DISK_GB = 50, 65536
 TF32_CAPABILITY = (8, 0)
+IMAGE_FAMILY = re.compile(rf"(?P<project>{PROJECT})/(?P<name>{RESOURCE_NAME})")
+IMAGE_PATH = re.compile(
+    r"(?:https://(?:www|compute)\.googleapis\.com/compute/v1/)?"
+    rf"projects/(?P<project>{PROJECT})/global/images/(?P<family>family/)?(?P<name>{RESOURCE_NAME})"
+)
+# Projects of Google's public operating systems with apt, which have no driver.
+BARE_PROJECTS = frozenset({"ubuntu-os-cloud", "debian-cloud"})
 
 
 def make_plan(
@@ -51,13 +60,13 @@ def make_plan(
     now: datetime,
     token: str,
     task: Task | None = None,
-    today: PriceList | None = None,
+    price_list: PriceList | None = None,
     notes: Sequence[str] = (),
 ) -> VmPlan:
     """Plan of `launch gcp`. Reads only the tables and the start-up programs.
 
     `task`: runs of a sweep, in place of the resolved spec's. `image` has the registry's digest, except in a dry run.
-    `token`: 6 hex digits that make the name unique. `now` is timezone-aware. `today`: Google's price list, if
+    `token`: 6 hex digits that make the name unique. `now` is timezone-aware. `price_list`: Google's price list, if
     available. Raises `UsageError` for a run that a VM cannot do or options that the GPU does not have, `ToolError` for
     a broken installation.
     """
@@ -66,14 +75,15 @@ def make_plan(
     machine, count = _choose_machine(gpu, options)
     spec, changed = _on_vm(resolved.spec, gpu)
     if task is not None:
-        asked, task = task, task.mapped(lambda one: _on_vm(one, gpu)[0].checked())
-        changed = list(dict.fromkeys(note for run in asked.runs for note in _on_vm(run.spec, gpu)[1]))
+        vm_task = task.mapped(lambda run_spec: _on_vm(run_spec, gpu)[0].checked())
+        changed = list(dict.fromkeys(note for run in task.runs for note in _on_vm(run.spec, gpu)[1]))
+        task = vm_task
     specs = [run.spec for run in task.runs] if task else [spec]
-    with_driver = any(one.device is not Device.CPU for one in specs)
-    images = vm_images.candidates(gpu, options, with_driver=with_driver)
+    with_driver = any(run_spec.device is not Device.CPU for run_spec in specs)
+    images = candidate_images(gpu, options, with_driver=with_driver)
     driver = images[0].driver if with_driver else Driver.NONE
     zones = _zone_order(gpu, options, settings)
-    known = _known_prices(gpu, machine, count, options, zones, now, today)
+    known = _known_prices(gpu, machine, count, options, zones, now, price_list)
     if options.max_cost_usd is not None:
         zones = _with_price(zones, known, options)
     request = Request(
@@ -109,10 +119,10 @@ def make_plan(
         machine=machine,
         vm_images=images,
         driver=driver,
-        shielded=vm_images.shielded_config(options),
+        shielded=shielded_config(options),
         options=options,
         zones=zones,
-        programs={key: _program(name) for key, name in PROGRAMS.items()},
+        programs={key: program_text(PROGRAM_FOLDER / name) for key, name in PROGRAMS.items()},
     )
     check_size(plan)
     return replace(plan, notes=(*changed, *notes, *_notes(plan)))
@@ -151,11 +161,12 @@ def _notes(plan: VmPlan) -> Iterator[str]:
         )
 
 
-def _program(name: str) -> str:
+def program_text(path: Path) -> str:
+    """Text of a program that the launcher sends to a machine. Raises `ToolError` for a broken installation."""
     try:
-        return (PROGRAM_FOLDER / name).read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except OSError as error:
-        raise ToolError(f"this installation lacks {name}", hint="install rooflaunch again") from error
+        raise ToolError(f"this installation lacks {path.name}", hint="install rooflaunch again") from error
 
 
 # Options of the user and their consequences.
@@ -209,10 +220,10 @@ def _choose_machine(gpu: GpuOffer, options: Options) -> tuple[MachineType, int]:
             hint=f"--gpu-count {machine.gpus[0]}, or another --machine-type",
         )
     if machine.spot_only and not options.spot:
-        whole = [other.name for other in gpu.machine_types.values() if not other.spot_only]
+        on_demand = [other.name for other in gpu.machine_types.values() if not other.spot_only]
         raise UsageError(
             f"{machine.name} is not sold on demand, only as spot, flex-start or by reservation",
-            hint=" or ".join(["--spot", *(f"--machine-type {name}" for name in whole)]),
+            hint=" or ".join(["--spot", *(f"--machine-type {name}" for name in on_demand)]),
         )
     return machine, count
 
@@ -240,6 +251,115 @@ def _fitting_machine(gpu: GpuOffer, options: Options) -> MachineType:
             hint=f"--gpu-count {counts[0]}",
         )
     return fitting[0]
+
+
+# Images that the VM may boot. The container of the run has another image.
+
+
+class Images(Protocol):
+    """The part of the Compute Engine client that is used here."""
+
+    def get_image(self, project: str, family: str) -> str | None: ...
+
+
+def parse_image(text: str) -> VmImage:
+    """Image for PROJECT/FAMILY, or for the path or address of an image or a family. Raises `UsageError` for other text.
+
+    For a family in our table, what is known of its driver is filled in. Another image is assumed to have a driver,
+    except Ubuntu's and Debian's own.
+    """
+    form = IMAGE_PATH.fullmatch(text) or IMAGE_FAMILY.fullmatch(text)
+    if form is None:
+        raise UsageError(
+            "--vm-image must be PROJECT/FAMILY, projects/PROJECT/global/images/family/FAMILY or "
+            f"projects/PROJECT/global/images/IMAGE; got '{shown(text)}'",
+            hint="--vm-image ubuntu-os-cloud/ubuntu-2404-lts-amd64",
+        )
+    parts = form.groupdict()
+    is_family = parts.get("family", "family/") is not None
+    known = {image.path: image for gpu in gpus.load().values() for image in gpu.vm_images}
+    driver = Driver.INSTALL if parts["project"] in BARE_PROJECTS else Driver.PREINSTALLED
+    named = VmImage(project=parts["project"], name=parts["name"], is_family=is_family, driver=driver)
+    return known.get(named.path, named)
+
+
+def candidate_images(gpu: GpuOffer, options: Options, *, with_driver: bool) -> tuple[VmImage, ...]:
+    """Images to look for, in this order: the requested one, or the GPU's; under Secure Boot only if the driver loads.
+
+    Raises `UsageError` if no driver would load.
+    """
+    chosen = (parse_image(options.vm_image),) if options.vm_image else gpu.vm_images
+    if options.vm_driver:
+        # A driver that is built on the VM is unsigned, whatever the image.
+        driver = Driver(options.vm_driver)
+        signed = False if driver is Driver.INSTALL else None
+        chosen = tuple(
+            image if image.driver is driver else replace(image, driver=driver, signed=signed) for image in chosen
+        )
+    if not options.secure_boot or not with_driver:
+        return chosen
+    loads = tuple(image for image in chosen if image.signed is not False and image.driver is not Driver.INSTALL)
+    if not loads:
+        how = "is built on the VM" if chosen[0].driver is Driver.INSTALL else f"in {chosen[0].name} is not signed"
+        raise UsageError(
+            f"Secure Boot loads only signed drivers, but the {gpu.title}'s {how}: it would not load",
+            hint="--no-secure-boot, or --vm-image of an image with a signed driver and --vm-driver preinstalled",
+        )
+    return loads
+
+
+def shielded_config(options: Options) -> dict[str, bool]:
+    """Value of the insert's `shieldedInstanceConfig`; {} if no option asks for one.
+
+    If one of the three options is set, all are sent; the others have Google's default: on, except Secure Boot. Raises
+    `UsageError` for integrity monitoring without a vTPM.
+    """
+    if options.secure_boot is options.vtpm is options.integrity_monitoring is None:
+        return {}
+    vtpm = options.vtpm is not False
+    # Integrity can only be measured with a vTPM.
+    integrity = vtpm if options.integrity_monitoring is None else options.integrity_monitoring
+    if integrity and not vtpm:
+        raise UsageError(
+            "--integrity-monitoring needs the vTPM; got --no-vtpm", hint="--no-vtpm --no-integrity-monitoring"
+        )
+    return {"enableSecureBoot": bool(options.secure_boot), "enableVtpm": vtpm, "enableIntegrityMonitoring": integrity}
+
+
+def find_image(images: Sequence[VmImage], compute: Images, *, is_named: bool) -> tuple[VmImage, tuple[str, ...]]:
+    """The first image that exists, and notes for the user on those before it.
+
+    A family becomes its newest image, so that every zone and attempt boots the same one. `is_named`: the user chose it.
+    Raises `UsageError` or `ToolError` if none is left.
+    """
+    notes: list[str] = []
+    for image in images:
+        if not image.is_family:
+            return image, tuple(notes)
+        try:
+            newest = compute.get_image(image.project, image.name)
+        except DeniedError as error:
+            # The insert may still be allowed to use the image.
+            notes.append(f"VM image {image.project}/{image.name} could not be looked up: {error}")
+            return image, tuple(notes)
+        if newest:
+            if notes:
+                notes.append(f"the VM boots {newest} of {image.project} instead")
+            return replace(image, name=newest, is_family=False), tuple(notes)
+        notes.append(f"VM image family {image.name} no longer exists in project {image.project}")
+    listing = f"gcloud compute images list --project {images[0].project} --no-standard-images"
+    if is_named:
+        raise UsageError(
+            f"--vm-image: there is no image family '{images[0].name}' in project '{images[0].project}'", hint=listing
+        )
+    missing = ", ".join(f"{image.project}/{image.name}" for image in images)
+    raise ToolError(
+        f"no VM image is left, because none of these families exists any more: {missing}",
+        hint=f"--vm-image PROJECT/FAMILY with a family that exists ({listing})",
+    )
+
+
+# The run on a VM, its zones and its prices.
 
 
 def _on_vm(spec: RunSpec, gpu: GpuOffer) -> tuple[RunSpec, list[str]]:
@@ -315,7 +435,7 @@ def _known_prices(
     options: Options,
     zones: Iterable[str],
     now: datetime,
-    today: PriceList | None,
+    price_list: PriceList | None,
 ) -> dict[str, Price]:
     """Prices by region, from today's list or else from the table; regions with an unknown part are left out.
 
@@ -328,16 +448,16 @@ def _known_prices(
             usd_per_h=options.usd_per_h, source="--usd-per-h", read=read, disk_usd_per_h=0.0, address_usd_per_h=0.0
         )
         return dict.fromkeys(regions, own)
-    listed = {region: _listed(gpu, machine, count, options, region, today) for region in regions}
+    listed = {region: _listed(gpu, machine, count, options, region, price_list) for region in regions}
     return {region: price for region, price in listed.items() if price}
 
 
 def _listed(
-    gpu: GpuOffer, machine: MachineType, count: int, options: Options, region: str, today: PriceList | None
+    gpu: GpuOffer, machine: MachineType, count: int, options: Options, region: str, price_list: PriceList | None
 ) -> Price | None:
     """Price of VM, disk and address in one region; None if neither today's list nor the table has VM and disk."""
-    if today:
-        price = today.price(
+    if price_list:
+        price = price_list.price(
             gpu,
             machine,
             count,

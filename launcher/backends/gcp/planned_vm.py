@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
@@ -39,7 +39,8 @@ IMAGE = r"[a-z0-9][-._/:@a-zA-Z0-9]{0,511}"
 # All metadata of an instance together may have 256 KB.
 MAX_METADATA_BYTES = 250_000
 FEW = 4
-LABEL_WIDTH = 11
+# Column at which the facts of a printed plan begin.
+TEXT_COLUMN = 11
 # Programs of a VM by metadata key: shell script, the Python that the script starts, and the shutdown script.
 PROGRAMS = {
     "startup-script": "startup.sh",
@@ -300,11 +301,12 @@ class VmPlan:
 
     def text(self, width: int | None = None) -> str:
         """Text of the plan, with our commands as the user can type them here."""
-        return _render(self, width)
+        return text_of([*run_rows(self), *_vm(self), *_cost(self)], self.notes, width)
 
     def sent_text(self) -> str:
         """JSON of the request that `launch gcp` sends to create the VM in the first zone; long texts are shortened."""
-        return _render_request(self)
+        request = f"request    instances.insert in {self.zones[0]}; --format json shows its texts in full"
+        return f"{request}\n{json.dumps(_short(self), indent=1)}"
 
 
 def _steps_s(spec: RunSpec) -> float:
@@ -344,16 +346,10 @@ def check_size(plan: VmPlan) -> None:
 # The text for the user.
 
 
-def _render(plan: VmPlan, width: int | None) -> str:
-    """Text of the plan, one fact after the other, in lines of at most `width` characters."""
-    rows = [*run_rows(plan), *_vm(plan), *_cost(plan), *(("note", note) for note in plan.notes)]
-    return "\n".join(wrapped(as_typed(text), width, indent=LABEL_WIDTH, first=name) for name, text in rows)
-
-
-def _render_request(plan: VmPlan) -> str:
-    """The first zone's request with its long texts shortened."""
-    request = f"request    instances.insert in {plan.zones[0]}; --format json shows its texts in full"
-    return f"{request}\n{json.dumps(_short(plan), indent=1)}"
+def text_of(rows: Iterable[tuple[str, str]], notes: Iterable[str], width: int | None) -> str:
+    """Text of a plan: rows of a name and a fact, then the notes, in lines of at most `width` characters."""
+    named = [*rows, *(("note", note) for note in notes)]
+    return "\n".join(wrapped(as_typed(text), width, indent=TEXT_COLUMN, first=name) for name, text in named)
 
 
 def run_rows(plan: VmPlan) -> Iterator[tuple[str, str]]:

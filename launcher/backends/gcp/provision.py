@@ -7,7 +7,6 @@ VM of the launch is left: each failed or interrupted insert is followed by a loo
 import re
 import uuid
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 
 from launcher.backends.gcp.compute import Compute
@@ -22,7 +21,7 @@ from launcher.backends.gcp.refusals import (
     refused_for_good,
 )
 from launcher.backends.gcp.resources import STARTING, Instance, Operation, OperationFault, Quota
-from launcher.protocol.backend import Tried
+from launcher.protocol.backend import Submitted, Tried
 from launcher.protocol.records import region_of
 from workload.contract.errors import NoCapacityError, RooflaunchError, ToolError
 from workload.storage.store import UnreachableError
@@ -63,20 +62,6 @@ class Scope(StrEnum):
     FATAL = "fatal"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Provisioned:
-    """A running VM. `calls`: number of requests for this VM by request name.
-
-    `seconds`: time since the first request.
-    """
-
-    zone: str
-    instance: Instance
-    tried: tuple[Tried, ...]
-    seconds: float
-    calls: Mapping[str, int]
-
-
 class StrangerError(ToolError):
     """A VM that is not of this launch has the name, so it must not be deleted."""
 
@@ -89,14 +74,13 @@ def provision(
     now: Callable[[], float],
     sleep: Callable[[float], None],
     on_event: Callable[[str], None],
-) -> Provisioned:
-    """Start a VM for the plan in the first zone that has one. No insert starts once `budget_s` seconds are over.
+) -> Submitted:
+    """Start a VM for the plan in the first zone that has one; return it once it runs.
 
-    Raises `NoCapacityError` with everything that was tried, `ToolError` for an error of any other kind. After an error
-    or an interrupt no VM is left.
+    `budget_s`: no insert starts later than this many seconds after the beginning. Raises `NoCapacityError` with
+    everything that was tried, `ToolError` for an error of any other kind. After an error or an interrupt no VM is left.
     """
-    work = _Provisioning(plan, compute.counted(), budget_s=budget_s, now=now, sleep=sleep, on_event=on_event)
-    return work.run()
+    return _Provisioning(plan, compute, budget_s=budget_s, now=now, sleep=sleep, on_event=on_event).run()
 
 
 def remove(
@@ -164,8 +148,7 @@ class _Provisioning:
         self._name = plan.request.name
         self._compute = compute
         self._now, self._sleep, self._on_event = now, sleep, on_event
-        self._started_s = now()
-        self._end_s = self._started_s + budget_s
+        self._end_s = now() + budget_s
         self._budget_s = budget_s
         self._tried: list[Tried] = []
         self._done: list[str] = []
@@ -174,7 +157,7 @@ class _Provisioning:
         self._suggested: list[str] = []
         self._may_live = False
 
-    def run(self) -> Provisioned:
+    def run(self) -> Submitted:
         if not self._has_quota_in_project():
             raise self._no_capacity()
         while (zone := self._next_zone()) is not None and self._now() < self._end_s:
@@ -183,17 +166,8 @@ class _Provisioning:
             self._done.append(zone)
             instance = self._try(zone)
             if instance is not None:
-                return self._provisioned(instance)
+                return Submitted(machines=(instance,), tried=tuple(self._tried))
         raise self._no_capacity()
-
-    def _provisioned(self, instance: Instance) -> Provisioned:
-        return Provisioned(
-            zone=instance.zone,
-            instance=instance,
-            tried=tuple(self._tried),
-            seconds=self._now() - self._started_s,
-            calls=dict(self._compute.calls),
-        )
 
     # The order of zones.
 
@@ -443,9 +417,8 @@ def _scope(fault: OperationFault) -> Scope:
 
 
 def _quota_scope(fault: OperationFault) -> Scope:
-    quota = fault.quota
-    if quota is not None and quota.dimensions:
-        return Scope.REGION if quota.region else Scope.PROJECT
+    if fault.quota_dimensions:
+        return Scope.REGION if "region" in fault.quota_dimensions else Scope.PROJECT
     return Scope.PROJECT if _EVERYWHERE.search(fault.message) else Scope.REGION
 
 

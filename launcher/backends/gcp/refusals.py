@@ -18,7 +18,7 @@ PUBLIC_ENDPOINT = "https://compute.googleapis.com"
 
 TOO_MANY, UNAVAILABLE = 429, 503
 # Maximum length of an answer that a message quotes.
-LONGEST_SAID = 1000
+MAX_MESSAGE_CHARS = 1000
 BUSY = (TOO_MANY, 500, 502, UNAVAILABLE, 504)
 # A zone without the machine answers with one of these codes, or with one of these texts.
 STOCKOUT = "ZONE_RESOURCE_POOL_EXHAUSTED"
@@ -74,16 +74,17 @@ class Service:
 
     @property
     def address(self) -> str:
-        """Address in use: the variable's value, else the public one."""
+        """Address of the service: the value of its environment variable if set, else Google's public address."""
         return os.environ.get(self.variable) or self.public
 
     def unreachable(self, error: BaseException) -> UnreachableError:
         """Error for a service that does not answer."""
         if (code := getattr(error, "code", None)) in BUSY:
-            said = f"{self.name} at {self.address} answers that it is busy ({int(code)}): {_why(error)}"
-            return UnreachableError(said, hint="wait a minute, then run again, with fewer at the same time")
-        usual = f"check the network and its proxy (curl -I {self.public}), then run again"
-        hint = f"start that server, or unset {self.variable}" if os.environ.get(self.variable) else usual
+            message = f"{self.name} at {self.address} answers that it is busy ({int(code)}): {_why(error)}"
+            return UnreachableError(message, hint="wait a minute, then run again, with fewer at the same time")
+        hint = f"check the network and its proxy (curl -I {self.public}), then run again"
+        if os.environ.get(self.variable):
+            hint = f"start that server, or unset {self.variable}"
         return UnreachableError(f"{self.name} cannot be reached at {self.address}: {_why(error)}", hint=hint)
 
 
@@ -94,7 +95,7 @@ COMPUTE_ENGINE = Service(name="Compute Engine", public=PUBLIC_ENDPOINT, variable
 def translated(service: Service, explained: Callable[[Any], RooflaunchError]) -> Iterator[None]:
     """Turn exceptions of the client and its libraries into our errors, with their cause.
 
-    `explained`: for answers >= 400.
+    `explained`: makes the error for an HTTP answer with a status of 400 or more.
     """
     import requests  # noqa: PLC0415 - see the module
     import urllib3  # noqa: PLC0415
@@ -118,9 +119,9 @@ def translated(service: Service, explained: Callable[[Any], RooflaunchError]) ->
 
 def explained(error: Any, project: str, method: str) -> RooflaunchError:
     """Error for an answer of Compute Engine with a status of 400 or more."""
-    code, message = int(error.code), said_by(error)
+    code, message = int(error.code), message_of(error)
     meaning: RooflaunchError
-    if method == "insert" and (refused := refused_for_good(_all_said_by(error))):
+    if method == "insert" and (refused := refused_for_good(_all_messages(error))):
         meaning = refused
     elif method == "insert" and (fault := _insert_fault(error)):
         meaning = RefusedError((fault,), hint="run again with other zones: --zone Z")
@@ -162,15 +163,15 @@ def refused_for_good(message: str) -> ToolError | None:
     return None
 
 
-def _all_said_by(error: Any) -> str:
+def _all_messages(error: Any) -> str:
     """Every message of an answer: one insert may break several policies."""
-    messages = [str(error_item.get("message", "")) for error_item in error.errors if isinstance(error_item, Mapping)]
-    return "; ".join(dict.fromkeys([said_by(error), *filter(None, messages)]))[:LONGEST_SAID]
+    messages = [str(item.get("message", "")) for item in error.errors if isinstance(item, Mapping)]
+    return "; ".join(dict.fromkeys([message_of(error), *filter(None, messages)]))[:MAX_MESSAGE_CHARS]
 
 
 def _insert_fault(error: Any) -> OperationFault | None:
     """Fault of a refused insert, in an operation's form, if another place or hour may accept it; else None."""
-    message, code = said_by(error), int(error.code)
+    message, code = message_of(error), int(error.code)
     if _is_stockout(error):
         return OperationFault(code=STOCKOUT, message=message)
     if code in (TOO_MANY, UNAVAILABLE):
@@ -185,7 +186,7 @@ def _insert_fault(error: Any) -> OperationFault | None:
 
 
 def _forbidden(error: Any, project: str) -> DeniedError:
-    message = said_by(error)
+    message = message_of(error)
     if reasons_of(error) & {"accessNotConfigured", "SERVICE_DISABLED"}:
         return DeniedError(
             f"the Compute Engine API is disabled in project '{project}'",
@@ -198,7 +199,7 @@ def _forbidden(error: Any, project: str) -> DeniedError:
 
 
 def no_credentials(error: Exception) -> DeniedError:
-    return DeniedError(f"no usable credentials for Google Cloud: {said_by(error)}", hint=log_in())
+    return DeniedError(f"no usable credentials for Google Cloud: {message_of(error)}", hint=log_in())
 
 
 def _why(error: BaseException) -> str:
@@ -207,12 +208,12 @@ def _why(error: BaseException) -> str:
 
     if isinstance(error, requests.Timeout):
         return "no answer in time"
-    text = said_by(error)
+    text = message_of(error)
     system = re.search(r"\[Errno -?\d+\] ([^'\")]+)", text)
     return system[1] if system else text
 
 
-def passing(error: Exception) -> bool:
+def is_temporary(error: Exception) -> bool:
     """Whether the same request may succeed a little later."""
     import requests  # noqa: PLC0415 - see the module
     from google.api_core import exceptions as api  # noqa: PLC0415
@@ -230,7 +231,7 @@ def passing(error: Exception) -> bool:
 
 
 def _is_stockout(error: Any) -> bool:
-    return "insufficientCapacity" in reasons_of(error) or bool(_STOCKOUT_TEXT.search(said_by(error)))
+    return "insufficientCapacity" in reasons_of(error) or bool(_STOCKOUT_TEXT.search(message_of(error)))
 
 
 def reasons_of(error: Any) -> set[str]:
@@ -239,7 +240,7 @@ def reasons_of(error: Any) -> set[str]:
     return old | {str(error.reason or "")}
 
 
-def said_by(error: BaseException) -> str:
+def message_of(error: BaseException) -> str:
     """First line of the service's message, at most 500 characters, without the request that the client prepends."""
     text = str(getattr(error, "message", "") or error).strip()
     message = re.sub(r"^[A-Z]+ https?://\S+: ", "", text)

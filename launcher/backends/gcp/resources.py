@@ -4,8 +4,7 @@ The functions take the client's own objects: google.cloud.compute_v1's `Instance
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
+from dataclasses import dataclass, field
 from typing import Any
 
 from launcher.protocol.backend import ANYWHERE, Condition, Machine
@@ -32,28 +31,16 @@ class Operation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class QuotaFault:
-    """The quota that was too small, in the cloud's words. `limit`: None if the cloud did not say."""
-
-    metric: str
-    name: str
-    limit: float | None
-    dimensions: Mapping[str, str]
-
-    @property
-    def region(self) -> str | None:
-        """Region of the quota; None for a quota of the whole project."""
-        return self.dimensions.get("region")
-
-
-@dataclass(frozen=True, kw_only=True)
 class OperationFault:
-    """An error of an operation. `zones_available`: zones with a free machine right now, if the cloud named them."""
+    """An error of an operation. `zones_available`: zones with a free machine right now, if the cloud named them.
+
+    `quota_dimensions`: what the quota that was too small is counted by, for example {"region": "us-central1"}.
+    """
 
     code: str
     message: str
     zones_available: tuple[str, ...] = ()
-    quota: QuotaFault | None = None
+    quota_dimensions: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,9 +59,6 @@ class VmDisk:
 
     name: str
     zone: str
-    size_gb: int
-    created_at: str
-    labels: Mapping[str, str]
     deadline_s: float | None
     users: tuple[str, ...]
 
@@ -105,21 +89,13 @@ def faults(answer: Any) -> tuple[OperationFault, ...]:
 
 def _fault(error: Any) -> OperationFault:
     zones: list[str] = []
-    quota = None
+    dimensions: dict[str, str] = {}
     for detail in error.error_details:
         named = detail.error_info.metadatas.get("zonesAvailable", "")
         zones += [zone.strip() for zone in named.split(",") if zone.strip()]
-        if detail.quota_info.metric_name or detail.quota_info.limit_name:
-            quota = _quota_fault(detail.quota_info)
-    return OperationFault(code=str(error.code), message=str(error.message), zones_available=tuple(zones), quota=quota)
-
-
-def _quota_fault(info: Any) -> QuotaFault:
-    return QuotaFault(
-        metric=str(info.metric_name),
-        name=str(info.limit_name),
-        limit=float(info.limit) if "limit" in info else None,
-        dimensions=MappingProxyType(dict(info.dimensions)),
+        dimensions |= dict(detail.quota_info.dimensions)
+    return OperationFault(
+        code=str(error.code), message=str(error.message), zones_available=tuple(zones), quota_dimensions=dimensions
     )
 
 
@@ -152,9 +128,6 @@ def disk(answer: Any) -> VmDisk:
     return VmDisk(
         name=str(answer.name),
         zone=last_part(answer.zone),
-        size_gb=int(answer.size_gb),
-        created_at=str(answer.creation_timestamp),
-        labels=MappingProxyType(dict(answer.labels)),
         deadline_s=_disk_deadline_s(answer),
         users=tuple(last_part(user) for user in answer.users),
     )

@@ -5,21 +5,20 @@ would need. google.auth and requests are imported inside functions only. No requ
 """
 
 import urllib.parse
-import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from launcher.backends.gcp.compute import credentials_for
+from launcher.backends.gcp.refusals import message_of, no_credentials
 from workload.contract.errors import ToolError
-from workload.storage.gcs import foreign_answer
+from workload.storage.gcs import LOG_IN, foreign_answer
 
 ANSWER_S = 15.0
 ATTEMPTS = 2
 BILLING = "https://cloudbilling.googleapis.com"
 # Id of the service Compute Engine, the same for everybody: https://cloud.google.com/skus
 COMPUTE_SERVICE = "6F81-5844-456A"
-LOG_IN = "gcloud auth application-default login"
-SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 # Only this version has bindings with a condition: https://cloud.google.com/iam/docs/policies#versions
 POLICY_VERSION = 3
 
@@ -163,11 +162,11 @@ class Services:
             return self._session.request(method, url, json=content, timeout=ANSWER_S)
         except (auth.TransportError, requests.RequestException) as error:
             raise ToolError(
-                f"{host} cannot be reached: {_first_line(error)}",
+                f"{host} cannot be reached: {message_of(error)}",
                 hint=f"check the network and its proxy (curl -I https://{host}), then run again",
             ) from error
         except auth.GoogleAuthError as error:
-            raise _no_credentials(error) from error
+            raise no_credentials(error) from error
 
 
 def connect(project: str) -> Services:
@@ -176,19 +175,11 @@ def connect(project: str) -> Services:
     Raises `ToolError` without package or credentials.
     """
     try:
-        import google.auth  # noqa: PLC0415 - see the module
-        from google.auth.transport.requests import AuthorizedSession  # noqa: PLC0415
+        from google.auth.transport.requests import AuthorizedSession  # noqa: PLC0415 - see the module
     except ModuleNotFoundError as error:
         raise ToolError("the package google-auth is missing", hint="pip install 'rooflaunch[gcp]'") from error
-    # google.auth warns about user credentials without a quota project, which `gcloud auth` creates.
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            credentials = google.auth.default(scopes=SCOPES)[0]
-        except google.auth.exceptions.GoogleAuthError as error:
-            raise _no_credentials(error) from error
     make_session: Any = AuthorizedSession
-    return Services(project, make_session(credentials))
+    return Services(project, make_session(credentials_for(None)))
 
 
 def _account(email: str) -> str:
@@ -243,11 +234,3 @@ def _message_of(response: Response) -> tuple[str, frozenset[str]]:
         return str(error["message"]).splitlines()[0][:300], reasons
     except (ValueError, LookupError, TypeError, AttributeError):
         return f"HTTP {response.status_code}", frozenset()
-
-
-def _no_credentials(error: Exception) -> ToolError:
-    return ToolError(f"no usable credentials for Google Cloud: {_first_line(error)}", hint=LOG_IN)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]

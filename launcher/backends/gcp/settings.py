@@ -20,7 +20,7 @@ TABLE = "gcp"
 ANY_PROJECT = "PROJECT"
 CREDENTIALS = "application-default credentials"
 DEFAULT = "default"
-NETWORK_NAME = r"[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?"
+RESOURCE_NAME = r"[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?"
 PROJECT = r"[a-z][-a-z0-9]{4,28}[a-z0-9]"
 # Patterns of Google's names, each with a description and an example. They keep quotes, blanks, line breaks and `$` out
 # of requests.
@@ -42,12 +42,12 @@ RULES = {
         "rooflaunch-vm@my-project.iam.gserviceaccount.com",
     ),
     "network": (
-        rf"(?:projects/{PROJECT}/global/networks/)?{NETWORK_NAME}",
+        rf"(?:projects/{PROJECT}/global/networks/)?{RESOURCE_NAME}",
         "a network's name, or projects/PROJECT/global/networks/NAME",
         "rooflaunch",
     ),
     "subnetwork": (
-        rf"(?:(?:projects/{PROJECT}/)?regions/[a-z]+-[a-z]+[0-9]{{1,2}}/subnetworks/)?{NETWORK_NAME}",
+        rf"(?:(?:projects/{PROJECT}/)?regions/[a-z]+-[a-z]+[0-9]{{1,2}}/subnetworks/)?{RESOURCE_NAME}",
         "a subnetwork's name, or regions/REGION/subnetworks/NAME",
         "regions/us-central1/subnetworks/rooflaunch",
     ),

@@ -176,7 +176,7 @@ def checks(machines: SlurmMachines) -> Iterator[Check]:
     try:
         site = look_at(machines.node)
     except RooflaunchError as error:
-        yield PART.problem("login node", str(error), error.hint)
+        yield PART.failed("login node", error)
         return
     yield PART.ok("login node", f"{machines.place}: {site.version}, cluster {site.cluster}, folder {site.root}")
     for partition in site.partitions:

@@ -116,7 +116,7 @@ def checks(machines: SshMachines) -> Iterator[Check]:
     try:
         site = look_at(machines)
     except ToolError as error:
-        yield part.problem("connection", str(error), error.hint)
+        yield part.failed("connection", error)
         return
     yield part.ok("connection", f"{machines.place} answers: {site}")
     if not site.is_writable:

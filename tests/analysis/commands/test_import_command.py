@@ -1,15 +1,13 @@
 import gzip
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from analysis import __main__ as door
+from tests.analysis.in_process import Analyze
 from tests.analysis.readers.logs.trainer_logs import pytorch_examples
 from workload.contract.errors import ExitCode
 
 LOG = "iter_time_ms,lr,timestamp\n" + "".join(f"200,0.1,{1763159640 + 0.2 * step:.1f}\n" for step in range(5))
-Run = Callable[..., tuple[int, str, str]]
 OPTIONS = ("--model", "resnet50", "--batch-size", "64", "-o", "out")
 
 
@@ -24,20 +22,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.fixture
-def imports(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    def run(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["analyze", "import", *words, *OPTIONS])
-        code = door.main()
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run
-
-
-def test_a_bad_file_never_stops_the_others_and_the_end_says_what_was_left_out(folder: Path, imports: Run) -> None:
+def test_a_bad_file_never_stops_the_others_and_the_end_says_what_was_left_out(folder: Path, analyze: Analyze) -> None:
     names = sorted(path.name for path in folder.iterdir())
-    code, out, err = imports(*names)
+    code, out, err = analyze("import", *names, *OPTIONS)
     assert code == ExitCode.USAGE
     assert len(out.splitlines()) == 3
     assert all((folder / line / "MANIFEST.json").is_file() for line in out.splitlines())
@@ -64,16 +51,16 @@ def test_a_bad_file_never_stops_the_others_and_the_end_says_what_was_left_out(fo
     ]
 
 
-def test_one_bad_file_alone_is_the_error(folder: Path, imports: Run) -> None:  # noqa: ARG001 - its files
-    code, out, err = imports("notes.md")
+def test_one_bad_file_alone_is_the_error(folder: Path, analyze: Analyze) -> None:  # noqa: ARG001 - its files
+    code, out, err = analyze("import", "notes.md", *OPTIONS)
     assert (code, out) == (ExitCode.USAGE, "")
     assert err.startswith("error: 'notes.md' is not a known kind of log")
     assert "left out" not in err
 
 
-def test_notes_of_many_runs_are_told_once(folder: Path, imports: Run) -> None:
+def test_notes_of_many_runs_are_told_once(folder: Path, analyze: Analyze) -> None:
     (folder / "runs.csv").write_text("gpu,model,batch,img_per_s\nT4,vgg16,8,50\nL4,vgg16,8,90\nA100,vgg16,8,300\n")
-    code, out, err = imports("runs.csv")
+    code, out, err = analyze("import", "runs.csv", *OPTIONS)
     assert code == ExitCode.DONE
     assert len(out.splitlines()) == 3
     assert err.splitlines() == [

@@ -1,13 +1,12 @@
 import json
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from analysis.__main__ import main
 from benchmarks.synthetic_bundles import make
+from tests.analysis.in_process import Analyze
 from tests.analysis.kernels.test_kernel_breakdown import NAMES, STEPS, profile
 from tests.analysis.readers.ncu.ncu_files import DRAM, FADD, FFMA, FMUL, TIME, long, save, wide
 
@@ -17,20 +16,16 @@ ROWS = [[1000, 10, 10, 40, 100], [3000, 0, 0, 200, 100], [1000, 10, 10, 40, 100]
 GEMM, BN = "ampere_sgemm_128x128", "void cudnn::bn_fw_tr_1C11_kernel_NCHW<float>"
 
 
-def kernels(*words: object) -> int:
-    sys.argv = ["analyze", "kernels", *map(str, words)]
-    return main()
-
-
-def rows_of(capsys: pytest.CaptureFixture[str], *words: object) -> list[dict[str, Any]]:
-    assert kernels(*words, "--format", "json") == 0
-    found: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
+def rows_of(analyze: Analyze, *words: object) -> list[dict[str, Any]]:
+    code, out, _ = analyze("kernels", *words, "--format", "json")
+    assert code == 0
+    found: list[dict[str, Any]] = json.loads(out)
     return found
 
 
-def test_bare_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bare_file(tmp_path: Path, analyze: Analyze) -> None:
     path = save(tmp_path, wide(METRICS, ROWS, names=[GEMM, BN, GEMM]))
-    norm, gemm, whole = rows_of(capsys, path)
+    norm, gemm, whole = rows_of(analyze, path)
     assert (norm["family"], gemm["family"], whole["family"]) == ("batch norm", "GEMM", "all")
     assert {row["file"] for row in (norm, gemm, whole)} == {"kernels.csv"}
     assert {row["device_name"] for row in (norm, gemm, whole)} == {"compute capability 8.0"}
@@ -45,10 +40,11 @@ def test_bare_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert whole["remark"] is None
 
 
-def test_table_for_people(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_for_people(tmp_path: Path, analyze: Analyze) -> None:
     path = save(tmp_path, wide(METRICS, ROWS, names=[GEMM, BN, GEMM]))
-    assert kernels(path) == 0
-    above, *lines = capsys.readouterr().out.splitlines()
+    code, out, _ = analyze("kernels", path)
+    assert code == 0
+    above, *lines = out.splitlines()
     assert above == "file kernels.csv; device compute capability 8.0"
     heading, *rows = (re.split(" {2,}", line) for line in lines)
     assert heading == [
@@ -62,30 +58,28 @@ def test_table_for_people(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     ]
 
 
-def test_longest_kernels_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_longest_kernels_by_name(tmp_path: Path, analyze: Analyze) -> None:
     path = save(tmp_path, wide(METRICS, ROWS, names=[GEMM, BN, GEMM]))
-    first, whole = rows_of(capsys, path, "--by", "kernel", "--top", "1")
+    first, whole = rows_of(analyze, path, "--by", "kernel", "--top", "1")
     assert (first["name"], first["family"]) == (BN, "batch norm")
     # The total is of all kernels, shown or not.
     assert (whole["family"], whole["name"], whole["launches"]) == ("all", None, 3)
 
 
-def test_names_are_shortened_for_people_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_are_shortened_for_people_only(tmp_path: Path, analyze: Analyze) -> None:
     name = "k" * 100
     path = save(tmp_path, wide(METRICS, ROWS[:1], names=[name]))
-    assert kernels(path, "--by", "kernel") == 0
-    out = capsys.readouterr().out
+    _, out, _ = analyze("kernels", path, "--by", "kernel")
     assert "k" * 13 + "…" + "k" * 14 + "  " in out
     assert max(map(len, out.splitlines())) <= 100
-    assert kernels(path, "--by", "kernel", "--wide") == 0
-    assert name in capsys.readouterr().out
-    assert rows_of(capsys, path, "--by", "kernel")[0]["name"] == name
+    assert name in analyze("kernels", path, "--by", "kernel", "--wide")[1]
+    assert rows_of(analyze, path, "--by", "kernel")[0]["name"] == name
 
 
-def test_bundles_and_files_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bundles_and_files_together(tmp_path: Path, analyze: Analyze) -> None:
     profile(make(tmp_path / "results", 1), STEPS, NAMES)
     path = save(tmp_path, wide(METRICS, ROWS, names=[GEMM, BN, GEMM]))
-    found = rows_of(capsys, tmp_path / "results", path)
+    found = rows_of(analyze, tmp_path / "results", path)
     assert [(row["file"], row["place"], row["family"]) for row in found] == [
         ("kernels.csv", None, "batch norm"),
         ("kernels.csv", None, "GEMM"),
@@ -102,53 +96,54 @@ def test_bundles_and_files_together(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert whole["l2_intensity"] == pytest.approx(4100 / 4000)
 
 
-def test_the_table_says_which_l2_bytes_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_says_which_l2_bytes_they_are(tmp_path: Path, analyze: Analyze) -> None:
     profile(make(tmp_path / "results", 1), STEPS, NAMES, capability="8.0")
-    assert kernels(tmp_path / "results") == 0
     label = "L2 bytes are requests to L2, most likely with those between its two halves"
-    assert label in " ".join(capsys.readouterr().out.split())
+    assert label in " ".join(analyze("kernels", tmp_path / "results")[1].split())
     # A bare file tells by its GPU.
     (file,) = (tmp_path / "results").rglob("kernels.csv")
-    assert {row["remark"] for row in rows_of(capsys, file)} == {label}
+    assert {row["remark"] for row in rows_of(analyze, file)} == {label}
 
 
-def test_missing_counters_are_unavailable(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_counters_are_unavailable(tmp_path: Path, analyze: Analyze) -> None:
     path = save(tmp_path, long([(0, TIME, "ns", 1000), (1, TIME, "ns", 2000)]))
-    assert kernels(path) == 0
+    _, out, _ = analyze("kernels", path)
     # Columns that nobody counted are not shown at all.
-    assert capsys.readouterr().out.splitlines()[1].split("  ")[-1] == "share [%]"
-    (row, _) = rows_of(capsys, path)
+    assert out.splitlines()[1].split("  ")[-1] == "share [%]"
+    (row, _) = rows_of(analyze, path)
     assert (row["flop"], row["dram_bytes"], row["intensity_flop_per_byte"]) == (None, None, None)
 
 
-def test_partial_profile_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_partial_profile_is_said(tmp_path: Path, analyze: Analyze) -> None:
     error = "==ERROR== The application returned an error code (1).\n"
     path = save(tmp_path, error + wide(METRICS, ROWS, names=[GEMM, BN, GEMM]))
-    assert kernels(path) == 0
-    said = capsys.readouterr()
-    assert "partial profile" in said.out
-    assert f"problem    {path}: ==ERROR== The application returned an error code (1)." in said.err
+    code, out, err = analyze("kernels", path)
+    assert code == 0
+    assert "partial profile" in out
+    assert f"problem    {path}: ==ERROR== The application returned an error code (1)." in err
 
 
-def test_nothing_was_profiled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_was_profiled(tmp_path: Path, analyze: Analyze) -> None:
     make(tmp_path, 1)
-    assert kernels(tmp_path) == 3
-    assert capsys.readouterr().err == (
+    code, _, err = analyze("kernels", tmp_path)
+    assert code == 3
+    assert err == (
         f"error: no run in '{tmp_path}' was profiled with ncu or torch\n"
         "hint: launch local --profile torch; with --profile ncu on an NVIDIA GPU also FLOP and bytes\n"
     )
 
 
 @pytest.mark.parametrize("top", ["0", "-1"])
-def test_top_is_positive(tmp_path: Path, capsys: pytest.CaptureFixture[str], top: str) -> None:
-    assert kernels(tmp_path, "--top", top) == 2
-    assert capsys.readouterr().err == f"error: --top must be a positive integer; got '{top}'\nhint: --top 10\n"
+def test_top_is_positive(tmp_path: Path, analyze: Analyze, top: str) -> None:
+    said = f"error: --top must be a positive integer; got '{top}'\nhint: --top 10\n"
+    assert analyze("kernels", tmp_path, "--top", top) == (2, "", said)
 
 
-def test_file_without_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_file_without_a_table(tmp_path: Path, analyze: Analyze) -> None:
     path = save(tmp_path, "==PROF== Connected to process 1\nNo kernels were profiled.\n")
-    assert kernels(path) == 2
-    assert "ncu profiled no kernels" in capsys.readouterr().err
+    code, _, err = analyze("kernels", path)
+    assert code == 2
+    assert "ncu profiled no kernels" in err
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="needs ../shared/data")
@@ -161,14 +156,14 @@ def test_file_without_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ],
 )
 def test_public_profiles(
-    capsys: pytest.CaptureFixture[str],
+    analyze: Analyze,
     name: str,
     launches: int,
     duration_s: float,
     flop: float | None,
     intensity: float | None,
 ) -> None:
-    whole = rows_of(capsys, SHARED / f"{name}.csv")[-1]
+    whole = rows_of(analyze, SHARED / f"{name}.csv")[-1]
     assert (whole["launches"], whole["flop"]) == (launches, flop)
     assert whole["duration_s"] == pytest.approx(duration_s, rel=1e-9)
     assert whole["intensity_flop_per_byte"] == (None if intensity is None else pytest.approx(intensity, abs=5e-4))

@@ -3,18 +3,17 @@
 import csv
 import io
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from analysis.__main__ import main
 from analysis.api import Results
 from analysis.audit import audit
 from analysis.commands.audit import render
 from tests.analysis.by_hand import noisy, results, run
+from tests.analysis.in_process import Analyze
 from workload.contract.errors import ExitCode
 from workload.contract.tables import TableFormat
 
@@ -22,17 +21,12 @@ PLACES = ("here", "there")
 
 
 @pytest.fixture
-def analyze(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    """Run a command on results made by hand; returns exit code, stdout and stderr."""
+def analyze(monkeypatch: pytest.MonkeyPatch, analyze: Analyze) -> Analyze:
+    """Run a command on results made by hand."""
 
-    def call(*arguments: str, on: Results | None = None) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["analyze", *arguments])
-        if on is not None:
-            for command in ("variance", "compare", "audit"):
-                monkeypatch.setattr(f"analysis.commands.{command}.load", lambda *_, **__: on)
-        code = main()
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
+    def call(*words: str, on: Results | None = None) -> tuple[int, str, str]:
+        monkeypatch.setattr("analysis.load", lambda *_, **__: on)
+        return analyze(*words)
 
     return call
 
@@ -49,7 +43,7 @@ def two_places(**facts: Any) -> Results:
 # --- variance
 
 
-def test_variance_prints_all_tables(analyze: Any) -> None:
+def test_variance_prints_all_tables(analyze: Analyze) -> None:
     code, out, _ = analyze("variance", "results", on=two_places(data_wait_fraction=0.3))
 
     assert code == ExitCode.DONE
@@ -63,14 +57,14 @@ def test_variance_prints_all_tables(analyze: Any) -> None:
     assert max(map(len, out.splitlines())) <= 100
 
 
-def test_variance_without_causes_says_so(analyze: Any) -> None:
+def test_variance_without_causes_says_so(analyze: Analyze) -> None:
     _, out, _ = analyze("variance", "results", on=two_places())
 
     assert out.endswith("causes\nno cause found in steps and telemetry\n")
 
 
 @pytest.mark.parametrize(("part", "length"), [("between", 2), ("within", 6), ("causes", 6)])
-def test_variance_as_data(analyze: Any, part: str, length: int) -> None:
+def test_variance_as_data(analyze: Analyze, part: str, length: int) -> None:
     made = two_places(data_wait_fraction=0.3)
 
     _, whole, _ = analyze("variance", "results", "--format", "json", on=made)
@@ -82,7 +76,7 @@ def test_variance_as_data(analyze: Any, part: str, length: int) -> None:
     assert len(list(csv.DictReader(io.StringIO(lines)))) == length
 
 
-def test_csv_holds_what_is_between_runs(analyze: Any) -> None:
+def test_csv_holds_what_is_between_runs(analyze: Analyze) -> None:
     _, out, _ = analyze("variance", "results", "--format", "csv", on=two_places())
 
     assert out.startswith("place,device_name,model,batch_size,precision,images_per_s,")
@@ -92,7 +86,7 @@ def test_csv_holds_what_is_between_runs(analyze: Any) -> None:
 # --- compare
 
 
-def test_compare(analyze: Any) -> None:
+def test_compare(analyze: Analyze) -> None:
     code, out, _ = analyze("compare", "results", "--format", "json", on=two_places())
 
     (row,) = json.loads(out)
@@ -101,7 +95,7 @@ def test_compare(analyze: Any) -> None:
     assert row["verdict"].startswith("no difference found: ")
 
 
-def test_what_was_compared_and_what_was_kept_apart_is_told(analyze: Any) -> None:
+def test_what_was_compared_and_what_was_kept_apart_is_told(analyze: Analyze) -> None:
     odd = run("odd", place="here", driver_version="570.1")
     other = run("other", model="vgg16", place="here")
     made = results(odd, run("a", place="here"), run("b", place="there"), other)
@@ -120,7 +114,7 @@ def test_what_was_compared_and_what_was_kept_apart_is_told(analyze: Any) -> None
     assert (code, "kept apart" in err) == (ExitCode.DONE, False)
 
 
-def test_unlike_runs_are_exit_code_9(analyze: Any) -> None:
+def test_unlike_runs_are_exit_code_9(analyze: Analyze) -> None:
     old, new = {"driver_version": "570.1"}, {"torch": "2.16.0"}
     here = [run("a", place="here"), run("b", place="here", **old, **new)]
     made = results(*here, run("c", place="there", **old), run("d", place="there", **new))
@@ -134,7 +128,7 @@ def test_unlike_runs_are_exit_code_9(analyze: Any) -> None:
     )
 
 
-def test_nothing_to_compare_is_exit_code_3(analyze: Any) -> None:
+def test_nothing_to_compare_is_exit_code_3(analyze: Analyze) -> None:
     code, _, err = analyze("compare", "results", "--by", "precision", on=two_places())
 
     assert code == ExitCode.NOTHING_TO_DO
@@ -146,7 +140,7 @@ def test_nothing_to_compare_is_exit_code_3(analyze: Any) -> None:
 # --- audit
 
 
-def test_an_audit_that_finds_nothing(analyze: Any) -> None:
+def test_an_audit_that_finds_nothing(analyze: Analyze) -> None:
     code, out, _ = analyze("audit", "results", "--strict", on=two_places())
 
     assert code == ExitCode.DONE
@@ -161,14 +155,14 @@ def test_an_audit_that_finds_nothing(analyze: Any) -> None:
         pytest.param({"imported": True, "dataset": None}, ["--strict"], 0, id="notes never are"),
     ],
 )
-def test_exit_codes_of_an_audit(analyze: Any, facts: dict[str, Any], options: list[str], code: int) -> None:
+def test_exit_codes_of_an_audit(analyze: Analyze, facts: dict[str, Any], options: list[str], code: int) -> None:
     found, out, _ = analyze("audit", "results", *options, on=two_places(**facts))
 
     assert found == code
     assert not out.startswith("nothing found")
 
 
-def test_findings_of_one_rule_stand_together(analyze: Any) -> None:
+def test_findings_of_one_rule_stand_together(analyze: Analyze) -> None:
     # Between the steps passes as much time again as in them.
     steps = noisy()
     made = run("a", steps=steps, ended_at_s=5.0 + 2 * np.cumsum(steps), measured_s=2 * sum(steps), repeats=1)
@@ -196,7 +190,7 @@ def test_an_audit_fits_the_terminal(width: int) -> None:
     assert "  expected   steps and data waits add up" in "\n".join(lines)
 
 
-def test_an_audit_as_data(analyze: Any) -> None:
+def test_an_audit_as_data(analyze: Analyze) -> None:
     made = two_places(commit_dirty=True)
 
     _, text, _ = analyze("audit", "results", "--format", "json", on=made)
@@ -213,14 +207,14 @@ def test_an_audit_as_data(analyze: Any) -> None:
     assert set(findings[0]) == {"rule", "severity", "subject", "figure", "threshold", "why", "cure"}
 
 
-def test_names_from_files_cannot_move_the_cursor(analyze: Any) -> None:
+def test_names_from_files_cannot_move_the_cursor(analyze: Analyze) -> None:
     _, out, _ = analyze("audit", "results", on=results(run("a", imported=True, imported_file="vgg16\x1b[2J_x.csv")))
 
     assert "vgg16\\x1b[2J_x.csv" in out
     assert "\x1b" not in out
 
 
-def test_published_figures_alone(analyze: Any, tmp_path: Path) -> None:
+def test_published_figures_alone(analyze: Analyze, tmp_path: Path) -> None:
     path = tmp_path / "published.csv"
     path.write_text("name,device_name,model,peak_flop_per_s\nA,NVIDIA L4,resnet50,242e12\n", encoding="utf-8")
 
@@ -231,7 +225,7 @@ def test_published_figures_alone(analyze: Any, tmp_path: Path) -> None:
     assert out.endswith("1 error: 1 published row, 7 rules\n")
 
 
-def test_nothing_to_audit(analyze: Any) -> None:
+def test_nothing_to_audit(analyze: Analyze) -> None:
     code, _, err = analyze("audit")
 
     assert code == ExitCode.USAGE

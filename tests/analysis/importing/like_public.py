@@ -48,10 +48,8 @@ def make(folder: Path) -> Path:
     (logs / OUTSIDE).write_text(_timer_log("resnet18", 128, T4_MS, [each / 600 for each in T4_MS]))
     (logs / CORRELATED).write_text(_training_log("H100_SXM5", "AMP", 1024, _correlated()))
     (logs / STEADY).write_text(_training_log("RTX4090", "FP32", 256, _steady()))
-    (profiles / WIDE).write_text(_wide())
-    (profiles / LONG_NVTX).write_text(_long_nvtx())
-    (profiles / BOM_CRLF).write_bytes(_bom_crlf())
-    (profiles / RAGGED).write_text(_ragged())
+    for name, content in readable_profiles().items():
+        (profiles / name).write_bytes(content)
     (profiles / NO_KERNELS).write_text("==PROF== Connected to process 7\n==WARNING== No kernels were profiled.\n")
     (profiles / NO_HEADER).write_text(
         "==PROF== Connected to process 7\n==ERROR== The application returned an error code (1).\n"
@@ -97,6 +95,17 @@ def _steady() -> list[float]:
 
 
 # --- profiles
+
+
+def readable_profiles() -> dict[str, bytes]:
+    """Profiles by file name."""
+    return {
+        WIDE: _wide().encode(),
+        LONG_NVTX: _long_nvtx().encode(),
+        BOM_CRLF: _bom_crlf(),
+        RAGGED: _ragged().encode(),
+    }
+
 
 FORWARD = (
     "void cudnn::bn_fw_tr_1C11_kernel_NCHW<float>",

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 import analysis
-from analysis import __main__ as door
 from analysis.figures import Figure
 from analysis.importing import Given, import_file
 from analysis.report.evidence import gather
 from analysis.roofline.points import points, shifts
+from tests.analysis.in_process import Analyze
 from tests.analysis.readers.ncu.ncu_files import DRAM, FADD, FFMA, FMUL, TIME, save, wide
 
 COUNTS = {TIME: "ns", FADD: "inst", FMUL: "inst", FFMA: "inst", DRAM: "byte"}
@@ -42,13 +42,6 @@ def rows(results: Path) -> list[dict[str, Any]]:
     return [
         {str(name): value for name, value in row.items()} for row in table.where(table.notna(), None).to_dict("records")
     ]
-
-
-def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    monkeypatch.setattr("sys.argv", ["analyze", *words])
-    code = door.main()
-    out, err = capsys.readouterr()
-    return code, out, err
 
 
 # --- a profile is a point
@@ -85,11 +78,7 @@ NOWHERE = {
 @pytest.mark.parametrize("given", NOWHERE.values(), ids=NOWHERE)
 @pytest.mark.parametrize("kind", ["profiles", "logs", "both"])
 def test_without_a_roof_there_are_still_points(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    given: dict[str, str],
-    kind: str,
+    tmp_path: Path, analyze: Analyze, given: dict[str, str], kind: str
 ) -> None:
     if kind != "logs":
         profile(tmp_path, **given)
@@ -98,7 +87,7 @@ def test_without_a_roof_there_are_still_points(
         log(tmp_path, batch_size=64, **given)
     printed = {}
     for form in ("table", "json", "csv"):
-        code, printed[form], err = command(monkeypatch, capsys, "roofline", str(tmp_path / "out"), "--format", form)
+        code, printed[form], err = analyze("roofline", tmp_path / "out", "--format", form)
         assert (code, err) == (0, "")
     points = rows(tmp_path / "out")
     assert len(points) == {"profiles": 2, "logs": 1, "both": 3}[kind]
@@ -137,12 +126,10 @@ def test_a_table_of_rates_has_a_point_of_its_wall_time(tmp_path: Path) -> None:
     assert "by images over wall time, including waits, because the run has no steps" in points["resnet18"]["note"]
 
 
-def test_an_unknown_model_has_no_point_and_that_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unknown_model_has_no_point_and_that_is_said(tmp_path: Path, analyze: Analyze) -> None:
     log(tmp_path)
     log(tmp_path, model="my_net", step_ms=51.0)
-    code, _, err = command(monkeypatch, capsys, "roofline", str(tmp_path / "out"))
+    code, _, err = analyze("roofline", tmp_path / "out")
     assert (code, err) == (0, "note       1 run has neither FLOP nor bytes: no point on a roofline\n")
 
 
@@ -162,11 +149,7 @@ LOWER_BOUNDS = {
 
 @pytest.mark.parametrize(("facts", "reason"), LOWER_BOUNDS.values(), ids=LOWER_BOUNDS)
 def test_a_lower_bound_is_marked_and_has_no_verdict(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    facts: dict[str, Any],
-    reason: str,
+    tmp_path: Path, analyze: Analyze, facts: dict[str, Any], reason: str
 ) -> None:
     results = profile(tmp_path, gpu="Tesla V100-SXM2-16GB", precision="fp32", **facts)
     (point,) = rows(results)
@@ -174,8 +157,7 @@ def test_a_lower_bound_is_marked_and_has_no_verdict(
     verdicts = ("bound", "roof_flop_per_s", "fraction_of_roof", "fraction_of_peak")
     assert [point[name] for name in verdicts] == [None] * 4
     assert f"FLOP are a lower bound: {reason}" in point["note"]
-    _, out, _ = command(monkeypatch, capsys, "roofline", str(results))
-    assert "(lower bound)" in out
+    assert "(lower bound)" in analyze("roofline", results)[1]
 
 
 def test_lower_bounds_are_compared_with_nothing(tmp_path: Path) -> None:

@@ -388,22 +388,13 @@ def test_public_profiles(results: Path, name: str, device: str, flop: float | No
 LINES = st.text(alphabet=st.characters(codec="utf-8"), max_size=40)
 
 
-def bundle_or_refusal(tmp_path: Path, content: bytes) -> None:
-    path = written(tmp_path, content)
-    with suppress(UsageError, NothingToDoError):
-        for folder in import_file(path, Given(model="m", batch_size=4), output=tmp_path / "results"):
-            assert bundle.read(folder).document["imported"]["file"] == "log.csv"
-
-
 @given(
     st.sampled_from(["step_s,timestamp,data_s", "iter_time_ms,data_time_ms,imgs_per_sec", "a,b,c", ""]),
     st.lists(st.lists(st.floats().map(str) | LINES, min_size=3, max_size=3).map(",".join) | LINES, max_size=4),
     st.binary(max_size=20),
 )
 def test_any_log_is_a_bundle_or_refused(tmp_path: Path, header: str, lines: list[str], tail: bytes) -> None:
-    bundle_or_refusal(tmp_path, "\n".join([header, *lines]).encode() + tail)
-
-
-@given(st.integers(0, len(NCU)), LINES, st.integers(0, len(NCU)))
-def test_any_profile_is_a_bundle_or_refused(tmp_path: Path, begin: int, inserted: str, end: int) -> None:
-    bundle_or_refusal(tmp_path, (NCU[:begin] + inserted + NCU[end:]).encode())
+    path = written(tmp_path, "\n".join([header, *lines]).encode() + tail)
+    with suppress(UsageError, NothingToDoError):
+        for folder in import_file(path, Given(model="m", batch_size=4), output=tmp_path / "results"):
+            assert bundle.read(folder).document["imported"]["file"] == "log.csv"

@@ -2,17 +2,13 @@
 
 import csv
 import json
-import random
-import sys
 from collections import defaultdict
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import analysis
-from analysis import __main__ as door
 from analysis.api import Results
 from analysis.audit import Finding, audit
 from analysis.importing import Given, import_file
@@ -39,6 +35,7 @@ from tests.analysis.importing.like_public import (
     UNSYNCHRONISED,
     WIDE,
 )
+from tests.analysis.in_process import Analyze
 
 ByRuleAndFile = dict[tuple[str, str], list[Finding]]
 
@@ -233,17 +230,8 @@ def test_totals(
 @pytest.mark.parametrize(
     ("file", "launches", "flop"), [(WIDE, 5, 3450), (LONG_NVTX, 3, 4_867_000), (BOM_CRLF, 1, None)]
 )
-def test_totals_of_the_command(
-    file: str,
-    launches: int,
-    flop: float | None,
-    files: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["analyze", "kernels", str(files / "ncu" / file), "--format", "json"])
-    assert door.main() == 0
-    whole = json.loads(capsys.readouterr().out)[-1]
+def test_totals_of_the_command(file: str, launches: int, flop: float | None, files: Path, analyze: Analyze) -> None:
+    whole = json.loads(analyze("kernels", files / "ncu" / file, "--format", "json")[1])[-1]
     assert (whole["family"], whole["launches"], whole["flop"]) == ("all", launches, flop)
 
 
@@ -300,17 +288,3 @@ def test_profiles_that_failed(name: str, failure: Failure, files: Path) -> None:
     with pytest.raises(NcuFileError) as caught:
         ncu.read(files / "ncu" / name)
     assert caught.value.failure is failure
-
-
-@pytest.mark.parametrize("name", [WIDE, LONG_NVTX, BOM_CRLF, RAGGED])
-def test_profiles_cut_off_and_damaged_are_read_or_refused(name: str, files: Path, tmp_path: Path) -> None:
-    content = (files / "ncu" / name).read_bytes()
-    draw = random.Random(0)
-    for number in range(12):
-        damaged = bytearray(content[: draw.randrange(len(content))])
-        for _ in range(min(len(damaged), draw.choice([0, 1, 5, 100]))):
-            damaged[draw.randrange(len(damaged))] = draw.randrange(256)
-        path = tmp_path / f"{number}.csv"
-        path.write_bytes(damaged)
-        with suppress(NcuFileError):
-            ncu.read(path)

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 import analysis
-from analysis import __main__ as door
 from analysis.importing import Given, import_file
 from analysis.loading.configurations import measured
 from analysis.readers.logs.iteration_log import Log, read
+from tests.analysis.in_process import Analyze
 from workload.contract import bundle
 from workload.contract.errors import ExitCode, UsageError
 
@@ -184,16 +184,14 @@ def test_a_table_with_a_row_per_run_gives_runs_without_steps(tmp_path: Path, hea
 
 
 @pytest.mark.slow
-def test_runs_of_a_table_are_measured_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_of_a_table_are_measured_runs(tmp_path: Path, analyze: Analyze) -> None:
     rows = ("Tesla T4,resnet18,fp32,64,205", "Tesla V100-SXM2-16GB,resnet18,fp32,64,410")
     imported(tmp_path, table(*rows, header="gpu,model,precision,batch,img_per_s"))
     loaded = analysis.load(tmp_path / "out")
     assert set(measured(loaded.runs)["images_per_s"]) == {205, 410}
     assert list(loaded.compare(by="device_name")["ratio"]) == [pytest.approx(2)]
     page, text = tmp_path / "page.html", tmp_path / "page.md"
-    words = ("analyze", "report", tmp_path / "out", "-o", page, "--markdown", text)
-    monkeypatch.setattr("sys.argv", list(map(str, words)))
-    assert door.main() == ExitCode.DONE
+    assert analyze("report", tmp_path / "out", "-o", page, "--markdown", text)[0] == ExitCode.DONE
     fastest = "resnet18 reached its highest throughput, 410.0 images/s (one run: no interval), at batch 64, fp32"
     assert f"{fastest} on Tesla V100-SXM2-16GB (imported)" in text.read_text()
 

@@ -3,12 +3,11 @@
 import gzip
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from analysis import __main__ as door
+from tests.analysis.in_process import Analyze
 from tests.analysis.readers.logs.trainer_logs import dllogger_json, dllogger_text, mlperf, pytorch_examples, timm
 from tests.analysis.readers.ncu.foreign_profiles import NEW_TEXT, NSYS, OLD_TEXT
 from tests.analysis.readers.ncu.ncu_files import DRAM, FADD, FFMA, FMUL, TIME, long, wide
@@ -19,7 +18,6 @@ pytestmark = [
     pytest.mark.night(part="report"),
 ]
 SHARED = Path(__file__).parents[4] / "shared" / "data"
-Run = Callable[..., tuple[int, str, str]]
 
 COUNTS = {TIME: "ns", FADD: "inst", FMUL: "inst", FFMA: "inst", DRAM: "byte"}
 ROW = ["8000000", "1000000000", "1000000000", "4200000000", "650000000"]
@@ -72,23 +70,9 @@ UNREADABLE: dict[str, str | bytes] = {
 SHARED_UNREADABLE = {"failed_no_header.csv", "failed_no_kernels.csv"}
 
 
-@pytest.fixture
-def analyze(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+def test_a_folder_of_foreign_files(tmp_path: Path, analyze: Analyze, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
-
-    def run(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["analyze", *words])
-        code = door.main()
-        out, err = capsys.readouterr()
-        assert "Traceback" not in err
-        assert code != ExitCode.BUG
-        return code, out, err
-
-    return run
-
-
-def test_a_folder_of_foreign_files(tmp_path: Path, analyze: Run) -> None:
     for name, content in (READABLE | UNREADABLE).items():
         (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     shared = sorted([*SHARED.glob("iterations/*.csv"), *SHARED.glob("ncu/*.csv")]) if SHARED.is_dir() else []
@@ -118,7 +102,7 @@ def test_a_folder_of_foreign_files(tmp_path: Path, analyze: Run) -> None:
         assert false not in text, false
 
 
-def _no_silent_loss(analyze: Run, *, runs: int) -> None:
+def _no_silent_loss(analyze: Analyze, *, runs: int) -> None:
     """Each run is in the summary, and has a point on the roofline or is counted among those without."""
     _, summary, _ = analyze("summary", "results", "--format", "json")
     assert sum(row["runs"] for row in json.loads(summary)) == runs

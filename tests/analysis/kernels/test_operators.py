@@ -1,20 +1,19 @@
 """Profiles by torch.profiler: their table, and that every command takes them."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import analysis
-from analysis.__main__ import main
 from analysis.kernels.operators import longest, operators
 from analysis.report import words
 from analysis.report.content import Bullets, Table
 from analysis.report.evidence import gather
 from analysis.report.sections import context, rooflines
 from benchmarks.synthetic_bundles import make
+from tests.analysis.in_process import Analyze
 from workload.contract import bundle
 
 TABLE = """name,calls,total_s,mean_s,share
@@ -80,21 +79,18 @@ def test_a_table_that_cannot_be_read_is_a_problem(
 
 
 @pytest.mark.parametrize("command", ["audit", "kernels", "roofline", "summary", "variance"])
-def test_every_command_takes_a_profile_by_torch(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
-) -> None:
+def test_every_command_takes_a_profile_by_torch(tmp_path: Path, analyze: Analyze, command: str) -> None:
     traced(tmp_path)
-    sys.argv = ["analyze", command, str(tmp_path)]
-    assert main() == 0
-    assert capsys.readouterr().out
+    code, out, _ = analyze(command, tmp_path)
+    assert code == 0
+    assert out
 
 
 @pytest.mark.slow
-def test_the_report_takes_a_profile_by_torch(tmp_path: Path) -> None:
+def test_the_report_takes_a_profile_by_torch(tmp_path: Path, analyze: Analyze) -> None:
     traced(tmp_path / "results")
     page = tmp_path / "page.html"
-    sys.argv = ["analyze", "report", str(tmp_path / "results"), "-o", str(page)]
-    assert main() == 0
+    assert analyze("report", tmp_path / "results", "-o", page)[0] == 0
     assert page.is_file()
 
 
@@ -149,10 +145,8 @@ def test_the_longest_of_each_profile_and_the_whole(tmp_path: Path) -> None:
     assert rows["name"].tolist() == ["aten::mkldnn_convolution", "aten::mm", "all"] * 2
 
 
-def test_data_of_both_profilers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_data_of_both_profilers(tmp_path: Path, analyze: Analyze) -> None:
     traced(tmp_path)
-    sys.argv = ["analyze", "kernels", str(tmp_path), "--format", "json", "--top", "1"]
-    assert main() == 0
-    first, whole = json.loads(capsys.readouterr().out)
+    first, whole = json.loads(analyze("kernels", tmp_path, "--format", "json", "--top", "1")[1])
     assert (first["profiler"], first["name"], first["launches"]) == ("torch", "aten::mkldnn_convolution", 20)
     assert (whole["name"], whole["launches"], whole["compile"]) == ("all", 43, False)

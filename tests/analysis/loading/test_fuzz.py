@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from analysis.loading.csv_files import LAYOUTS, parse
 from analysis.loading.run_row import RUN_COLUMNS, row_of
-from analysis.loading.step_rules import refusals
+from analysis.loading.series import LAYOUTS, parse, refusals
 from benchmarks import fuzz
 from workload.contract import bundle
 from workload.contract.errors import BundleError

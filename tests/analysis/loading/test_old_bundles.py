@@ -6,15 +6,13 @@
 
 import json
 import shutil
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from analysis.__main__ import main
 from benchmarks.synthetic_bundles import make
+from tests.analysis.in_process import Analyze
 from workload.contract import bundle
 from workload.contract.bundle import Status
 
@@ -36,23 +34,10 @@ def says(expected: Any, said: Any) -> bool:
     return bool(said == expected)
 
 
-Analyze = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def analyze(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Analyze:
-    """Run `analyze` in a folder that has a copy of the bundles as `old`; its exit code and what it printed."""
+@pytest.fixture(autouse=True)
+def in_a_folder_with_old_bundles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     shutil.copytree(OLD, tmp_path / "old")
     monkeypatch.chdir(tmp_path)
-
-    def run(*words: str) -> tuple[int, str, str]:
-        capsys.readouterr()
-        monkeypatch.setattr(sys, "argv", ["analyze", *words])
-        code = main()
-        text = capsys.readouterr()
-        return code, text.out, text.err
-
-    return run
 
 
 @pytest.mark.parametrize("name", [path.name for path in sorted(OLD.iterdir()) if path.name != UNSEALED])

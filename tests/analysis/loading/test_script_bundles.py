@@ -2,15 +2,14 @@
 
 import json
 import shutil
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from analysis import __main__ as door
 from analysis.loading import units
 from analysis.report import reproduce
+from tests.analysis.in_process import Analyze
 from workload.contract import bundle
 from workload.contract.record import Record
 
@@ -18,16 +17,6 @@ SCRIPTS = Path(__file__).parents[2] / "bundles" / "scripts"
 GPT = sorted(SCRIPTS.glob("*gpt*"))
 ACCUMULATION = next(SCRIPTS.glob("*accumulation*"))
 MODEL = next(path for path in (Path(__file__).parents[3] / "analysis" / "example").rglob("run.json")).parent
-
-
-def main(words: list[str]) -> int:
-    sys.argv = ["analyze", *words]
-    return int(door.main())
-
-
-@pytest.fixture(autouse=True)
-def own_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["analyze"])
 
 
 @pytest.fixture
@@ -48,16 +37,15 @@ def put(results: Path, source: Path, name: str = "", **changed: object) -> Path:
     return folder
 
 
-def summary(results: Path, capsys: pytest.CaptureFixture[str]) -> list[dict[str, object]]:
-    assert main(["summary", str(results), "--format", "json"]) == 0
-    rows: list[dict[str, object]] = json.loads(capsys.readouterr().out)
+def summary(results: Path, analyze: Analyze) -> list[dict[str, object]]:
+    rows: list[dict[str, object]] = json.loads(analyze("summary", results, "--format", "json")[1])
     return rows
 
 
-def test_runs_of_one_script_are_pooled(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_of_one_script_are_pooled(results: Path, analyze: Analyze) -> None:
     for folder in GPT:
         put(results, folder)
-    [row] = summary(results, capsys)
+    [row] = summary(results, analyze)
     assert (row["script"], row["unit"], row["runs"]) == ("gpt.py", "tokens", 2)
 
 
@@ -71,30 +59,26 @@ def test_runs_of_one_script_are_pooled(results: Path, capsys: pytest.CaptureFixt
     ],
     ids=["arguments", "files", "packages", "unit"],
 )
-def test_scripts_that_differ_are_never_pooled(
-    changed: dict[str, object], results: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_scripts_that_differ_are_never_pooled(changed: dict[str, object], results: Path, analyze: Analyze) -> None:
     put(results, GPT[0])
     put(results, GPT[1], **changed)
-    assert [row["runs"] for row in summary(results, capsys)] == [1, 1]
+    assert [row["runs"] for row in summary(results, analyze)] == [1, 1]
 
 
-def test_headings_say_what_was_counted(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_headings_say_what_was_counted(results: Path, analyze: Analyze) -> None:
     for folder in GPT:
         put(results, folder)
     for words in (["summary"], ["variance", "--part", "between"]):
-        assert main([*words, str(results)]) == 0
-        text = capsys.readouterr().out
+        text = analyze(*words, results)[1]
         assert "tokens/s" in text
         assert "images" not in text
         assert "units" not in text
 
 
-def test_rows_say_it_where_they_differ(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_say_it_where_they_differ(results: Path, analyze: Analyze) -> None:
     for folder in (GPT[0], ACCUMULATION, MODEL):
         put(results, folder)
-    assert main(["summary", str(results)]) == 0
-    text = capsys.readouterr().out
+    text = analyze("summary", results)[1]
     assert "units/s" in text
     assert "images/s" not in text
     assert sorted(word for line in text.splitlines() for word in line.split() if word in ("tokens", "images")) == [
@@ -104,32 +88,30 @@ def test_rows_say_it_where_they_differ(results: Path, capsys: pytest.CaptureFixt
     ]
 
 
-def test_ours_alone_stay_as_they_were(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ours_alone_stay_as_they_were(results: Path, analyze: Analyze) -> None:
     put(results, MODEL)
-    assert main(["summary", str(results)]) == 0
-    text = capsys.readouterr().out
+    text = analyze("summary", results)[1]
     assert "images/s" in text
     assert "units" not in text
 
 
 @pytest.mark.parametrize("command", ["variance", "compare", "audit", "roofline"])
-def test_every_command_takes_them(command: str, results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_takes_them(command: str, results: Path, analyze: Analyze) -> None:
     for folder in (*GPT, ACCUMULATION, MODEL):
         put(results, folder)
     put(results, GPT[0], "other", argv=("gpt.py", "--lr", "2"), command="gpt.py --lr 2")
-    assert main([command, str(results)]) in (0, 3)
-    captured = capsys.readouterr()
-    assert "Traceback" not in captured.err
-    assert "images/s" not in captured.out
+    code, out, _ = analyze(command, results)
+    assert code in (0, 3)
+    assert "images/s" not in out
 
 
 @pytest.mark.slow
-def test_a_report_of_scripts_alone(results: Path) -> None:
+def test_a_report_of_scripts_alone(results: Path, analyze: Analyze) -> None:
     for folder in GPT:
         put(results, folder)
     put(results, GPT[0], "other", argv=("gpt.py", "--token", "[redacted]"), command="gpt.py --token '[redacted]'")
     page, markdown = results.parent / "report.html", results.parent / "report.md"
-    assert main(["report", str(results), "-o", str(page), "--markdown", str(markdown)]) == 0
+    assert analyze("report", results, "-o", page, "--markdown", markdown)[0] == 0
     text = markdown.read_text()
     assert " · units: tokens (gpt.py) · " in text
     assert "images/s" not in text
@@ -150,11 +132,11 @@ def test_a_profile_is_reproduced_too() -> None:
 
 
 @pytest.mark.slow
-def test_a_report_of_scripts_beside_a_model(results: Path) -> None:
+def test_a_report_of_scripts_beside_a_model(results: Path, analyze: Analyze) -> None:
     for folder in (*GPT, ACCUMULATION, MODEL):
         put(results, folder)
     page, markdown = results.parent / "report.html", results.parent / "report.md"
-    assert main(["report", str(results), "-o", str(page), "--markdown", str(markdown)]) == 0
+    assert analyze("report", results, "-o", page, "--markdown", markdown)[0] == 0
     text = markdown.read_text()
     model = bundle.read(MODEL).record.spec.model
     facts = next(line for line in text.splitlines() if " · units: " in line)

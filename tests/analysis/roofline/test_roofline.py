@@ -13,13 +13,13 @@ import pytest
 from hypothesis import strategies as st
 
 import analysis
-from analysis.__main__ import main
 from analysis.loading.configurations import UNNAMED
 from analysis.roofline.lower_bound import model_warning
 from analysis.roofline.points import POINT_COLUMNS, WorkSource, shifts
 from analysis.roofline.points import points as points_of
 from analysis.roofline.roofs import Roof, roofs
 from benchmarks.synthetic_bundles import change, make, make_record
+from tests.analysis.in_process import Analyze
 from workload.contract import record as contract
 from workload.contract import verdict
 from workload.contract.fields import encode
@@ -461,17 +461,17 @@ def test_unlike_runs_are_points_of_their_own(tmp_path: Path) -> None:
     assert table["note"].tolist() == ["driver 580.95.05", "driver 535.1"]
 
 
-def test_run_without_work_is_no_point(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_without_work_is_no_point(tmp_path: Path, analyze: Analyze) -> None:
     make(tmp_path, 1, complexity=None, bound=None)
     make(tmp_path, 2, status="failed")
     table = points_of(analysis.load(tmp_path))
     assert table.empty
     assert list(table.columns) == [*POINT_COLUMNS, *UNNAMED]
-    assert command(tmp_path) == 0
-    said = capsys.readouterr()
-    assert "note       1 run has neither FLOP nor bytes: no point on a roofline" in said.err
-    assert "failed: no point" in said.err
-    assert said.out.startswith("roofs\n")
+    code, out, err = analyze("roofline", tmp_path)
+    assert code == 0
+    assert "note       1 run has neither FLOP nor bytes: no point on a roofline" in err
+    assert "failed: no point" in err
+    assert out.startswith("roofs\n")
 
 
 # --- shifts
@@ -497,17 +497,12 @@ def test_batch_and_precision_shift_the_intensity(tmp_path: Path) -> None:
 # --- the command
 
 
-def command(*words: object) -> int:
-    sys.argv = ["analyze", "roofline", *map(str, words)]
-    return main()
-
-
-def test_command_for_people(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_for_people(tmp_path: Path, analyze: Analyze) -> None:
     make(tmp_path, 1, timing__step_s__median=0.09)
     make(tmp_path, 2, timing__step_s__median=0.09, spec__batch_size=64)
-    assert command(tmp_path) == 0
-    said = capsys.readouterr()
-    roofs, steps, shifts = said.out.split("\n\n")
+    code, out, err = analyze("roofline", tmp_path)
+    assert (code, err) == (0, "")
+    roofs, steps, shifts = out.split("\n\n")
     assert roofs.splitlines()[0] == "roofs"
     assert "NVIDIA T4 datasheet" in roofs
     assert "https" not in roofs
@@ -518,18 +513,15 @@ def test_command_for_people(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     )
     assert [row.split()[:3] for row in (first, second)] == [["32", "3.786", "compute"], ["64", "3.786", "compute"]]
     assert shifts.splitlines()[0] == "shifts"
-    assert said.err == ""
 
 
-def test_command_for_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_for_programs(tmp_path: Path, analyze: Analyze) -> None:
     make(tmp_path, 1)
-    assert command(tmp_path, "--format", "csv") == 0
-    header, row = capsys.readouterr().out.splitlines()
+    header, row = analyze("roofline", tmp_path, "--format", "csv")[1].splitlines()
     assert header == ",".join((*POINT_COLUMNS, *UNNAMED))
     assert row.startswith("gcp-t4-us-central1-a,Tesla T4,resnet18,32,fp32,224.0,modelled,1,")
 
 
-def test_hostile_names_stay_on_their_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_hostile_names_stay_on_their_line(tmp_path: Path, analyze: Analyze) -> None:
     make(tmp_path, 1, spec__model="<script>\x1b[2J\n")
-    assert command(tmp_path) == 0
-    assert "<script>\\x1b[2J\\n" in capsys.readouterr().out
+    assert "<script>\\x1b[2J\\n" in analyze("roofline", tmp_path)[1]

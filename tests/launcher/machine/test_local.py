@@ -313,7 +313,7 @@ def test_trainer_that_failed_by_itself_has_said_it(open_bundle: Path) -> None:
     script = f"print({str(open_bundle)!r}); raise SystemExit(7)"
     outcome = local.run(replace(make_plan({}), command=(sys.executable, "-c", script)))
     assert (outcome.exit_code, outcome.bundles, outcome.error) == (7, (), None)
-    bundle.close_broken(open_bundle, Status.OUT_OF_MEMORY, "too big")
+    bundle.seal_unfinished(open_bundle, Status.OUT_OF_MEMORY, "too big")
     outcome = local.run(replace(make_plan({}), command=(sys.executable, "-c", script)))
     assert (outcome.exit_code, [each.path for each in outcome.bundles], outcome.error) == (7, [open_bundle], None)
 
@@ -535,10 +535,10 @@ def test_how_far_a_script_is(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     spec = RunSpec(script=("train.py", "--token", "abc"))
     plan = make_plan({}, PROCESS)
     plan = replace(plan, spec=spec)
-    local._tell(plan, [], 30.2)
-    local._tell(plan, [tmp_path / "gone"], 60.2)
+    local._print_steps(plan, [], 30.2)
+    local._print_steps(plan, [tmp_path / "gone"], 60.2)
     (tmp_path / bundle.STEPS).write_text("step,phase\n0,warmup\n1,measured\n")
-    local._tell(plan, [tmp_path], 90.0)
+    local._print_steps(plan, [tmp_path], 90.0)
     assert capsys.readouterr().err.splitlines() == [
         "script     train.py: 30 s, no step is measured yet",
         "script     train.py: 60 s, no step is measured yet",

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from benchmarks.synthetic_bundles import make
-from launcher.backends.gcp import catalog
 from launcher.backends.gcp.backend import ComputeEngine
+from launcher.backends.gcp.price_list import PriceLookup
 from launcher.backends.ssh.backend import backend as ssh
 from launcher.images import contents
 from launcher.sweep import code, existing_runs, matrix
@@ -44,7 +44,7 @@ def same_code(monkeypatch: pytest.MonkeyPatch) -> None:
 def plan(text: str, results: Path, **more: Any) -> SweepPlan:
     table = tomllib.loads(text)
     whole = matrix.read(table, file=FILE, environment={}, config_folder=None)
-    gcp = ComputeEngine(prices=lambda _: catalog.Current(prices=None))
+    gcp = ComputeEngine(prices=lambda _: PriceLookup(prices=None))
     backends = {"gcp": gcp, "ssh": ssh}
     return make_plan(
         whole, existing_runs.look(results), output=results, backend=backends.__getitem__, now=NOW, file=FILE, **more

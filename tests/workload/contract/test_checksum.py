@@ -20,7 +20,8 @@ def forgetful() -> Iterator[None]:
 
 @pytest.mark.parametrize(
     ("content", "text"),
-    [(b"", "AAAAAA=="), (b"123456789", "4waSgw==")],  # RFC 3720's check value E3069283
+    # RFC 3720 B.4: E3069283 for "123456789", 8A9136AA for 32 zeros.
+    [(b"", "AAAAAA=="), (b"123456789", "4waSgw=="), (bytes(32), "ipE2qg==")],
 )
 def test_text(content: bytes, text: str) -> None:
     assert checksum.crc32c_of(io.BytesIO(content)) == text

@@ -42,7 +42,6 @@ def test_work_that_leaves_no_bundle_has_a_hint_of_its_own() -> None:
         with suppress(Exception):
             signal.raise_signal(signal.SIGINT)
         pending = interrupt.pending_interruption()
-        assert pending is not None
         assert pending.hint == "nothing was submitted"
         with pytest.raises(InterruptedRunError) as caught:
             raise_if_interrupted()
@@ -210,7 +209,6 @@ def test_a_child_that_does_not_end_is_killed_with_its_own() -> None:
         f"run_child({python(child)!r}, on_line={show}, follower={follower})"
     )
     with subprocess.Popen(python(parent), stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
         pids = [int(process.stdout.readline()) for _ in range(2)]
         process.kill()
     deadline_s = time.monotonic() + 60
@@ -238,7 +236,6 @@ def test_a_child_ends_in_order_when_its_parent_is_killed(tmp_path: Path) -> None
     show = "lambda line: print(line, flush=True)"
     parent = f"from workload.contract.interrupt import run_child; run_child({python(child)!r}, on_line={show})"
     with subprocess.Popen(python(parent), stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.kill()
     deadline_s = time.monotonic() + 60

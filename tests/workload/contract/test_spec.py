@@ -69,6 +69,10 @@ def test_option_beats_environment_beats_config_beats_default(tmp_path: Path) -> 
     }
 
 
+PRECISION = "precision must be one of fp32, tf32, amp, bf16"
+OPTIMIZER = "optimizer must be one of sgd, adam, adamw"
+
+
 @pytest.mark.parametrize(
     ("name", "value", "message", "hint"),
     [
@@ -85,8 +89,15 @@ def test_option_beats_environment_beats_config_beats_default(tmp_path: Path) -> 
         ("min_seconds", "1e999", "min seconds must be a number of at least 0; got '1e999'", "--min-seconds 3"),
         ("min_seconds", "3s", "min seconds must be a number of at least 0; got '3s'", "--min-seconds 3"),
         ("min_seconds", True, "min seconds must be a number of at least 0; got 'True'", "--min-seconds 3"),
-        ("precision", "fp8", "precision must be one of fp32, tf32, amp, bf16; got 'fp8'", "--precision fp32"),
-        ("optimizer", "lion", "optimizer must be one of sgd, adam, adamw; got 'lion'", "--optimizer sgd"),
+        # The hint names the choice that was meant.
+        ("precision", "fp8", f"{PRECISION}; got 'fp8'", "--precision fp32"),
+        ("precision", "FP32", f"{PRECISION}; got 'FP32'", "--precision fp32"),
+        ("precision", "fp16", f"{PRECISION}; got 'fp16'", "--precision amp"),
+        ("precision", "bfloat16", f"{PRECISION}; got 'bfloat16'", "--precision bf16"),
+        ("precision", "int8", f"{PRECISION}; got 'int8'", "--precision fp32"),
+        ("optimizer", "lion", f"{OPTIMIZER}; got 'lion'", "--optimizer sgd"),
+        ("optimizer", "adamW", f"{OPTIMIZER}; got 'adamW'", "--optimizer adamw"),
+        ("optimizer", "rmsprop", f"{OPTIMIZER}; got 'rmsprop'", "--optimizer sgd"),
         ("model", "", "model must be text that is not empty; got ''", "--model resnet50"),
         ("compile", "maybe", "compile must be true or false; got 'maybe'", "--compile"),
     ],
@@ -94,9 +105,7 @@ def test_option_beats_environment_beats_config_beats_default(tmp_path: Path) -> 
 def test_value_that_breaks_its_rule(name: str, value: object, message: str, hint: str) -> None:
     with pytest.raises(UsageError) as caught:
         resolve({name: value}, {}, None)
-    assert str(caught.value) == message
-    assert caught.value.hint == hint
-    assert caught.value.exit_code is ExitCode.USAGE
+    assert (str(caught.value), caught.value.hint, caught.value.exit_code) == (message, hint, ExitCode.USAGE)
 
 
 @pytest.mark.parametrize(
@@ -117,25 +126,40 @@ def test_text_becomes_a_value(name: str, text: str, value: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "message"),
+    ("spec", "message", "hint"),
     [
         (
             {"precision": "tf32", "device": "cpu"},
             "precision tf32 needs an NVIDIA GPU of compute capability 8.0 or newer; got 'cpu'",
+            "--precision fp32, or --precision bf16",
         ),
-        ({"download": True}, "only cifar10 and imagenette can be downloaded; the data set is 'synthetic'"),
-        ({"subset": "5"}, "synthetic data has no subset; got --subset 5"),
-        ({"profile_throughput": True}, "--profile-throughput needs --profile ncu; got --profile none"),
+        (
+            {"download": True},
+            "only cifar10 and imagenette can be downloaded; the data set is 'synthetic'",
+            "--dataset cifar10 --download",
+        ),
+        ({"subset": "5"}, "synthetic data has no subset; got --subset 5", "--dataset PATH, or leave --subset out"),
+        (
+            {"ceilings": False, "fresh_ceilings": True},
+            "--fresh-ceilings and --no-ceilings contradict each other",
+            "leave one of the two out",
+        ),
+        (
+            {"profile_throughput": True},
+            "--profile-throughput needs --profile ncu; got --profile none",
+            "--profile ncu --profile-throughput, or leave --profile-throughput out",
+        ),
         (
             {"profile_step_bytes": True, "profile": "torch"},
             "--profile-step-bytes needs --profile ncu; got --profile torch",
+            "--profile ncu --profile-step-bytes, or leave --profile-step-bytes out",
         ),
     ],
 )
-def test_contradicting_options(spec: dict[str, object], message: str) -> None:
+def test_contradicting_options(spec: dict[str, object], message: str, hint: str) -> None:
     with pytest.raises(UsageError) as caught:
         resolve(spec, {}, None)
-    assert str(caught.value) == message
+    assert (str(caught.value), caught.value.hint) == (message, hint)
 
 
 @pytest.mark.parametrize("allowed", [{"precision": "tf32"}, {"precision": "tf32", "device": "cuda"}])
@@ -154,6 +178,8 @@ def test_unknown_key_of_the_config_names_the_nearest(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
+        # None: a folder.
+        (None, "not a readable TOML file"),
         (b"batch_size = ", "not a readable TOML file"),
         (b"\xff\xfe", "not a readable TOML file"),
         (b"batch_size = " + b"1" * 5000, "not a readable TOML file"),
@@ -163,15 +189,10 @@ def test_unknown_key_of_the_config_names_the_nearest(tmp_path: Path) -> None:
         (b"[model]\na = 1", "rooflaunch.toml: model must be text"),
     ],
 )
-def test_bad_config(tmp_path: Path, content: bytes, message: str) -> None:
-    (tmp_path / "rooflaunch.toml").write_bytes(content)
+def test_bad_config(tmp_path: Path, content: bytes | None, message: str) -> None:
+    path = tmp_path / "rooflaunch.toml"
+    path.mkdir() if content is None else path.write_bytes(content)
     with pytest.raises(UsageError, match=message):
-        resolve({}, {}, tmp_path)
-
-
-def test_config_that_is_a_folder(tmp_path: Path) -> None:
-    (tmp_path / "rooflaunch.toml").mkdir()
-    with pytest.raises(UsageError, match="not a readable TOML file"):
         resolve({}, {}, tmp_path)
 
 
@@ -243,12 +264,6 @@ def test_every_option_survives_the_command_line(left_out: str) -> None:
     assert arguments(RunSpec()) == []
 
 
-def test_fresh_ceilings_need_ceilings() -> None:
-    with pytest.raises(UsageError, match="--fresh-ceilings and --no-ceilings contradict each other") as caught:
-        resolve({"ceilings": False, "fresh_ceilings": True}, {}, None)
-    assert caught.value.hint == "leave one of the two out"
-
-
 def test_switches_that_turn_off() -> None:
     by_name = {option.name: option for option in options()}
     assert by_name["no_augment"].off_flag == "--augment"
@@ -263,20 +278,3 @@ def test_context_survives_and_foreign_text_is_refused() -> None:
     for text in ("", "[]", "3", '{"unknown": 1}'):
         with pytest.raises(UsageError, match="--context is only for launchers"):
             Context.from_argument(text)
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "hint"),
-    [
-        ("precision", "FP32", "--precision fp32"),
-        ("precision", "fp16", "--precision amp"),
-        ("precision", "bfloat16", "--precision bf16"),
-        ("precision", "int8", "--precision fp32"),
-        ("optimizer", "adamW", "--optimizer adamw"),
-        ("optimizer", "rmsprop", "--optimizer sgd"),
-    ],
-)
-def test_a_hint_names_the_choice_that_was_meant(name: str, value: str, hint: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        resolve({name: value}, {}, None)
-    assert caught.value.hint == hint

@@ -1,5 +1,7 @@
 import io
 import os
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -17,80 +19,80 @@ from workload.contract.text import (
     wrapped,
 )
 
+FIGURES = {
+    si: [
+        ((0.0, "B"), "0 B"),
+        ((0.25, "B"), "0.25 B"),
+        ((999.0, "B"), "999 B"),
+        ((1000.0, "B"), "1 kB"),
+        ((227.4e9, "B"), "227 GB"),
+        ((999.4e9, "B"), "999 GB"),
+        ((999.9e9, "B"), "1 TB"),
+        ((-2.5e6, "B"), "-2.5 MB"),
+        ((1.2e15, "B"), "1.2 PB"),
+        ((12.3e18, "B"), "12300 PB"),
+    ],
+    seconds: [
+        ((0.0,), "0 s"),
+        ((3e-10,), "0.3 ns"),
+        ((12.34567e-6,), "12.35 µs"),
+        ((0.012,), "12 ms"),
+        ((0.99999,), "1 s"),
+        ((75.31,), "75.31 s"),
+        ((123456.0,), "123500 s"),
+    ],
+    percent: [
+        ((0.0,), "0 %"),
+        ((0.00099,), "less than 0.1 %"),
+        ((0.001,), "0.1 %"),
+        ((0.0053,), "0.5 %"),
+        ((0.02,), "2 %"),
+        ((0.0994,), "9.9 %"),
+        ((0.0996,), "10 %"),
+        ((0.594,), "59 %"),
+        ((1.6,), "160 %"),
+        ((83.56,), "8356 %"),
+    ],
+    partial(percent, decimals=1): [
+        ((1.001,), "100.1 %"),
+        ((0.5,), "50 %"),
+        ((0.0204,), "2 %"),
+        ((0.996,), "99.6 %"),
+    ],
+    signed_percent: [
+        ((0.0003,), "+0.03 %"),
+        ((-0.0004,), "-0.04 %"),
+        ((0.0,), "+0.0 %"),
+        ((0.05,), "+5.0 %"),
+        ((-0.021,), "-2.1 %"),
+        ((0.25,), "+25 %"),
+        ((-0.0996,), "-10 %"),
+    ],
+    percent_range: [
+        ((0.12, 0.3), "12 % to 30 %"),
+        ((0.0, 0.0004), "less than 0.1 %"),
+        ((0.0002, 0.0004), "less than 0.1 %"),
+        ((0.0002, 0.03), "up to 3 %"),
+        ((0.301, 0.304), "30 %"),
+    ],
+    plain: [
+        ((21.594, 4), "21.59"),
+        ((2.0, 3), "2"),
+        ((999.6, 3), "1000"),
+        ((12345.6, 4), "12346"),
+        ((4522.0, 3), "4522"),
+        ((0.002239, 3), "0.00224"),
+    ],
+    counted: [((0, "step"), "0 steps"), ((1, "step"), "1 step"), ((2, "step"), "2 steps")],
+}
+
 
 @pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (0.0, "0 B"),
-        (0.25, "0.25 B"),
-        (999.0, "999 B"),
-        (1000.0, "1 kB"),
-        (227.4e9, "227 GB"),
-        (999.4e9, "999 GB"),
-        (999.9e9, "1 TB"),
-        (-2.5e6, "-2.5 MB"),
-        (1.2e15, "1.2 PB"),
-        (12.3e18, "12300 PB"),
-    ],
+    ("function", "arguments", "text"),
+    [(function, *row) for function, rows in FIGURES.items() for row in rows],
 )
-def test_si(value: float, text: str) -> None:
-    assert si(value, "B") == text
-
-
-@pytest.mark.parametrize(
-    ("value_s", "text"),
-    [
-        (0.0, "0 s"),
-        (3e-10, "0.3 ns"),
-        (12.34567e-6, "12.35 µs"),
-        (0.012, "12 ms"),
-        (0.99999, "1 s"),
-        (75.31, "75.31 s"),
-        (123456.0, "123500 s"),
-    ],
-)
-def test_seconds(value_s: float, text: str) -> None:
-    assert seconds(value_s) == text
-
-
-@pytest.mark.parametrize(
-    ("share", "text"),
-    [
-        (0.0, "0 %"),
-        (0.00099, "less than 0.1 %"),
-        (0.001, "0.1 %"),
-        (0.0053, "0.5 %"),
-        (0.02, "2 %"),
-        (0.0994, "9.9 %"),
-        (0.0996, "10 %"),
-        (0.594, "59 %"),
-        (1.6, "160 %"),
-        (83.56, "8356 %"),
-    ],
-)
-def test_percent(share: float, text: str) -> None:
-    assert percent(share) == text
-
-
-@pytest.mark.parametrize(("share", "text"), [(1.001, "100.1 %"), (0.5, "50 %"), (0.0204, "2 %"), (0.996, "99.6 %")])
-def test_percent_beside_a_limit(share: float, text: str) -> None:
-    assert percent(share, decimals=1) == text
-
-
-@pytest.mark.parametrize(
-    ("share", "text"),
-    [
-        (0.0003, "+0.03 %"),
-        (-0.0004, "-0.04 %"),
-        (0.0, "+0.0 %"),
-        (0.05, "+5.0 %"),
-        (-0.021, "-2.1 %"),
-        (0.25, "+25 %"),
-        (-0.0996, "-10 %"),
-    ],
-)
-def test_signed_percent(share: float, text: str) -> None:
-    assert signed_percent(share) == text
+def test_figures_as_text(function: Callable[..., str], arguments: tuple[object, ...], text: str) -> None:
+    assert function(*arguments) == text
 
 
 @pytest.mark.parametrize(
@@ -98,24 +100,6 @@ def test_signed_percent(share: float, text: str) -> None:
 )
 def test_digits_that_tell_a_ratio_from_one(ratios: tuple[float, ...], digits: int) -> None:
     assert digits_beside_one(ratios) == digits
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "text"),
-    [
-        (0.12, 0.3, "12 % to 30 %"),
-        (0.0, 0.0004, "less than 0.1 %"),
-        (0.0002, 0.0004, "less than 0.1 %"),
-        (0.0002, 0.03, "up to 3 %"),
-        (0.301, 0.304, "30 %"),
-    ],
-)
-def test_between(low: float, high: float, text: str) -> None:
-    assert percent_range(low, high) == text
-
-
-def test_counted() -> None:
-    assert [counted(number, "step") for number in (0, 1, 2)] == ["0 steps", "1 step", "2 steps"]
 
 
 LONG = "20 % of the time is spent in /a/folder/whose/name/is/longer/than/the/line and 12 ms elsewhere"
@@ -165,21 +149,6 @@ def test_width_of_a_terminal_without_a_variable(monkeypatch: pytest.MonkeyPatch)
     with os.fdopen(ours, "w"), os.fdopen(theirs, "w") as screen:
         # Nobody has told this terminal its size.
         assert terminal_width(screen) in range(40, 201)
-
-
-@pytest.mark.parametrize(
-    ("value", "digits", "text"),
-    [
-        (21.594, 4, "21.59"),
-        (2.0, 3, "2"),
-        (999.6, 3, "1000"),
-        (12345.6, 4, "12346"),
-        (4522.0, 3, "4522"),
-        (0.002239, 3, "0.00224"),
-    ],
-)
-def test_large_figures_have_no_exponent(value: float, digits: int, text: str) -> None:
-    assert plain(value, digits) == text
 
 
 @pytest.mark.parametrize("width", [None, 60])

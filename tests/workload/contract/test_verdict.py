@@ -141,7 +141,6 @@ def from_record(document: dict[str, Any]) -> Verdict | None:
 
 def test_verdict_of_a_record() -> None:
     found = from_record(RECORD)
-    assert found is not None
     assert (found.bound, found.compute_fraction, found.flop_per_s) == (Bound.COMPUTE, 0.5, 50.0)
     assert found.why == "50 % of the measured compute ceiling, 5 % to 10 % of the bandwidth (modelled)"
 
@@ -169,8 +168,6 @@ def test_no_verdict_without_steps() -> None:
 
 
 BUSY_WHY = "the machine was busy: the samples got 0.5 of 2 CPUs, at the last of 3 attempts"
-
-
 IMPOSSIBLE = (
     "which is impossible: the ceiling is too low, the precision is wrong, or the kernels execute fewer FLOP than the"
     " model has (Winograd)"
@@ -198,14 +195,12 @@ IMPOSSIBLE = (
 )
 def test_a_verdict_without_its_figures_is_unknown_and_says_why(lack: Any, why: str) -> None:
     found = from_record(changed(lack))
-    assert found is not None
     assert (found.bound, found.compute_fraction, found.why) == (None, None, why)
 
 
 @pytest.mark.parametrize(("ceiling", "bound"), [(47.7, Bound.COMPUTE), (47.5, None)])
 def test_five_per_cent_above_a_ceiling_are_noise(ceiling: float, bound: Bound | None) -> None:
     found = from_record(changed(lambda r: r["ceilings"]["flop_per_s"]["fp32"].update(median=ceiling)))
-    assert found is not None
     assert found.bound == bound
 
 
@@ -213,7 +208,6 @@ def test_waiting_for_data_needs_no_ceilings() -> None:
     record = copy.deepcopy(RECORD) | {"ceilings": None}
     record["timing"]["data_wait_fraction"] = 0.37
     found = from_record(record)
-    assert found is not None
     assert (found.bound, found.compute_fraction) == (Bound.INPUT, None)
     assert found.why == "37 % of the wall time is spent waiting for data"
 
@@ -250,7 +244,6 @@ TWO = "other processes used the CPUs: this run got"
 )
 def test_a_busy_machine_is_said_beside_the_limit(record: dict[str, Any], busy: str | None) -> None:
     found = from_record(record)
-    assert found is not None
     assert (found.bound, found.busy) == (Bound.COMPUTE, busy)
 
 
@@ -258,7 +251,6 @@ def test_a_loader_that_sleeps_on_a_busy_machine() -> None:
     record = on_cpus(0.04, 0.56) | {"ceilings": None, "environment": {"device": {"threads": 1}}}
     record["timing"]["data_wait_fraction"] = 0.9
     found = from_record(record)
-    assert found is not None
     assert (found.bound, found.why) == (Bound.INPUT, "90 % of the wall time is spent waiting for data")
     assert found.busy == "other processes used the CPU: this run got 4 % of one, and waited 56 % of the wall time"
 
@@ -271,7 +263,6 @@ def test_a_run_without_steps_on_a_busy_machine_says_that_alone() -> None:
 
 def test_runs_of_older_versions_that_say_busy_are_read() -> None:
     old = read(RECORD | {"bound": {"bound": "busy", "why": "the run got 0.9 of 2 CPUs"}}).bound
-    assert old is not None
     assert (old.bound, old.busy) == (None, "the run got 0.9 of 2 CPUs")
     assert old.why == "the version that wrote this run.json did not decide what limits a run on a busy machine"
     other = read(RECORD | {"bound": {"bound": "compute", "why": "because"}}).bound
@@ -299,7 +290,6 @@ def test_a_record_without_waits_is_read_as_before() -> None:
 
 def test_a_record_without_the_work_of_a_step_says_what_it_lacks() -> None:
     found = from_record(changed(lambda r: r["complexity"].update(bytes_per_step_lower=None, bytes_per_step_upper="x")))
-    assert found is not None
     assert (found.bound, found.why) == (None, "the bytes of a step are unknown")
 
 
@@ -315,7 +305,6 @@ def on_a_t4(**changes: Any) -> dict[str, Any]:
 
 def test_without_ceilings_the_vendors_peak_is_the_roof() -> None:
     found = from_record(on_a_t4())
-    assert found is not None
     assert (found.bound, found.roof, found.compute_fraction) == (Bound.NEITHER, "peak", pytest.approx(0.4))
     assert found.why == (
         "below half of both roofs: 40 % of the vendor's compute peak,"
@@ -350,7 +339,6 @@ def test_a_profile_tells_how_long_the_device_is_idle(
     profile: dict[str, Any], bound: Bound, share: float | None
 ) -> None:
     found = from_record(on_a_t4(profile=profile))
-    assert found is not None
     assert (found.bound, found.device_busy_share) == (bound, None if share is None else pytest.approx(share))
     assert ("kernels run in at most" in (found.why or "")) is (share is not None)
 
@@ -360,16 +348,13 @@ def test_a_trace_from_elsewhere_is_judged_by_its_step() -> None:
     untimed = {"timing": {}, "imported": {"kind": "torch"}}
     work = {"train_flop_per_step": 8.2e9, "bytes_per_step_lower": 1e6, "bytes_per_step_upper": 2e6}
     found = from_record(on_a_t4(profile=trace, complexity=work, **untimed))
-    assert found is not None
     assert (found.bound, found.flop_per_s) == (Bound.OVERHEAD, pytest.approx(1.85e12, rel=0.01))
     assert found.why == "kernels run in 7 % of the step, and the device is idle in the rest"
     # Without the time of a step there are kernels alone, and with too much unattributed no share of a roof.
     alone = from_record(on_a_t4(profile=trace | {"wall_s_per_step": None}, complexity=work, **untimed))
-    assert alone is not None
     assert (alone.bound, alone.flop_per_s) == (None, pytest.approx(26.5e12, rel=0.01))
     unknown = work | {"unattributed_share": 0.3, "uncounted_share": 0.3}
     lower = from_record(on_a_t4(profile=trace | {"busy_s_per_step": 4e-3}, complexity=unknown, **untimed))
-    assert lower is not None
     assert (lower.bound, lower.why) == (None, "the FLOP of a step are unknown")
 
 

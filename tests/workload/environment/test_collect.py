@@ -99,7 +99,6 @@ class Opened:
         return None if self._identity is None else self
 
     def identity(self) -> dict[str, object]:
-        assert self._identity is not None
         return self._identity
 
 

@@ -147,9 +147,9 @@ def test_auto_does_not_pass_over_a_gpu_in_silence(torch_for: TorchFor) -> None:
     torch_for("13.2", capability=(7, 0), targets="sm_75 sm_80")
     chosen = device.choose(Device.AUTO)
     assert chosen is not Device.CUDA
-    (note,) = device.passed_over(Device.AUTO, chosen)
+    (note,) = device.unused_gpu_note(Device.AUTO, chosen)
     assert note.startswith("the NVIDIA GPU is not used: torch 2.15.0 has no code for Tesla V100-SXM2-16GB")
-    assert device.passed_over(Device.CPU, Device.CPU) == [], "who asks for the CPU gets it"
+    assert device.unused_gpu_note(Device.CPU, Device.CPU) == [], "who asks for the CPU gets it"
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,9 @@ from workload.contract import bundle
 from workload.contract.errors import ExitCode, RooflaunchError
 from workload.storage import fetch, upload
 from workload.storage import gcs as bucket
+from workload.storage.address import parse_source
 from workload.storage.fetch import FetchReport, FetchState
 from workload.storage.gcs import Bucket
-from workload.storage.source import parse_source
 from workload.storage.store import Patience
 
 pytestmark = [pytest.mark.world, pytest.mark.slow, pytest.mark.timeout(200)]

@@ -20,9 +20,9 @@ from workload.contract import bundle
 from workload.contract.errors import BundleError, ExitCode, InterruptedRunError, NothingToDoError, ToolError, UsageError
 from workload.storage import fetch
 from workload.storage import gcs as bucket
+from workload.storage.address import parse_source
 from workload.storage.fetch import FetchedRun, FetchReport, FetchState
 from workload.storage.inventory import Refused
-from workload.storage.source import parse_source
 from workload.storage.store import Patience, UnreachableError
 
 RUN = "20261121T142530Z-local-cpu-resnet18-b16-fp32-0000aa"

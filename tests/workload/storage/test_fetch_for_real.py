@@ -21,7 +21,7 @@ from workload.contract import bundle
 from workload.contract.errors import BundleError, ExitCode, NothingToDoError, ToolError, UsageError
 from workload.storage import fetch
 from workload.storage import gcs as bucket
-from workload.storage.source import parse_source
+from workload.storage.address import parse_source
 from workload.storage.store import ObjectChangedError, Patience, UnreachableError
 
 pytestmark = [pytest.mark.world, pytest.mark.slow]

@@ -12,8 +12,8 @@ import pytest
 from tests import sshd
 from workload.contract import bundle
 from workload.contract.errors import BundleError, ExitCode, RooflaunchError, ToolError, UsageError
+from workload.storage.address import parse_source
 from workload.storage.fetch import FetchState, fetch
-from workload.storage.source import parse_source
 from workload.storage.ssh import Connection, Login, LostError, SshFolder, connect, parse_login
 from workload.storage.store import ObjectChangedError, Sink, StoredObject
 

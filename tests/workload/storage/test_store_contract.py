@@ -27,10 +27,9 @@ from workload.contract import bundle
 from workload.contract.checksum import crc32c_of
 from workload.contract.errors import BundleError, ToolError
 from workload.storage import fetch as fetching
-from workload.storage.address import open_store
+from workload.storage.address import open_store, parse_source
 from workload.storage.fetch import FetchReport, FetchState, fetch
 from workload.storage.inventory import SealedRun, sealed_runs, take_stock
-from workload.storage.source import parse_source
 from workload.storage.store import ObjectChangedError, ObjectExistsError, Sink, Store, StoredObject, TooLongError
 from workload.storage.upload import upload
 
@@ -626,7 +625,7 @@ def test_a_fetch_that_is_killed_leaves_no_manifest_and_continues(
     upload(store, made)
     code = (
         "import pathlib, signal\n"
-        "from workload.storage.fetch import fetch\nfrom workload.storage.source import parse_source\n"
+        "from workload.storage.fetch import fetch\nfrom workload.storage.address import parse_source\n"
         "source = parse_source(sys.argv[1])\n"
         "store = open_store(source.address)\n"
         "left = [int(sys.argv[3])]\n"

@@ -19,9 +19,9 @@ from workload.contract.checksum import crc32c_of
 from workload.contract.errors import BundleError
 from workload.storage import fetch, upload
 from workload.storage import gcs as bucket
+from workload.storage.address import parse_source
 from workload.storage.fetch import FetchState
 from workload.storage.gcs import Bucket
-from workload.storage.source import parse_source
 
 pytestmark = pytest.mark.world
 

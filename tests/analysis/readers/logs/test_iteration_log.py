@@ -163,7 +163,7 @@ def test_rows_without_a_time_are_refused(header: str, rows: list[str], empty: st
 
 def test_one_timed_row_is_enough() -> None:
     first, second = read("step_s,model\n0.1,a\n,b\n", file="log.csv")
-    assert (first.whole and first.whole.step_s, second.whole and second.whole.step_s) == (0.1, None)
+    assert (first.figures and first.figures.step_s, second.figures and second.figures.step_s) == (0.1, None)
     assert log(",1763159639.5", header="step_s,timestamp").series["timestamp"] == [1763159639.5]
 
 
@@ -206,7 +206,7 @@ CELLS = st.text(max_size=12) | st.floats().map(str) | st.integers().map(str) | s
 
 
 def times(run: Log) -> list[float | None]:
-    return [run.whole.step_s] if run.whole else [*run.series["step_s"], *run.series["timestamp"]]
+    return [run.figures.step_s] if run.figures else [*run.series["step_s"], *run.series["timestamp"]]
 
 
 @example([["", "", "", "0"], ["", "", "", "00"]], False)
@@ -222,7 +222,7 @@ def test_any_cells_are_values_or_refused(rows: list[list[str]], quoted: bool) ->
         return
     assert any(value is not None for run in runs for value in times(run))
     for run in runs:
-        if run.whole:
+        if run.figures:
             assert (run.rows, len(run.iterations), len(run.lines), run.series) == (0, 0, 1, {})
         else:
             assert len(run.iterations) == len(run.lines) == run.rows
@@ -235,4 +235,4 @@ def test_any_cells_are_values_or_refused(rows: list[list[str]], quoted: bool) ->
 def test_any_text_is_a_log_or_refused(text: str) -> None:
     for content in (text, f"step_s,loss\n{text}"):
         with suppress(UsageError):
-            assert all(run.rows or run.whole for run in read(content, file="log.csv"))
+            assert all(run.rows or run.figures for run in read(content, file="log.csv"))

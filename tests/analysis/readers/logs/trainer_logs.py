@@ -2,8 +2,6 @@
 
 import json
 
-RESNET50_BATCH = 64
-
 
 def pytorch_examples(*, first_index: int = 1, epochs: int = 2, every: int = 10) -> str:
     """100 iterations an epoch, the first of 2 s and the others of 0.25 s; `first_index` 0 is the older form."""
@@ -86,3 +84,6 @@ def mlperf(*, epochs: int = 2, samples: int = 1_281_167) -> str:
         + "\n"
         for prefix, at_ms, key, value in events
     )
+
+
+EVERY = (pytorch_examples, timm, dllogger_json, dllogger_text, mlperf)

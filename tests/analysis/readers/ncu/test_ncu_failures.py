@@ -123,11 +123,17 @@ SUMMARY = line(
             "the gzip file is damaged (Error -3 while decompressing data: unknown header flags set)",
             "copy it again from the machine that made it",
         ),
-        (b"PK\x03\x04rest", Failure.NOT_TEXT, "it is a ZIP archive or a spreadsheet", "unpack it, or save it as CSV"),
+        (
+            b"PK\x03\x04rest",
+            Failure.NOT_TEXT,
+            "it is a ZIP archive or a spreadsheet",
+            "save the sheet as CSV, or unpack the archive",
+        ),
+        (b"\xfd7zXZ", Failure.NOT_TEXT, "it is compressed with xz", "xz -d it first"),
         (
             b"SQLite format 3\x00",
             Failure.NOT_TEXT,
-            "it is a database of Nsight Systems",
+            "it is a database, as Nsight Systems exports",
             "nsys stats --report cuda_gpu_trace --format csv FILE > trace.csv",
         ),
         (

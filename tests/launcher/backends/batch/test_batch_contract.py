@@ -18,7 +18,7 @@ from tests.launcher.backends import contract
 from tests.launcher.backends.batch.batch_plans import batch_plan
 from tests.launcher.backends.batch.fake_batch import PROJECT, REGION, FakeBatch
 from tests.launcher.backends.contract import CHECKS, Check, Place, name_of
-from tests.launcher.backends.gcp.test_gcp_contract import Clock
+from tests.launcher.backends.gcp.fake_compute import Clock
 from workload.contract.spec import resolve
 from workload.storage.address import open_store
 from workload.storage.folder import Folder

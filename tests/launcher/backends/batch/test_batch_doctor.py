@@ -14,8 +14,8 @@ from launcher.backends.gcp.settings import Settings
 from launcher.protocol.checks import Check, Health
 from tests.launcher.backends.batch.fake_batch import PROJECT, REGION, FakeBatch
 from tests.launcher.backends.gcp import fake_rest
+from tests.launcher.backends.gcp.fake_compute import Clock
 from tests.launcher.backends.gcp.fake_rest import FakeRest
-from tests.launcher.backends.gcp.test_gcp_contract import Clock
 from workload.contract.errors import UsageError
 
 pytestmark = pytest.mark.world

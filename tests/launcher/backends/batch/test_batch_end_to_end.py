@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,7 @@ import pytest
 
 from launcher.backends.batch.machines import BatchMachines
 from launcher.backends.batch.options import Options
-from launcher.backends.batch.plan import PREFIX, stamp
+from launcher.backends.batch.plan import PREFIX
 from launcher.backends.batch.service import ENDPOINT_VARIABLE, BatchService
 from launcher.jobs import run as jobs_run
 from launcher.jobs.session import Session
@@ -140,7 +141,7 @@ def test_a_task_that_is_taken_back_in_the_middle_goes_on_where_it_was(world: Wor
         Resolved(spec=base, origin={"model": Origin.OPTION}),
         Options(gpu="t4", spot=True, rerun_preempted=2, usd_per_h=1.0),
         REGION,
-        now=stamp(time.time()),
+        now=datetime.now(UTC),
         token="0000bb",
         task=Task(job="night", runs=runs),
     )

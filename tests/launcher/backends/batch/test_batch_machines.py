@@ -14,7 +14,7 @@ from launcher.protocol.backend import Condition, Machine
 from tests.launcher.backends.batch.fake_batch import PROJECT, REGION, FakeBatch
 from tests.launcher.backends.batch.test_batch_contract import plan_of
 from tests.launcher.backends.contract import silent
-from tests.launcher.backends.gcp.test_gcp_contract import Clock
+from tests.launcher.backends.gcp.fake_compute import Clock
 from workload.contract.errors import NoCapacityError, RooflaunchError, ToolError, UsageError
 from workload.storage.address import open_store
 from workload.storage.store import Store, UnreachableError
@@ -118,7 +118,7 @@ def test_a_job_that_nobody_waits_for_is_left_over(region: Region) -> None:
     plan = plan_of("00000e", queue_time_s=600)
     region.service.create(plan.request.name, plan.body([plan]), "0" * 8 + "-0000-4000-8000-000000000000")
     assert list(region.machines.leftovers()) == []
-    region.clock.s += 3600
+    region.clock.sleep(3600)
     [left] = region.machines.leftovers()
     assert (left.name, left.why) == (
         plan.request.name,

@@ -1,9 +1,18 @@
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from launcher.__main__ import main
+from launcher.backends.gcp import backend, refusals
+from launcher.backends.gcp import compute as border
+from launcher.backends.gcp.compute import Compute
+from launcher.images import contents
+from launcher.jobs import commands
 from tests.launcher.backends.gcp.canned_cloud import Clouds, clouds_on
+from tests.launcher.backends.gcp.command_world import Done, Launch, World
+from tests.launcher.backends.gcp.fake_compute import Clock, FakeCompute
 from tests.workload.storage.gcs_server import GcsServer, running
 
 
@@ -18,3 +27,39 @@ def gcs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GcsServer]:
 def clouds(gcs: GcsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Clouds:
     """Worlds to launch in, each a context manager."""
     return clouds_on(gcs, tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def launch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Launch:
+    """`launch(world, *words)`, in a folder of its own, and outside any git repository."""
+    monkeypatch.chdir(tmp_path)
+    # The commit is part of an image's name, and asks git.
+    monkeypatch.setattr(contents, "current_commit", lambda: "")
+
+    def run(world: World, *words: str) -> Done:
+        monkeypatch.setattr(commands, "real_ports", world.ports)
+        monkeypatch.setattr(backend, "backend", world.backend())
+        monkeypatch.setattr(sys, "argv", ["launch", *words])
+        with world.busy():
+            code = main()
+        return Done(code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCompute]:
+    with FakeCompute(page_size=2) as fake:
+        monkeypatch.setenv(refusals.ENDPOINT_VARIABLE, fake.url)
+        yield fake
+
+
+@pytest.fixture
+def compute(fake: FakeCompute, clock: Clock) -> Compute:
+    assert fake.url
+    return border.connect("test-project", sleep=clock.sleep, monotonic=clock.now)

@@ -173,6 +173,23 @@ class Vm:
         return {**document, "resourceStatus": status} if status else document
 
 
+class Clock:
+    """Time passes only while somebody sleeps; `on_sleep` is called with the new time. `s`: seconds since 1970."""
+
+    def __init__(self) -> None:
+        self.s = 1_800_000_000.0
+        self.slept_s = 0.0
+        self.on_sleep: Callable[[float], None] = lambda _: None
+
+    def now(self) -> float:
+        return self.s
+
+    def sleep(self, seconds: float) -> None:
+        self.s += seconds
+        self.slept_s += seconds
+        self.on_sleep(self.s)
+
+
 @dataclass(kw_only=True)
 class _Operation:
     name: str

@@ -11,11 +11,11 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 import requests
 
-from launcher.backends.gcp import catalog
-from launcher.backends.gcp.catalog import Current
+from launcher.backends.gcp import price_list
+from launcher.backends.gcp.price_list import PriceLookup
 from launcher.backends.gcp.services import Services
+from tests.launcher.backends.gcp.canned_prices import SKUS
 from tests.launcher.backends.gcp.fake_rest import disabled, refused
-from tests.launcher.backends.gcp.price_list import SKUS
 from workload.contract.errors import ToolError
 
 NOW_S = 1795262400.0  # 2026-11-21T12:00:00Z
@@ -65,11 +65,11 @@ def page(pages: tuple[list[dict[str, Any]], ...], url: str) -> dict[str, Any]:
     return {"skus": pages[number], "nextPageToken": str(number + 1) if number + 1 < len(pages) else ""}
 
 
-def current(session: Pages, *, now_s: float = NOW_S, wait_s: float = 10.0) -> Current:
+def current(session: Pages, *, now_s: float = NOW_S, wait_s: float = 10.0) -> PriceLookup:
     def connect(project: str) -> Services:
         return Services(project, session)
 
-    return catalog.current("my-project", now_s=now_s, wait_s=wait_s, connect=connect)
+    return price_list.current("my-project", now_s=now_s, wait_s=wait_s, connect=connect)
 
 
 def test_every_page_is_read_and_kept_for_a_day(cache: Path) -> None:
@@ -80,10 +80,10 @@ def test_every_page_is_read_and_kept_for_a_day(cache: Path) -> None:
     assert len(session.asked) == 3
     assert session.asked[0].startswith("https://cloudbilling.googleapis.com/v1/services/6F81-5844-456A/skus?")
     assert current(session, now_s=NOW_S + DAY_S) == found
-    assert catalog.cached(NOW_S + DAY_S) == found
+    assert price_list.cached(NOW_S + DAY_S) == found
     assert len(session.asked) == 3, "nobody is asked within a day"
-    assert catalog.cached(NOW_S + DAY_S + 1) == Current()
-    assert catalog.cached(NOW_S - 1) == Current(), "a file of the future is of another clock"
+    assert price_list.cached(NOW_S + DAY_S + 1) == PriceLookup()
+    assert price_list.cached(NOW_S - 1) == PriceLookup(), "a file of the future is of another clock"
     later = current(session, now_s=NOW_S + DAY_S + 1)
     assert later.prices is not None
     assert (later.prices.read, len(session.asked)) == ("2026-11-22", 6)
@@ -115,7 +115,7 @@ def test_every_page_is_read_and_kept_for_a_day(cache: Path) -> None:
     ids=["not enabled", "refused", "broken", "no network", "empty", "not there"],
 )
 def test_a_list_that_cannot_be_read_is_said_to_be(instead: Any, why: str, hint: str, cache: Path) -> None:
-    assert current(Pages(instead=instead)) == Current(why=why, hint=hint)
+    assert current(Pages(instead=instead)) == PriceLookup(why=why, hint=hint)
     assert not cache.exists()
 
 
@@ -123,14 +123,14 @@ def test_without_credentials_there_is_none() -> None:
     def connect(_: str) -> Services:
         raise ToolError("no usable credentials for Google Cloud: none", hint="log in")
 
-    found = catalog.current("my-project", now_s=NOW_S, wait_s=10.0, connect=connect)
-    assert found == Current(why="no usable credentials for Google Cloud: none", hint="log in")
+    found = price_list.current("my-project", now_s=NOW_S, wait_s=10.0, connect=connect)
+    assert found == PriceLookup(why="no usable credentials for Google Cloud: none", hint="log in")
 
 
 def test_with_another_cloud_google_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROOFLAUNCH_COMPUTE_ENDPOINT", "http://127.0.0.1:9")
     session = Pages(SKUS)
-    assert current(session) == Current(why="ROOFLAUNCH_COMPUTE_ENDPOINT is set, so Google's price list is not used")
+    assert current(session) == PriceLookup(why="ROOFLAUNCH_COMPUTE_ENDPOINT is set, so Google's price list is not used")
     assert session.asked == []
 
 
@@ -142,13 +142,13 @@ def test_a_slow_list_holds_nobody_up_and_serves_the_next() -> None:
             answers.wait(60)
             return super().request(*words, **named)
 
-    assert current(Slow(SKUS), wait_s=0.01) == Current(why="Google's price list did not arrive within 0.01 s")
+    assert current(Slow(SKUS), wait_s=0.01) == PriceLookup(why="Google's price list did not arrive within 0.01 s")
     asking = [thread for thread in threading.enumerate() if thread.name == "prices"]
     assert all(thread.daemon for thread in asking), "it keeps no command from ending"
     answers.set()
     for thread in asking:
         thread.join(60)
-    assert catalog.cached(NOW_S).prices is not None
+    assert price_list.cached(NOW_S).prices is not None
 
 
 @pytest.mark.parametrize(
@@ -170,14 +170,14 @@ def test_a_slow_list_holds_nobody_up_and_serves_the_next() -> None:
 def test_a_damaged_file_is_none(content: str, cache: Path) -> None:
     cache.parent.mkdir()
     cache.write_text(content)
-    assert catalog.cached(NOW_S) == Current()
+    assert price_list.cached(NOW_S) == PriceLookup()
 
 
 def test_a_folder_that_cannot_be_written_is_no_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert current(Pages(SKUS)).prices is not None
-    assert catalog.cached(NOW_S) == Current()
+    assert price_list.cached(NOW_S) == PriceLookup()
 
 
 @pytest.fixture
@@ -201,8 +201,8 @@ def server() -> Iterator[str]:
 
 @pytest.mark.world
 def test_the_endpoint_of_a_test_is_asked_without_credentials(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(catalog.ENDPOINT_VARIABLE, f"{server}/")
+    monkeypatch.setenv(price_list.ENDPOINT_VARIABLE, f"{server}/")
     monkeypatch.setenv("ROOFLAUNCH_COMPUTE_ENDPOINT", "http://127.0.0.1:9")
-    found = catalog.current("my-project", now_s=NOW_S, wait_s=30.0)
+    found = price_list.current("my-project", now_s=NOW_S, wait_s=30.0)
     assert found.prices is not None
     assert len(found.prices.skus) == 14

@@ -5,7 +5,7 @@ import json
 import socket
 import threading
 import urllib.parse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from typing import Any
@@ -21,12 +21,11 @@ from launcher.backends.gcp.resources import (
     Operation,
     OperationFault,
     Quota,
-    QuotaFault,
     gaps,
 )
 from launcher.protocol.backend import Condition, Listing, Output
 from tests.launcher.backends.gcp import fake_compute
-from tests.launcher.backends.gcp.fake_compute import FakeCompute, Vm, plain_body, quota_error, stockout_error
+from tests.launcher.backends.gcp.fake_compute import Clock, FakeCompute, Vm, plain_body, quota_error, stockout_error
 from tests.ports import held_port
 from workload.contract.errors import ExitCode, RooflaunchError, ToolError, UsageError
 from workload.storage.store import UnreachableError
@@ -37,37 +36,6 @@ A = "us-central1-a"
 NAME = "rooflaunch-t4-20261121-142530-c0ffee"
 OURS = {"rooflaunch": "launch", "rooflaunch-name": NAME, "rooflaunch-limit": "3600"}
 ID = "0123456789abcdef0123456789abcdef"
-
-
-class Clock:
-    """Time passes only while somebody sleeps."""
-
-    def __init__(self) -> None:
-        self.s = 0.0
-
-    def now(self) -> float:
-        return self.s
-
-    def sleep(self, seconds: float) -> None:
-        self.s += seconds
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCompute]:
-    with FakeCompute(page_size=2) as fake:
-        monkeypatch.setenv(refusals.ENDPOINT_VARIABLE, fake.url)
-        yield fake
-
-
-@pytest.fixture
-def compute(fake: FakeCompute, clock: Clock) -> Compute:
-    assert fake.url
-    return border.connect("test-project", sleep=clock.sleep, monotonic=clock.now)
 
 
 def gpu_body(**changes: Any) -> dict[str, Any]:
@@ -110,10 +78,10 @@ def test_the_end_of_a_vm_is_what_the_cloud_says(fake: FakeCompute, compute: Comp
 
 
 def test_the_time_is_the_clouds(fake: FakeCompute, compute: Compute, clock: Clock) -> None:
-    fake.clock = lambda: 1795262400.6 + clock.s
+    fake.clock = lambda: 1795262400.6 + clock.slept_s
     assert compute.now_s() == 1795262400.0, "a date has no fractions"
     assert fake.calls == ["GET /compute/v1/projects/test-project"], "any answer will do"
-    clock.s += 90.5
+    clock.sleep(90.5)
     assert compute.counted().now_s() == 1795262490.5
     compute.project_quotas()
     assert compute.now_s() == 1795262491.0, "the latest date is the nearest to the truth"
@@ -162,8 +130,8 @@ def test_lists_have_every_page_and_only_ours(fake: FakeCompute, compute: Compute
     assert fake.count("aggregated/instances") == 3
     disks = [each for each in compute.disks() if each.name.startswith("left")]
     assert [(each.zone, each.name) for each in disks] == [(z, f"left-{i}") for z, i in wanted]
-    created_s = datetime.fromisoformat(disks[0].created_at).timestamp()
-    assert (disks[0].size_gb, disks[0].deadline_s, disks[0].users) == (50, created_s + 3600, ())
+    created_s = datetime.fromisoformat(fake._disks[A, "left-0"]["creationTimestamp"]).timestamp()
+    assert (disks[0].deadline_s, disks[0].users) == (created_s + 3600, ())
 
 
 B = "europe-west4-b"
@@ -394,31 +362,27 @@ def test_every_detail_of_an_error_is_read(fake: FakeCompute, compute: Compute) -
 
 
 @pytest.mark.parametrize(
-    ("where", "metric", "dimensions", "region"),
+    ("where", "metric", "dimensions"),
     [
-        ("us-central1", "NVIDIA_T4_GPUS", {"region": "us-central1"}, "us-central1"),
-        ("global", "GPUS_ALL_REGIONS", {"global": "global"}, None),
+        ("us-central1", "NVIDIA_T4_GPUS", {"region": "us-central1"}),
+        ("global", "GPUS_ALL_REGIONS", {"global": "global"}),
     ],
     ids=["a region's", "the project's"],
 )
 def test_a_quota_in_an_error_is_read(
-    where: str, metric: str, dimensions: dict[str, str], region: str | None, fake: FakeCompute, compute: Compute
+    where: str, metric: str, dimensions: dict[str, str], fake: FakeCompute, compute: Compute
 ) -> None:
     fake.set_quota(where, metric, 0)
     fake.set_quota(where, f"PREEMPTIBLE_{metric}", 0)
     faults = compute.wait(compute.insert(A, gpu_body(), ID), 1.0)
-    told = quota_error(where, metric, 0.0)
-    limit_name = told["errorDetails"][0]["quotaInfo"]["limitName"]
-    metric_name = f"compute.googleapis.com/{metric.lower()}"
-    quota = QuotaFault(metric=metric_name, name=limit_name, limit=0.0, dimensions=dimensions)
-    assert faults == (OperationFault(code="QUOTA_EXCEEDED", message=told["message"], quota=quota),)
-    assert quota.region == region
+    message = quota_error(where, metric, 0.0)["message"]
+    assert faults == (OperationFault(code="QUOTA_EXCEEDED", message=message, quota_dimensions=dimensions),)
 
 
 def test_an_operation_that_is_not_done_within_the_limit(fake: FakeCompute, compute: Compute, clock: Clock) -> None:
     fake.endless_operation(A)
     assert compute.wait(compute.insert(A, gpu_body(), ID), 20.0) is None
-    assert (clock.s, fake.count("/wait$")) == (20.0, 10)
+    assert (clock.slept_s, fake.count("/wait$")) == (20.0, 10)
 
 
 def test_an_operation_that_takes_a_while_is_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -447,7 +411,7 @@ def test_bursts_are_ridden_out(statuses: tuple[int, ...], fake: FakeCompute, com
     assert compute.get(A, NAME) is not None
     assert (compute.calls, fake.count(".")) == ({"instances.get": 4}, 4)
     # Between half and one and a half of 0.5 + 1 + 2 s.
-    assert 1.75 <= clock.s <= 5.25
+    assert 1.75 <= clock.slept_s <= 5.25
 
 
 @pytest.mark.parametrize("status", [429, 503])
@@ -459,7 +423,7 @@ def test_a_service_that_stays_busy_is_there(status: int, fake: FakeCompute, comp
         f"error: Compute Engine at {fake.url} answers that it is busy ({status}): busy ({status})\nhint: "
         "wait a minute, then run again, with fewer at the same time"
     )
-    assert 14 < clock.s <= 30
+    assert 14 < clock.slept_s <= 30
 
 
 def test_a_connection_that_is_refused(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
@@ -469,7 +433,7 @@ def test_a_connection_that_is_refused(monkeypatch: pytest.MonkeyPatch, clock: Cl
         with pytest.raises(UnreachableError) as caught:
             border.connect("test-project", sleep=clock.sleep, monotonic=clock.now).instances()
     assert str(caught.value) == f"Compute Engine cannot be reached at {url}: Connection refused"
-    assert 14 < clock.s <= 30
+    assert 14 < clock.slept_s <= 30
 
 
 def test_a_log_in_page_of_the_network_is_no_bug_of_ours(

@@ -18,7 +18,7 @@ from launcher.protocol.backend import Condition, Leftover, Listing, Machine, Mac
 from tests.launcher.backends import contract
 from tests.launcher.backends.contract import CHECKS, Check, Place, name_of
 from tests.launcher.backends.gcp.canned_cloud import IMAGE, SETTINGS
-from tests.launcher.backends.gcp.fake_compute import FakeCompute
+from tests.launcher.backends.gcp.fake_compute import Clock, FakeCompute
 from workload.contract.spec import resolve
 
 pytestmark = pytest.mark.world
@@ -27,19 +27,6 @@ ROOT = Path(__file__).parents[4]
 ZONES = ("us-central1-a", "us-central1-b")
 # Of nobody's launch: a name or a label is not ours.
 STRANGER = "database"
-
-
-class Clock:
-    """Time passes while somebody sleeps."""
-
-    def __init__(self) -> None:
-        self.s = 1_800_000_000.0
-
-    def now(self) -> float:
-        return self.s
-
-    def sleep(self, seconds: float) -> None:
-        self.s += seconds
 
 
 def plan_of(token: str) -> VmPlan:
@@ -135,10 +122,7 @@ class SubmitsTwice(ComputeMachines):
         taken = {vm.zone for vm in self.compute.instances() if vm.name == plan.name}
         free = tuple(zone for zone in plan.zones if zone not in taken)
         elsewhere = replace(plan, zones=free, options=replace(plan.options, zones=free))
-        provisioned = provisioning.provision(
-            elsewhere, self.compute, now=self.now_s, sleep=lambda _: None, on_event=tell
-        )
-        return Submitted(machines=(provisioned.instance,), tried=provisioned.tried)
+        return provisioning.provision(elsewhere, self.compute, now=self.now_s, sleep=lambda _: None, on_event=tell)
 
 
 class BelievesItsDeletions(ComputeMachines):

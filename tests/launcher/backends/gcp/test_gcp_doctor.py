@@ -7,13 +7,12 @@ import pytest
 
 from launcher import doctor as machine_doctor
 from launcher.backends.gcp import doctor, gpus
-from launcher.backends.gcp.catalog import Current
 from launcher.backends.gcp.compute import Compute
 from launcher.backends.gcp.doctor import CloudPorts, Repository
+from launcher.backends.gcp.price_list import PriceList, PriceLookup
 from launcher.backends.gcp.resources import Instance, Quota, VmDisk
 from launcher.backends.gcp.services import Services
 from launcher.backends.gcp.settings import Settings
-from launcher.backends.gcp.skus import PriceList
 from launcher.protocol.backend import Condition, Listing
 from launcher.protocol.checks import Check
 from launcher.protocol.checks import Health as State
@@ -284,11 +283,11 @@ def test_gpus_of_all_regions(quotas: Any, state: str, found: str, cure: str, wor
     ("today", "row"),
     [
         (
-            Current(prices=PriceList(skus=(), read="2026-11-21")),
+            PriceLookup(prices=PriceList(skus=(), read="2026-11-21")),
             ("prices", "ok", "Google's price list, read 2026-11-21", ""),
         ),
         (
-            Current(why="it is not enabled", hint="gcloud services enable it"),
+            PriceLookup(why="it is not enabled", hint="gcloud services enable it"),
             (
                 "prices",
                 "note",
@@ -299,7 +298,7 @@ def test_gpus_of_all_regions(quotas: Any, state: str, found: str, cure: str, wor
     ],
     ids=["today's", "a table's"],
 )
-def test_prices(today: Current, row: Row, world: World) -> None:
+def test_prices(today: PriceLookup, row: Row, world: World) -> None:
     world.prices = {PROJECT: today}.__getitem__
     assert world.row("prices") == row
     world.endpoint = "ROOFLAUNCH_COMPUTE_ENDPOINT"

@@ -20,7 +20,7 @@ from tests.launcher.backends.gcp.canned_vm import Fault
 from tests.workload.storage.gcs_server import BUCKET
 from workload.contract import bundle
 from workload.storage import fetch
-from workload.storage.source import parse_source
+from workload.storage.address import parse_source
 
 pytestmark = [
     pytest.mark.world,

@@ -18,24 +18,23 @@ import pytest
 from hypothesis import given as drawn
 from hypothesis import strategies as st
 
-from launcher.backends.gcp import gpus, skus
+from launcher.backends.gcp import gpus
 from launcher.backends.gcp import plan as planning
 from launcher.backends.gcp.gpus import Driver
 from launcher.backends.gcp.plan import Options, make_plan
 from launcher.backends.gcp.planned_vm import VmPlan
+from launcher.backends.gcp.price_list import PriceList
 from launcher.backends.gcp.settings import Settings, resolve_settings
-from launcher.backends.gcp.skus import PriceList
 from launcher.protocol.records import NAME, Price, Request, region_of
 from launcher.protocol.task import Task, TaskRun
 from launcher.sizes import parse_duration_s
-from tests.launcher.backends.gcp.price_list import SKUS
+from tests.launcher.backends.gcp.canned_prices import TODAY
 from workload.contract import prices
 from workload.contract.errors import ExitCode, RooflaunchError, ToolError, UsageError
 from workload.contract.spec import Device, Precision, Profile, RunSpec, resolve
 from workload.contract.text import dollars, minutes
 
 ROOT = Path(__file__).parents[4]
-TODAY = PriceList(skus=tuple(skus.wanted(SKUS, skus.all_parts(gpus.load().values()))), read="2026-11-21")
 PLANS = Path(__file__).with_name("plans")
 NOW = datetime(2026, 11, 21, 14, 25, 30, 123000, tzinfo=UTC)
 IMAGE = f"us-central1-docker.pkg.dev/my-project/rooflaunch/trainer@sha256:{'0123456789abcdef' * 4}"
@@ -57,7 +56,7 @@ def planned(
     *,
     image: str = IMAGE,
     now: datetime = NOW,
-    today: PriceList | None = None,
+    price_list: PriceList | None = None,
     **options: Any,
 ) -> VmPlan:
     return make_plan(
@@ -67,7 +66,7 @@ def planned(
         image=image,
         now=now,
         token="0a1b2c",
-        today=today,
+        price_list=price_list,
     )
 
 
@@ -767,7 +766,7 @@ def test_no_plan_costs_more_than_allowed(usd_per_h: float, max_cost_usd: float, 
 
 
 def test_todays_list_beats_the_table_region_by_region() -> None:
-    plan = planned(today=TODAY)
+    plan = planned(price_list=TODAY)
     sources = {region: (price["source"], price["read"]) for region, price in plan.request.prices.items()}
     today = ("Google's price list", "2026-11-21")
     assert sources == dict.fromkeys(("us-central1", "us-east1", "us-west1", "europe-west4"), today)
@@ -781,7 +780,7 @@ def test_todays_list_beats_the_table_region_by_region() -> None:
 
 
 def test_max_cost_is_a_bound_in_every_zone_of_the_list() -> None:
-    plan = planned(today=TODAY, max_cost_usd=0.5)
+    plan = planned(price_list=TODAY, max_cost_usd=0.5)
     assert {region_of(zone) for zone in plan.zones} == {"us-central1", "us-east1", "us-west1", "europe-west4"}
     # 0.5 / 0.710469 USD per hour are 2533.5 s, of which 300 around the limit.
     assert plan.limit_s == 2233
@@ -789,7 +788,7 @@ def test_max_cost_is_a_bound_in_every_zone_of_the_list() -> None:
 
 
 def test_what_the_list_lacks_is_the_tables() -> None:
-    plan = planned("l4", today=TODAY)
+    plan = planned("l4", price_list=TODAY)
     assert {(price["source"], price["read"]) for price in plan.request.prices.values()} == {
         ("Google Cloud's public catalog of mid-2026", "2026-07")
     }

@@ -1,24 +1,23 @@
 """From a plan to a running VM: the real client against the fake Compute Engine, on a clock of the test's own."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
-from launcher.backends.gcp import compute as border
 from launcher.backends.gcp import provision as provisioning
 from launcher.backends.gcp import refusals
 from launcher.backends.gcp.compute import Compute
 from launcher.backends.gcp.plan import Options, make_plan
 from launcher.backends.gcp.planned_vm import VmPlan
-from launcher.backends.gcp.provision import Provisioned, Scope, StrangerError, provision, reach, remove
-from launcher.backends.gcp.resources import OperationFault, QuotaFault
+from launcher.backends.gcp.provision import Scope, StrangerError, provision, reach, remove
+from launcher.backends.gcp.resources import OperationFault
 from launcher.backends.gcp.settings import Settings
-from launcher.protocol.backend import Tried
-from tests.launcher.backends.gcp.fake_compute import FakeCompute, plain_body
+from launcher.protocol.backend import Submitted, Tried
+from tests.launcher.backends.gcp.fake_compute import Clock, FakeCompute, plain_body
 from workload.contract.errors import ExitCode, InterruptedRunError, NoCapacityError, ToolError
 from workload.contract.spec import resolve
 from workload.storage.store import UnreachableError
@@ -36,39 +35,6 @@ A, B, C, F = (f"us-central1-{letter}" for letter in "abcf")
 EAST = "us-east1-c"
 
 
-class Clock:
-    """Time passes only while somebody sleeps; `on_sleep` is called with the new time."""
-
-    def __init__(self) -> None:
-        self.s = 1_800_000_000.0
-        self.on_sleep: Callable[[float], None] = lambda _: None
-
-    def now(self) -> float:
-        return self.s
-
-    def sleep(self, seconds: float) -> None:
-        self.s += seconds
-        self.on_sleep(self.s)
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCompute]:
-    with FakeCompute() as fake:
-        monkeypatch.setenv(refusals.ENDPOINT_VARIABLE, fake.url)
-        yield fake
-
-
-@pytest.fixture
-def compute(fake: FakeCompute, clock: Clock) -> Compute:
-    assert fake.url
-    return border.connect("test-project", sleep=clock.sleep, monotonic=clock.now)
-
-
 def plan_for(*zones: str, gpu: str = "t4", settings: Settings = SETTINGS, **options: Any) -> VmPlan:
     return make_plan(
         resolve({}, {}, None),
@@ -82,7 +48,7 @@ def plan_for(*zones: str, gpu: str = "t4", settings: Settings = SETTINGS, **opti
 
 def go(
     plan: VmPlan, compute: Compute, clock: Clock, *, budget_s: float = 600.0, events: list[str] | None = None
-) -> Provisioned:
+) -> Submitted:
     told = [] if events is None else events
     return provision(plan, compute, budget_s=budget_s, now=clock.now, sleep=clock.sleep, on_event=told.append)
 
@@ -99,13 +65,13 @@ def test_every_gpu_is_accepted(gpu: str, spot: bool, fake: FakeCompute, compute:
     machine = "a3-highgpu-8g" if gpu == "h100" and not spot else None
     plan = plan_for(gpu=gpu, spot=spot, machine_type=machine)
     got = go(plan, compute, clock)
-    assert (got.zone, got.instance.name, got.instance.status) == (plan.zones[0], plan.name, "RUNNING")
-    vm = fake.vm(got.instance.name)
+    assert (got.machines[0].zone, got.machines[0].name, got.machines[0].status) == (plan.zones[0], plan.name, "RUNNING")
+    vm = fake.vm(got.machines[0].name)
     assert (vm.spot, vm.machine_type) == (spot, plan.machine.name)
-    assert got.instance.deadline_s == fake.vm(plan.name).deadline_s
+    assert got.machines[0].deadline_s == fake.vm(plan.name).deadline_s
     # What the client sends is what the plan says, but for its own order of keys.
     body = fake.bodies[0]
-    assert body == plan.body(got.zone, request_id=got.instance.request_id)
+    assert body == plan.body(plan.zones[0], request_id=body["labels"]["rooflaunch-request"])
 
 
 def test_a_policy_ends_the_launch_with_the_option_that_cures_it(
@@ -135,7 +101,7 @@ def test_a_plain_launch_takes_five_calls(fake: FakeCompute, compute: Compute, cl
     events: list[str] = []
     got = go(plan_for(A), compute, clock, events=events)
     calls = {"projects.get": 1, "regions.get": 1, "instances.insert": 1, "zoneOperations.wait": 1, "instances.get": 1}
-    assert (got.tried, got.calls, len(fake.calls)) == ((), calls, 5)
+    assert (got.tried, compute.calls, len(fake.calls)) == ((), calls, 5)
     assert events == [f"{A}: asking for n1-standard-4 with T4 16 GB", f"{A}: the VM runs"]
 
 
@@ -148,7 +114,7 @@ def test_named_then_available_then_the_region_then_others(fake: FakeCompute, com
     # The regions that were tried are near from then on: their other zones come before a third region.
     tried = [A, C, "europe-west4-c", F, B, "europe-west4-a", "europe-west4-b"]
     assert inserts(fake) == [*tried, next(zone for zone in plan.zones if zone not in tried)]
-    assert [(each.zone, each.name) for each in fake.instances] == [(got.zone, NAME)]
+    assert [(each.zone, each.name) for each in fake.instances] == [(got.machines[0].zone, NAME)]
     assert [(each.zone, each.code) for each in got.tried][:2] == [
         (A, "ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS"),
         (C, "ZONE_RESOURCE_POOL_EXHAUSTED"),
@@ -157,7 +123,7 @@ def test_named_then_available_then_the_region_then_others(fake: FakeCompute, com
 
 def test_a_zone_that_only_the_cloud_knows_is_tried(fake: FakeCompute, compute: Compute, clock: Clock) -> None:
     fake.stockout_with_details(A, ["us-south1-a"])
-    assert go(plan_for(A), compute, clock).zone == "us-south1-a"
+    assert go(plan_for(A), compute, clock).machines[0].zone == "us-south1-a"
 
 
 @pytest.mark.parametrize(
@@ -235,7 +201,7 @@ def test_a_vm_of_a_week_takes_whichever_quota_is_left(
     fake.set_quota("us-central1", STANDARD, standard[0], usage=standard[1])
     fake.set_quota("us-central1", PREEMPTIBLE, preemptible[0], usage=preemptible[1])
     got = go(plan_for(A, B, EAST, spot=spot), compute, clock)
-    assert (inserts(fake), got.zone) == (([EAST], EAST) if refused else ([A], A))
+    assert (inserts(fake), got.machines[0].zone) == (([EAST], EAST) if refused else ([A], A))
     tried = Tried(zone="us-central1", code="QUOTA_EXCEEDED", message=refused, seconds=0.0)
     assert got.tried == ((tried,) if refused else ())
     # Each region once, though two of its zones were named.
@@ -251,7 +217,7 @@ def test_a_vm_that_stays_longer_takes_standard_quota(
     spot: bool, limit_s: int, zone: str, fake: FakeCompute, compute: Compute, clock: Clock
 ) -> None:
     fake.set_quota("us-central1", STANDARD, 0)
-    assert go(plan_for(A, EAST, spot=spot, max_run_time_s=limit_s), compute, clock).zone == zone
+    assert go(plan_for(A, EAST, spot=spot, max_run_time_s=limit_s), compute, clock).machines[0].zone == zone
 
 
 def test_a_new_project_is_told_at_once(fake: FakeCompute, compute: Compute, clock: Clock) -> None:
@@ -293,7 +259,7 @@ def test_an_unknown_quota_is_left_to_the_insert(
 ) -> None:
     fake.forget_quota(unknown)
     fake.set_quota("us-central1", STANDARD if unknown == PREEMPTIBLE else PREEMPTIBLE, 0)
-    assert go(plan_for(A), compute, clock).zone == A
+    assert go(plan_for(A), compute, clock).machines[0].zone == A
 
 
 # Faults of one insert.
@@ -302,7 +268,7 @@ def test_an_unknown_quota_is_left_to_the_insert(
 def test_a_conflict_with_our_own_insert_is_success(fake: FakeCompute, compute: Compute, clock: Clock) -> None:
     fake.conflict_on_retry(A)
     got = go(plan_for(A), compute, clock)
-    assert (got.zone, inserts(fake), got.tried) == (A, [A, A], ())
+    assert (got.machines[0].zone, inserts(fake), got.tried) == (A, [A, A], ())
     assert len(fake.all_vms) == 1
 
 
@@ -318,30 +284,29 @@ def test_a_conflict_with_another_vm_leaves_that_alone(fake: FakeCompute, compute
 def test_not_found_while_the_vm_lives(fake: FakeCompute, compute: Compute, clock: Clock) -> None:
     fake.not_found_but_lives(A)
     got = go(plan_for(A, B), compute, clock)
-    assert (got.zone, got.tried[0].code) == (B, "RESOURCE_NOT_FOUND")
+    assert (got.machines[0].zone, got.tried[0].code) == (B, "RESOURCE_NOT_FOUND")
     assert [(each.zone, each.name) for each in fake.instances] == [(B, NAME)]
     assert fake.count(f"DELETE .*{A}/instances/{NAME}") == 1
 
 
 def test_an_endless_operation_of_a_running_vm(fake: FakeCompute, compute: Compute, clock: Clock) -> None:
-    started_s = clock.s
     fake.endless_operation(A)
     got = go(plan_for(A), compute, clock)
-    assert (got.zone, got.instance.status, got.seconds) == (A, "RUNNING", 10.0)
-    assert clock.s - started_s == 10.0
+    assert (got.machines[0].zone, got.machines[0].status) == (A, "RUNNING")
+    assert clock.slept_s == 10.0
 
 
 def test_an_endless_operation_without_a_vm(fake: FakeCompute, compute: Compute, clock: Clock) -> None:
     fake.endless_operation(A, lives=False)
     got = go(plan_for(A, B), compute, clock)
-    assert (got.zone, got.tried[0].code) == (B, "TOOK_TOO_LONG")
+    assert (got.machines[0].zone, got.tried[0].code) == (B, "TOOK_TOO_LONG")
     assert [each.zone for each in fake.instances] == [B]
 
 
 def test_preempted_at_boot(fake: FakeCompute, compute: Compute, clock: Clock) -> None:
     fake.preempt_at_boot(A)
     got = go(plan_for(A, B, spot=True), compute, clock)
-    assert (got.zone, got.tried[0].code) == (B, "PREEMPTED")
+    assert (got.machines[0].zone, got.tried[0].code) == (B, "PREEMPTED")
     assert [each.zone for each in fake.instances] == [B]
 
 
@@ -371,11 +336,10 @@ def test_a_busy_service_is_asked_again(fake: FakeCompute, compute: Compute, cloc
 @pytest.mark.parametrize("status", [429, 503])
 def test_a_zone_that_stays_busy_is_exhausted(status: int, fake: FakeCompute, compute: Compute, clock: Clock) -> None:
     fake.burst(status, 1000, f"POST .*{A}/instances$")
-    started_s = clock.s
     got = go(plan_for(A, B), compute, clock)
-    assert (got.zone, got.tried[0].code) == (B, f"HTTP_{status}")
+    assert (got.machines[0].zone, got.tried[0].code) == (B, f"HTTP_{status}")
     # 30 s of asking again, and 9 s to see that none of these inserts was done after all.
-    assert clock.s - started_s <= 40
+    assert clock.slept_s <= 40
 
 
 def test_a_stockout_told_by_http_is_not_asked_again(fake: FakeCompute, compute: Compute, clock: Clock) -> None:
@@ -494,7 +458,7 @@ def test_an_insert_that_is_done_after_it_was_given_up(fake: FakeCompute, compute
             fake.add_vm(NAME, A)
 
     clock.on_sleep = arrive
-    assert go(plan_for(A, B), compute, clock).zone == B
+    assert go(plan_for(A, B), compute, clock).machines[0].zone == B
     assert ([each.zone for each in fake.all_vms], [each.zone for each in fake.instances]) == ([A, B], [B])
 
 
@@ -526,7 +490,6 @@ def test_a_vm_that_cannot_be_removed_ends_the_search(
     fake: FakeCompute, compute: Compute, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(provisioning, "PAUSE_S", 30.0)
-    started_s = clock.s
     fake.not_found_but_lives(A)
     fake.delete_fails(1000)
     with pytest.raises(ToolError) as caught:
@@ -536,7 +499,7 @@ def test_a_vm_that_cannot_be_removed_ends_the_search(
         f"hint: launch down {NAME}"
     )
     # It was tried for as long as a deletion may take, and not twice.
-    assert 180 <= clock.s - started_s < 240
+    assert 180 <= clock.slept_s < 240
     # Two VMs of one launch would write over each other's results.
     assert inserts(fake) == [A]
 
@@ -561,9 +524,8 @@ def test_a_vm_that_is_gone_takes_two_calls(fake: FakeCompute, compute: Compute, 
 def test_a_deletion_that_never_works_is_not_success(fake: FakeCompute, compute: Compute, clock: Clock) -> None:
     fake.add_vm(NAME, A)
     fake.delete_fails(1000)
-    started_s = clock.s
     assert not remove(compute, A, NAME, now=clock.now, sleep=clock.sleep, limit_s=60.0)
-    assert 60 <= clock.s - started_s < 70
+    assert 60 <= clock.slept_s < 70
 
 
 def test_no_permission_to_delete_is_told_at_once(fake: FakeCompute, compute: Compute, clock: Clock) -> None:
@@ -581,35 +543,34 @@ def test_no_permission_to_delete_is_told_at_once(fake: FakeCompute, compute: Com
 
 # The code table.
 
-REGIONAL = QuotaFault(metric="m", name="n", limit=0.0, dimensions={"region": "us-central1"})
-GLOBAL = QuotaFault(metric="m", name="n", limit=0.0, dimensions={"global": "global"})
+REGIONAL, GLOBAL = {"region": "us-central1"}, {"global": "global"}
 
 
 @pytest.mark.parametrize(
-    ("code", "message", "quota", "scope"),
+    ("code", "message", "dimensions", "scope"),
     [
-        ("ZONE_RESOURCE_POOL_EXHAUSTED", "", None, Scope.ZONE),
-        ("ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS", "", None, Scope.ZONE),
-        ("ZONE_RESOURCE_POOL_EXHAUSTED_OF_TOMORROW", "", None, Scope.ZONE),
-        ("VM_MIN_COUNT_NOT_REACHED", "", None, Scope.ZONE),
-        ("RESOURCE_NOT_FOUND", "The resource 'projects/p/zones/z/instances/n' was not found", None, Scope.ZONE),
-        ("RESOURCE_NOT_FOUND", "projects/p/regions/r/subnetworks/s was not found", None, Scope.REGION),
-        ("RESOURCE_NOT_FOUND", "projects/p/global/networks/n was not found", None, Scope.FATAL),
+        ("ZONE_RESOURCE_POOL_EXHAUSTED", "", {}, Scope.ZONE),
+        ("ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS", "", {}, Scope.ZONE),
+        ("ZONE_RESOURCE_POOL_EXHAUSTED_OF_TOMORROW", "", {}, Scope.ZONE),
+        ("VM_MIN_COUNT_NOT_REACHED", "", {}, Scope.ZONE),
+        ("RESOURCE_NOT_FOUND", "The resource 'projects/p/zones/z/instances/n' was not found", {}, Scope.ZONE),
+        ("RESOURCE_NOT_FOUND", "projects/p/regions/r/subnetworks/s was not found", {}, Scope.REGION),
+        ("RESOURCE_NOT_FOUND", "projects/p/global/networks/n was not found", {}, Scope.FATAL),
         ("QUOTA_EXCEEDED", "", REGIONAL, Scope.REGION),
         ("QUOTA_EXCEEDED", "", GLOBAL, Scope.PROJECT),
-        ("QUOTA_EXCEEDED", "Quota 'X' exceeded. Limit: 0.0 in region us-central1.", None, Scope.REGION),
-        ("QUOTA_EXCEEDED", "Quota 'X' exceeded. Limit: 0.0 globally.", None, Scope.PROJECT),
-        ("INTERNAL_ERROR", "", None, Scope.FATAL),
-        ("", "", None, Scope.FATAL),
+        ("QUOTA_EXCEEDED", "Quota 'X' exceeded. Limit: 0.0 in region us-central1.", {}, Scope.REGION),
+        ("QUOTA_EXCEEDED", "Quota 'X' exceeded. Limit: 0.0 globally.", {}, Scope.PROJECT),
+        ("INTERNAL_ERROR", "", {}, Scope.FATAL),
+        ("", "", {}, Scope.FATAL),
     ],
 )
-def test_how_far_a_code_reaches(code: str, message: str, quota: QuotaFault | None, scope: Scope) -> None:
-    assert reach([OperationFault(code=code, message=message, quota=quota)]) is scope
+def test_how_far_a_code_reaches(code: str, message: str, dimensions: dict[str, str], scope: Scope) -> None:
+    assert reach([OperationFault(code=code, message=message, quota_dimensions=dimensions)]) is scope
 
 
 def test_the_widest_of_several_errors_counts() -> None:
     stockout = OperationFault(code="ZONE_RESOURCE_POOL_EXHAUSTED", message="")
-    quota = OperationFault(code="QUOTA_EXCEEDED", message="", quota=REGIONAL)
+    quota = OperationFault(code="QUOTA_EXCEEDED", message="", quota_dimensions=REGIONAL)
     assert reach([stockout, quota]) is Scope.REGION
     assert reach([quota, OperationFault(code="NEW", message="")]) is Scope.FATAL
 

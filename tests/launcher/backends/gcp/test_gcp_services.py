@@ -5,6 +5,7 @@ import requests
 from google.auth import exceptions as auth
 
 from launcher.backends.gcp import services
+from launcher.backends.gcp.refusals import DeniedError
 from launcher.backends.gcp.services import DisabledError, ForbiddenError, Services
 from tests.launcher.backends.gcp.fake_rest import (
     ACCOUNT,
@@ -154,7 +155,7 @@ def test_roles_and_what_they_allow(rest: FakeRest, asked: Services) -> None:
         ),
         (
             auth.RefreshError("Reauthentication is needed."),
-            ToolError,
+            DeniedError,
             "no usable credentials for Google Cloud: Reauthentication is needed.",
             "gcloud auth application-default login",
         ),

@@ -6,24 +6,19 @@ from typing import Any
 
 import pytest
 
-from launcher.backends.gcp import gpus, skus
-from launcher.backends.gcp.skus import PriceList, Sku
+from launcher.backends.gcp import gpus
+from launcher.backends.gcp.price_list import Sku
 from launcher.protocol.records import Price
-from tests.launcher.backends.gcp.price_list import ADDRESS, CORE, DISK, GPU, GPU_SPOT, RAM, SKUS, sku
+from tests.launcher.backends.gcp.canned_prices import ADDRESS, CORE, DISK, GPU, GPU_SPOT, RAM, SKUS, price_list_of, sku
 
 T4 = gpus.require("t4")
 MACHINE = T4.machine_types["n1-standard-4"]
 HERE, THERE = "us-central1", "europe-west4"
 
 
-def list_of(documents: Any) -> PriceList:
-    parts = skus.all_parts(gpus.load().values())
-    return PriceList(skus=tuple(skus.wanted(documents, parts)), read="2026-11-21")
-
-
 def price(documents: Any, *, region: str = HERE, spot: bool = False, count: int = 1, **beside: Any) -> Price | None:
     beside = {"disk_gb": 100, "external_ip": True, **beside}
-    return list_of(documents).price(T4, MACHINE, count, region, spot=spot, **beside)
+    return price_list_of(documents).price(T4, MACHINE, count, region, spot=spot, **beside)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +77,7 @@ def test_a_spot_price_above_the_usual_one_is_bad_data() -> None:
 def test_what_is_not_made_of_skus_here_has_no_price() -> None:
     """Machines with local disks of their own, and the 80 GB A100, whose name has that of the other in it."""
     there = sku("0020", "Nvidia Tesla A100 80GB GPU running in Americas", 3.9, group="GPU")
-    found = list_of([*SKUS, there])
+    found = price_list_of([*SKUS, there])
     for name in ("a100-80gb", "h100", "h200"):
         gpu = gpus.require(name)
         machine = gpu.machine_types[gpu.default_machine_type]
@@ -91,7 +86,7 @@ def test_what_is_not_made_of_skus_here_has_no_price() -> None:
 
 
 def test_a_row_has_both_prices_or_the_one_that_is_known() -> None:
-    here, there = (list_of(SKUS).listed(T4, MACHINE, 1, region) for region in (HERE, THERE))
+    here, there = (price_list_of(SKUS).listed(T4, MACHINE, 1, region) for region in (HERE, THERE))
     assert here is not None
     assert there is not None
     assert (here.usd_per_h, here.usd_per_h_spot) == (pytest.approx(0.539999), pytest.approx(0.273))
@@ -151,7 +146,7 @@ def test_of_a_timeline_the_last_price_counts() -> None:
 
 
 def test_only_what_is_a_part_of_a_price_is_kept() -> None:
-    kept = list_of(SKUS).skus
+    kept = price_list_of(SKUS).skus
     assert all(isinstance(each, Sku) for each in kept)
     assert {each.sku_id for each in kept}.isdisjoint(f"00{number}" for number in range(10, 19))
     assert len(kept) == 14

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from launcher.backends.gcp import gpus, vm_images
+from launcher.backends.gcp import gpus
 from launcher.backends.gcp.gpus import Driver, VmImage
-from launcher.backends.gcp.plan import Options, make_plan
+from launcher.backends.gcp.plan import Options, find_image, make_plan
 from launcher.backends.gcp.planned_vm import VmPlan
 from launcher.backends.gcp.refusals import DeniedError
 from launcher.backends.gcp.settings import resolve_settings
@@ -211,7 +211,7 @@ def test_every_gpu_has_images_to_fall_back_on() -> None:
 
 def test_a_family_becomes_its_newest_image() -> None:
     plan, project = planned(), Project()
-    image, notes = vm_images.resolve(plan.vm_images, project, is_named=False)
+    image, notes = find_image(plan.vm_images, project, is_named=False)
     plan = plan.on_image(image, notes)
     newest = "ubuntu-accelerator-2204-amd64-with-nvidia-580-v20261101"
     assert source_of(plan) == plan.request.options["vm_image"]
@@ -223,7 +223,7 @@ def test_a_renamed_family_is_told_and_the_next_one_taken() -> None:
     plan = planned()
     usual = plan.request
     first, second, third, last = plan.vm_images
-    image, notes = vm_images.resolve(plan.vm_images, Project(first.name, second.name, third.name), is_named=False)
+    image, notes = find_image(plan.vm_images, Project(first.name, second.name, third.name), is_named=False)
     plan = plan.on_image(image, notes)
     assert plan.request.options["vm_image"] == f"projects/{last.project}/global/images/{last.name}-v20261101"
     assert (plan.driver, plan.metadata()["rooflaunch-driver"]) == (Driver.INSTALL, "install")
@@ -240,7 +240,7 @@ def test_a_renamed_family_is_told_and_the_next_one_taken() -> None:
 def test_no_family_is_left() -> None:
     images = gpus.require("v100").vm_images
     with pytest.raises(ToolError) as caught:
-        vm_images.resolve(images, Project(*(image.name for image in images)), is_named=False)
+        find_image(images, Project(*(image.name for image in images)), is_named=False)
     assert caught.value.report() == (
         "error: no VM image is left, because none of these families exists any more: "
         "ubuntu-os-cloud/ubuntu-2404-lts-amd64, debian-cloud/debian-12\nhint: --vm-image PROJECT/FAMILY "
@@ -252,7 +252,7 @@ def test_no_family_is_left() -> None:
 
 def test_a_named_family_that_is_not_there() -> None:
     with pytest.raises(UsageError) as caught:
-        vm_images.resolve(planned(vm_image="my-project/own").vm_images, Project("own"), is_named=True)
+        find_image(planned(vm_image="my-project/own").vm_images, Project("own"), is_named=True)
     assert caught.value.report() == (
         "error: --vm-image: there is no image family 'own' in project 'my-project'\n"
         "hint: gcloud compute images list --project my-project --no-standard-images"
@@ -262,16 +262,16 @@ def test_a_named_family_that_is_not_there() -> None:
 def test_an_image_is_not_looked_up() -> None:
     project = Project()
     image = VmImage(project="my-project", name="own-1", is_family=False)
-    assert vm_images.resolve([image], project, is_named=True) == (image, ())
+    assert find_image([image], project, is_named=True) == (image, ())
     assert project.asked == []
 
 
 def test_a_family_that_we_may_not_see_is_left_to_the_insert() -> None:
     image = VmImage(project="other-project", name="own")
     error = DeniedError("no permission in project", hint="ask")
-    assert vm_images.resolve([image], Project(error=error), is_named=True) == (
+    assert find_image([image], Project(error=error), is_named=True) == (
         image,
         ("VM image other-project/own could not be looked up: no permission in project",),
     )
     with pytest.raises(UnreachableError):
-        vm_images.resolve([image], Project(error=UnreachableError("no network", hint="wait")), is_named=True)
+        find_image([image], Project(error=UnreachableError("no network", hint="wait")), is_named=True)

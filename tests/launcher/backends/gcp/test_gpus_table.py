@@ -3,9 +3,8 @@ import json
 
 import pytest
 
-from launcher.backends.gcp import gpus, gpus_table, skus
-from launcher.backends.gcp.skus import PriceList
-from tests.launcher.backends.gcp.price_list import SKUS
+from launcher.backends.gcp import gpus, gpus_table
+from tests.launcher.backends.gcp.canned_prices import TODAY
 from workload.contract import peaks
 from workload.contract.tables import TableFormat
 
@@ -30,9 +29,8 @@ def test_the_table_for_people() -> None:
 
 
 def test_todays_list_replaces_what_it_has_of_the_table() -> None:
-    parts = skus.all_parts(gpus.load().values())
-    today = PriceList(skus=tuple(skus.wanted(SKUS, parts)), read="2026-11-21")
-    rows = [row for row in json.loads(gpus_table.render(TableFormat.JSON, today=today)) if row["gpu"] in ("t4", "l4")]
+    document = json.loads(gpus_table.render(TableFormat.JSON, price_list=TODAY))
+    rows = [row for row in document if row["gpu"] in ("t4", "l4")]
     told = [(row["machine_type"], row["usd_per_h"], row["usd_per_h_spot"], row["read"]) for row in rows]
     assert told == [
         ("n1-standard-4", pytest.approx(0.539999), pytest.approx(0.273), "2026-11-21"),
@@ -40,7 +38,9 @@ def test_todays_list_replaces_what_it_has_of_the_table() -> None:
         ("g2-standard-4", 0.707, 0.361, "2026-07"),
         ("g2-standard-8", 0.854, 0.436, "2026-07"),
     ]
-    assert "\nas of 2026-11-21: Google's price list\n" in gpus_table.render(TableFormat.TABLE, wide=True, today=today)
+    assert "\nas of 2026-11-21: Google's price list\n" in gpus_table.render(
+        TableFormat.TABLE, wide=True, price_list=TODAY
+    )
 
 
 def test_every_source_is_named_with_its_date() -> None:

@@ -162,7 +162,7 @@ def test_what_is_there(machine: sshd.Machine, machines: SshMachines, where: Wher
 
 
 @pytest.mark.parametrize(
-    "path", ["launcher/backends/ssh/remote.py", "launcher/backends/ssh/keeper.py", "workload/storage/ssh_far.py"]
+    "path", ["launcher/backends/ssh/remote.py", "launcher/backends/ssh/keeper.py", "workload/storage/ssh_remote.py"]
 )
 def test_what_runs_there_needs_python_3_8_alone(path: str) -> None:
     text = (ROOT / path).read_bytes().decode("ascii")

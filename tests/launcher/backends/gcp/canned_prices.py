@@ -6,6 +6,8 @@ https://cloud.google.com/billing/docs/reference/rest/v1/services.skus/list
 from collections.abc import Sequence
 from typing import Any
 
+from launcher.backends.gcp.price_list import PriceList, needed_skus
+
 AMERICAS = ("us-central1", "us-east1", "us-west1")
 
 
@@ -109,3 +111,10 @@ SKUS: list[dict[str, Any]] = [
     sku("0018", "Static Ip Charge", 0.01, **NETWORK),
     sku("0019", "Nvidia Tesla T4 GPU running in Mars", 9.0, group="GPU", regions=["mars-west1"]),
 ]
+
+
+def price_list_of(documents: Any) -> PriceList:
+    return PriceList(skus=tuple(needed_skus(documents)), read="2026-11-21")
+
+
+TODAY = price_list_of(SKUS)

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from workload.contract.errors import UsageError
-from workload.storage.source import FetchSource, parse_source
+from workload.storage.address import FetchSource, parse_source
 
 RUN = "20261121T142530Z-local-cpu-resnet18-b16-fp32-0000aa"
 

@@ -1,19 +1,33 @@
-"""Google's price list: the SKUs that make up the price of a VM. Pure.
+"""Google's price list: the SKUs that make up the price of a VM, as Cloud Billing lists them today.
 
 A SKU is matched by its whole description, its group, its kind of use, its unit and its regions, as SkyPilot's and
 Cyclenerd's collectors of the same list do. If none or two different ones fit, the price is unknown, never guessed.
 Form: https://cloud.google.com/billing/docs/reference/rest/v1/services.skus/list
+
+Prices never delay a launch: after a few seconds the launch goes on without them, and the answer serves the next launch.
+The list is kept for a day in the cache folder. Any user of a project with the Cloud Billing API may read it; no role is
+needed. google.auth and requests are imported inside functions only.
 """
 
+import json
 import math
+import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
+from launcher.backends.gcp import gpus, refusals, services
 from launcher.backends.gcp.gpus import GpuOffer, MachineType
+from launcher.backends.gcp.services import Services
 from launcher.protocol.records import Price
-from workload.contract.prices import Listed, disk_usd_per_h
+from workload.contract.errors import RooflaunchError
+from workload.contract.files import replace_text
+from workload.contract.prices import VmPrice, disk_usd_per_h
 
 SOURCE = "Google's price list"
 ON_DEMAND, PREEMPTIBLE = "OnDemand", "Preemptible"
@@ -21,6 +35,12 @@ PER_H, GB_PER_H, GB_PER_MONTH = "h", "GiBy.h", "GiBy.mo"
 EVERYWHERE = "global"
 # Kinds of disk that a launch makes and that are a single SKU. A Hyperdisk is also charged by its speed.
 DISKS = {"pd-balanced": "Balanced PD Capacity"}
+ENDPOINT_VARIABLE = "ROOFLAUNCH_BILLING_ENDPOINT"
+# Longest wait of a launch. The whole list has some 40,000 SKUs, 5,000 to a page.
+WAIT_S = 4.0
+MAX_AGE_S = 24 * 3600.0
+CACHE_SCHEMA = 1
+MAX_CACHE_BYTES = 4_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,12 +119,12 @@ class PriceList:
             address_usd_per_h=address,
         )
 
-    def listed(self, gpu: GpuOffer, machine: MachineType, count: int, region: str) -> Listed | None:
+    def listed(self, gpu: GpuOffer, machine: MachineType, count: int, region: str) -> VmPrice | None:
         """Row of a price table; None if neither the usual nor the spot price is known."""
         usual, spot = (self.vm_usd_per_h(gpu, machine, count, region, spot=each) for each in (False, True))
         if usual is None and spot is None:
             return None
-        return Listed(
+        return VmPrice(
             machine_type=machine.name,
             gpu=gpu.device,
             gpus=count,
@@ -161,21 +181,12 @@ def address_part(*, spot: bool) -> PricedPart:
     return PricedPart(text=f"External IP Charge on a {kind} VM", groups={"IpAddress"}, usage=ON_DEMAND, unit=PER_H)
 
 
-def all_parts(gpus: Iterable[GpuOffer]) -> tuple[PricedPart, ...]:
-    """All parts that prices are made of, for filtering the whole list."""
-    vms = [
-        part
-        for gpu in gpus
-        if gpu.sku and gpu.series
-        for spot in (False, True)
-        for part in vm_parts(gpu.sku, gpu.series, spot=spot)
-    ]
-    beside = [*map(disk_part, DISKS), *(address_part(spot=spot) for spot in (False, True))]
-    return (*vms, *beside)
-
-
-def wanted(documents: Iterable[Any], parts: Sequence[PricedPart]) -> Iterator[Sku]:
-    """SKUs that count into some price. `documents`: the list as answered; entries of another form are skipped."""
+def needed_skus(documents: Iterable[Any]) -> Iterator[Sku]:
+    """SKUs that count into some price of our GPUs. `documents`: the list as answered; malformed entries are skipped."""
+    parts = [*map(disk_part, DISKS), *(address_part(spot=spot) for spot in (False, True))]
+    for gpu in gpus.load().values():
+        if gpu.sku and gpu.series:
+            parts += [part for spot in (False, True) for part in vm_parts(gpu.sku, gpu.series, spot=spot)]
     for document in documents:
         sku = _sku(document)
         if sku and any(part.fits(sku) for part in parts):
@@ -208,3 +219,94 @@ def _usd(money: Mapping[str, Any]) -> float:
     if money.get("currencyCode", "USD") != "USD":
         raise ValueError("not in USD")
     return int(money.get("units") or 0) + int(money.get("nanos") or 0) / 1e9
+
+
+@dataclass(frozen=True, kw_only=True)
+class PriceLookup:
+    """Today's price list; or `why` there is none, and a `hint`."""
+
+    prices: PriceList | None = None
+    why: str = ""
+    hint: str = ""
+
+
+def cached(now_s: float) -> PriceLookup:
+    """Price list that was read within a day, without any request; empty if there is none."""
+    with suppress(OSError, ValueError, TypeError, LookupError):
+        path = _cache_file()
+        if path.stat().st_size <= MAX_CACHE_BYTES:
+            document = json.loads(path.read_bytes())
+            age_s = now_s - float(document["read_s"])
+            if document["schema"] == CACHE_SCHEMA and 0 <= age_s <= MAX_AGE_S:
+                return PriceLookup(prices=_price_list([_kept(row) for row in document["skus"]], document["read_s"]))
+    return PriceLookup()
+
+
+def current(
+    project: str,
+    *,
+    now_s: float,
+    wait_s: float = WAIT_S,
+    connect: Callable[[str], Services] | None = None,
+) -> PriceLookup:
+    """Today's list: cached, or requested and waited for up to `wait_s` seconds.
+
+    A later answer is kept for the next launch.
+    """
+    known = cached(now_s)
+    if known.prices:
+        return known
+    answers: list[PriceLookup] = []
+    asking = threading.Thread(
+        target=lambda: answers.append(_ask(project, now_s, connect or connected)), daemon=True, name="prices"
+    )
+    asking.start()
+    asking.join(wait_s)
+    return answers[0] if answers else PriceLookup(why=f"Google's price list did not arrive within {wait_s:g} s")
+
+
+def connected(project: str) -> Services:
+    """Connection to Google's own service, or without credentials to the address in the variable."""
+    if not os.environ.get(ENDPOINT_VARIABLE):
+        return services.connect(project)
+    import requests  # noqa: PLC0415 - see the module
+
+    session: Any = requests.Session()
+    return Services(project, session)
+
+
+def _ask(project: str, now_s: float, connect: Callable[[str], Services]) -> PriceLookup:
+    endpoint = os.environ.get(ENDPOINT_VARIABLE)
+    if not endpoint and os.environ.get(refusals.ENDPOINT_VARIABLE):
+        return PriceLookup(why=f"{refusals.ENDPOINT_VARIABLE} is set, so Google's price list is not used")
+    try:
+        skus = list(needed_skus(connect(project).compute_skus(endpoint or services.BILLING)))
+    except RooflaunchError as error:
+        return PriceLookup(why=str(error), hint=error.hint)
+    if not skus:
+        return PriceLookup(why="Google's price list has no SKU of the kinds that are known here")
+    _keep(skus, now_s)
+    return PriceLookup(prices=_price_list(skus, now_s))
+
+
+def _price_list(skus: list[Sku], read_s: float) -> PriceList:
+    return PriceList(skus=tuple(skus), read=f"{datetime.fromtimestamp(read_s, UTC):%Y-%m-%d}")
+
+
+def _cache_file() -> Path:
+    folder = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(folder) / "rooflaunch" / "gcp-prices.json"
+
+
+def _keep(skus: list[Sku], now_s: float) -> None:
+    """Write the list to the cache, as a whole or not at all. A folder that cannot be written is no error."""
+    content = json.dumps({"schema": CACHE_SCHEMA, "read_s": now_s, "skus": [asdict(sku) for sku in skus]})
+    with suppress(OSError, RuntimeError):
+        path = _cache_file()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_text(path, content, shared=True, durable=False)
+
+
+def _kept(row: dict[str, Any]) -> Sku:
+    texts = {item.name: str(row[item.name]) for item in fields(Sku) if item.name not in ("regions", "usd")}
+    return Sku(**texts, regions=tuple(map(str, row["regions"])), usd=float(row["usd"]))

@@ -2,7 +2,7 @@
 
 Python 3.8 or newer, standard library only. Files are written as in `workload/storage/folder.py`: under a temporary
 name, flushed, and then given their name, so that nobody sees half an object. Symbolic links below the folder are not
-followed.
+followed. `folder.py` imports what both halves share.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from typing import Any, BinaryIO
 
 TEMPORARY = re.compile(r"\.rooflaunch-[0-9a-f]{16}\.(tmp|claim)")
 BLOCK_BYTES = 1 << 18
-# Error numbers of file systems without hard links.
+# Error numbers of file systems without hard links (FAT, some network and FUSE mounts).
 NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
-# A link that was created after the check is not followed, and opening a FIFO does not wait for its writer.
-OPEN_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
-NEW_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+# A link that was created after the check is not followed, and opening a FIFO does not wait for its writer. A system
+# without a flag (Windows) omits it.
+OPEN_FLAGS = os.O_RDONLY | sum(getattr(os, flag, 0) for flag in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
+NEW_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | sum(getattr(os, flag, 0) for flag in ("O_CLOEXEC", "O_BINARY"))
 
 
 class UnsafeError(Exception):
@@ -70,12 +71,7 @@ def listed(root: Path, prefix: str) -> Iterator[tuple[str, int, str, str]]:
 
 def walk(folder: Path, before: str, start: str = "") -> Iterator[tuple[str, int, str, str]]:
     """Files of a folder whose path inside it begins with `start`, as in `listed`; `before`: prefix of their names."""
-    try:
-        with os.scandir(folder) as scan:
-            entries = list(scan)
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    for entry in entries:
+    for entry in entries(folder):
         name = before + entry.name
         if not entry.name.startswith(start) or TEMPORARY.fullmatch(entry.name):
             continue
@@ -89,8 +85,17 @@ def walk(folder: Path, before: str, start: str = "") -> Iterator[tuple[str, int,
                 yield name, 0, "", "a symbolic link" if entry.is_symlink() else "not a regular file"
         except FileNotFoundError:
             continue  # removed after its folder was read
-        except PermissionError:
-            yield name, 0, "", "no permission to read it"
+        except PermissionError as error:
+            yield name, 0, "", f"no permission to read it: {error.strerror}"
+
+
+def entries(folder: Path) -> list[os.DirEntry[str]]:
+    """Entries of a folder; empty if it does not exist."""
+    try:
+        with os.scandir(folder) as scan:
+            return list(scan)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 def version(facts: os.stat_result) -> str:
@@ -171,12 +176,12 @@ def give_name(temporary: Path, path: Path) -> bool:
     return True
 
 
-def is_same(one: Path, other: Path) -> bool:
+def is_same(path: Path, other: Path) -> bool:
     """Whether two files have the same content."""
-    with one.open("rb") as first, other.open("rb") as second:
+    with path.open("rb") as file, other.open("rb") as other_file:
         while True:
-            block = first.read(BLOCK_BYTES)
-            if block != second.read(BLOCK_BYTES):
+            block = file.read(BLOCK_BYTES)
+            if block != other_file.read(BLOCK_BYTES):
                 return False
             if not block:
                 return True

@@ -1,0 +1,156 @@
+"""The image of a launch: built, pushed and named by digest, for the architecture of the VMs."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from launcher.backends.gcp import backend
+from launcher.docker_engine import EngineEvent, Image
+from launcher.images import build as building
+from launcher.images import contents
+from tests.launcher.backends.gcp.canned_cloud import IMAGE, SETTINGS, Clouds
+from tests.launcher.backends.gcp.command_world import GCP, NOWHERE, Launch, World, no_docker, world_of
+from workload.contract.errors import ToolError
+
+
+@pytest.fixture(autouse=True)
+def no_git(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commit is part of an image's name, and asks git."""
+    monkeypatch.setattr(contents, "current_commit", lambda: "")
+
+
+class Docker:
+    """The part of an engine that `launch gcp` asks; holds one image, and pushes it."""
+
+    def __init__(self, *, holds: bool, denied: str = "") -> None:
+        recipe = contents.make_recipe(contents.require_flavour("cuda"))
+        labels = {contents.FLAVOUR_LABEL: "cuda", contents.INPUTS_LABEL: recipe.inputs}
+        plain: dict[str, Any] = {"id": "sha256:1", "reference": "", "size_bytes": 1, "created": "", "labels": labels}
+        own = Image(tags=("rooflaunch:cuda-ffffffffffff",), architecture="arm64", **plain)
+        for_vms = Image(tags=("rooflaunch:cuda-0123456789ab",), architecture="amd64", **plain)
+        self.held = [own, for_vms] if holds else [own]
+        self.architecture = "arm64"
+        self.denied = denied
+        self.tagged: list[tuple[str, str]] = []
+
+    def image(self, name: str) -> Image | None:
+        assert name.startswith("debian:") or "/" in name or ":" in name
+        return None
+
+    def images(self, labels: dict[str, str]) -> list[Image]:
+        return [each for each in self.held if each.labels == labels]
+
+    def tag(self, image: str, name: str) -> None:
+        self.tagged.append((image, name))
+
+    def push(self, name: str) -> list[EngineEvent]:
+        assert name == self.tagged[-1][1]
+        return (
+            [EngineEvent(error=self.denied)]
+            if self.denied
+            else [EngineEvent(text="pushed"), EngineEvent(digest="sha256:" + "a" * 64)]
+        )
+
+    def registry_digest(self, name: str) -> str:
+        assert name == "host:5000/trainer:cuda"
+        return "sha256:" + "b" * 64
+
+
+def reference(world: World, image: str | None, repository: str = SETTINGS.repository) -> str:
+    return backend.by_digest(world.engine, image) if image else backend.pushed_image(world.engine(), "cuda", repository)
+
+
+@dataclass
+class Registry:
+    """The part of an engine that asks a registry what it has an image for."""
+
+    platforms: frozenset[str]
+
+    def registry_platforms(self, name: str) -> frozenset[str]:
+        assert name == IMAGE
+        return self.platforms
+
+
+UNCHECKED = "whether the image is one for linux/amd64 is not checked: "
+
+
+@pytest.mark.parametrize(
+    ("platforms", "notes"),
+    [
+        ({"linux/amd64"}, ()),
+        ({"linux/amd64", "linux/arm64"}, ()),
+        (set(), (f"{UNCHECKED}its registry does not say",)),
+    ],
+)
+def test_an_image_of_the_vms_architecture(platforms: set[str], notes: tuple[str, ...]) -> None:
+    engine: Any = Registry(frozenset(platforms))
+    assert backend._architecture_notes(lambda: engine, IMAGE) == notes
+
+
+@pytest.mark.world
+def test_an_image_that_no_vm_runs_is_refused_before_one_is_rented(launch: Launch, clouds: Clouds) -> None:
+    engine: Any = Registry(frozenset({"linux/arm64"}))
+    with clouds() as cloud:
+        assert launch(world_of(cloud, engine=lambda: engine), *GCP).error(2) == (
+            f"error: '{IMAGE}' is an image for linux/arm64; the VMs are linux/amd64\nhint: --image with an "
+            "image for linux/amd64, as `launch build --push` makes it\n"
+        )
+        assert cloud.fake.all_vms == []
+        assert f"note       {UNCHECKED}no Docker engine: " in launch(world_of(cloud), *GCP).error(0)
+
+
+def with_docker(docker: Docker) -> World:
+    engine: Any = docker
+    return replace(NOWHERE, engine=lambda: engine)
+
+
+def test_the_image_for_this_code_is_pushed_and_run_by_digest() -> None:
+    docker = Docker(holds=True)
+    assert reference(with_docker(docker), None) == f"{SETTINGS.repository}@sha256:{'a' * 64}"
+    assert docker.tagged == [("sha256:1", f"{SETTINGS.repository}:cuda-0123456789ab")]
+
+
+def test_an_image_that_is_not_there_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    docker = Docker(holds=False)
+    made, asked = Docker(holds=True).held[1], []
+
+    def build(_: object, recipe: contents.Recipe) -> building.Built:
+        asked.append(recipe.platform)
+        return building.held(recipe, made)
+
+    monkeypatch.setattr("launcher.images.build.build", build)
+    assert reference(with_docker(docker), None) == f"{SETTINGS.repository}@sha256:{'a' * 64}"
+    assert asked == ["linux/amd64"], "the image of this machine is none for a VM"
+
+
+@pytest.mark.parametrize(
+    ("repository", "hint"),
+    [
+        (
+            SETTINGS.repository,
+            "gcloud auth configure-docker us-central1-docker.pkg.dev, then run the same command again",
+        ),
+        ("host:5000/trainer", "docker login, then launch build --push again"),
+    ],
+    ids=["artifact registry", "another"],
+)
+def test_a_push_that_is_denied_says_how_to_log_in(repository: str, hint: str) -> None:
+    with pytest.raises(ToolError) as raised:
+        reference(with_docker(Docker(holds=True, denied="denied: no")), None, repository)
+    assert raised.value.report() == (
+        f"error: '{repository}:cuda-0123456789ab' was not pushed: denied: no\nhint: {hint}"
+    )
+
+
+def test_a_tag_is_looked_up_and_a_digest_taken_as_it_is() -> None:
+    assert reference(NOWHERE, IMAGE) == IMAGE
+    docker = with_docker(Docker(holds=False))
+    assert reference(docker, "host:5000/trainer:cuda") == f"host:5000/trainer@sha256:{'b' * 64}"
+    with pytest.raises(ToolError) as raised:
+        reference(replace(NOWHERE, engine=no_docker), "host:5000/trainer:cuda")
+    assert raised.value.report() == (
+        "error: --image needs a digest, but the digest of the tag 'host:5000/trainer:cuda' cannot be found: "
+        "no Docker engine: /var/run/docker.sock does not exist\nhint: --image HOST/NAME@sha256:…, as "
+        "`launch build --push` prints it"
+    )

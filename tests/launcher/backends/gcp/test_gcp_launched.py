@@ -1,0 +1,318 @@
+"""`status`, `logs`, `down` and `reap` of a launch as they are typed, in outages too, and on a clock that is off."""
+
+import json
+import re
+from datetime import datetime
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+import pytest
+
+from launcher.jobs.launches import LaunchState
+from launcher.protocol.records import LaunchPhase, log_object, request_object, result_object, status_object
+from tests.launcher.backends.gcp.canned_cloud import ZONE, Clouds
+from tests.launcher.backends.gcp.canned_vm import Fault
+from tests.launcher.backends.gcp.command_world import AT_HOME, GCP, NAME, Launch, world_of
+from workload.contract.errors import ToolError
+
+NOTHING_LEFT = "no machine or disk of a launch is stopped or past its limit in my-project\n"
+
+
+@pytest.mark.world
+def test_detached_then_status_logs_and_down(launch: Launch, clouds: Clouds) -> None:
+    with clouds(fault=Fault.STOPS_BEATING) as cloud:
+        world = world_of(cloud)
+        name = NAME.findall(launch(world, *GCP, "--detach").output())[0]
+        assert cloud.vm.started.wait(60)
+
+        line = next(each for each in launch(world, "status", *AT_HOME).output().splitlines() if each.startswith(name))
+        assert line.split()[:4] == [name, "t4", ZONE, "running"]
+        assert f"next       launch down {name}" in launch(world, "status", name[-6:], *AT_HOME).output()
+        told = launch(world, "status", name, "--format", "json", *AT_HOME).json()
+        assert (told["name"], told["state"], told["vm"], told["zone"]) == (name, "running", "RUNNING", ZONE)
+
+        assert "rooflaunch: phase booted" in launch(world, "logs", name, *AT_HOME).output()
+        piece = json.loads(launch(world, "logs", name, "--format", "json", *AT_HOME).output().splitlines()[0])
+        assert (piece["launch"], piece["source"]) == (name, "serial port")
+
+        assert launch(world, "down", name[-6:], *AT_HOME).output() == f"VM {name} in {ZONE} is gone\n"
+        assert cloud.fake.instances == []
+        assert launch(world, "down", name, *AT_HOME).error(0) == f"'{name}' has no VM: it is gone already\n"
+        told = launch(world, "status", name, "--format", "json", *AT_HOME).json()
+        assert (told["state"], told["why"]) == ("failed", "its VM was removed by `launch down`")
+
+
+@pytest.mark.world
+def test_logs_follow_to_the_end(launch: Launch, clouds: Clouds) -> None:
+    with clouds() as cloud:
+        world = world_of(cloud)
+        name = NAME.findall(launch(world, *GCP, "--detach").output())[0]
+        lines = launch(world, "logs", name, "-f", *AT_HOME).output().splitlines()
+        assert [line.split()[2] for line in lines if line.startswith("rooflaunch: phase")] == [
+            phase for phase in LaunchPhase if phase is not LaunchPhase.REQUESTED and not phase.startswith("profile")
+        ]
+        assert lines[-1] == "uploaded", "what only the log has comes last, and nothing twice"
+        assert launch(world, "logs", name, "--format", "json", *AT_HOME).json()["source"] == "startup.log"
+        run_id = cloud.result(name).runs[0]
+        assert "rooflaunch: phase booted" in launch(world, "logs", run_id, *AT_HOME).output()
+
+
+@pytest.mark.world
+def test_a_log_cannot_drive_the_terminal(launch: Launch, clouds: Clouds) -> None:
+    with clouds() as cloud:
+        plan = cloud.plan()
+        cloud.run(plan)
+        cloud.bucket.write(log_object(plan.name), b"one\r\n\x1b[2J\x1b]0;title\x07two\tthree\n\xff\n")
+        assert launch(world_of(cloud), "logs", plan.name, *AT_HOME).output() == "one\n[2J]0;titletwo\tthree\n\ufffd\n"
+
+
+@pytest.mark.world
+def test_no_record_of_others_is_a_traceback_in_any_command(launch: Launch, clouds: Clouds) -> None:
+    """A request of nonsense, a status of three megabytes, and a result with escape codes and an option for a run."""
+    with clouds(fault=Fault.SILENT) as cloud:
+        plan = cloud.plan()
+        cloud.run(plan, detach=True)
+        name, world = plan.name, world_of(cloud)
+        first, hostile = {"schema_version": 1, "name": name, "limit_s": 1e308}, {"schema_version": 1, "runs": ["-rf"]}
+        hostile |= {"exit_code": 0, "zone": ZONE, "phases": {}, "ended_at": "\x1b[2J"}
+        records = {
+            request_object(name): (json.dumps(first).encode(), "request of a launch: 'launched_at' is missing"),
+            status_object(name): (b" " * 3_000_000, f"'launches/{name}/status.json' in bucket"),
+            result_object(name): (json.dumps(hostile).encode(), "result of a launch: runs must be a list of run ids"),
+        }
+        for record, (content, why) in records.items():
+            cloud.bucket.write(record, content)
+            (line,) = (
+                each for each in launch(world, "status", *AT_HOME).output().splitlines() if each.startswith(name)
+            )
+            assert " unreadable " in line
+            told = launch(world, "status", name, "--format", "json", *AT_HOME).json()
+            assert why in told["why"]
+            assert told["why"].isprintable()
+            assert launch(world, "logs", name, *AT_HOME).code == 0
+            assert launch(world, "reap", "--dry-run", *AT_HOME).code == 0
+        assert launch(world, "down", name, *AT_HOME).output() == f"VM {name} in {ZONE} is gone\n"
+        assert (
+            launch(world, "logs", name, *AT_HOME)
+            .error(3)
+            .startswith(f"error: '{name}' left no log; it is unreadable: not a readable ")
+        )
+
+
+@pytest.mark.world
+@pytest.mark.parametrize("word", ["ffffff", "$(reboot)", "x" * 4096, "a\nb"], ids=["hex", "shell", "long", "lines"])
+@pytest.mark.parametrize("command", ["status", "logs", "down"])
+def test_an_unknown_launch_is_nothing_to_do(launch: Launch, clouds: Clouds, command: str, word: str) -> None:
+    with clouds() as cloud:
+        error = launch(world_of(cloud), command, word, *AT_HOME).error(3)
+        assert error.startswith("error: no launch and no run of one is named '")
+        assert error.endswith("'\nhint: launch status --all\n")
+        assert len(error) < 300
+
+
+@pytest.mark.world
+def test_down_all_asks_on_a_terminal_and_refuses_without(launch: Launch, clouds: Clouds) -> None:
+    with clouds(fault=Fault.SILENT) as cloud:
+        names = sorted(plan.name for plan in (cloud.plan(), cloud.plan()) if cloud.run(plan, detach=True))
+        assert (
+            launch(world_of(cloud), "down", "--all", *AT_HOME)
+            .error(2)
+            .endswith("error: --all deletes 2 VMs, but there is no terminal to ask\nhint: --all --yes\n")
+        )
+        asked: list[tuple[str, bool]] = []
+
+        def answer(question: str, default: bool) -> bool:
+            asked.append((question, default))
+            return len(asked) > 1
+
+        world = world_of(cloud, is_terminal=lambda: True, confirm=answer)
+        assert launch(world, "down", "--all", *AT_HOME).code == 130
+        assert len(cloud.fake.instances) == 2
+        gone = "".join(f"VM {name} in {ZONE} is gone\n" for name in names)
+        assert launch(world, "down", "--all", *AT_HOME).output() == gone
+        assert asked == [("Delete these 2 VMs in my-project?", False)] * 2
+        assert cloud.fake.instances == []
+        assert launch(world_of(cloud), "down", "--all", "--yes", "--format", "json", *AT_HOME).json() == []
+
+
+@pytest.mark.world
+def test_down_that_is_not_confirmed_is_exit_code_4(launch: Launch, clouds: Clouds) -> None:
+    with clouds(fault=Fault.SILENT, scale=500) as cloud:
+        plan = cloud.plan()
+        cloud.run(plan, detach=True)
+        cloud.fake.delete_fails(1000)
+        assert f"not confirmed to be gone: VM {plan.name}" in launch(
+            world_of(cloud), "down", plan.name, *AT_HOME
+        ).error(4)
+
+
+@pytest.mark.world
+def test_down_works_without_the_bucket(launch: Launch, clouds: Clouds) -> None:
+    with clouds(fault=Fault.SILENT) as cloud:
+        plan = cloud.plan()
+        cloud.run(plan, detach=True)
+
+        def no_bucket(_: str) -> NoReturn:
+            raise ToolError("bucket 'b' cannot be reached", hint="")
+
+        assert (
+            launch(world_of(cloud, bucket=no_bucket), "down", plan.name, *AT_HOME).error(0)
+            == "warning: bucket 'b' cannot be reached\n"
+        )
+        assert cloud.fake.instances == []
+
+
+@pytest.mark.world
+def test_reap(launch: Launch, clouds: Clouds) -> None:
+    with clouds() as cloud:
+        world = world_of(cloud)
+        assert launch(world, "reap", *AT_HOME).output() == NOTHING_LEFT
+        name = "rooflaunch-l4-20260101-000000-abcdef"
+        cloud.fake.add_vm(name, project="my-project", labels={"rooflaunch": "launch"}, age_s=3600 + 7300)
+        shown = launch(world, "reap", "--dry-run", *AT_HOME).output()
+        # Two hours and a little, by a clock that runs fast.
+        assert re.fullmatch(rf"VM {name} in {ZONE}: its limit was 2 h \d\d min ago\n", shown)
+        assert launch(world, "reap", "--dry-run", "--format", "json", *AT_HOME).json()[0]["name"] == name
+        assert len(cloud.fake.instances) == 1
+        assert launch(world, "reap", *AT_HOME).output() == f"VM {name} in {ZONE} is gone\n"
+        assert cloud.fake.instances == []
+
+
+OFF_S = pytest.mark.parametrize("off_s", [-7200, 7200], ids=["two hours slow", "two hours fast"])
+
+
+@pytest.mark.world
+@OFF_S
+def test_a_launch_goes_by_the_clouds_clock(off_s: float, launch: Launch, clouds: Clouds) -> None:
+    with clouds() as cloud:
+        world = world_of(cloud, now=lambda: cloud.clock.now() + off_s)
+        began_s = cloud.clock.now()
+        told = launch(world, *GCP, "--format", "json")
+        assert told.code == 0
+        [run] = json.loads(told.out)["runs"]
+        assert run["status"] == "completed"
+        requested_s = datetime.fromisoformat(json.loads(told.out)["phases"]["requested"]).timestamp()
+        assert began_s - 2 <= requested_s <= cloud.clock.now()
+        assert "+0 s  requested\n" in told.err
+        assert not re.search(r"\+\d+ h", told.err), "no phase comes hours after the start"
+        [shown] = [
+            each
+            for each in launch(world, "status", *AT_HOME, "--format", "json").json()
+            if each["runs"] == [run["run_id"]]
+        ]
+        assert shown["state"] == "done"
+
+
+@pytest.mark.world
+@OFF_S
+def test_a_clock_that_is_off_ends_no_healthy_vm(off_s: float, launch: Launch, clouds: Clouds) -> None:
+    with clouds(fault=Fault.NO_HEARTBEAT) as cloud:
+        world = world_of(cloud, now=lambda: cloud.clock.now() + off_s)
+        name = launch(world, *GCP, "--detach", "--max-run-time", "90m", "--format", "json").json()["name"]
+        for somebody in (world, world_of(cloud), world_of(cloud, now=lambda: cloud.clock.now() - off_s)):
+            assert launch(somebody, "reap", *AT_HOME).output() == NOTHING_LEFT
+            shown = launch(somebody, "status", name, *AT_HOME, "--format", "json").json()
+            assert (shown["state"], shown["vm"]) == ("starting", "RUNNING")
+            assert 0 <= shown["usd"] < 0.3
+        assert [each.name for each in cloud.fake.instances] == [name]
+
+
+OUTAGES = pytest.mark.parametrize("told", ["unreachables", "scope", "warning", "fails"])
+
+
+@pytest.mark.slow
+@pytest.mark.world
+@OUTAGES
+def test_in_an_outage_nothing_is_said_to_be_gone(told: str, launch: Launch, clouds: Clouds) -> None:
+    with clouds(fault=Fault.SILENT) as cloud:
+        world, plan = world_of(cloud), cloud.plan()
+        cloud.run(plan, detach=True)
+        cloud.fake.outage(ZONE, told)
+        somewhere = "some zone" if told == "fails" else ZONE
+        unlisted = f"error: not known to be gone: anything in {somewhere}, which does not answer\n"
+        hint = "hint: run the same command again; launch status\n"
+        error = f"error: not known to be gone: VM {plan.name} in {ZONE}: the zone does not answer\n"
+        assert launch(world, "down", plan.name, *AT_HOME) == (4, "", error + hint)
+        for words in (("down", "--all"), ("reap",), ("reap", "--dry-run")):
+            assert launch(world, *words, *AT_HOME) == (4, "", unlisted + hint)
+        assert launch(world, "down", "--all", "--format", "json", *AT_HOME) == (4, "[]\n", unlisted + hint)
+        assert (
+            launch(world, "down", "f00ba2", *AT_HOME)
+            .error(4)
+            .startswith(f"error: it is unknown whether 'f00ba2' has a VM: {somewhere} does")
+        )
+        assert launch(world, "status", plan.name, "--format", "json", *AT_HOME).json()["state"] == LaunchState.UNKNOWN
+        shown = launch(world, "status", *AT_HOME)
+        assert shown.code == 0
+        assert (
+            shown.err == f"warning: no answer from {somewhere}: a VM there that is missing in the bucket is not shown\n"
+        )
+        (line,) = (each for each in shown.out.splitlines() if each.startswith(plan.name))
+        assert f" {LaunchState.UNKNOWN} " in line
+        assert "it is unknown whether its VM exists: no answer from " in line
+        assert [vm.name for vm in cloud.fake.instances] == [plan.name]
+        cloud.fake.outage_ends()
+        assert launch(world, "down", plan.name, *AT_HOME).output() == f"VM {plan.name} in {ZONE} is gone\n"
+
+
+@pytest.mark.world
+@OUTAGES
+def test_a_zone_that_only_the_list_lacks_is_asked_by_itself(told: str, launch: Launch, clouds: Clouds) -> None:
+    with clouds(fault=Fault.SILENT) as cloud:
+        world, plan = world_of(cloud), cloud.plan()
+        cloud.run(plan, detach=True)
+        cloud.fake.outage(ZONE, told, direct=False)
+        assert launch(world, "down", plan.name, *AT_HOME).output() == f"VM {plan.name} in {ZONE} is gone\n"
+        assert launch(world, "down", plan.name, *AT_HOME).error(0) == f"'{plan.name}' has no VM: it is gone already\n"
+
+
+@pytest.mark.world
+def test_a_stopped_vm_is_warned_of_and_reaped_at_once(launch: Launch, clouds: Clouds) -> None:
+    with clouds(fault=Fault.SILENT) as cloud:
+        world, plan = world_of(cloud), cloud.plan()
+        cloud.run(plan, detach=True)
+        cloud.fake.stop(plan.name)
+        for words in (("status",), ("status", plan.name)):
+            told = launch(world, *words, *AT_HOME)
+            assert told.code == 0
+            warning = (
+                f"warning: a VM is stopped, and the cloud does not delete stopped VMs: {plan.name}\nhint: launch reap\n"
+            )
+            assert told.err == warning
+            assert "stale" in told.out
+        why = f"VM {plan.name} in {ZONE}: it is TERMINATED, and the cloud never deletes a stopped VM\n"
+        assert launch(world, "reap", "--dry-run", *AT_HOME).output() == why
+        assert launch(world, "reap", *AT_HOME).output() == f"VM {plan.name} in {ZONE} is gone\n"
+        assert (cloud.fake.instances, cloud.fake.disks) == ([], [])
+        assert launch(world, "status", plan.name, *AT_HOME).error(0) == ""
+
+
+@pytest.mark.world
+def test_a_vm_that_is_about_to_start_again_is_let_be(launch: Launch, clouds: Clouds) -> None:
+    with clouds(fault=Fault.SILENT) as cloud:
+        world, plan = world_of(cloud), cloud.plan()
+        cloud.run(plan, detach=True)
+        cloud.fake.stop(plan.name, age_s=60)
+        told = launch(world, "status", plan.name, *AT_HOME)
+        assert told.code == 0
+        assert "its VM is TERMINATED, and the cloud may start it again, to save its results" in told.out
+        assert told.err == ""
+        assert launch(world, "reap", *AT_HOME).output() == NOTHING_LEFT
+        assert [vm.name for vm in cloud.fake.instances] == [plan.name]
+        cloud.fake.stop(plan.name, age_s=16 * 60)
+        assert launch(world, "reap", *AT_HOME).output() == f"VM {plan.name} in {ZONE} is gone\n"
+
+
+@pytest.mark.world
+def test_status_without_any_launch(launch: Launch, clouds: Clouds) -> None:
+    with clouds() as cloud:
+        empty: Any = SimpleNamespace(
+            kind="bucket", folders=lambda _: [], locate=lambda name: f"gs://empty-bucket/{name}"
+        )
+        assert (
+            launch(world_of(cloud, bucket=lambda _: empty), "status", *AT_HOME).error(0)
+            == "no launch in gs://empty-bucket, and no VM of one in my-project\n"
+        )
+        cloud.fake.outage(ZONE)
+        warning = f"warning: no answer from {ZONE}: a VM there that is missing in the bucket is not shown\n"
+        assert launch(world_of(cloud, bucket=lambda _: empty), "status", *AT_HOME) == (0, "", warning)
