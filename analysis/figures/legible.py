@@ -31,16 +31,16 @@ def legible(material: Material) -> tuple[Material, str]:
     device_of = _devices(material)
     if len(set(device_of.values())) == 1:
         kept = _of_one_device(material, device_of)
-        what = f"{number_of} environments with one device: the {MOST_ENVIRONMENTS} fastest are drawn"
+        words = f"{number_of} environments with one device: the {MOST_ENVIRONMENTS} fastest are drawn"
     else:
-        kept, what = _by_device(material, device_of), f"{number_of} environments: each device is one of its machines"
+        kept, words = _by_device(material, device_of), f"{number_of} environments: each device is one of its machines"
         drawn = list(dict.fromkeys(kept.values()))
-        what += ", for each model the one in the middle"
+        words += ", for each model the one in the middle"
         if len(drawn) > MOST_ENVIRONMENTS:
             fastest = set(_order(material, kept)[:MOST_ENVIRONMENTS])
             kept = {pair: name for pair, name in kept.items() if name in fastest}
-            what += f"; of {counted(len(drawn), 'device')} the {MOST_ENVIRONMENTS} fastest"
-    return _reduced(material, kept), f"{what}; the tables show all. "
+            words += f"; of {counted(len(drawn), 'device')} the {MOST_ENVIRONMENTS} fastest"
+    return _reduced(material, kept), f"{words}; the tables show all. "
 
 
 def _devices(material: Material) -> dict[str, str]:

@@ -203,9 +203,9 @@ def _scaling(material: Material) -> Iterator[Figure]:
     if table.empty or table["env"].nunique() < 2:  # noqa: PLR2004
         return
     top = table.sort_values("relative").iloc[-1]
-    where = f"{top['series']} at batch {top['batch_size']:g}, {top['env']}"
+    point = f"{top['series']} at batch {top['batch_size']:g}, {top['env']}"
     gain = (
-        f"Largest gain: {number(top['relative'], 3)} times, {where}"
+        f"Largest gain: {number(top['relative'], 3)} times, {point}"
         if top["relative"] > 1
         else "No larger batch was faster than the smallest"
     )
@@ -427,9 +427,9 @@ def _in(table: pd.DataFrame, env: str) -> pd.DataFrame:
 # --- words
 
 
-def _first(items: Sequence[T], what: str) -> tuple[Sequence[T], str]:
+def _first(items: Sequence[T], noun: str) -> tuple[Sequence[T], str]:
     """The first `MOST_OF_A_KIND` items, and a sentence for their captions (empty if no item is left out)."""
-    left_out = f"The first {MOST_OF_A_KIND} of {len(items)} {what}. " if len(items) > MOST_OF_A_KIND else ""
+    left_out = f"The first {MOST_OF_A_KIND} of {len(items)} {noun}. " if len(items) > MOST_OF_A_KIND else ""
     return items[:MOST_OF_A_KIND], left_out
 
 

@@ -66,8 +66,8 @@ def _units(runs: pd.DataFrame, unit: str) -> list[str]:
 def _findings(evidence: ReportEvidence) -> list[str]:
     """Number of findings by severity: `audit: 2 warnings, 3 notes`."""
     counts = Counter(finding.severity for finding in evidence.findings)
-    found = [counted(counts[severity], str(severity)) for severity in Severity if counts[severity]]
-    return [f"audit: {', '.join(found)}"] if found else []
+    parts = [counted(counts[severity], str(severity)) for severity in Severity if counts[severity]]
+    return [f"audit: {', '.join(parts)}"] if parts else []
 
 
 def _configurations(evidence: ReportEvidence) -> int:

@@ -173,8 +173,8 @@ def _without_exceptions(series: Floats) -> Floats:
 
 
 def _repeated(series: Floats) -> Stalls | None:
-    found = stalls(series, repeated=True)
-    return found if found.count else None
+    repeated = stalls(series, repeated=True)
+    return repeated if repeated.count else None
 
 
 def _ratio(some: Floats, others: Floats) -> float:

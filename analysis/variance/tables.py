@@ -248,8 +248,8 @@ def _machine(runs: Sequence[Case]) -> dict[str, Any]:
         **order.per_place.columns("place_ratio"),
         "p_order": order.p_value,
         "note": joined(
-            f"{what}: {reason}"
-            for what, reason in (
+            f"{name}: {reason}"
+            for name, reason in (
                 ("between runs", split.between_runs.reason),
                 ("between hosts", split.between_hosts.reason),
                 # Machines outside a cloud have no zone, and runs without blocks have no order.

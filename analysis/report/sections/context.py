@@ -251,15 +251,17 @@ def audit(evidence: ReportEvidence) -> Section:
     return Section(name="audit", title="Audit", parts=parts, folded=True)
 
 
-def _rule(same: Sequence[Finding]) -> Section:
-    first = same[0]
-    more = [f"and {len(same) - MOST_FIGURES} more: analyze audit lists them"] if len(same) > MOST_FIGURES else []
-    cures = list(dict.fromkeys(finding.cure for finding in same))[:SHOWN_RUNS]
+def _rule(findings: Sequence[Finding]) -> Section:
+    first = findings[0]
+    more = (
+        [f"and {len(findings) - MOST_FIGURES} more: analyze audit lists them"] if len(findings) > MOST_FIGURES else []
+    )
+    cures = list(dict.fromkeys(finding.cure for finding in findings))[:SHOWN_RUNS]
     return Section(
         name=f"audit-{file_stem(first.rule)}",
-        title=f"{first.severity}: {first.rule} ({len(same)})",
+        title=f"{first.severity}: {first.rule} ({len(findings)})",
         blocks=[
-            Bullets(sentences=[*(f"{each.figure} ({_subject(each)})" for each in same[:MOST_FIGURES]), *more]),
+            Bullets(sentences=[*(f"{each.figure} ({_subject(each)})" for each in findings[:MOST_FIGURES]), *more]),
             Paragraph(text=f"Expected: {first.threshold}. Why: {first.why}. Cure: {'; '.join(cures)}."),
         ],
     )
@@ -300,19 +302,19 @@ def _of_these_runs(evidence: ReportEvidence) -> Iterator[str]:
 
 def _notes(evidence: ReportEvidence) -> list[str]:
     """Notes of all runs, most frequent first; notes that differ only in their figures are merged into the first."""
-    held: dict[str, list[str]] = defaultdict(list)
+    by_text: dict[str, list[str]] = defaultdict(list)
     every: Iterable[Sequence[str]] = evidence.results.runs["notes"]
     for notes in every:
         for note in dict.fromkeys(notes):
-            held[FIGURE.sub("#", note)].append(note)
-    ordered = sorted(held.values(), key=len, reverse=True)
+            by_text[FIGURE.sub("#", note)].append(note)
+    ordered = sorted(by_text.values(), key=len, reverse=True)
     more = [f"and {len(ordered) - MOST_NOTES} other notes"] if len(ordered) > MOST_NOTES else []
     return [*(f"{notes[0]} ({_runs(notes)})" for notes in ordered[:MOST_NOTES]), *more]
 
 
 def _runs(notes: Sequence[str]) -> str:
-    like = "" if len(set(notes)) == 1 else ", with other figures"
-    return f"{counted(len(notes), 'run')}{like}"
+    ending = "" if len(set(notes)) == 1 else ", with other figures"
+    return f"{counted(len(notes), 'run')}{ending}"
 
 
 def reproduce(evidence: ReportEvidence) -> Section:

@@ -88,7 +88,9 @@ def section(evidence: ReportEvidence) -> Section:
         ("kernels", "Kernels", [*kernels, *_families(evidence)]),
         ("operators", "Operators", _operators(evidence)),
     )
-    folded = [Section(name=name, title=title, blocks=held, folded=True) for name, title, held in parts if held]
+    folded = [
+        Section(name=name, title=title, blocks=contents, folded=True) for name, title, contents in parts if contents
+    ]
     return Section(name="roofline", title="Roofline", blocks=blocks, parts=folded)
 
 
