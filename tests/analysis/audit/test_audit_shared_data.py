@@ -1,4 +1,4 @@
-"""What data/README.md says an audit must find in the public files, found there."""
+"""Findings of an audit in the public files, as listed in data/README.md."""
 
 import re
 from collections import defaultdict

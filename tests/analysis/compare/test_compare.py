@@ -196,7 +196,7 @@ def test_alone_it_would_be_a_difference() -> None:
 
 
 def test_the_interval_leaves_out_1_if_and_only_if_a_difference_is_claimed() -> None:
-    """Of 66 pairs: also where the difference is certain alone, and where it is large and the runs are few."""
+    """66 pairs, among them some that would be certain alone, and large differences between few runs."""
     rng = np.random.default_rng(3)
     speeds = [100.0, 101.0, 102.0, 103.0, 105.0, 110.0, 120.0, 150.0, 300.0, 310.0, 700.0, 720.0]
     runs = [

@@ -269,7 +269,7 @@ def test_a_caption_says_what_is_drawn(name: str) -> None:
     assert case.instead is None or any(re.search(case.instead, text) for text in untrue), untrue
 
 
-# Of profiles read from files: test_foreign_rooflines.py.
+# Captions of profiles that are read from files: test_foreign_rooflines.py.
 ELSEWHERE = {
     "Filled points: FLOP and DRAM bytes from the GPU's counters.",
     "Pale points: rates of a profile's kernels over their own time, not over a step's time.",

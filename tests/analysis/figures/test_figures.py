@@ -16,7 +16,7 @@ from tests.analysis.report.report_bundles import HOSTILE
 from tests.analysis.sentence_runs import undrawn
 
 PNG = b"\x89PNG\r\n\x1a\n"
-# Of every page that the figures stand on: styles of report/page.css.
+# Background colours of the page, light and dark: report/page.css.
 GROUNDS = ("#ffffff", "#14181d")
 
 
@@ -30,7 +30,7 @@ def made(*runs: dict[str, Any]) -> Material:
 
 
 def drawn(found: Material) -> dict[str, Figure]:
-    """By name; built with Altair's checks on, so a chart that is not Vega-Lite raises."""
+    """Figures by name. Altair validates each chart, so a chart that is no Vega-Lite raises."""
     each = [figure for build in registry.REGISTRY.values() for figure in registry.built(build, found)]
     return {figure.name: figure for figure in each if isinstance(figure, Figure)}
 
@@ -288,7 +288,7 @@ def test_without_any_throughput_there_is_no_figure() -> None:
 
 
 def of_models(models: int) -> Material:
-    """So many models, each at one batch size with a price and a ceiling."""
+    """Runs of `models` models, each at one batch size, with a price and a ceiling."""
     facts: dict[str, Any] = {"usd_per_h": 0.7, "ceiling_flop_per_s": 2e13, "ceiling_bytes_per_s": 2.5e11}
     names = ("resnet18", "resnet50", "vgg11", "vgg16")[:models]
     return made(*(one for name in names for one in at_rates(name, (100.0, 102.0), model=name, **facts)))
@@ -415,7 +415,7 @@ def test_many_environments_are_one_for_each_device_and_each_sign_has_one_meaning
 
 
 def scales(spec: Any) -> list[dict[str, Any]]:
-    """Of names: those with a domain and what each name looks like."""
+    """Scales of names: those with a domain, and a colour or shape for each name."""
     if isinstance(spec, list):
         return [scale for part in spec for scale in scales(part)]
     if not isinstance(spec, dict):

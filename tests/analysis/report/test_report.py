@@ -1,4 +1,4 @@
-"""What a report says of runs, section by section, and the command that writes it."""
+"""Sentences and tables of a report, section by section, and the command that writes it."""
 
 import math
 import re

@@ -319,7 +319,7 @@ def test_every_sentence_has_a_case() -> None:
     assert unsaid == NOT_HERE
 
 
-# What no data makes false: headings, introductions, and how much of a long list is left out.
+# Pieces that are true of all data: headings, introductions, and how much of a long list is left out.
 NOT_HERE = {
     ", below under Audit",
     "USD per million images",

@@ -16,7 +16,7 @@ def wave(n: int, rho: float) -> Floats:
     return np.array(series)
 
 
-# By statsmodels 0.15.0 (acf) of the same series.
+# Values of statsmodels 0.15.0 (acf) for the same series.
 @pytest.mark.parametrize(
     ("n", "rho", "lags"),
     [
