@@ -25,17 +25,17 @@ def legible(material: Material) -> tuple[Material, str]:
     represents the device: of those with the most configurations, the one with the middle throughput. Every point is
     still a measured one. The sentence is empty if nothing is left out.
     """
-    number_of = len(material.environments)
-    if number_of <= MOST_ENVIRONMENTS:
+    count = len(material.environments)
+    if count <= MOST_ENVIRONMENTS:
         return material, ""
     device_of = _devices(material)
     if len(set(device_of.values())) == 1:
         kept = _of_one_device(material, device_of)
-        words = f"{number_of} environments with one device: the {MOST_ENVIRONMENTS} fastest are drawn"
+        words = f"{count} environments with one device: the {MOST_ENVIRONMENTS} fastest are drawn"
     else:
-        kept, words = _by_device(material, device_of), f"{number_of} environments: each device is one of its machines"
+        kept = _by_device(material, device_of)
+        words = f"{count} environments: for each device and model, the machine with the middle throughput is drawn"
         drawn = list(dict.fromkeys(kept.values()))
-        words += ", for each model the one in the middle"
         if len(drawn) > MOST_ENVIRONMENTS:
             fastest = set(_order(material, kept)[:MOST_ENVIRONMENTS])
             kept = {pair: name for pair, name in kept.items() if name in fastest}

@@ -230,7 +230,7 @@ CASES = {
     ),
     "machines of several devices": Case(
         figure="throughput_comparison",
-        words="^9 environments: each device is one of its machines, for each model the one in the middle; the tables",
+        words="^9 environments: for each device and model, the machine with the middle throughput is drawn; the tables",
         true=lambda: environments(9, devices=4),
         false=lambda: environments(8, devices=4),
     ),

@@ -399,11 +399,11 @@ def test_many_environments_are_one_for_each_device_and_each_sign_has_one_meaning
     found = made(*runs)
     figure = drawn(found)["throughput_comparison"]
     assert figure.caption.startswith(
-        "32 environments: each device is one of its machines, for each model the one in the middle; of 10 "
+        "32 environments: for each device and model, the machine with the middle throughput is drawn; of 10 "
         "devices the 8 fastest; the tables show all. "
     )
     points = {row["env"]: row["images_per_s"] for row in values(figure) if "images_per_s" in row}
-    # The middle one of each.
+    # The machine with the middle throughput of each device.
     assert points["GPU A (5 machines)"] == 102.0
     assert points["GPU B (3 machines)"] == 201.0
     assert set(points) == {"GPU A (5 machines)", "GPU B (3 machines)", *(f"GPU C{n} (3 machines)" for n in range(2, 8))}

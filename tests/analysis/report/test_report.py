@@ -325,7 +325,7 @@ def test_a_report_of_66_environments_draws_devices_and_says_so(tmp_path: Path) -
     assert page.facts[:3] == ["292 runs", "124 configurations", "66 environments"]
     figures = page.figures()
     assert 10 < len(figures) < 30
-    assert [one.name for one in figures if not one.caption.startswith("66 environments: each device is one of")] == []
+    assert [one.name for one in figures if not one.caption.startswith("66 environments: for each device and")] == []
 
 
 def test_a_figure_that_no_section_names_is_shown_all_the_same(evidence: ReportEvidence) -> None:
