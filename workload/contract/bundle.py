@@ -30,8 +30,6 @@ from workload.contract.fields import encode
 from workload.contract.files import replace_text
 from workload.contract.record import SCHEMA_VERSION, JobPlace, Record, Status
 
-# `Status` was defined here once, and most modules still import it from here.
-__all__ = ["SCHEMA_VERSION", "Status"]
 MANIFEST = "MANIFEST.json"
 RECORD = "run.json"
 STEPS = "steps.csv"
