@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,8 @@ import pytest
 
 from launcher.agent import host_facts
 from launcher.protocol import records
-from launcher.protocol.records import Heartbeat, LaunchPhase, Request, Result
+from launcher.protocol.records import Heartbeat, LaunchPhase, Result
+from tests.launcher.own_machine import own_machine_request
 from tests.waiting import until
 from workload.contract import bundle
 from workload.contract.errors import ExitCode
@@ -37,15 +38,8 @@ class Tower:
 
     def ask(self, **changes: Any) -> None:
         resolved = resolve({**TINY, **changes}, {}, None)
-        request = Request(
-            name=NAME,
-            backend="ssh",
-            launched_at="2026-11-21T10:00:00.000Z",
-            store=str(self.store),
-            place="ssh-tower",
-            runtime="process",
-            limit_s=3600,
-            spec=resolved.spec.to_json(),
+        request = own_machine_request(
+            name=NAME, store=str(self.store), place="ssh-tower", limit_s=3600, spec=resolved.spec.to_json()
         )
         (self.home / host_facts.REQUEST).write_bytes(request.to_bytes())
 
@@ -74,13 +68,11 @@ class Tower:
     def log(self) -> str:
         return (self.home / "log").read_text()
 
-    def await_steps(self) -> None:
-        files = self.home.glob
-        until(
-            lambda: any("measured" in path.read_text() for path in files(f"results/*/{bundle.STEPS}")),
-            self.log,
-            within_s=LIMIT_S,
-        )
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        until(condition, self.log, within_s=LIMIT_S)
+
+    def measures(self) -> bool:
+        return any("measured" in path.read_text() for path in self.home.glob(f"results/*/{bundle.STEPS}"))
 
 
 @pytest.fixture
@@ -119,7 +111,7 @@ def test_a_run_without_a_cloud_or_a_container(tower: Tower) -> None:
 def test_a_stop_seals_the_run(tower: Tower) -> None:
     tower.ask(iterations="1000000")
     with tower.started() as process:
-        tower.await_steps()
+        tower.wait_until(tower.measures)
         process.send_signal(signal.SIGTERM)
         assert process.wait(LIMIT_S) == 0, tower.log()
     result = tower.result()
@@ -131,10 +123,10 @@ def test_a_stop_seals_the_run(tower: Tower) -> None:
 def test_an_agent_that_is_killed_takes_the_trainer_with_it_and_the_next_one_saves_the_rest(tower: Tower) -> None:
     tower.ask(iterations="1000000")
     with tower.started() as process:
-        tower.await_steps()
+        tower.wait_until(tower.measures)
         process.kill()
     [folder] = tower.home.glob("results/*")
-    until((folder / bundle.MANIFEST).exists, tower.log, within_s=LIMIT_S)
+    tower.wait_until((folder / bundle.MANIFEST).exists)
     assert tower.work() == 0, tower.log()
     result = tower.result()
     broken = "the machine interrupted the run and started again"
@@ -148,7 +140,7 @@ def test_an_agent_that_is_killed_takes_the_trainer_with_it_and_the_next_one_save
 def test_a_second_agent_waits_until_the_first_has_ended(tower: Tower) -> None:
     tower.ask()
     with tower.started() as first:
-        until((tower.store / records.lease_object(NAME, 1)).exists, tower.log, within_s=LIMIT_S)
+        tower.wait_until((tower.store / records.lease_object(NAME, 1)).exists)
         with tower.started() as second:
             assert first.wait(LIMIT_S) == 0, tower.log()
             assert second.wait(LIMIT_S) == 0, tower.log()
