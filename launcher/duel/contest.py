@@ -26,7 +26,7 @@ from launcher.machine import local
 from launcher.machine.local import LocalOutcome
 from launcher.machine.watcher import Trainer, Watcher, repeated_every
 from workload.contract import bundle, verdict
-from workload.contract.bundle import Bundle, Status
+from workload.contract.bundle import Bundle
 from workload.contract.errors import (
     ExitCode,
     InterruptedRunError,
@@ -37,7 +37,7 @@ from workload.contract.errors import (
     UsageError,
 )
 from workload.contract.interrupt import SIGNALS_UNTIL_KILLED, handled_by, interruption
-from workload.contract.record import JobPlace
+from workload.contract.record import JobPlace, Status
 from workload.contract.text import MINUTE_S, counted, duration, minutes, percent, si
 
 # Range of margins: a larger difference needs no duel, and a smaller one takes thousands of segments.
