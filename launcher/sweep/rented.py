@@ -1,8 +1,7 @@
-"""Place of a sweep with rented machines: one launch for each task, and one loop that polls all of them.
+"""Place of a sweep with rented machines: one launch for each task; `launcher.jobs.watch` polls all of them at once.
 
 Requests and results are in the store, so that this process may end at any moment: the next one adopts the launches that
-still run, fetches the sealed bundles and requests what is missing. Each poll asks for all machines first, then for all
-records, because a machine ends itself only after it has written its result.
+still run, fetches the sealed bundles and requests what is missing.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -23,8 +22,7 @@ from launcher.sweep.budget import Budget
 from launcher.sweep.collect import Collector
 from launcher.sweep.control import Control, Wish
 from launcher.sweep.progress import Progress
-from launcher.sweep.submitter import PlannedLaunch, Submitter
-from launcher.sweep.task_launch import TaskLaunch
+from launcher.sweep.submitter import PlannedLaunch, Submitter, TaskLaunch
 from launcher.sweep.work import PlaceWork, runs_text
 from launcher.sweep.workers import Workers
 from workload.contract.errors import ExitCode, NoCapacityError, RooflaunchError, UsageError
@@ -102,12 +100,11 @@ class RentedPlace:
             self._waiting = list(self._work.open_tasks(self._adopted_keys()))
             while True:
                 self._work_off()
-                if self._control.why_not or not (count := self._work.add_blocks()):
+                if self._control.why_not or not self._work.add_blocks():
                     break
                 if decision := self._work.decision:
                     self._progress.say(self.place.name, decision.reason)
                 self._waiting = list(self._work.open_tasks())
-                assert count
             self._show(self._control.why_not or "done")
         except RooflaunchError as error:
             self._work.fail(self._work.left(self._work.runs), why=str(error), hint=error.hint, code=error.exit_code)
