@@ -16,7 +16,6 @@ import torch
 
 from workload import log
 from workload.contract import bundle, verdict
-from workload.contract.bundle import Status
 from workload.contract.fields import from_facts
 from workload.contract.interrupt import interruption_deferred
 from workload.contract.invocation import as_typed
@@ -27,6 +26,7 @@ from workload.contract.record import (
     Record,
     SkippedSteps,
     Spec,
+    Status,
     Timing,
 )
 from workload.contract.script import slug

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import rooflaunch
 from workload import log
-from workload.contract.bundle import Status
 from workload.contract.errors import (
     ExitCode,
     InterruptedRunError,
@@ -24,6 +23,7 @@ from workload.contract.errors import (
     UsageError,
 )
 from workload.contract.interrupt import pending_interruption
+from workload.contract.record import Status
 from workload.contract.spec import Context, Option, Profile, options
 from workload.contract.text import counted
 from workload.measure.timing import Timeline

@@ -20,9 +20,8 @@ from tests.workload.script_stage import SCRIPTS, Ran, as_a_user_does, run, train
 from workload import cli
 from workload.contract import bundle
 from workload.contract import script as scripts
-from workload.contract.bundle import Status
 from workload.contract.errors import ExitCode, RooflaunchError
-from workload.contract.record import Record, ScriptFacts, Spec, Timing
+from workload.contract.record import Record, ScriptFacts, Spec, Status, Timing
 from workload.contract.spec import Device, Precision, Profile
 from workload.measure.recorder import Aside, StepPart, StepPhase
 from workload.profile import answers, profiled_script, script_tools
