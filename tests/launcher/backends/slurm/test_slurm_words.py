@@ -9,7 +9,6 @@ from launcher.backends.slurm.guest import Element
 from launcher.backends.slurm.machines import _machine
 from launcher.backends.slurm.refusals import explained
 from launcher.backends.slurm.site import Gpus, Partition, Site, checks, look_at, parse_gres, require_room
-from launcher.backends.slurm.states import state_of
 from launcher.protocol.backend import Condition
 from launcher.protocol.checks import Health
 from launcher.protocol.records import Request
@@ -55,7 +54,6 @@ ROW = {
 def test_states(word: str, condition: Condition, queued: bool, preempted: bool, why: str) -> None:
     machine = _machine({**ROW, "state": word})
     assert (machine.condition, machine.queued, machine.preempted, machine.why) == (condition, queued, preempted, why)
-    assert state_of(word).condition is condition
     assert machine.zone == "gpu+cpu"
     assert (machine.deadline_s is not None) is (condition is Condition.RUNNING)
     assert (machine.created_s is None) is queued
@@ -197,13 +195,13 @@ SITE = Site(
 )
 def test_what_no_node_can_do_is_refused(names: str | None, gres: str, limit_s: int, message: str, hint: str) -> None:
     with pytest.raises(UsageError) as raised:
-        require_room(SITE, SITE.meant(names), gres=gres, limit_s=limit_s)
+        require_room(SITE, SITE.partitions_named(names), gres=gres, limit_s=limit_s)
     assert (str(raised.value), raised.value.hint) == (message, hint)
 
 
 @pytest.mark.parametrize(("names", "gres"), [(None, ""), ("gpu", "gpu:t4:2"), ("cpu,gpu", "gpu:1"), ("gpu", "gpu")])
 def test_what_a_node_can_do_is_let_pass(names: str | None, gres: str) -> None:
-    require_room(SITE, SITE.meant(names), gres=gres, limit_s=3600)
+    require_room(SITE, SITE.partitions_named(names), gres=gres, limit_s=3600)
 
 
 END = "slurmstepd-n1: error: *** JOB 4 ON n1 CANCELLED AT 2026-11-21T23:04:53{why} ***\n"

@@ -391,7 +391,7 @@ def test_saving_in_vain_is_not_tried_again_at_once(machine: sshd.Machine, machin
 
 ENDS = {
     "nothing known": ("", ""),
-    "a restart": ("boot = lambda: 'another'", "the machine was restarted meanwhile"),
+    "a restart": ("boot_id = lambda: 'another'", "the machine was restarted meanwhile"),
     "a full disk": (
         "def full(**_): raise OSError(errno.ENOSPC, 'No space left on device')\ntempfile.TemporaryFile = full",
         ("No space left on device in {home}; when there is free space, launch status stores the results of the job"),
