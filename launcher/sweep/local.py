@@ -155,10 +155,10 @@ class _LocalPlace:
         alike = RunSpec(device=spec.device, compile=spec.compile)
         if alike not in self._choices:
             script = self._work.plan.place.script
-            asked = (
-                local_script.runtime_of(script.options, options.asked_runtime()) if script else options.asked_runtime()
-            )
-            choice = choose(asked, spec, image=options.image, flavour=options.flavour)
+            runtime = options.asked_runtime()
+            if script:
+                runtime = local_script.runtime_of(script.options, runtime)
+            choice = choose(runtime, spec, image=options.image, flavour=options.flavour)
             if script and choice.runtime is Runtime.DOCKER:
                 local_script.require_visible(spec.script, script.workplace.folder)
             elif script:

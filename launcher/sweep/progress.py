@@ -132,8 +132,8 @@ def rows_of(states: Sequence[PlaceState], width: int) -> list[str]:
 
 
 def _progress_text(state: PlaceState) -> str:
-    left = "" if state.left_s is None else f", about {duration(state.left_s)} left"
-    return f"{state.done}/{state.runs}  {state.now or 'begins'}{left}"
+    time_left = "" if state.left_s is None else f", about {duration(state.left_s)} left"
+    return f"{state.done}/{state.runs}  {state.now or 'begins'}{time_left}"
 
 
 def _row(state: PlaceState) -> tuple[str, ...]:

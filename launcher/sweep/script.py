@@ -87,10 +87,10 @@ def _on_other_machines(place: PlaceMatrix, file: Path, folder: Path, environment
         replace(each, spec=replace(each.spec, script=words_of[each.spec.script])) for each in place.configurations
     )
     text = "; ".join((f"sends {counted(len(sent.files), 'file')}, {si(len(sent.content), 'B')}", *sent.notes))
-    made = PlacedScript(
+    placed_script = PlacedScript(
         options=options, script_files=sent, code=_digest(folder, sent.files, file, sent.requirements), text=text
     )
-    return replace(place, place=replace(place.place, script=made), configurations=configurations)
+    return replace(place, place=replace(place.place, script=placed_script), configurations=configurations)
 
 
 # --- what identifies a script
