@@ -13,7 +13,7 @@ from analysis.statistics.samples import Floats, Mask
 from analysis.statistics.stalls import MOST_SHARE as MOST_STALLS
 from analysis.statistics.stalls import REPEATED, REPEATED_RATIO, STALL_RATIO, stalls, two_speeds
 from analysis.statistics.steady import TOLERANCE, VISIBLE_SHARE, WANTED_VISIBLE
-from workload.contract.bundle import Status
+from workload.contract.record import Status
 from workload.contract.text import counted, percent, plain, seconds, signed_percent
 
 # A print or an epoch boundary makes single steps odd; a print frequency makes a regular share of them odd.

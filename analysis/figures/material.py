@@ -13,7 +13,7 @@ from analysis.loading.configurations import CONFIGURATION, SOFTWARE, Group, comp
 from analysis.loading.rows import cells
 from analysis.loading.tables import Tables
 from analysis.statistics.intervals import over_runs
-from workload.contract.bundle import Status
+from workload.contract.record import Status
 
 # Upper limit of plausible figures: ten million times what all computers of the world do per second, in FLOP or bytes.
 LARGEST = 1e30

@@ -15,7 +15,7 @@ from analysis.loading.tables import Tables
 from analysis.statistics.explained import share_explained
 from analysis.statistics.samples import Floats, Mask
 from workload.contract import peaks, verdict
-from workload.contract.bundle import Status
+from workload.contract.record import Status
 from workload.contract.spec import Device
 from workload.contract.text import cpu_share, percent, plain
 from workload.contract.verdict import COMPETED_SHARE

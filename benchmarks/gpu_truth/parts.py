@@ -146,7 +146,8 @@ def _counters(bench: Bench) -> dict[str, Any]:
         first = next((line for line in end.output.splitlines() if "==ERROR==" in line), "it left no report")
         raise PartFailedError(f"ncu ended with exit code {end.returncode}: {first}", last_lines(end.output))
     text = tool.ask(command.import_report(fitting.ncu.path, report)) or ""
-    launches, notes = kernels.parse(text, roles)
+    table = NcuSource(path=Path("counters.csv"), content=text.encode())
+    launches, notes = kernels.read(table, roles)
     return {
         **bench.answer(answer, end),
         "ncu": fitting.version,
@@ -154,7 +155,7 @@ def _counters(bench: Bench) -> dict[str, Any]:
         "missing": [name for name in wanted if name not in known],
         "notes": list(notes),
         "launches": [_launch(kernel) for kernel in launches],
-        "pushed": _pushed(text),
+        "pushed": _pushed(table),
         "seconds": end.elapsed_s,
     }
 
@@ -169,9 +170,8 @@ def _launch(kernel: kernels.Kernel) -> dict[str, Any]:
     return {"range": mark[1] if mark else None, "kernel": kernel.name[:200], "values": dict(kernel.values)}
 
 
-def _pushed(text: str) -> int | None:
+def _pushed(source: NcuSource) -> int | None:
     """Number of launches in a range of one thread; None if the table has no such column."""
-    source = NcuSource(path=Path("counters.csv"), content=text.encode())
     head = ncu_csv.find(source)
     column = next((index for index, name in enumerate(head.header) if name.startswith(PUSHED)), None)
     if column is None:
@@ -189,7 +189,7 @@ def _profile(precision: str, bench: Bench) -> dict[str, Any]:
     tables = sorted(folder.glob("*/ncu/kernels.csv"))
     profile = (run["record"] or {}).get("profile") or {}
     roles = {name: name for name in profile.get("metrics") or ()}
-    launches = kernels.read(tables[0], roles)[0] if tables else []
+    launches = kernels.read(NcuSource(path=tables[0]), roles)[0] if tables else []
     return {**run, "launches": [{"kernel": each.name[:300], "values": dict(each.values)} for each in launches]}
 
 

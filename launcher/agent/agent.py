@@ -16,8 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from launcher.agent.cost import CostShares
-from launcher.agent.delivery import Delivery
+from launcher.agent.delivery import CostShares, Delivery
 from launcher.agent.heartbeat import HeartbeatWriter
 from launcher.agent.home import Home, WorkEnd, iso
 from launcher.agent.host_facts import HostFacts

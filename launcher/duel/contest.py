@@ -26,7 +26,7 @@ from launcher.machine import local
 from launcher.machine.local import LocalOutcome
 from launcher.machine.watcher import Trainer, Watcher, repeated_every
 from workload.contract import bundle, verdict
-from workload.contract.bundle import Bundle, Status
+from workload.contract.bundle import Bundle
 from workload.contract.errors import (
     ExitCode,
     InterruptedRunError,
@@ -37,7 +37,7 @@ from workload.contract.errors import (
     UsageError,
 )
 from workload.contract.interrupt import SIGNALS_UNTIL_KILLED, handled_by, interruption
-from workload.contract.record import JobPlace
+from workload.contract.record import JobPlace, Status
 from workload.contract.text import MINUTE_S, counted, duration, minutes, percent, si
 
 # Range of margins: a larger difference needs no duel, and a smaller one takes thousands of segments.
@@ -356,24 +356,24 @@ class _Relay:
         """Handle a signal from the user: pass it on, or kill the trainer after repeated signals."""
         self.signals.append(number)
         impatient = len(self.signals) >= SIGNALS_UNTIL_KILLED
-        self._signal("SIGKILL" if impatient else signal.Signals(number).name)
+        self._signal(signal.SIGKILL if impatient else number)
 
-    def end(self, name: str) -> None:
-        """End the trainer because the time is used up."""
+    def end(self, number: int) -> None:
+        """End the trainer by this signal because the time is used up."""
         self.is_out_of_time = True
-        self._signal(name)
+        self._signal(number)
 
-    def _signal(self, name: str) -> None:
+    def _signal(self, number: int) -> None:
         for trainer in list(self._trainers):
-            trainer.signal(name)
+            trainer.send_signal(number)
 
     def _begin(self, trainer: Trainer) -> None:
         self._trainers.append(trainer)
         # Signals, or the end of the time, that came while the trainer was starting.
         if self.signals:
-            trainer.signal(signal.Signals(self.signals[0]).name)
+            trainer.send_signal(self.signals[0])
         elif self.is_out_of_time:
-            trainer.signal("SIGTERM")
+            trainer.send_signal(signal.SIGTERM)
 
 
 @contextmanager
@@ -382,8 +382,8 @@ def _relay(left_s: float) -> Iterator[_Relay]:
     relay = _Relay()
     after_s = max(0.0, left_s)
     timers = [
-        threading.Timer(after_s, relay.end, ["SIGTERM"]),
-        threading.Timer(after_s + UNTIL_KILLED_S, relay.end, ["SIGKILL"]),
+        threading.Timer(after_s, relay.end, [signal.SIGTERM]),
+        threading.Timer(after_s + UNTIL_KILLED_S, relay.end, [signal.SIGKILL]),
     ]
     for timer in timers:
         timer.daemon = True

@@ -1,8 +1,7 @@
-"""Place of a sweep with rented machines: one launch for each task, and one loop that polls all of them.
+"""Place of a sweep with rented machines: one launch for each task; `launcher.jobs.watch` polls all of them at once.
 
 Requests and results are in the store, so that this process may end at any moment: the next one adopts the launches that
-still run, fetches the sealed bundles and requests what is missing. Each poll asks for all machines first, then for all
-records, because a machine ends itself only after it has written its result.
+still run, fetches the sealed bundles and requests what is missing.
 """
 
 from collections.abc import Callable, Collection, Sequence

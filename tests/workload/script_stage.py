@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import runpy
+import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 
 from workload import cli
-from workload.steps import script_end
+from workload.steps import program
 
 SCRIPTS = Path(__file__).with_name("scripts")
 LIMIT_S = 110
@@ -83,6 +84,14 @@ def _as_python_does(script: Path, words: tuple[str, ...]) -> None:
     runpy.run_path(str(script), run_name="__main__")
 
 
+def trainer(folder: Path, *words: str) -> "subprocess.Popen[str]":
+    """A running `python -m workload` in `folder`; its output and errors are pipes."""
+    # One thread: two processes whose threads spin for the same cores slow each other down tenfold.
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
+    command, pipe = [sys.executable, "-m", "workload", *words], subprocess.PIPE
+    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment, cwd=folder)
+
+
 def measured(folder: Path, script: Path, *words: str, options: tuple[str, ...] = ()) -> Ran:
     """The script under measurement, without ceilings; `options` are ours."""
     results = folder / "results"
@@ -94,5 +103,5 @@ def measured(folder: Path, script: Path, *words: str, options: tuple[str, ...] =
 
 
 def as_a_user_does(words: list[str]) -> int:
-    script_end.ENDING_S = ENDING_S
+    program.ENDING_S = ENDING_S
     return cli.main(words)

@@ -14,11 +14,11 @@ from typing import assert_never
 
 from workload import log
 from workload.contract import bundle
-from workload.contract.bundle import Bundle, Status
+from workload.contract.bundle import Bundle
 from workload.contract.errors import InterruptedRunError, RooflaunchError, UsageError
 from workload.contract.interrupt import interruption_deferred, stoppable
 from workload.contract.profile_record import ProfileResult
-from workload.contract.record import Record
+from workload.contract.record import Record, Status
 from workload.contract.script import redacted, without_secrets_in
 from workload.contract.spec import Profile, RunSpec
 from workload.profile import command, ncu_pass, profiled_script, torch_pass

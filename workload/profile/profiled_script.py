@@ -20,7 +20,7 @@ from workload.contract.script import DATA, HIDDEN, redacted, with_home
 from workload.contract.spec import Precision, Profile, RunSpec
 from workload.measure.timing import Timeline
 from workload.profile.command import WARMUP_STEPS, Mode
-from workload.profile.owner import end_with
+from workload.profile.supervise import end_with
 from workload.steps import hooks, program
 from workload.steps.hidden_packages import shown
 
@@ -169,4 +169,4 @@ def _error_without_profile(
     if code or profiled is None:
         how = f"failed with {type(error).__name__}" if isinstance(error, Exception) else f"ended with exit code {code}"
         return RunFailedError(f"{script.name} {how} when it ran again", hint="its output is in the log of the profile")
-    return profiled.nothing()
+    return profiled.error_without_profile()

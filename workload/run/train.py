@@ -17,7 +17,6 @@ import torch
 from torch import nn
 
 from workload.contract import bundle, verdict
-from workload.contract.bundle import Status
 from workload.contract.errors import OutOfDeviceMemoryError, RooflaunchError, RunFailedError
 from workload.contract.fields import from_facts
 from workload.contract.interrupt import interruption_deferred, pending_interruption, raise_if_interrupted
@@ -27,6 +26,7 @@ from workload.contract.record import (
     Record,
     SkippedSteps,
     Spec,
+    Status,
 )
 from workload.contract.spec import Context, Device, KeptCeilings, Precision, Resolved, RunSpec, options
 from workload.contract.text import counted, cpu_share, percent, seconds, si

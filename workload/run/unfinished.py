@@ -9,9 +9,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from workload.contract import bundle
-from workload.contract.bundle import Status
 from workload.contract.errors import BundleError, ExitCode, InterruptedRunError, OutOfDeviceMemoryError, RunFailedError
-from workload.contract.record import Record, Spec
+from workload.contract.record import Record, Spec, Status
 from workload.contract.script import script_name, slug
 from workload.contract.spec import Context, Device, RunSpec
 from workload.environment.machine import HostSystem

@@ -21,11 +21,9 @@ from workload.contract.spec import Device
 from workload.measure.recorder import Aside, StepPart, StepPhase
 from workload.steps.batches import Batch, Unit, fetched_at, measure, size_of
 from workload.steps.hooks import Site
-from workload.steps.program import STEP_HINT, Program, several_processes
-from workload.steps.script_end import EndOfScript, end_by_force_after
-from workload.steps.step import Amount, Fetch, Limits, Loader, OpenStep, Optimizers, Phase, Step, describe
+from workload.steps.program import STEP_HINT, EndOfScript, Program, end_by_force_after, several_processes
+from workload.steps.step import Amount, Fetch, Limits, Loader, OpenStep, Optimizers, Phase, Step, StepReceiver, describe
 from workload.steps.step_finder import MOST_SEGMENTS, REPEATS, Pattern, Seen, Segment, StepFinder
-from workload.steps.step_receiver import StepReceiver
 from workload.steps.step_work import MOST_COUNTED, Work, WorkCounter, chosen, usual
 
 LOGGER = log.LOGGER

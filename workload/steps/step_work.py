@@ -18,8 +18,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves
 
 from workload.contract.spec import Device
-from workload.model.flop import FlopCounter, Tally, formula_of
-from workload.model.op_families import is_known
+from workload.model.flop import FlopCounter, Tally, formula_of, is_known
 from workload.steps.hooks import Site
 
 # Precision whose ceiling a product of this type is compared with; fp16 counts as `amp`, with or without a GradScaler.

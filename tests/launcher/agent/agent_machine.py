@@ -19,10 +19,9 @@ from launcher.protocol.records import Heartbeat, Request, Result
 from launcher.protocol.task import Task, TaskRun
 from tests.launcher.backends.gcp.fake_vm import make_request
 from workload.contract import bundle
-from workload.contract.bundle import Status
 from workload.contract.environment_record import CloudFacts, Environment
 from workload.contract.errors import ExitCode, ToolError
-from workload.contract.record import Record, Spec
+from workload.contract.record import Record, Spec, Status
 from workload.contract.spec import RunSpec
 from workload.storage.store import Patience, StoredObject
 
@@ -171,6 +170,13 @@ class Machine:
         code = first.pop(0) if first and isinstance(first[0], int) else ExitCode.DONE
         self.docker.containers.exit_code = code
         self.trains(*first, *([lambda: self.trains_in_turn(*rest)] if rest else []))
+
+    def trains_until_stopped(self, stop: Callable[[], object], *, signal: str = "SIGTERM", **changes: Any) -> None:
+        """A run that is interrupted by `stop`: its trainer ends once it got the signal."""
+        run = self.run_of("run-1", **{"status": Status.INTERRUPTED, **changes})
+        signals = until(lambda: signal in self.docker.containers.created[0].signals)
+        self.trains(*run[:2], stop, signals, run[2])
+        self.docker.containers.exit_code = ExitCode.INTERRUPTED
 
     def sweeps(self, *runs: TaskRun, **changes: Any) -> None:
         """Ask for these runs of a sweep."""

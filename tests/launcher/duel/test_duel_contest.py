@@ -2,6 +2,7 @@
 
 import math
 import random
+import signal
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -385,8 +386,8 @@ class Stubborn:
     def __init__(self) -> None:
         self.heard: list[str] = []
 
-    def signal(self, name: str) -> None:
-        self.heard.append(name)
+    def send_signal(self, number: int) -> None:
+        self.heard.append(signal.Signals(number).name)
 
 
 @pytest.mark.parametrize(

@@ -452,14 +452,14 @@ def test_time_limit_without_anything(run_folder: Path, monkeypatch: pytest.Monke
 
 def test_ctrl_c_keeps_the_steps_that_were_done(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_NCU", "hang")
-    seen, on_line = threading.Event(), ncu_pass._Watch.on_line
+    seen, on_line = threading.Event(), ncu_pass._NcuProgress.on_line
 
-    def watch(self: ncu_pass._Watch, line: str) -> None:
+    def watch(self: ncu_pass._NcuProgress, line: str) -> None:
         on_line(self, line)
-        if self._done == 7:
+        if self.done == 7:
             seen.set()
 
-    monkeypatch.setattr(ncu_pass._Watch, "on_line", watch)
+    monkeypatch.setattr(ncu_pass._NcuProgress, "on_line", watch)
     threading.Thread(target=lambda: (seen.wait(60), os.kill(os.getpid(), signal.SIGINT)), daemon=True).start()
     assert cli.main(["profile", str(run_folder), "--profile-throughput"]) == ExitCode.INTERRUPTED
     found = bundle.read(run_folder).document["profile"]

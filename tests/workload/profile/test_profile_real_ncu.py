@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks.gpu_truth import parts
 from workload.contract.interrupt import stoppable
+from workload.contract.ncu_csv import NcuSource
 from workload.contract.spec import Device, Precision
 from workload.environment import ncu_paths
 from workload.profile import command, diagnosis, kernels, metrics, supervise, tool
@@ -144,6 +145,11 @@ def end_of(words: list[str], folder: Path) -> str:
     return str(diagnosis.explain(end.output, HOST))
 
 
+def table_of(ncu: Ncu, report: Path) -> NcuSource:
+    text = tool.ask(command.import_report(ncu.path, report)) or ""
+    return NcuSource(path=Path("kernels.csv"), content=text.encode())
+
+
 def samples(ncu: Ncu, name: str) -> Path:
     require_table_version(ncu)
     found = [path for root in ncu.path.resolve().parents[2:4] for path in root.glob(f"share/doc/**/{name}.ncu-rep")]
@@ -167,12 +173,9 @@ def test_its_tables_are_read(
     name: str,
     roles: dict[str, str],
     expected: dict[str, float | None],
-    tmp_path: Path,
 ) -> None:
     report = samples(ncu, name)
-    text = tool.ask(command.import_report(ncu.path, report))
-    (tmp_path / "kernels.csv").write_text(text or "")
-    (found,) = kernels.read(tmp_path / "kernels.csv", roles)[0]
+    (found,) = kernels.read(table_of(ncu, report), roles)[0]
     assert found.values == {role: value if value is None else pytest.approx(value) for role, value in expected.items()}
     assert found.name == "void Sobel<float>(uchar4 *, uchar4 *, int, int)"
     assert found.passes == 42
@@ -183,6 +186,5 @@ def test_its_tables_are_read(
 def test_damaged_report_is_said(ncu: Ncu, damage: Callable[[bytes], bytes], tmp_path: Path) -> None:
     broken = tmp_path / "broken.ncu-rep"
     broken.write_bytes(damage(samples(ncu, "sobelFloat").read_bytes()))
-    text = tool.ask(command.import_report(ncu.path, broken))
     with pytest.raises(Exception, match="there is no table; ncu reports: ==ERROR== Failed to load report file"):
-        kernels.parse(text or "", {})
+        kernels.read(table_of(ncu, broken), {})

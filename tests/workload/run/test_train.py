@@ -3,11 +3,9 @@
 import errno
 import json
 import logging
-import os
 import resource
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -21,13 +19,15 @@ from typing import Any
 import pytest
 import torch
 
+from tests.waiting import until
+from tests.workload.script_stage import trainer
 from workload import cli
 from workload.contract import bundle
 from workload.contract.environment_record import DeviceFacts, Environment
 from workload.contract.errors import ExitCode
 from workload.contract.record import Record, Spec, Status, Timing
 from workload.contract.spec import Device, RunSpec
-from workload.measure import ceiling_rates, settle
+from workload.measure import settle
 from workload.model import models
 from workload.run import train
 
@@ -82,6 +82,9 @@ def test_completed_run_holds_together(capsys: pytest.CaptureFixture[str]) -> Non
     assert record["spec_origin"]["seed"] == "default"
     assert record["usage"]["max_rss_bytes"] > 100e6
     assert record["environment"]["place"] == "local-cpu"
+    assert timing["skipped_steps"] is None, "only AMP skips steps"
+    assert torch.get_float32_matmul_precision() == "highest", "fp32 is fp32"
+    assert not torch.backends.cudnn.allow_tf32
 
 
 @dataclass
@@ -154,11 +157,6 @@ def test_steps_that_amp_skipped_are_recorded_and_said(
     assert f"note       {note}" in capsys.readouterr().err
 
 
-def test_without_amp_nothing_is_said_of_skipped_steps() -> None:
-    _, folder = run("--iterations", "1")
-    assert record_of(folder)["timing"]["skipped_steps"] is None
-
-
 def test_random_labels_are_learned() -> None:
     _, folder = run("--iterations", "30")
     losses = [float(row["loss"]) for row in bundle.read(folder).steps()]
@@ -198,12 +196,6 @@ def test_accumulation_counts_every_batch() -> None:
     assert accumulated["timing"]["images"] == 24
     flop = [each["complexity"]["train_flop_per_step"] for each in (accumulated, single)]
     assert flop[0] == pytest.approx(4 * flop[1])
-
-
-def test_fp32_is_fp32() -> None:
-    run("--iterations", "1")
-    assert torch.get_float32_matmul_precision() == "highest"
-    assert not torch.backends.cudnn.allow_tf32
 
 
 @pytest.mark.parametrize(
@@ -246,31 +238,17 @@ def test_image_folder_shows_data_waits(images: Path) -> None:
     assert record["environment"]["host"]["dataset_storage"]["mount_point"]
 
 
-@pytest.fixture
-def without_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The machine that tests run on may be as busy as it likes: its ceilings count as clean."""
-    monkeypatch.setattr(ceiling_rates.MeasuredRate, "doubt", None)
-
-
 @pytest.mark.usefixtures("without_doubt")
-def test_ceilings_come_first_and_are_reused() -> None:
-    _, first = run("--iterations", "1", ceilings=True)
-    _, second = run("--iterations", "1", ceilings=True)
-    measured, reused = record_of(first), record_of(second)
-    assert measured["ceilings"]["age_s"] == 0
+def test_ceilings_come_first_and_are_reused_unless_fresh_ones_are_requested() -> None:
+    lines: tuple[list[str], ...] = ([], [], ["--fresh-ceilings"])
+    measured, reused, fresh = (record_of(run("--iterations", "1", *words, ceilings=True)[1]) for words in lines)
+    assert measured["ceilings"]["age_s"] == fresh["ceilings"]["age_s"] == 0
     assert reused["ceilings"]["age_s"] > 0
     assert measured["ceilings"]["flop_per_s"] == reused["ceilings"]["flop_per_s"]
     assert list(measured["timing"]["phases"]).index("ceilings") < list(measured["timing"]["phases"]).index("warmup")
     theoretical_s = measured["complexity"]["theoretical_step_s"]
     assert 0 < theoretical_s < measured["timing"]["step_s"]["median"]
     assert measured["bound"]["bound"] in {"input", "overhead", "compute", "memory", "neither", None}
-
-
-@pytest.mark.usefixtures("without_doubt")
-def test_fresh_ceilings() -> None:
-    run("--iterations", "1", ceilings=True)
-    _, second = run("--iterations", "1", "--fresh-ceilings", ceilings=True)
-    assert record_of(second)["ceilings"]["age_s"] == 0
 
 
 def in_a_block(**context: object) -> list[str]:
@@ -519,25 +497,19 @@ def fail_at(step: int, error: Exception, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def start(*words: str, file_limit_bytes: int | None = None) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "workload", "train", *TINY, "-o", "out", "--no-ceilings", *words]
-    root = str(Path(__file__).parents[3])
-    # One thread: two processes whose threads spin for the same cores slow each other down tenfold.
-    environment = os.environ | {"PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    process = trainer(Path(), "train", *TINY, "-o", "out", "--no-ceilings", *words)
     if file_limit_bytes:
         resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (file_limit_bytes, file_limit_bytes))
     return process
 
 
 def wait_for_steps(process: subprocess.Popen[str], count: int) -> Path:
-    assert process.stdout is not None
     folder = Path(process.stdout.readline().strip())
-    deadline_s = time.monotonic() + 60
-    while time.monotonic() < deadline_s:
-        if (folder / "steps.csv").exists() and len(bundle.read_steps(folder)) >= count:
-            return folder
-        time.sleep(0.05)
-    pytest.fail(f"no {count} steps within a minute")
+    until(
+        lambda: (folder / "steps.csv").exists() and len(bundle.read_steps(folder)) >= count,
+        f"no {count} steps",
+    )
+    return folder
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,7 @@ from workload.measure.timing import Timeline
 from workload.run.region import Region
 from workload.steps import step_log as tapes
 from workload.steps.hooks import Site
-from workload.steps.program import Program
-from workload.steps.script_end import EndOfScript
+from workload.steps.program import EndOfScript, Program
 from workload.steps.session import Session, Stage
 from workload.steps.step import Limits
 from workload.steps.step_log import StepLog

@@ -1,8 +1,7 @@
 """A machine to log in to: a real sshd on loopback, with a folder of its own for each test."""
 
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -48,13 +47,6 @@ def plan_of(where: Where, *, token: str = "abcdef", limit_s: int = 300, **given:
 def doing(plan: SshPlan, code: str) -> SshPlan:
     """The plan with a few lines of Python in place of the agent."""
     return replace(plan, start=Start(words=(sys.executable, "-u", "-c", code), environment={}))
-
-
-def until(holds: Callable[[], object], what: str, *, within_s: float = 120) -> None:
-    end_s = time.monotonic() + within_s
-    while not holds():
-        assert time.monotonic() < end_s, what
-        time.sleep(0.05)
 
 
 def processes_in(session: int) -> list[int]:

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests import sshd
-from tests.launcher.backends.ssh.conftest import until
 from tests.launcher.script import tiny
+from tests.waiting import until
 from workload.contract import bundle
 from workload.contract.errors import ExitCode
 

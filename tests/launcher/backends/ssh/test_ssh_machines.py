@@ -17,7 +17,8 @@ from launcher.backends.ssh.options import Where
 from launcher.backends.ssh.plan import SshPlan
 from launcher.protocol.backend import Condition, Machine
 from tests import sshd
-from tests.launcher.backends.ssh.conftest import doing, plan_of, processes_in, until
+from tests.launcher.backends.ssh.conftest import doing, plan_of, processes_in
+from tests.waiting import until
 from workload.contract.errors import ExitCode, NoCapacityError
 from workload.storage.ssh import LostError
 
