@@ -53,10 +53,10 @@ def metric(within: str, name: str, value: float) -> Callable[[Parts], None]:
     return change
 
 
-def each(*changes: Callable[[Parts], None]) -> Callable[[Parts], None]:
+def all_of(*changes: Callable[[Parts], None]) -> Callable[[Parts], None]:
     def change(parts: Parts) -> None:
-        for one in changes:
-            one(parts)
+        for apply in changes:
+            apply(parts)
 
     return change
 
@@ -162,14 +162,14 @@ DISPROVED = [
     ),
     (
         "WSL's cure is Windows' own switch",
-        each(
+        all_of(
             put("machine.wsl", True),
             put("profile-fp32.record.profile.status", "unavailable"),
             put("profile-fp32.record.profile.hint", "a module option"),
         ),
         "unavailable: a module option",
     ),
-    ("tests/gpu pass", each(put("tests.exit_code", 1), put("tests.said", "2 failed")), "2 failed"),
+    ("tests/gpu pass", all_of(put("tests.exit_code", 1), put("tests.said", "2 failed")), "2 failed"),
     *(
         (f"{precision}: {claim}", put(f"profile-{precision}.{path}", value), found)
         for precision in PRECISIONS
@@ -199,7 +199,7 @@ DISPROVED = [
     *(
         (
             f"{precision}: no false lower bound",
-            each(
+            all_of(
                 put(f"profile-{precision}.record.profile.flop_is_lower_bound", True),
                 put(f"profile-{precision}.record.profile.lower_bound_reason", "hidden"),
             ),
@@ -267,7 +267,7 @@ def test_texts_fit_a_narrow_table() -> None:
         ("L2 has traffic between its halves", put("counters.asked", [PIPE])),
         (
             "L2 has traffic between its halves",
-            each(
+            all_of(
                 *(
                     metric(name, FABRIC, 0)
                     for name in ("constants", "packed_half", "single", "product", "softmax", "backward")
@@ -346,7 +346,7 @@ def test_an_a100_answers_with_the_power_of_now() -> None:
         ),
         (
             "auto takes the GPU, or says why not",
-            each(put("machine.gpu", None), put("machine.driver", None)),
+            all_of(put("machine.gpu", None), put("machine.driver", None)),
             "no NVIDIA driver is loaded there",
         ),
     ],

@@ -289,9 +289,9 @@ def plain_identity() -> dict[str, Any]:
 def test_a_slowdown_is_said_while_it_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     slowed = replace(rate(60e12), burst=100e12, sustained=60e12)
     monkeypatch.setattr(ceilings, "product_rate", lambda *_: slowed)
-    said: list[str] = []
-    ceilings.measure(Device.CPU, precisions=["fp32"], bandwidth=False, progress=said.append)
-    assert said[1:] == ["fp32: 40 % slower under load: the sustained rate is the ceiling"]
+    messages: list[str] = []
+    ceilings.measure(Device.CPU, precisions=["fp32"], bandwidth=False, progress=messages.append)
+    assert messages[1:] == ["fp32: 40 % slower under load: the sustained rate is the ceiling"]
 
 
 def test_a_rate_of_an_older_file_is_its_median() -> None:
@@ -602,8 +602,8 @@ def small_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("small_arrays", "without_doubt")
 def test_a_real_measurement_on_this_cpu() -> None:
-    random_state, before, said = torch.random.get_rng_state(), settings(), []
-    measured = ceilings.measure(Device.CPU, precisions=["fp32"], progress=said.append, limit_share=0.1)
+    random_state, before, messages = torch.random.get_rng_state(), settings(), []
+    measured = ceilings.measure(Device.CPU, precisions=["fp32"], progress=messages.append, limit_share=0.1)
     assert set(measured.flop_per_s) == {"fp32"}
     assert set(measured.bytes_per_s) == {"copy", "triad"}
     assert measured.unavailable == {}
@@ -617,7 +617,7 @@ def test_a_real_measurement_on_this_cpu() -> None:
     assert (measured.threads, torch.__version__ in measured.software) == (torch.get_num_threads(), True)
     assert torch.equal(torch.random.get_rng_state(), random_state)
     assert settings() == before
-    assert said == [
+    assert messages == [
         "measuring this machine's ceiling: fp32 matrix product",
         "measuring this machine's ceiling: memory bandwidth",
     ]

@@ -40,10 +40,12 @@ CASES: dict[str, tuple[list[float | None], float | None, Settling]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_waits_for_the_temperature_of_the_first_run(case: str) -> None:
     readings, target_c, expected = CASES[case]
-    left, slept, said = iter(readings), list[float](), list[str]()
-    recorded = settle(lambda: next(left), target_c, report=said.append, now_s=lambda: sum(slept), sleep=slept.append)
+    remaining, slept, messages = iter(readings), list[float](), list[str]()
+    recorded = settle(
+        lambda: next(remaining), target_c, report=messages.append, now_s=lambda: sum(slept), sleep=slept.append
+    )
     assert recorded == expected
-    assert len(said) == bool(expected.waited_s)
+    assert len(messages) == bool(expected.waited_s)
 
 
 @pytest.mark.parametrize(

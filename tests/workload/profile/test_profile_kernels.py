@@ -99,11 +99,11 @@ def test_a_file_without_a_table_is_refused(broken: str, message: str) -> None:
     ids=["thousands", "nan", "prefix", "unit"],
 )
 def test_an_odd_cell_costs_that_cell(odd: str, dram_bytes: float | None, notes: tuple[str, ...]) -> None:
-    kernels, told = parse(odd, ROLES)
+    kernels, reported = parse(odd, ROLES)
     assert [kernel.name for kernel in kernels] == ['void k<float, "a">(int, T1 *)', "fill"]
     assert kernels[0].values["dram_bytes"] == dram_bytes
     assert kernels[0].values["tensor_flop_fp16"] == 2048, "the others are not touched"
-    assert told == notes
+    assert reported == notes
 
 
 def test_a_broken_row_costs_that_row() -> None:

@@ -35,7 +35,7 @@ STEP = [
 ]
 
 
-def again(kernels: list[Kernel], number: int) -> list[Kernel]:
+def as_step(kernels: list[Kernel], number: int) -> list[Kernel]:
     return [replace(each, marks=(each.marks or "").replace("step 0", f"step {number}")) for each in kernels]
 
 
@@ -46,7 +46,7 @@ def labelled(kernels: list[Kernel]) -> summary.Labelled:
 
 
 def test_kernels_are_told_apart_by_their_ranges() -> None:
-    found = labelled([kernel(mark("calibration fp32")), *STEP, *again(STEP, 10), kernel("")])
+    found = labelled([kernel(mark("calibration fp32")), *STEP, *as_step(STEP, 10), kernel("")])
     assert sorted(found.steps) == [0, 10]
     assert list(found.steps[10]) == ["data", "forward", "backward", "optimizer"]
     assert [len(found.calibrations["fp32"]), len(found.outside)] == [1, 1]
@@ -57,7 +57,7 @@ def test_without_the_column_nothing_is_guessed() -> None:
 
 
 def test_figures_are_means_over_steps() -> None:
-    found = summary.per_step(labelled([*STEP, *again(STEP, 1)]))
+    found = summary.per_step(labelled([*STEP, *as_step(STEP, 1)]))
     assert found["steps_profiled"] == 2
     assert found["kernels_per_step"] == 4
     # 2*500 forward + 2*1000 backward + 100 additions of the optimizer.
@@ -84,7 +84,7 @@ def test_figures_are_means_over_steps() -> None:
 
 
 def test_last_step_counts_only_if_it_came_to_its_end() -> None:
-    found = labelled([*STEP, *again(STEP[:2], 1)])
+    found = labelled([*STEP, *as_step(STEP[:2], 1)])
     assert sorted(found.complete(finished=False).steps) == [0]
     assert sorted(found.complete(finished=True).steps) == [0, 1]
     assert labelled([]).complete(finished=False).steps == {}
@@ -129,9 +129,11 @@ def test_without_tensor_metrics_they_are_unavailable_or_certainly_none(
     instructions: float | None, tensor_flop: float | None, is_bound: bool
 ) -> None:
     """A V100 in fp32 has no tensor metrics, nor has an ncu before 2023.2."""
-    one = kernel(mark("step 0 forward"), tensor_instructions=instructions)
-    bare = replace(one, values={role: value for role, value in one.values.items() if role != "tensor_flop_tf32"})
-    found = summary.per_step(labelled([bare]))
+    counted = kernel(mark("step 0 forward"), tensor_instructions=instructions)
+    uncounted = replace(
+        counted, values={role: value for role, value in counted.values.items() if role != "tensor_flop_tf32"}
+    )
+    found = summary.per_step(labelled([uncounted]))
     assert found["tensor_flop_per_step"] == tensor_flop
     assert found["flop_is_lower_bound"] is is_bound
     if is_bound:
@@ -212,8 +214,8 @@ def test_no_model_flop_no_ratio() -> None:
 
 
 def test_step_bytes_are_shared_out() -> None:
-    whole = kernel("", "range", dram_bytes=4000, dram_read_bytes=3000, time_s=0.4)
-    found = summary.step_bytes([whole], 4)
+    whole_range = kernel("", "range", dram_bytes=4000, dram_read_bytes=3000, time_s=0.4)
+    found = summary.step_bytes([whole_range], 4)
     assert (found["dram_bytes_per_step"], found["dram_read_bytes_per_step"]) == (1000, 750)
     assert found["range_time_s_per_step"] == pytest.approx(0.1)
     assert found["dram_write_bytes_per_step"] is None

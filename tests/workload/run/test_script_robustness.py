@@ -31,13 +31,13 @@ DONE = "  next          "
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """`text`: code after `LOOP`; `last`: the beginning of a line of our messages; `note`: of a note in the bundle."""
+    """`text`: code after `LOOP`; `message`, `note`: beginnings of one of our messages and of a note in the bundle."""
 
     text: str
     code: int = 0
     out: str = ""
     status: str | None = "completed"
-    last: str = DONE
+    message: str = DONE
     note: str = ""
     daily: bool = False
     deterministic: bool = False
@@ -78,7 +78,7 @@ for thread in threads: thread.join()
 """,
         code=2,
         status=None,
-        last="hint: train in one thread",
+        message="hint: train in one thread",
     ),
     "deterministic algorithms": Case(
         text="torch.use_deterministic_algorithms(True)\nlist(train())", deterministic=True
@@ -103,7 +103,7 @@ for number in train():
 """,
         code=7,
         status="failed",
-        last="error: script.py ended with exit code 7 after ",
+        message="error: script.py ended with exit code 7 after ",
     ),
     "its own SIGINT": Case(
         text="""
@@ -130,7 +130,7 @@ for number in train():
 """,
         code=130,
         status="interrupted",
-        last="error: interrupted by Ctrl-C",
+        message="error: interrupted by Ctrl-C",
     ),
     "does not catch SIGTERM": Case(
         text="""
@@ -139,7 +139,7 @@ for number in train():
 """,
         code=130,
         status="interrupted",
-        last="error: interrupted by SIGTERM",
+        message="error: interrupted by SIGTERM",
     ),
     "workers": Case(text="if __name__ == '__main__': list(train(DataLoader(data, 4, num_workers=2)))"),
     "workers that are spawned": Case(
@@ -187,7 +187,7 @@ child = multiprocessing.get_context('fork').Process(target=lambda: list(train())
 """,
         code=6,
         status=None,
-        last="hint: a script that trains in child processes",
+        message="hint: a script that trains in child processes",
     ),
     "catches everything": Case(
         text="""
@@ -195,7 +195,7 @@ while True:
     try: list(train())
     except BaseException: pass
 """,
-        last=ENDED,
+        message=ENDED,
     ),
     # No two steps do the same work: counting gives up after some.
     "batches that all differ": Case(
@@ -222,7 +222,7 @@ def test_a_script_with_ways_of_its_own(name: str, tmp_path: Path) -> None:
     ran = measured(tmp_path / "run", script, options=("--warmup", "2", "--iterations", "5"))
     assert (ran.code, ran.out) == (case.code, case.out), ran.err
     lines = ran.err.splitlines()
-    assert any(line.startswith(case.last) for line in lines), ran.err
+    assert any(line.startswith(case.message) for line in lines), ran.err
     assert "bug in rooflaunch" not in ran.err
     if case.status is None:
         assert ran.record is None

@@ -16,7 +16,7 @@ OUTSIDE = {"host": {"kernel": "6.1"}, "container": {"image": "x"}}
 ON_CPU = RunSpec(device=Device.CPU)
 
 
-def settle(
+def outcomes(
     folders: list[Path], output: Path, *, code: int = -11, error: Exception | None = KILLED, repeats: int = 1
 ) -> list[tuple[str, str | None, int]]:
     """Status, error and number of each bundle."""
@@ -26,7 +26,7 @@ def settle(
     return [(record["status"], record["error"], record["repeat"]["index"]) for record in records]
 
 
-def left(output: Path, name: str, status: Status, *, sealed: bool) -> Path:
+def make_bundle(output: Path, name: str, status: Status, *, sealed: bool) -> Path:
     folder = bundle.create(output, name)
     spec = Spec(model="resnet18", batch_size=4)
     bundle.write_record(folder, Record(run_id=name, status=status, repeat=Repeat(index=1, of=1), spec=spec))
@@ -40,44 +40,44 @@ def left(output: Path, name: str, status: Status, *, sealed: bool) -> Path:
     ("error", "status"), [(KILLED, "failed"), (NO_MEMORY, "out_of_memory")], ids=["killed", "out of memory"]
 )
 def test_a_trainer_that_died_before_its_bundle_gets_one(error: Exception, status: str, tmp_path: Path) -> None:
-    assert settle([], tmp_path, error=error) == [(status, str(error), 1)]
+    assert outcomes([], tmp_path, error=error) == [(status, str(error), 1)]
 
 
 def test_a_traceback_before_the_bundle_leaves_one(tmp_path: Path) -> None:
-    assert settle([], tmp_path, code=1, error=None) == [("failed", "the trainer ended with a traceback", 1)]
+    assert outcomes([], tmp_path, code=1, error=None) == [("failed", "the trainer ended with a traceback", 1)]
 
 
 @pytest.mark.parametrize("code", [0, 2, 4, 6, 7, 130])
 def test_a_trainer_that_ended_by_itself_has_left_what_there_is(code: int, tmp_path: Path) -> None:
-    assert settle([], tmp_path, code=code, error=None) == []
+    assert outcomes([], tmp_path, code=code, error=None) == []
     assert list(tmp_path.iterdir()) == []
 
 
 def test_an_interrupted_run_that_had_not_begun_leaves_none(tmp_path: Path) -> None:
-    assert settle([], tmp_path, error=STOPPED) == []
+    assert outcomes([], tmp_path, error=STOPPED) == []
 
 
 def test_an_open_bundle_keeps_its_steps(tmp_path: Path) -> None:
-    folder = left(tmp_path, "run-1", Status.RUNNING, sealed=False)
-    assert settle([folder], tmp_path, error=STOPPED) == [("interrupted", "interrupted by Ctrl-C", 1)]
+    folder = make_bundle(tmp_path, "run-1", Status.RUNNING, sealed=False)
+    assert outcomes([folder], tmp_path, error=STOPPED) == [("interrupted", "interrupted by Ctrl-C", 1)]
     assert [row["loss"] for row in bundle.read(folder).steps()] == ["6.9"]
 
 
 def test_a_folder_without_a_record_gets_one(tmp_path: Path) -> None:
     folder = bundle.create(tmp_path, "run-1")
-    assert settle([folder], tmp_path) == [("failed", str(KILLED), 1)]
+    assert outcomes([folder], tmp_path) == [("failed", str(KILLED), 1)]
 
 
 def test_complete_bundles_stay_and_the_next_repeat_is_recorded(tmp_path: Path) -> None:
-    folder = left(tmp_path, "run-1", Status.COMPLETED, sealed=True)
+    folder = make_bundle(tmp_path, "run-1", Status.COMPLETED, sealed=True)
     before = (folder / bundle.RECORD).read_bytes()
-    assert settle([folder], tmp_path, repeats=3) == [("completed", None, 1), ("failed", str(KILLED), 2)]
+    assert outcomes([folder], tmp_path, repeats=3) == [("completed", None, 1), ("failed", str(KILLED), 2)]
     assert (folder / bundle.RECORD).read_bytes() == before
 
 
 def test_a_repeat_that_has_told_its_failure_is_not_followed_by_another(tmp_path: Path) -> None:
-    folder = left(tmp_path, "run-1", Status.FAILED, sealed=True)
-    assert settle([folder], tmp_path, code=1, error=None, repeats=3) == [("failed", None, 1)]
+    folder = make_bundle(tmp_path, "run-1", Status.FAILED, sealed=True)
+    assert outcomes([folder], tmp_path, code=1, error=None, repeats=3) == [("failed", None, 1)]
 
 
 def test_what_is_known_from_outside_is_recorded(tmp_path: Path) -> None:
@@ -87,8 +87,8 @@ def test_what_is_known_from_outside_is_recorded(tmp_path: Path) -> None:
     where = found.document["environment"]
     assert "-here-resnet18-b16-fp32-" in found.document["run_id"]
     assert (where["place"], where["runtime"]) == ("here", "docker")
-    said = {name: {fact: where[name].get(fact) for fact in facts} for name, facts in OUTSIDE.items()}
-    assert said == OUTSIDE
+    recorded = {name: {fact: where[name].get(fact) for fact in facts} for name, facts in OUTSIDE.items()}
+    assert recorded == OUTSIDE
     assert (where["device"], found.document["spec_origin"]) == ({"type": "cpu"}, {"model": "option"})
     assert found.document["notes"] == [unfinished.NOTE]
     assert {file.name for file in found.files} == {"run.json", "steps.csv", "telemetry.csv", "log.txt"}
