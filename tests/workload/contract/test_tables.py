@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workload.contract.tables import Column, Role, TableFormat, number, render, table_width
-from workload.contract.text import printable
 
 COLUMNS = (
     Column(name="model", heading="model"),
@@ -168,7 +167,6 @@ def test_json_has_nothing_that_a_terminal_obeys_or_cannot_show(form: TableFormat
 
 
 def test_names_from_files_cannot_break_the_table() -> None:
-    assert printable("a\nb\x1b[31m\u202ec\ud800") == "a\\nb\\x1b[31m\\u202ec\\ud800"
     text = render(frame(model=["<b>\n\x1b[2J", "é µ"]), COLUMNS, TableFormat.TABLE)
     assert len(text.splitlines()) == 3
     assert "\x1b" not in text
