@@ -59,8 +59,8 @@ def test_rows_are_as_good_as_a_frame() -> None:
 
 
 def test_json_keeps_every_digit_and_says_null() -> None:
-    found = json.loads(render(frame(), COLUMNS, TableFormat.JSON))
-    assert found[0] == {
+    parsed = json.loads(render(frame(), COLUMNS, TableFormat.JSON))
+    assert parsed[0] == {
         "model": "resnet18",
         "step_s": 0.0123456789,
         "flop_per_s": 1.234567e12,
@@ -69,7 +69,7 @@ def test_json_keeps_every_digit_and_says_null() -> None:
         "spot": True,
         "note": None,
     }
-    assert found[1]["flop_per_s"] is None
+    assert parsed[1]["flop_per_s"] is None
 
 
 def test_csv_keeps_every_digit_and_leaves_absent_cells_empty() -> None:

@@ -62,11 +62,11 @@ class Handler(BaseHTTPRequestHandler):
         assert self.headers["Metadata-Flavor"] == "Google"
         key = self.path.removeprefix(BASE)
         self.asked.append(key)
-        found = self.values.get(key)
-        self.send_response(404 if found is None else 200)
+        value = self.values.get(key)
+        self.send_response(404 if value is None else 200)
         if self.flavor is not None:
             self.send_header("Metadata-Flavor", self.flavor)
-        body = ("not found" if found is None else found).encode()
+        body = ("not found" if value is None else value).encode()
         self.send_header(*(("Transfer-Encoding", "chunked") if self.chunked else ("Content-Length", str(len(body)))))
         self.end_headers()
         self.wfile.write(b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body) if self.chunked else body)
