@@ -22,7 +22,7 @@ MAX_NAME = 200
 
 
 @dataclass(frozen=True, kw_only=True)
-class Given:
+class UserFacts:
     """Facts given by the user; they take precedence over the file's."""
 
     model: str | None = None
@@ -36,7 +36,7 @@ class Given:
     image_size: int | None = None
     device: int | None = None
 
-    def checked(self) -> "Given":
+    def checked(self) -> "UserFacts":
         """This object; `UsageError` if a value breaks its rule."""
         for name in ("model", "gpu", "driver", "torch", "dataset"):
             text = getattr(self, name)
@@ -79,14 +79,14 @@ class File:
     content: bytes
     sha256: str
 
-    def described(self, kind: str, given: Given) -> Imported:
+    def described(self, kind: str, user: UserFacts) -> Imported:
         """The first fields of section `imported` in run.json."""
         return Imported(
             file=self.path.name,
             bytes=len(self.content),
             sha256=self.sha256,
             kind=kind,
-            given=GivenByUser(**asdict(given)),
+            given=GivenByUser(**asdict(user)),
             imported_at=datetime.now(UTC).isoformat(),
         )
 
@@ -120,7 +120,7 @@ def precision_of(label: str, who: str) -> str:
 
 
 def new_record(
-    facts: Facts, given: Given, imported: Imported, *, started_at: datetime | None, measured: int | None
+    facts: Facts, user: UserFacts, imported: Imported, *, started_at: datetime | None, measured: int | None
 ) -> Record:
     """The content of run.json without figures; dated from the run's own start if known."""
     spec = Spec(
@@ -129,11 +129,11 @@ def new_record(
         batch_size=facts.batch_size,
         precision=facts.precision,
         iterations=measured,
-        dataset=given.dataset,
-        image_size=given.image_size or facts.image_size,
+        dataset=user.dataset,
+        image_size=user.image_size or facts.image_size,
     )
     known = [name for name, value in vars(spec).items() if value is not None]
-    place, torch = facts.place or facts.device_name or "imported", given.torch or facts.torch
+    place, torch = facts.place or facts.device_name or "imported", user.torch or facts.torch
     return Record(
         run_id=bundle.make_run_id(
             now=started_at or datetime.now(UTC),
@@ -145,10 +145,10 @@ def new_record(
         status=Status.COMPLETED,
         imported=imported,
         spec=spec,
-        spec_origin={name: "option" if getattr(given, name, None) is not None else "file" for name in known},
+        spec_origin={name: "option" if getattr(user, name, None) is not None else "file" for name in known},
         environment=Environment(
             place=place,
-            device=DeviceFacts(type=facts.device_type, name=facts.device_name, driver_version=given.driver),
+            device=DeviceFacts(type=facts.device_type, name=facts.device_name, driver_version=user.driver),
             software=SoftwareFacts(torch=torch) if torch else None,
         ),
         timing=Timing(started_at=iso(started_at)),

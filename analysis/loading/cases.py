@@ -53,7 +53,7 @@ class Case:
     @property
     def unit(self) -> str:
         """Unit of the throughput: `images`, or what was detected for a user's own script."""
-        return units.of(self.facts)
+        return units.unit_of(self.facts)
 
     @property
     def on_cpu(self) -> bool:

@@ -78,7 +78,7 @@ def row_of(document: Mapping[str, Any]) -> Row:
     reading = contract.read(document)
     run, remarks = reading.record, list(reading.remarks)
     # An imported run has no count of its model's work; the formulas find the model by its name.
-    by_name = model_work.of_spec(run.spec) if run.imported is not None and run.complexity is None else None
+    by_name = model_work.known_work(run.spec) if run.imported is not None and run.complexity is None else None
     if by_name is not None:
         run = replace(run, complexity=by_name.complexity)
     run = replace(run, bound=_verdict(run))

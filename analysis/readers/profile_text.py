@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from analysis.readers.tables import DELIMITERS, again, split_line, without_second_half
+from analysis.readers.tables import DELIMITERS, repeated_rows, split_line, without_second_half
 from workload.contract.ncu_csv import ID, METRIC, NAME, PROCESS, UNIT, VALUE
 from workload.contract.text import counted
 
@@ -55,7 +55,7 @@ def ncu_text_as_csv(text: str) -> str:
     messages = [line for line in text.splitlines() if line.startswith(_MESSAGE)]
     once, is_doubled = without_second_half(text)
     launches = [list(rows) for _, rows in itertools.groupby(_rows(once), key=lambda row: row[0])]
-    repeated = set(again([_figures(rows) for rows in launches], [_times(rows) for rows in launches]))
+    repeated = set(repeated_rows([_figures(rows) for rows in launches], [_times(rows) for rows in launches]))
     number = len(repeated) + len(launches) * is_doubled
     if number:
         messages.append(

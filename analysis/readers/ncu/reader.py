@@ -94,7 +94,7 @@ def read(path: Path) -> NcuFile:
     except OSError as error:
         reason = f"it cannot be read: {error.strerror or error}"
         raise NcuFileError(path, Failure.ABSENT, reason, hint="check the path") from error
-    whole = launches.mended(content.tables)
+    whole = launches.unique_launches(content.tables)
     gpus = launches.gpus_of(whole.tables)
     losses = [*content.losses, *whole.damage]
     if len(gpus) > 1:

@@ -8,7 +8,7 @@ import pytest
 
 import analysis
 from analysis.audit import RULES, Severity, audit
-from analysis.importing import Given, import_file
+from analysis.importing import UserFacts, import_file
 from analysis.loading import model_work
 from tests.analysis.readers.ncu.ncu_files import DRAM, FADD, FFMA, FMUL, TIME, save, wide
 from workload.contract import bundle
@@ -27,7 +27,7 @@ def folder(tmp_path: Path) -> Path:
 def import_text(folder: Path, text: str, name: str = "", **given: Any) -> dict[str, Any]:
     """Run.json of the only run of a file."""
     path = save(folder / "in", text, name or f"{len(list((folder / 'in').iterdir()))}.csv")
-    (made,) = import_file(path, Given(**given), output=folder / "out")
+    (made,) = import_file(path, UserFacts(**given), output=folder / "out")
     return dict(bundle.read(made).document)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import analysis
 from analysis.audit import audit
-from analysis.importing import Given, import_file
+from analysis.importing import UserFacts, import_file
 from analysis.loading.configurations import NotPoolableError, completed, group, require_poolable
 from analysis.readers import ncu
 from benchmarks.synthetic_bundles import make
@@ -41,7 +41,7 @@ def written(text: str, *, delimiter: str = ",", is_reversed: bool = False, is_qu
 def imported(folder: Path, text: str, name: str = "table.csv", **given: Any) -> Record:
     (folder / name).write_text(text)
     options = {"model": "mine", "batch_size": 4, "profile_steps": 1, **given}
-    (made,) = import_file(folder / name, Given(**options), output=folder / "results")
+    (made,) = import_file(folder / name, UserFacts(**options), output=folder / "results")
     return bundle.read_record(made)
 
 
@@ -124,7 +124,7 @@ LOG = "model,batch_size,step,images_processed,elapsed_sec,images_per_sec,device_
 )
 def test_a_log_that_counts_images_and_seconds(batch: int, rate: int, rule: str | None, tmp_path: Path) -> None:
     (tmp_path / "log.csv").write_text(LOG.format(batch=batch, rate=rate))
-    (made,) = import_file(tmp_path / "log.csv", Given(), output=tmp_path / "results")
+    (made,) = import_file(tmp_path / "log.csv", UserFacts(), output=tmp_path / "results")
     record = bundle.read_record(made)
     assert record.environment.device.name == "Tesla T4"
     assert record.environment.software is not None
@@ -148,7 +148,7 @@ def traced(folder: Path, times: int, name: str) -> None:
     events = product_step(gpu_us=100 * times)
     events[1]["args"]["Input Dims"] = [[800 * times, 800], [800, 700]]
     (folder / name).write_text(document(events, deviceProperties=[V100], traceName=name))
-    import_file(folder / name, Given(model="other", batch_size=8), output=folder / "results")
+    import_file(folder / name, UserFacts(model="other", batch_size=8), output=folder / "results")
 
 
 def test_different_work_of_one_name_is_not_one_configuration(tmp_path: Path) -> None:

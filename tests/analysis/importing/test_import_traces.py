@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import analysis
-from analysis.importing import Given, import_file
+from analysis.importing import UserFacts, import_file
 from analysis.roofline.points import points
 from tests.analysis.in_process import Analyze
 from tests.analysis.readers.traces.kineto_traces import (
@@ -32,7 +32,7 @@ from workload.contract.errors import ExitCode, NothingToDoError
 from workload.contract.record import Record
 
 FLOP = 2 * CONVOLUTION_FLOP + MM_FLOP
-GIVEN = Given(model="small", batch_size=4)
+GIVEN = UserFacts(model="small", batch_size=4)
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def run(monkeypatch: pytest.MonkeyPatch, analyze: Analyze, tmp_path: Path) -> An
     return analyze
 
 
-def imported(folder: Path, text: str, given: Given = GIVEN, name: str = "t.json") -> Record:
+def imported(folder: Path, text: str, given: UserFacts = GIVEN, name: str = "t.json") -> Record:
     (folder / name).write_text(text)
     (made,) = import_file(folder / name, given, output=folder / "results")
     return bundle.read_record(made)
@@ -226,7 +226,7 @@ def test_refusals(
 
 def test_one_gpu_of_two_is_chosen(tmp_path: Path) -> None:
     text = document([*step(0, 10_000.0), *OTHER_GPU], deviceProperties=[V100, V100 | {"id": 1}])
-    given = Given(model="small", batch_size=4, device=1)
+    given = UserFacts(model="small", batch_size=4, device=1)
     record = imported(tmp_path, text, given)
     assert record.complexity is not None
     assert record.complexity.flop_by_op == {"matmul": 2 * 50**3}
@@ -246,7 +246,7 @@ def test_what_is_lacking_is_asked_for(run: Analyze, tmp_path: Path) -> None:
 
 
 def test_labels_that_contradict_the_trace(tmp_path: Path) -> None:
-    given = Given(model="small", batch_size=4, gpu="Tesla T4", precision="amp")
+    given = UserFacts(model="small", batch_size=4, gpu="Tesla T4", precision="amp")
     record = imported(tmp_path, gpu_trace(2), given)
     assert record.environment.device.name == "Tesla V100-SXM2-16GB"
     assert record.spec.precision == "amp"

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import analysis
-from analysis.importing import Given, import_file
+from analysis.importing import UserFacts, import_file
 from workload.contract import bundle
 from workload.contract.errors import ExitCode, NothingToDoError, UsageError
 
@@ -46,7 +46,7 @@ def written(tmp_path: Path, text: str | bytes, name: str = "log.csv") -> Path:
 
 def imported(tmp_path: Path, text: str | bytes, name: str = "log.csv", **options: Any) -> dict[str, Any]:
     """Run.json of the imported file."""
-    (folder,) = import_file(written(tmp_path, text, name), Given(**options), output=tmp_path / "results")
+    (folder,) = import_file(written(tmp_path, text, name), UserFacts(**options), output=tmp_path / "results")
     return dict(bundle.read(folder).document)
 
 
@@ -207,7 +207,7 @@ def test_what_is_missing_or_wrong_names_its_option(
 
 def test_absent_file(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
-        import_file(tmp_path / "nope.csv", Given(), output=tmp_path)
+        import_file(tmp_path / "nope.csv", UserFacts(), output=tmp_path)
     assert str(caught.value) == f"'{tmp_path}/nope.csv' cannot be read: No such file or directory"
 
 
@@ -355,7 +355,7 @@ def test_public_logs(
     wall: float,
     claimed: float,
 ) -> None:
-    import_file(SHARED / "iterations" / f"{name}.csv", Given(), output=results)
+    import_file(SHARED / "iterations" / f"{name}.csv", UserFacts(), output=results)
     loaded = analysis.load(results)
     assert loaded.problems == ()
     run = loaded.runs.iloc[0]
@@ -375,7 +375,7 @@ def test_public_logs(
     ],
 )
 def test_public_profiles(results: Path, name: str, device: str, flop: float | None, dram_bytes: float) -> None:
-    options = Given(model="m", batch_size=1, gpu="NVIDIA L4", profile_steps=1)
+    options = UserFacts(model="m", batch_size=1, gpu="NVIDIA L4", profile_steps=1)
     (folder,) = import_file(SHARED / "ncu" / f"{name}.csv", options, output=results)
     record = json.loads((folder / "run.json").read_text())
     assert record["environment"]["device"]["name"] == device
@@ -396,5 +396,5 @@ LINES = st.text(alphabet=st.characters(codec="utf-8"), max_size=40)
 def test_any_log_is_a_bundle_or_refused(tmp_path: Path, header: str, lines: list[str], tail: bytes) -> None:
     path = written(tmp_path, "\n".join([header, *lines]).encode() + tail)
     with suppress(UsageError, NothingToDoError):
-        for folder in import_file(path, Given(model="m", batch_size=4), output=tmp_path / "results"):
+        for folder in import_file(path, UserFacts(model="m", batch_size=4), output=tmp_path / "results"):
             assert bundle.read(folder).document["imported"]["file"] == "log.csv"

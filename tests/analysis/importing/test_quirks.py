@@ -11,7 +11,7 @@ import pytest
 import analysis
 from analysis.api import Results
 from analysis.audit import Finding, audit
-from analysis.importing import Given, import_file
+from analysis.importing import UserFacts, import_file
 from analysis.readers import ncu
 from analysis.readers.ncu import Failure, Layout, NcuFileError, families
 from analysis.statistics.autocorrelation import effective_n
@@ -49,9 +49,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def runs(files: Path, tmp_path_factory: pytest.TempPathFactory) -> Results:
     folder = tmp_path_factory.mktemp("imported")
     for name in LOGS:
-        import_file(files / "iterations" / name, Given(), output=folder)
+        import_file(files / "iterations" / name, UserFacts(), output=folder)
     for name, batch_size in ((WIDE, 1), (LONG_NVTX, 64), (BOM_CRLF, 2)):
-        given = Given(model="resnet18", batch_size=batch_size, precision="fp32", profile_steps=1)
+        given = UserFacts(model="resnet18", batch_size=batch_size, precision="fp32", profile_steps=1)
         import_file(files / "ncu" / name, given, output=folder)
     return analysis.load(folder)
 
@@ -131,7 +131,7 @@ def test_an_audit_accuses_no_other_file(rule: str, of: set[str], findings: ByRul
 def test_a_file_name_against_the_devices_own_attribute(files: Path, tmp_path: Path) -> None:
     copied = tmp_path / "resnet50-a100.csv"
     copied.write_bytes((files / "ncu" / WIDE).read_bytes())
-    import_file(copied, Given(model="resnet50", batch_size=1), output=tmp_path / "results")
+    import_file(copied, UserFacts(model="resnet50", batch_size=1), output=tmp_path / "results")
     (finding,) = [each for each in audit(analysis.load(tmp_path / "results")) if each.rule == "labels disagree"]
     assert finding.figure == "the file 'resnet50-a100.csv' names a100, the device is 'Tesla V100-SXM2-16GB'"
 
@@ -247,7 +247,7 @@ def test_totals_of_the_command(file: str, launches: int, flop: float | None, fil
 def test_imported_profiles(
     file: str, device: str, flop: float | None, dram_bytes: int, files: Path, tmp_path: Path
 ) -> None:
-    given = Given(model="m", batch_size=1, gpu="NVIDIA L4", profile_steps=1)
+    given = UserFacts(model="m", batch_size=1, gpu="NVIDIA L4", profile_steps=1)
     [folder] = import_file(files / "ncu" / file, given, output=tmp_path)
     record = json.loads((folder / "run.json").read_text())
     assert record["environment"]["device"]["name"] == device

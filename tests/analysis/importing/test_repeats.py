@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from analysis.importing import Given, import_file
+from analysis.importing import UserFacts, import_file
 from analysis.readers import ncu
-from analysis.readers.tables import again
+from analysis.readers.tables import repeated_rows
 from tests.analysis.readers.logs.trainer_logs import dllogger_json, pytorch_examples, timm
 from tests.analysis.readers.ncu.foreign_profiles import NEW_TEXT, NSYS
 from workload.contract import bundle
@@ -22,7 +22,7 @@ def rows(first: int, last: int) -> list[str]:
 
 def imported(folder: Path, text: str, name: str = "log.csv") -> Record:
     (folder / name).write_text(text)
-    given = Given(model="resnet50", batch_size=64, profile_steps=1)
+    given = UserFacts(model="resnet50", batch_size=64, profile_steps=1)
     (made,) = import_file(folder / name, given, output=folder / "results")
     return bundle.read_record(made)
 
@@ -113,7 +113,7 @@ def test_kernels_of_nsys_count_once(text: str, tmp_path: Path) -> None:
 
 def test_only_rows_of_different_figures_prove_a_repetition() -> None:
     figures = [f"{number}.{number}25" for number in range(10, 20)]
-    assert again(figures * 2, figures * 2) == list(range(10, 20))
-    assert again([*figures, "between", *figures], [*figures, "", *figures]) == list(range(11, 21))
-    assert again(["7.25"] * 40, ["7.25"] * 40) == []
-    assert again(figures[:3] * 2, figures[:3] * 2) == []
+    assert repeated_rows(figures * 2, figures * 2) == list(range(10, 20))
+    assert repeated_rows([*figures, "between", *figures], [*figures, "", *figures]) == list(range(11, 21))
+    assert repeated_rows(["7.25"] * 40, ["7.25"] * 40) == []
+    assert repeated_rows(figures[:3] * 2, figures[:3] * 2) == []

@@ -13,14 +13,14 @@ from torch.utils.checkpoint import checkpoint
 
 import analysis
 from analysis.audit import audit
-from analysis.importing import Given, import_file
+from analysis.importing import UserFacts, import_file
 from tests.analysis.readers.traces.kineto_traces import V100, document, operator, product_step
 from tests.analysis.readers.traces.real_traces import on_gpu, trace, trainer
 from workload.contract import bundle
 from workload.contract.record import Record
 
 MI300X = {"id": 0, "name": "AMD Instinct MI300X"}
-RIGHT = Given(model="resnet18", batch_size=512, precision="bf16", gpu="MI300X", profile_steps=1, image_size=224)
+RIGHT = UserFacts(model="resnet18", batch_size=512, precision="bf16", gpu="MI300X", profile_steps=1, image_size=224)
 
 
 class Bert(nn.Module):
@@ -62,7 +62,7 @@ def tokens(batch: int) -> Tensor:
     return torch.randint(0, 50, (batch, 12))
 
 
-def made(folder: Path, text: str, given: Given) -> tuple[Record, list[str]]:
+def made(folder: Path, text: str, given: UserFacts) -> tuple[Record, list[str]]:
     """The imported record, and what the audit repeats of it."""
     (folder / "t.json").write_text(text)
     (path,) = import_file(folder / "t.json", given, output=folder / "results")
@@ -110,7 +110,7 @@ def test_each_claim_against_the_trace(
 
 @pytest.mark.slow
 def test_the_trace_gives_what_nobody_says(resnet_on_gpu: str, tmp_path: Path) -> None:
-    record, _ = made(tmp_path, resnet_on_gpu, Given(model="resnet18"))
+    record, _ = made(tmp_path, resnet_on_gpu, UserFacts(model="resnet18"))
     assert (record.spec.batch_size, record.spec.image_size, record.spec.precision) == (512, 224, "bf16")
     assert record.spec_origin is not None
     assert record.spec_origin["batch_size"] == "file"
@@ -142,17 +142,17 @@ def checkpointed(model: torchvision.models.ResNet) -> Callable[[Tensor], Tensor]
 )
 def test_the_weights_tell_the_model(classes: int, model: str, said: list[str], tmp_path: Path) -> None:
     text = trace(trainer(resnet18(classes), images(8)), tmp_path)
-    _, repeated = made(tmp_path, text, Given(model=model, batch_size=8))
+    _, repeated = made(tmp_path, text, UserFacts(model=model, batch_size=8))
     assert [one[: len(start)] for one, start in zip(repeated, said, strict=True)] == said
 
 
 @pytest.mark.slow
 def test_activation_checkpointing_explains_the_forward_pass_that_counts_twice(tmp_path: Path) -> None:
     model = resnet18()
-    once, _ = made(tmp_path, trace(trainer(model, images(8)), tmp_path), Given(model="resnet18"))
+    once, _ = made(tmp_path, trace(trainer(model, images(8)), tmp_path), UserFacts(model="resnet18"))
     (again := tmp_path / "again").mkdir()
     text = trace(trainer(model, images(8), forward=checkpointed(model)), again)
-    twice, repeated = made(again, text, Given(model="resnet18"))
+    twice, repeated = made(again, text, UserFacts(model="resnet18"))
     assert once.complexity is not None
     assert twice.complexity is not None
     assert once.complexity.train_flop_per_step is not None
@@ -167,7 +167,7 @@ def test_activation_checkpointing_explains_the_forward_pass_that_counts_twice(tm
 @pytest.mark.parametrize(("told", "is_said"), [(8, False), (24, False), (16, True)], ids=["one", "all", "neither"])
 def test_accumulated_gradients_are_several_passes_of_a_step(told: int, is_said: bool, tmp_path: Path) -> None:
     text = trace(trainer(resnet18(), images(8), micro_batches=3), tmp_path, steps=2)
-    record, repeated = made(tmp_path, text, Given(model="resnet18", batch_size=told))
+    record, repeated = made(tmp_path, text, UserFacts(model="resnet18", batch_size=told))
     assert record.profile.steps == 2
     assert bool(repeated) is is_said
 
@@ -179,20 +179,20 @@ def test_accumulated_gradients_are_several_passes_of_a_step(told: int, is_said: 
 def test_forward_passes_count_the_steps_that_no_optimizer_ends(steps: int, said: list[str], tmp_path: Path) -> None:
     model, batch = resnet18(), images(8)
     text = trace(lambda: model(batch), tmp_path, steps=2)
-    _, repeated = made(tmp_path, text, Given(model="resnet18", profile_steps=steps))
+    _, repeated = made(tmp_path, text, UserFacts(model="resnet18", profile_steps=steps))
     assert repeated == said
 
 
 def test_bert_is_no_resnet(tmp_path: Path) -> None:
     text = trace(trainer(Bert(), tokens(6)), tmp_path)
-    record, repeated = made(tmp_path, text, Given(model="resnet50"))
+    record, repeated = made(tmp_path, text, UserFacts(model="resnet50"))
     assert record.spec.batch_size == 6
     assert repeated == ["the trace embeds tokens and has no convolution, but the import was given model 'resnet50'"]
 
 
 @pytest.mark.parametrize("module", [Lstm, Bert], ids=["lstm", "attention"])
 def test_a_cpu_trace_of_recurrent_layers_is_read(module: Callable[[], nn.Module], tmp_path: Path) -> None:
-    record, repeated = made(tmp_path, trace(trainer(module(), tokens(4)), tmp_path), Given(model="mine"))
+    record, repeated = made(tmp_path, trace(trainer(module(), tokens(4)), tmp_path), UserFacts(model="mine"))
     assert (record.environment.device.type, record.spec.batch_size, repeated) == ("cpu", 4, [])
     assert record.complexity is not None
     assert (record.complexity.train_flop_per_step or 0) > 0
@@ -201,11 +201,11 @@ def test_a_cpu_trace_of_recurrent_layers_is_read(module: Callable[[], nn.Module]
 
 def test_a_cpu_trace_is_of_no_gpu(tmp_path: Path) -> None:
     text = trace(trainer(Lstm(), tokens(4)), tmp_path)
-    record, repeated = made(tmp_path, text, Given(model="mine", gpu="A100"))
+    record, repeated = made(tmp_path, text, UserFacts(model="mine", gpu="A100"))
     assert record.environment.device.name is None
     assert repeated == ["the trace has no kernels and is from a CPU, but the import was given device 'A100'"]
     (other := tmp_path / "other").mkdir()
-    record, repeated = made(other, text, Given(model="mine", gpu="Xeon 8481C"))
+    record, repeated = made(other, text, UserFacts(model="mine", gpu="Xeon 8481C"))
     assert (record.environment.device.name, repeated) == ("Xeon 8481C", [])
 
 
@@ -215,11 +215,11 @@ def test_a_cpu_trace_is_of_no_gpu(tmp_path: Path) -> None:
 )
 def test_a_short_name_of_the_device_is_no_contradiction(gpu: str, is_said: bool, tmp_path: Path) -> None:
     text = document(product_step(), deviceProperties=[V100])
-    _, repeated = made(tmp_path, text, Given(model="small", batch_size=4, gpu=gpu))
+    _, repeated = made(tmp_path, text, UserFacts(model="small", batch_size=4, gpu=gpu))
     assert bool(repeated) is is_said
 
 
 def test_operators_of_a_gpu_without_its_kernels_are_still_refused(tmp_path: Path) -> None:
     events = [*product_step()[:2], operator("aten::cudnn_convolution", 50, 5)]
     with pytest.raises(Exception, match="its operators ran on a GPU"):
-        made(tmp_path, document(events), Given(model="small", batch_size=4))
+        made(tmp_path, document(events), UserFacts(model="small", batch_size=4))
