@@ -290,8 +290,8 @@ def _notes(attribution: Attribution) -> Iterable[str]:
     if _host_ran_ahead(attribution):
         busy_s = attribution.busy_s / attribution.steps.number
         yield (
-            f"the host's mark of a step lasts {seconds(_wall_s(attribution))} and its kernels {seconds(busy_s)}: the host"
-            " ran ahead, and the step's wall time is not in the trace"
+            f"the host's mark of a step lasts {seconds(_wall_s(attribution))} and its kernels {seconds(busy_s)}:"
+            " the host ran ahead, and the step's wall time is not in the trace"
         )
     if not attribution.has_work:
         yield f"times only: the trace has no shapes; {RECORD_SHAPES}"

@@ -10,10 +10,9 @@ import analysis
 from analysis.audit import RULES, Severity, audit
 from analysis.importing import UserFacts, import_file
 from analysis.loading import model_work
-from tests.analysis.readers.ncu.ncu_files import DRAM, FADD, FFMA, FMUL, TIME, save, wide
+from tests.analysis.readers.ncu.ncu_files import COUNTS, DRAM, FADD, FFMA, FMUL, TIME, save, wide
 from workload.contract import bundle
 
-COUNTS = {TIME: "ns", FADD: "inst", FMUL: "inst", FFMA: "inst", DRAM: "byte"}
 RESNET18 = model_work.table()["resnet18", 224]
 V100 = "Tesla V100-SXM2-16GB"
 

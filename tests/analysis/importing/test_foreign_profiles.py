@@ -8,12 +8,22 @@ import analysis
 from analysis.importing import UserFacts, import_file
 from analysis.readers import ncu
 from tests.analysis.readers.ncu.foreign_profiles import NEW_TEXT, NSYS, NSYS_HEADER, OLD_TEXT
-from tests.analysis.readers.ncu.ncu_files import DETAILS, DRAM, FADD, FFMA, FMUL, TIME, line, long, save, who, wide
+from tests.analysis.readers.ncu.ncu_files import (
+    COUNTS,
+    DETAILS,
+    DRAM,
+    FADD,
+    FFMA,
+    ROW,
+    TIME,
+    line,
+    long,
+    save,
+    who,
+    wide,
+)
 from workload.contract import bundle
 from workload.contract.errors import UsageError
-
-COUNTS = {TIME: "ns", FADD: "inst", FMUL: "inst", FFMA: "inst", DRAM: "byte"}
-ROW = ["1000", "1", "2", "10", "64"]
 
 
 def imported(tmp_path: Path, text: str | bytes) -> dict[str, Any]:

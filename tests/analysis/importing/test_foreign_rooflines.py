@@ -12,9 +12,8 @@ from analysis.importing import UserFacts, import_file
 from analysis.report.evidence import gather
 from analysis.roofline.points import points, shifts
 from tests.analysis.in_process import Analyze
-from tests.analysis.readers.ncu.ncu_files import DRAM, FADD, FFMA, FMUL, TIME, save, wide
+from tests.analysis.readers.ncu.ncu_files import COUNTS, save, wide
 
-COUNTS = {TIME: "ns", FADD: "inst", FMUL: "inst", FFMA: "inst", DRAM: "byte"}
 STEP = ("sgemm_128", "wgrad_alg0_engine")
 # 2 x 4.2e9 + 1e9 + 1e9 FLOP in 8 ms, twice; 1.3 GB: a step of resnet18 of 2 images has 21.3 GFLOP.
 ROW = ["8000000", "1000000000", "1000000000", "4200000000", "650000000"]

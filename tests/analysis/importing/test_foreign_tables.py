@@ -14,14 +14,12 @@ from analysis.loading.configurations import NotPoolableError, completed, group, 
 from analysis.readers import ncu
 from benchmarks.synthetic_bundles import make
 from tests.analysis.readers.ncu.foreign_profiles import NSYS
-from tests.analysis.readers.ncu.ncu_files import DETAILS, DRAM, FADD, FFMA, FMUL, TIME, line, long, who, wide
+from tests.analysis.readers.ncu.ncu_files import COUNTS, DETAILS, DRAM, ROW, line, long, who, wide
 from tests.analysis.readers.traces.kineto_traces import V100, document, product_step
 from workload.contract import bundle
 from workload.contract.errors import UsageError
 from workload.contract.record import Record
 
-COUNTS = {TIME: "ns", FADD: "inst", FMUL: "inst", FFMA: "inst", DRAM: "byte"}
-ROW = ["1000", "1", "2", "10", "64"]
 WIDE = wide(COUNTS, [ROW, ROW])
 CELLS = [(metric, unit, cell) for (metric, unit), cell in zip(COUNTS.items(), ROW, strict=True)]
 LONG = long([(launch, *cells) for launch in (0, 1) for cells in CELLS])

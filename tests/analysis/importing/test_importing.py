@@ -1,5 +1,4 @@
 import hashlib
-import json
 import re
 from contextlib import suppress
 from pathlib import Path
@@ -13,9 +12,6 @@ import analysis
 from analysis.importing import UserFacts, import_file
 from workload.contract import bundle
 from workload.contract.errors import ExitCode, NothingToDoError, UsageError
-
-SHARED = Path(__file__).parents[4] / "shared" / "data"
-needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the files of ../shared/data are not here")
 
 # Ten iterations of 0.2 s by the time stamps, of which the timer sees 0.15 s, and every tenth 0.05 s; one slow start.
 LOG = "env,device,model,batch_size,iter_idx,iter_time_ms,imgs_per_sec,timestamp\n" + "".join(
@@ -328,59 +324,6 @@ def test_profile_without_options_or_kernels(tmp_path: Path) -> None:
     )
     failed = "==PROF== Connected to process 1\n==WARNING== No kernels were profiled.\n"
     assert refusal(tmp_path, failed, model="m", batch_size=4).startswith("error: 'log.csv' has no table")
-
-
-# --- public files
-
-
-@needs_shared
-@pytest.mark.parametrize(
-    ("name", "model", "batch_size", "precision", "rows", "wall", "claimed"),
-    [
-        # Wall: images of the rows after the first over the time between first and last stamp.
-        ("rtx4080laptop_resnet50_b64", "resnet50", 64, None, 100, 318.21, 366.47),
-        ("rtx4080laptop_resnet50_b128", "resnet50", 128, None, 39, 21.917, 30.830),
-        ("t4_resnet18_b128", "resnet18", 128, None, 64, 312.19, 649.66),
-        ("h100_resnet50_amp_b1280", "resnet50", 1280, "amp", 198, 2633.83, 2791.81),
-        ("rtx4090_resnet50_fp32_b224", "resnet50", 224, "fp32", 198, 662.49, 720.97),
-    ],
-)
-def test_public_logs(
-    results: Path,
-    name: str,
-    model: str,
-    batch_size: int,
-    precision: str | None,
-    rows: int,
-    wall: float,
-    claimed: float,
-) -> None:
-    import_file(SHARED / "iterations" / f"{name}.csv", UserFacts(), output=results)
-    loaded = analysis.load(results)
-    assert loaded.problems == ()
-    run = loaded.runs.iloc[0]
-    assert (run["model"], run["batch_size"], len(loaded.steps)) == (model, batch_size, rows)
-    assert run["precision"] == precision or (precision is None and run.isna()["precision"])
-    assert run["images_per_s"] == pytest.approx(wall, rel=1e-4)
-    assert run["claimed_images_per_s"] == pytest.approx(claimed, rel=1e-4)
-
-
-@needs_shared
-@pytest.mark.parametrize(
-    ("name", "device", "flop", "dram_bytes"),
-    [
-        ("v100_resnet50_wide", "Tesla V100-SXM2-16GB", 25989744540, 1370874016 + 474155872),
-        ("l4_resnet18_long_nvtx", "NVIDIA L4", 4928393620, 607558840 + 102390000),
-        ("rtx5070_gemm_long_bom_crlf", "NVIDIA L4", None, 53261312 + 3377920),
-    ],
-)
-def test_public_profiles(results: Path, name: str, device: str, flop: float | None, dram_bytes: float) -> None:
-    options = UserFacts(model="m", batch_size=1, gpu="NVIDIA L4", profile_steps=1)
-    (folder,) = import_file(SHARED / "ncu" / f"{name}.csv", options, output=results)
-    record = json.loads((folder / "run.json").read_text())
-    assert record["environment"]["device"]["name"] == device
-    assert record["profile"].get("flop_per_step") == flop
-    assert record["profile"]["dram_bytes_per_step"] == pytest.approx(dram_bytes, rel=1e-12)
 
 
 # --- hostile files

@@ -8,15 +8,13 @@ import pytest
 
 from analysis.importing import UserFacts, import_file
 from tests.analysis.readers.ncu.foreign_profiles import NEW_TEXT
-from tests.analysis.readers.ncu.ncu_files import DRAM, FADD, FFMA, FMUL, TIME, long, wide
+from tests.analysis.readers.ncu.ncu_files import COUNTS, DRAM, FFMA, ROW, TIME, long, wide
 from tests.analysis.readers.traces.kineto_traces import V100, document, product_step
 from workload.contract import bundle
 from workload.contract.errors import ExitCode, UsageError
 from workload.contract.record import Record
 from workload.contract.text import percent, plain, seconds, si
 
-COUNTS = {TIME: "ns", FADD: "inst", FMUL: "inst", FFMA: "inst", DRAM: "byte"}
-ROW = ["1000", "1", "2", "10", "64"]
 GIVEN = UserFacts(model="mine", batch_size=1, profile_steps=1)
 NAME, PEAK = "device__attribute_display_name", "above 10 x the peak of"
 
