@@ -53,7 +53,7 @@ class UserFacts:
         if self.device is not None and self.device < 0:
             raise UsageError(f"--device must be the number of a GPU; got '{self.device}'", hint="--device 0")
         if self.precision is not None:
-            precision_of(self.precision, "--precision")
+            parsed_precision(self.precision, "--precision")
         return self
 
 
@@ -91,29 +91,29 @@ class File:
         )
 
 
-def required(path: Path, model: str | None, batch_size: int | None) -> tuple[str, int]:
+def require_model_and_batch(path: Path, model: str | None, batch_size: int | None) -> tuple[str, int]:
     """Model and batch size; `UsageError`, which names the options, if one is missing."""
     if model is not None and batch_size is not None:
         return model, batch_size
-    lacking = {"the model": "--model resnet50"} if model is None else {}
-    lacking |= {"the batch size": "--batch-size 32"} if batch_size is None else {}
+    missing = {"the model": "--model resnet50"} if model is None else {}
+    missing |= {"the batch size": "--batch-size 32"} if batch_size is None else {}
     raise UsageError(
-        f"'{path}' does not say {' or '.join(lacking)}",
-        hint=f"analyze import {shlex.quote(str(path))} {' '.join(lacking.values())}",
+        f"'{path}' does not say {' or '.join(missing)}",
+        hint=f"analyze import {shlex.quote(str(path))} {' '.join(missing.values())}",
     )
 
 
-def without_peaks(device_name: str | None) -> list[str]:
+def notes_on_peaks(device_name: str | None) -> list[str]:
     """A note if the file names a GPU without known peaks."""
     if device_name is None or any(device_name in gpu.names for gpu in peaks.gpus()):
         return []
     return [f"the file names the device '{device_name}', whose peaks are not known: it has no roof"]
 
 
-def precision_of(label: str, who: str) -> str:
+def parsed_precision(label: str, subject: str) -> str:
     if label.lower() not in set(Precision):
         raise UsageError(
-            f"{who} must be one of {', '.join(Precision)}; got '{label[:80]}'",
+            f"{subject} must be one of {', '.join(Precision)}; got '{label[:80]}'",
             hint="use --precision amp if it was fp16 with loss scaling",
         )
     return label.lower()

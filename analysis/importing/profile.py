@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis.importing.bundle import Facts, File, UserFacts, new_record, required, seal, without_peaks
+from analysis.importing.bundle import Facts, File, UserFacts, new_record, notes_on_peaks, require_model_and_batch, seal
 from analysis.loading.gpu_names import can_name
 from analysis.readers import ncu
 from analysis.readers.ncu import NcuFile, report
@@ -29,7 +29,7 @@ def make(file: File, user: UserFacts, output: Path) -> Path:
             f"'{file.path}' holds the launches of {len(ncu_file.gpus)} GPUs, but a run has one ({launches})",
             hint="keep only the rows of one GPU (column Device), or profile with CUDA_VISIBLE_DEVICES=0",
         )
-    model, batch_size = required(file.path, user.model, user.batch_size)
+    model, batch_size = require_model_and_batch(file.path, user.model, user.batch_size)
     device_name = ncu_file.attributes.get(DEVICE_NAME)
     facts = Facts(
         model=model,
@@ -44,7 +44,7 @@ def make(file: File, user: UserFacts, output: Path) -> Path:
     contradictions = []
     if device_name and user.gpu and not can_name(user.gpu, device_name):
         contradictions.append(f"the profile says device '{device_name}', but the import was given '{user.gpu}'")
-    notes += [*without_peaks(device_name), *contradictions]
+    notes += [*notes_on_peaks(device_name), *contradictions]
     copy = REPORT_COPY if file.path.suffix == report.SUFFIX else KERNELS_COPY
     imported = replace(
         file.described(Profile.NCU, user), losses=list(ncu_file.losses) or None, contradictions=contradictions or None

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from analysis.importing.bundle import Facts, File, UserFacts, new_record, required, seal, without_peaks
+from analysis.importing.bundle import Facts, File, UserFacts, new_record, notes_on_peaks, require_model_and_batch, seal
 from analysis.kernels.operators import LISTED_FILE, WORK_FILE
 from analysis.loading.gpu_names import can_name, gpus_named
 from analysis.readers.logs.iteration_log import LONGEST_ITERATION_S
@@ -71,7 +71,7 @@ def make(file: File, decoded: Decoded, user: UserFacts, output: Path) -> Path:
     """
     traced = _read(decoded, user, str(file.path))
     attribution, device_name = traced.attribution, traced.device_name
-    model, batch_size = required(file.path, user.model, user.batch_size or attribution.model.batch_size)
+    model, batch_size = require_model_and_batch(file.path, user.model, user.batch_size or attribution.model.batch_size)
     facts = Facts(
         model=model,
         batch_size=batch_size,
@@ -101,7 +101,7 @@ def make(file: File, decoded: Decoded, user: UserFacts, output: Path) -> Path:
         imported=replace(imported, losses=list(traced.losses) or None, contradictions=contradictions or None),
         profile=replace(_profile(traced), device=device_name),
         complexity=_complexity(attribution) if attribution.has_work else None,
-        notes=[*notes, *without_peaks(device_name), *contradictions],
+        notes=[*notes, *notes_on_peaks(device_name), *contradictions],
     )
     content = file.content
     contents = {

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from analysis.loading.run_row import CEILING_COLUMNS, RUN_COLUMNS, Row, row_of
-from analysis.loading.series import LAYOUTS, ParsedFiles, SeriesFile, parse, refusals
+from analysis.loading.series import LAYOUTS, ParsedFiles, parse, refusals
 from workload.contract import bundle
 from workload.contract.clean_json import clean
 from workload.contract.errors import BundleError
@@ -271,12 +271,12 @@ def _read_one(folder: str) -> tuple[Row, dict[str, bytes | None]]:
     ]
     kernels = next((name for name in KERNEL_FILES if name in listed), None)
     row = replace(row, cells={**row.cells, "kernels_file": kernels}, remarks=[*row.remarks, *unlisted])
-    return row, {name: _content(sealed.path, layout, listed) for name, layout in LAYOUTS.items()}
-
-
-def _content(folder: Path, layout: SeriesFile, listed: set[str]) -> bytes | None:
-    """Content of a bundle's file; None if the manifest does not list the file, because it was not verified."""
-    return (folder / layout.file).read_bytes() if layout.file in listed else None
+    # A file that the manifest does not list was not verified.
+    contents = {
+        name: (sealed.path / layout.file).read_bytes() if layout.file in listed else None
+        for name, layout in LAYOUTS.items()
+    }
+    return row, contents
 
 
 def _reason(error: Exception, folder: str) -> str:

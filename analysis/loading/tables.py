@@ -59,10 +59,12 @@ class Tables:
 
     @cached_property
     def _kernels(self) -> tuple[pd.DataFrame, tuple[Problem, ...]]:
+        from analysis.readers import ncu  # noqa: PLC0415 - only if kernels are asked for
+
         tables, problems = [], []
         for run_id, path in self.kernel_files().items():
             try:
-                table = _read_kernels(path)
+                table = ncu.read(path).kernels.copy()
             except (RooflaunchError, OSError) as error:
                 problems.append(Problem(path=str(path), reason=str(error)))
             else:
@@ -71,12 +73,6 @@ class Tables:
         if not tables:
             return pd.DataFrame({"run_id": pd.Series(dtype="str")}), tuple(problems)
         return pd.concat(tables, ignore_index=True), tuple(problems)
-
-
-def _read_kernels(path: Path) -> pd.DataFrame:
-    from analysis.readers import ncu  # noqa: PLC0415 - only for who asks for kernels
-
-    return ncu.read(path).kernels.copy()
 
 
 def load_folders(folders: Sequence[Path], *, verify: bool = False) -> Tables:

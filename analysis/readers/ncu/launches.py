@@ -93,7 +93,7 @@ def _columns(section: NcuTable) -> Iterable[tuple[pa.ChunkedArray, bool]]:
         yield values.filter(is_read), False
 
 
-def of(section: NcuTable, form: NumberFormat) -> Launches:
+def from_table(section: NcuTable, form: NumberFormat) -> Launches:
     """Launches of a table whose numbers have the format `form`."""
     return _from_wide(section, form) if section.plan.layout is Layout.WIDE else _from_long(section, form)
 
@@ -156,11 +156,11 @@ def _from_long(section: NcuTable, form: NumberFormat) -> Launches:
     )
     values, warnings = {}, _foreign("a metric", foreign)
     for role in known:
-        by_launch = rows.of(role, len(first))
-        if by_launch is None:
+        role_values = rows.by_launch(role, len(first))
+        if role_values is None:
             warnings += rows.unknown_units(role)
         else:
-            values[role.name] = by_launch
+            values[role.name] = role_values
     firsts = columns.take(pa.array(first))
     warnings += _repeated_blocks(columns, len(first))
     return Launches(
@@ -199,7 +199,7 @@ class _Rows:
     metric_names: Sequence[str]
     unit_names: Sequence[str]
 
-    def of(self, role: MetricRole, launches: int) -> Floats | None:
+    def by_launch(self, role: MetricRole, launches: int) -> Floats | None:
         """A value per launch, from the role's first metric with a value in a fitting unit; None if there is none."""
         # An unknown unit becomes NaN.
         factors = np.array([factor(role.kind, unit) for unit in self.unit_names], dtype=np.float64)

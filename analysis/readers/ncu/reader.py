@@ -165,7 +165,7 @@ def _of_csv(path: Path) -> _Launches:
     warnings, is_broken = _around(start, sections)
     return _Launches(
         layout=sections[0].plan.layout,
-        tables=[launches.of(section, form) for section in sections],
+        tables=[launches.from_table(section, form) for section in sections],
         number_format=form,
         version=start.version,
         warnings=(*source.remarks, *warnings),

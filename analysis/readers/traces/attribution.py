@@ -210,7 +210,7 @@ def _marked(trace: Trace, given: int | None) -> Steps:
 
 def attribute(trace: Trace, steps: Steps, *, device: str | None) -> Attribution:
     """Attribute time, FLOP and bytes of these steps; `device` is the number of the GPU, None for the CPU."""
-    threads = {thread: CallTree.of(operators) for thread, operators in trace.operators.items()}
+    threads = {thread: CallTree.build(operators) for thread, operators in trace.operators.items()}
     works = _Works(trace, steps)
     totals = _Totals(works=works)
     if device is None:
@@ -255,11 +255,11 @@ class _Works:
         calls = (
             one.call for operators in trace.operators.values() for one in operators if steps.at(one.began) is not None
         )
-        self._context = Context.of(calls, steps.number)
+        self._context = Context.collect(calls, steps.number)
         # Keyed by `id()`: the reader turns equal calls into one object.
         self._known: dict[int, CallWork | Lack] = {}
 
-    def of(self, operator: Operator) -> CallWork | Lack:
+    def work_of(self, operator: Operator) -> CallWork | Lack:
         call = operator.call
         if id(call) not in self._known:
             self._known[id(call)] = work_of(call, self._context) if self._has_shapes else Lack.NO_SHAPES
@@ -321,7 +321,7 @@ class _Totals:
 
     def call(self, operator: Operator, step: int, *, is_recomputed: bool) -> Row:
         """Count a call with its work and return its row; `is_again`: activation checkpointing repeats the call."""
-        row, work = self.row_of(operator), self.works.of(operator)
+        row, work = self.row_of(operator), self.works.work_of(operator)
         row.calls += 1
         if isinstance(work, Lack):
             return row
@@ -339,7 +339,7 @@ class _Totals:
 
     def row_of(self, operator: Operator) -> Row:
         """The row in which a call of this operator is counted."""
-        name, work = operator.call.name, self.works.of(operator)
+        name, work = operator.call.name, self.works.work_of(operator)
         return self.row(name, family_of(name), str(work) if isinstance(work, Lack) else None)
 
     def ordered(self) -> list[Row]:
@@ -504,7 +504,7 @@ def _row_of_kernel(
     operator, key = thread.operators[owner], (id(thread), owner)
     if key not in calls:
         calls[key] = totals.call(operator, step, is_recomputed=thread.is_recomputed[owner])
-    work = totals.works.of(operator)
+    work = totals.works.work_of(operator)
     if isinstance(work, CallWork) and work.precision == "fp32":
         seconds = (event.ended - event.began) / US_PER_S
         is_tf32 = _TF32.search(event.name) is not None or names_tensor_cores(event.name)

@@ -38,7 +38,7 @@ class CallTree:
     is_recomputed: Sequence[bool]
 
     @classmethod
-    def of(cls, operators: Sequence[Operator]) -> "CallTree":
+    def build(cls, operators: Sequence[Operator]) -> "CallTree":
         parents, owners, is_backward, is_recomputed = list[int](), list[int](), list[bool](), list[bool]()
         own = [operator.ended - operator.began for operator in operators]
         stack: list[int] = []

@@ -101,7 +101,7 @@ class Context:
     gradients: int = 0
 
     @classmethod
-    def of(cls, calls: Iterable[Call], steps: int) -> "Context":
+    def collect(cls, calls: Iterable[Call], steps: int) -> "Context":
         """Collect the context from all calls in the steps; the gradient of a convolution has its output's shape."""
         outputs: dict[tuple[Shape, Shape], set[Shape]] = {}
         gradients = 0
