@@ -31,7 +31,6 @@ from tests.analysis.importing.like_public import (
     NO_HEADER,
     NO_KERNELS,
     OUTSIDE,
-    RAGGED,
     SPILLING,
     STEADY,
     UNSYNCHRONISED,
@@ -337,15 +336,6 @@ def test_a_long_page_has_units_by_row_and_ranges_without_the_backward_pass(files
     assert list(profile.kernels["range"]) == [f"train_step/{part}" for part in ("forward", "loss", "optimizer_step")]
     assert not any(families.is_backward(name) for name in profile.kernels["name"])
     assert profile.kernels["family"].tolist() == ["convolution", "softmax/attention", "optimizer"]
-
-
-def test_a_details_page_with_rules(files: Path) -> None:
-    profile = ncu.read(files / "ncu" / RAGGED)
-    assert profile.layout is Layout.DETAILS
-    (kernel,) = profile.kernels.to_dict("records")
-    assert kernel["duration_s"] == pytest.approx(21.5e-3)
-    assert (kernel["cycles"], kernel["dram_percent"]) == (12_319_469, 61.84)
-    assert kernel["compute_capability"] == "7.5"
 
 
 @pytest.mark.parametrize(

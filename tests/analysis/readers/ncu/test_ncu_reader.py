@@ -177,13 +177,6 @@ def test_what_stands_around_the_table_does_not_matter(change: Callable[[str], st
     assert list(found.kernels["process_id"]) == ["11", "11"]
 
 
-@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
-def test_redirected_by_powershell(encoding: str, tmp_path: Path) -> None:
-    mark = "" if encoding == "utf-16" else "\ufeff"
-    found = ncu.read(save(tmp_path, (mark + wide(LAUNCH, [["5"]])).encode(encoding)))
-    assert found.kernels["duration_s"][0] == 5e-9
-
-
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
 def test_from_a_pipe(encoding: str, tmp_path: Path) -> None:
     """As a shell gives it for <(ncu --import …)."""
