@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from analysis.loading.run_row import CEILING_COLUMNS, RUN_COLUMNS, Row, row_of
+from analysis.loading.run_row import CEILING_COLUMNS, RUN_COLUMNS, RunRow, row_of
 from analysis.loading.series import LAYOUTS, ParsedFiles, parse, refusals
 from workload.contract import bundle
 from workload.contract.clean_json import clean
@@ -220,7 +220,7 @@ def read(candidates: Sequence[Candidate]) -> tuple[pa.Table, list[Problem]]:
 
 
 def _read_chunk(candidates: Sequence[Candidate]) -> tuple[pa.Table, list[Problem]]:
-    read_ones: list[tuple[Candidate, Row, dict[str, bytes | None]]] = []
+    read_ones: list[tuple[Candidate, RunRow, dict[str, bytes | None]]] = []
     problems = []
     for each in candidates:
         try:
@@ -250,7 +250,7 @@ def _read_chunk(candidates: Sequence[Candidate]) -> tuple[pa.Table, list[Problem
     return table, problems
 
 
-def _refused(rows: Sequence[Row], steps: ParsedFiles) -> list[str | None]:
+def _refused(rows: Sequence[RunRow], steps: ParsedFiles) -> list[str | None]:
     """Why the steps of each run cannot be used, None if they can; otherwise no figure of the run can be trusted."""
     impossible = refusals(
         steps.lists,
@@ -260,7 +260,7 @@ def _refused(rows: Sequence[Row], steps: ParsedFiles) -> list[str | None]:
     return ["; ".join(remarks) or reason for remarks, reason in zip(steps.remarks, impossible, strict=True)]
 
 
-def _read_one(folder: str) -> tuple[Row, dict[str, bytes | None]]:
+def _read_one(folder: str) -> tuple[RunRow, dict[str, bytes | None]]:
     sealed = bundle.read(Path(folder))
     listed = {file.name for file in sealed.files}
     row = row_of(sealed.document)

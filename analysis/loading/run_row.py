@@ -68,7 +68,7 @@ RATE_FIGURES = ("median", "burst", "sustained", "best", "p5", "p95")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class RunRow:
     """A run: its cells by column, its ceilings, and remarks on unreadable parts of run.json."""
 
     cells: Mapping[str, Any]
@@ -76,7 +76,7 @@ class Row:
     remarks: list[str]
 
 
-def row_of(document: Mapping[str, Any]) -> Row:
+def row_of(document: Mapping[str, Any]) -> RunRow:
     """The row for the content of one run.json; `BundleError` if `record.read` refuses it."""
     reading = contract.read(document)
     run, remarks = reading.record, list(reading.remarks)
@@ -97,7 +97,7 @@ def row_of(document: Mapping[str, Any]) -> Row:
             for leaf in contract.COLUMNS
             if leaf.column in EXPECTED and not cells[leaf.column]
         ]
-    return Row(cells=cells, ceilings=list(_ceilings(run)), remarks=remarks)
+    return RunRow(cells=cells, ceilings=list(_ceilings(run)), remarks=remarks)
 
 
 def _verdict(run: Record) -> Verdict | None:

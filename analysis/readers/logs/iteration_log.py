@@ -1,6 +1,6 @@
 """Parse logs of other programs into one value per row and field, in this project's units. Standard library only.
 
-import_columns.toml gives the meaning and unit of each column. `analysis.readers` reads the rows.
+import_columns.toml gives the meaning and unit of each column.
 A row can be one iteration, one printed iteration out of several, or a whole run. The step column, the time stamps and
 the labels decide which. A file in which these contradict each other is refused.
 """
@@ -40,7 +40,10 @@ UNIX_S, UNIX_MS = (1e9, 1e10), (1e12, 1e13)
 LIMIT = 1e12
 # One day: no iteration takes longer, so a larger figure is in another unit than its column says.
 LONGEST_ITERATION_S = 86_400.0
+# Most names of columns that a message lists.
 SHOWN = 12
+# A batch size of more digits is none.
+MOST_DIGITS = 11
 # Without a step column, rows are whole runs if each run has fewer rows than this on average. A log of so few
 # iterations would be useless.
 FEW_ROWS = 5
@@ -49,6 +52,7 @@ FEW_ROWS = 5
 RUNS_APART = 50.0
 # If time passed / iteration time is below this, the iterations cannot have run one after the other.
 DOES_NOT_FIT = 0.5
+# Figures of a log that differ by at most this share count as the same: they are rounded, and rates may include waits.
 ALIKE = 0.2
 
 
@@ -488,7 +492,7 @@ def _iteration_s(log: Log, batch_size: int | None) -> float | None:
 
 def _from_rates(log: Log, batch_size: int | None) -> list[float]:
     label = log.labels.get("batch_size", "")
-    images = batch_size or (int(label) if label.isascii() and label.isdigit() and len(label) < SHOWN else 0)
+    images = batch_size or (int(label) if label.isascii() and label.isdigit() and len(label) <= MOST_DIGITS else 0)
     return [images / rate for rate in log.series.get("images_per_s", ()) if rate and images]
 
 

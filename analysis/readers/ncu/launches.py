@@ -146,7 +146,7 @@ def _from_long(section: NcuTable, form: NumberFormat) -> Launches:
     read = {metric for role in known for metric in role.metrics}
     wanted = np.array([name in read for name in metric_names], dtype=bool)[metric_codes]
     cells, foreign = _numbers(columns.column(VALUE).filter(pa.array(wanted)), form)
-    rows = _Rows(
+    rows = _MetricRows(
         launch=launch[wanted],
         metric=metric_codes[wanted],
         unit=unit_codes[wanted],
@@ -189,7 +189,7 @@ def _repeated_blocks(columns: pa.Table, launches: int) -> list[str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Rows:
+class _MetricRows:
     """Rows of a long table whose metric has a role, as arrays of codes into the lists of names."""
 
     launch: Codes

@@ -42,7 +42,7 @@ _NOT_LAUNCHED = "launched by no operator"
 _TF32 = re.compile(r"tf32|s1688|tensorop_s\d+gemm|16816.*tf32", re.IGNORECASE)
 
 
-class Group(StrEnum):
+class OperatorFamily(StrEnum):
     """Operator families that have no kernel family of the same name."""
 
     EMBEDDING = "embedding"
@@ -61,7 +61,7 @@ _FAMILIES: Sequence[tuple[re.Pattern[str], str]] = tuple(
         (r"(_fused_|native_)?(layer|group|rms|instance)_norm", Family.LAYER_NORM),
         (r"_?(log_|safe_)?softmax|.*dropout", Family.ATTENTION),
         (r"(mkldnn_)?(_?adaptive_)?(avg|max)_pool|_?upsample", Family.POOLING),
-        (r"_?embedding|index|gather|scatter|take|_unsafe_index|_index_put|masked_|one_hot", Group.EMBEDDING),
+        (r"_?embedding|index|gather|scatter|take|_unsafe_index|_index_put|masked_|one_hot", OperatorFamily.EMBEDDING),
         (r"copy_|clone|_to_copy|cat|stack|fill_|zero_|zeros|ones|full|new_|_pin|pin_|repeat|constant_pad", Family.COPY),
         (r"sum|mean|var|std|amax|amin|max$|min$|arg|nll_|.*_loss|norm|linalg_vector_norm|cum", Family.REDUCTION),
     )
@@ -71,14 +71,14 @@ _OF_PRODUCTS: Sequence[tuple[re.Pattern[str], str]] = tuple(
     for pattern, family in (
         (r"conv", Family.CONVOLUTION),
         (r"attention", Family.ATTENTION),
-        (r"lstm|gru|rnn", Group.RECURRENT),
+        (r"lstm|gru|rnn", OperatorFamily.RECURRENT),
         (r"", Family.GEMM),
     )
 )
 
 
 @dataclass(kw_only=True)
-class Row:
+class OperatorRow:
     """Totals of an operator over all steps; FLOP and bytes are None if its work is unknown.
 
     `name` is `operator`, with `lack` added if other calls of the same operator lack nothing.
@@ -126,7 +126,7 @@ class Attribution:
 
     steps: Steps
     is_on_gpu: bool
-    rows: Sequence[Row]
+    rows: Sequence[OperatorRow]
     listed: Mapping[str, tuple[int, float]]
     step_s: Sequence[float]
     busy_s: float
@@ -296,7 +296,7 @@ class _Totals:
     """Rows and sums, accumulated call by call."""
 
     works: _Works
-    rows: dict[tuple[str, str | None], Row] = field(default_factory=dict)
+    rows: dict[tuple[str, str | None], OperatorRow] = field(default_factory=dict)
     listed: dict[str, tuple[int, float]] = field(default_factory=dict)
     flop_by_op: Counter[str] = field(default_factory=Counter)
     flop_by_precision: Counter[str] = field(default_factory=Counter)
@@ -315,11 +315,11 @@ class _Totals:
         calls_before, seconds_before = self.listed.get(name, (0, 0.0))
         self.listed[name] = (calls_before + calls, seconds_before + seconds)
 
-    def row(self, name: str, family: str, lack: str | None = None) -> Row:
+    def row(self, name: str, family: str, lack: str | None = None) -> OperatorRow:
         """The row with this name and `lack`, created if absent."""
-        return self.rows.setdefault((name, lack), Row(operator=name, name=name, family=family, lack=lack))
+        return self.rows.setdefault((name, lack), OperatorRow(operator=name, name=name, family=family, lack=lack))
 
-    def call(self, operator: Operator, step: int, *, is_recomputed: bool) -> Row:
+    def call(self, operator: Operator, step: int, *, is_recomputed: bool) -> OperatorRow:
         """Count a call with its work and return its row; `is_again`: activation checkpointing repeats the call."""
         row, work = self.row_of(operator), self.works.work_of(operator)
         row.calls += 1
@@ -337,12 +337,12 @@ class _Totals:
             self.flop_by_precision[work.precision or "unknown"] += work.flop
         return row
 
-    def row_of(self, operator: Operator) -> Row:
+    def row_of(self, operator: Operator) -> OperatorRow:
         """The row in which a call of this operator is counted."""
         name, work = operator.call.name, self.works.work_of(operator)
         return self.row(name, family_of(name), str(work) if isinstance(work, Lack) else None)
 
-    def ordered(self) -> list[Row]:
+    def ordered(self) -> list[OperatorRow]:
         """The rows, longest first; `lack` is appended to names that occur more than once."""
         times = Counter(name for name, _ in self.rows)
         for (name, lack), row in self.rows.items():
@@ -370,7 +370,7 @@ class _Totals:
             yield ASSUMED
         if self.is_of_many:
             yield OF_MANY
-        communication_s = sum(row.seconds for row in self.rows.values() if row.family == Group.COMMUNICATION)
+        communication_s = sum(row.seconds for row in self.rows.values() if row.family == OperatorFamily.COMMUNICATION)
         total_s = sum(row.seconds for row in self.rows.values())
         if is_on_gpu and communication_s and total_s:
             share = percent(communication_s / total_s)
@@ -414,13 +414,13 @@ def _by_own_time(threads: Mapping[Thread, CallTree], steps: Steps, totals: _Tota
     return _union_s(spans)
 
 
-def _without_owner(totals: _Totals, name: str) -> Row:
+def _without_owner(totals: _Totals, name: str) -> OperatorRow:
     """The row of an operator without an owner: known ones and autograd do no work, unknown operators may."""
     if _COMMUNICATION.search(name):
-        return totals.row(name, Group.COMMUNICATION)
+        return totals.row(name, OperatorFamily.COMMUNICATION)
     if kind_of(name) is not None or _OF_AUTOGRAD.match(name):
-        return totals.row(name, Group.DISPATCH)
-    return totals.row(name, Group.UNATTRIBUTED, Lack.NO_FORMULA)
+        return totals.row(name, OperatorFamily.DISPATCH)
+    return totals.row(name, OperatorFamily.UNATTRIBUTED, Lack.NO_FORMULA)
 
 
 def _by_kernels(trace: Trace, threads: Mapping[Thread, CallTree], steps: Steps, device: str, totals: _Totals) -> float:
@@ -431,7 +431,7 @@ def _by_kernels(trace: Trace, threads: Mapping[Thread, CallTree], steps: Steps, 
         for index, operator in enumerate(thread.operators)
         if operator.id is not None
     }
-    spans, calls = [], dict[tuple[int, int], Row]()
+    spans, calls = [], dict[tuple[int, int], OperatorRow]()
     first_launch = min((number for number in trace.launches if isinstance(number, int)), default=None)
     for event in trace.device:
         if event.device != device:
@@ -476,17 +476,17 @@ def _launch(
 def _row_of_kernel(
     event: OnDevice,
     where: tuple[CallTree, int] | None,
-    calls: dict[tuple[int, int], Row],
+    calls: dict[tuple[int, int], OperatorRow],
     totals: _Totals,
     step: int,
-) -> Row:
+) -> OperatorRow:
     if _COMMUNICATION.search(event.name):
-        row = totals.row(event.name, Group.COMMUNICATION)
+        row = totals.row(event.name, OperatorFamily.COMMUNICATION)
         row.calls += 1
         return row
     if where is None:
         if event.is_kernel:
-            row = totals.row(event.name, Group.UNATTRIBUTED, _NOT_LAUNCHED)
+            row = totals.row(event.name, OperatorFamily.UNATTRIBUTED, _NOT_LAUNCHED)
         else:
             row = totals.row(event.name, Family.COPY)
         row.calls += 1
@@ -497,8 +497,8 @@ def _row_of_kernel(
         name = thread.operators[index].call.name
         # The name of a Triton kernel is more specific than that of the compiled region around it.
         name = event.name if event.name.startswith("triton") else name
-        is_copy = not event.is_kernel
-        row = totals.row(name, Family.COPY if is_copy else Group.UNATTRIBUTED, None if is_copy else Lack.NO_FORMULA)
+        kind = (OperatorFamily.UNATTRIBUTED, Lack.NO_FORMULA) if event.is_kernel else (Family.COPY, None)
+        row = totals.row(name, *kind)
         row.calls += 1
         return row
     operator, key = thread.operators[owner], (id(thread), owner)
