@@ -3,6 +3,7 @@
 import csv
 import gzip
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import analysis
 from analysis.importing import UserFacts, import_file
 from analysis.roofline.points import points
+from tests.analysis import in_process
 from tests.analysis.in_process import Analyze
 from tests.analysis.readers.traces.kineto_traces import (
     BUSY_S,
@@ -29,10 +31,10 @@ from tests.analysis.readers.traces.kineto_traces import (
 )
 from workload.contract import bundle
 from workload.contract.errors import ExitCode, NothingToDoError
-from workload.contract.record import Record
 
 FLOP = 2 * CONVOLUTION_FLOP + MM_FLOP
 GIVEN = UserFacts(model="small", batch_size=4)
+imported = partial(in_process.imported, name="t.json", model="small", batch_size=4)
 
 
 @pytest.fixture
@@ -41,12 +43,6 @@ def run(monkeypatch: pytest.MonkeyPatch, analyze: Analyze, tmp_path: Path) -> An
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     return analyze
-
-
-def imported(folder: Path, text: str, given: UserFacts = GIVEN, name: str = "t.json") -> Record:
-    (folder / name).write_text(text)
-    (made,) = import_file(folder / name, given, output=folder / "results")
-    return bundle.read_record(made)
 
 
 def test_the_bundle_of_a_gpu_trace(tmp_path: Path) -> None:
@@ -226,8 +222,7 @@ def test_refusals(
 
 def test_one_gpu_of_two_is_chosen(tmp_path: Path) -> None:
     text = document([*step(0, 10_000.0), *OTHER_GPU], deviceProperties=[V100, V100 | {"id": 1}])
-    given = UserFacts(model="small", batch_size=4, device=1)
-    record = imported(tmp_path, text, given)
+    record = imported(tmp_path, text, device=1)
     assert record.complexity is not None
     assert record.complexity.flop_by_op == {"matmul": 2 * 50**3}
     assert record.imported is not None
@@ -246,8 +241,7 @@ def test_what_is_lacking_is_asked_for(run: Analyze, tmp_path: Path) -> None:
 
 
 def test_labels_that_contradict_the_trace(tmp_path: Path) -> None:
-    given = UserFacts(model="small", batch_size=4, gpu="Tesla T4", precision="amp")
-    record = imported(tmp_path, gpu_trace(2), given)
+    record = imported(tmp_path, gpu_trace(2), gpu="Tesla T4", precision="amp")
     assert record.environment.device.name == "Tesla V100-SXM2-16GB"
     assert record.spec.precision == "amp"
     assert list(record.notes[-2:]) == [

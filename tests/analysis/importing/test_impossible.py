@@ -1,28 +1,21 @@
 """Cells that cannot be true are refused by file, line and value; what is odd and possible is read."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from analysis.importing import UserFacts, import_file
+from tests.analysis import in_process
 from tests.analysis.readers.ncu.foreign_profiles import NEW_TEXT
 from tests.analysis.readers.ncu.ncu_files import COUNTS, DRAM, FFMA, ROW, TIME, long, wide
 from tests.analysis.readers.traces.kineto_traces import V100, document, product_step
-from workload.contract import bundle
 from workload.contract.errors import ExitCode, UsageError
-from workload.contract.record import Record
 from workload.contract.text import percent, plain, seconds, si
 
-GIVEN = UserFacts(model="mine", batch_size=1, profile_steps=1)
+imported = partial(in_process.imported, model="mine", batch_size=1, profile_steps=1)
 NAME, PEAK = "device__attribute_display_name", "above 10 x the peak of"
-
-
-def imported(folder: Path, text: str, name: str = "profile.csv") -> Record:
-    (folder / name).write_text(text)
-    (made,) = import_file(folder / name, GIVEN, output=folder / "results")
-    return bundle.read_record(made)
 
 
 def profile(device: str | None = None, **cells: str) -> str:
@@ -63,7 +56,7 @@ def profile(device: str | None = None, **cells: str) -> str:
 def test_a_cell_that_cannot_be_true_is_refused(text: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         imported(tmp_path, text)
-    assert str(caught.value).startswith(f"'{tmp_path}/profile.csv' cannot be a profile: ")
+    assert str(caught.value).startswith(f"'{tmp_path}/file.txt' cannot be a profile: ")
     assert said in str(caught.value)
     assert caught.value.exit_code == ExitCode.USAGE
     assert caught.value.hint == "correct the cell or its unit, or profile again"
@@ -92,7 +85,7 @@ def test_the_line_is_that_of_the_text_for_people(tmp_path: Path) -> None:
 def test_iterations_that_cannot_be_true(cell: str, rule: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         imported(tmp_path, f"iter_time_ms,loss\n200,1\n{cell},1\n210,1\n")
-    assert str(caught.value) == f"'{tmp_path}/profile.csv' line 3: iter_time_ms {rule}; got '{cell}'"
+    assert str(caught.value) == f"'{tmp_path}/file.txt' line 3: iter_time_ms {rule}; got '{cell}'"
 
 
 def changed(**event: Any) -> str:

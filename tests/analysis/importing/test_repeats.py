@@ -1,30 +1,24 @@
 """Files that hold something twice: each row and launch counts once, and the bundle says so."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from analysis.importing import UserFacts, import_file
 from analysis.readers import ncu
 from analysis.readers.tables import repeated_rows
+from tests.analysis import in_process
 from tests.analysis.readers.logs.trainer_logs import dllogger_json, pytorch_examples, timm
 from tests.analysis.readers.ncu.foreign_profiles import NEW_TEXT, NSYS
-from workload.contract import bundle
 from workload.contract.record import Record
 
 HEADER = "iter_idx,iter_time_ms,loss"
+imported = partial(in_process.imported, model="resnet50", batch_size=64, profile_steps=1)
 
 
 def rows(first: int, last: int) -> list[str]:
     """Iterations of different times."""
     return [f"{number},{200 + (number * 37 % 101) / 10:.1f},{6 - number / 100:.2f}" for number in range(first, last)]
-
-
-def imported(folder: Path, text: str, name: str = "log.csv") -> Record:
-    (folder / name).write_text(text)
-    given = UserFacts(model="resnet50", batch_size=64, profile_steps=1)
-    (made,) = import_file(folder / name, given, output=folder / "results")
-    return bundle.read_record(made)
 
 
 def losses(record: Record) -> list[str]:
