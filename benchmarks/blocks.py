@@ -18,8 +18,7 @@ from analysis.statistics.comparison import compare, compare_within_blocks
 from analysis.statistics.hosts import PlacedRun, machine_split
 from analysis.statistics.samples import LEAST_REPLICATES, Floats, Interval
 from benchmarks.resumable import Figures, Results
-from launcher.sweep.blocks import in_order
-from launcher.sweep.places import Configuration
+from launcher.sweep.places import Configuration, in_order
 from launcher.sweep.until import decision_of
 from workload.contract.blocks_interval import NOMINAL, looks, single_contrast, student_quantile
 from workload.contract.design import Design, Run
@@ -42,12 +41,12 @@ MOST = 200
 
 
 def tally(hits: list[bool]) -> list[int]:
-    """Hits, and of how many."""
+    """Number of hits, and number of trials."""
     return [sum(hits), len(hits)]
 
 
 def share(hits_of: list[int]) -> str:
-    """With its binomial standard error, marked where it is outside of 93-97 % by more than two of them."""
+    """Share of hits with its binomial standard error, marked if more than two errors outside of 93-97 %."""
     hits, of = hits_of
     covered = hits / of
     error = sqrt(max(covered * (1 - covered), 1e-4) / of)
@@ -169,7 +168,7 @@ def at_most(hits_of: list[int], many: int) -> str:
 
 
 def orders(many: int, count: int, *, seed: int, is_reversed: bool) -> list[list[int]]:
-    """Configurations in the order of each block: that of a sweep, or each block's own as before."""
+    """Configurations in the order of each block: the order of a sweep, or with `is_reversed` False a random one."""
     if not is_reversed:
         rng = np.random.default_rng((seed, many, count))
         return [rng.permutation(many).tolist() for _ in range(count)]
@@ -179,7 +178,7 @@ def orders(many: int, count: int, *, seed: int, is_reversed: bool) -> list[list[
 
 
 def intervals(runs: list[Run], *, is_design: bool) -> dict[tuple[int, int], tuple[float, float] | None]:
-    """The 95 % interval of each pair of configurations: by the whole design, or by the pair's own differences."""
+    """95 % interval of each pair of configurations, from the whole design or from the pair's own differences."""
     whole = Design(runs)
     names = sorted({int(str(run.configuration)) for run in runs})
     found: dict[tuple[int, int], tuple[float, float] | None] = {}
@@ -356,7 +355,7 @@ def until(results: Results, scale: float) -> Iterator[str]:
 
 
 def autoregression(rng: np.random.Generator, count: int, *, correlation: float) -> Floats:
-    """A stationary series of the first order with standard deviation 1."""
+    """Stationary autoregression of the first order, with standard deviation 1."""
     noise = rng.normal(size=count)
     found = [float(noise[0])]
     for one in noise[1:]:

@@ -83,7 +83,7 @@ def ratios(rng: np.random.Generator, scale: float) -> Iterator[str]:
 
 
 def modes(rng: np.random.Generator, scale: float) -> Iterator[str]:
-    """Where the limits lie: runs in two modes, of which a few runs show one alone, and sides that scatter unlike."""
+    """Hard cases: runs in two modes, where a few runs may show only one, and two sides with unlike scatter."""
     for n in (3, 4, 5, 6, 10):
         figures = np.exp(0.002 * rng.normal(size=(2, int(4000 * scale), n)))
         figures *= np.where(rng.random(figures.shape) < 0.35, 1.05, 1.0)
@@ -134,7 +134,7 @@ def shares(rng: np.random.Generator, scale: float) -> Iterator[str]:
 
 
 def alarms(rng: np.random.Generator, scale: float) -> Iterator[str]:
-    """Shares that must be small, and one that must be 80 %."""
+    """Shares of false results, which must be small, and one share that must be 80 %."""
     for rho in (0.0, 0.5, 0.9):
         series = 1 + 0.002 * waves(rng, series=int(2000 * scale), steps=STEPS, rho=rho)
         periodic = np.mean([periods.period_scan(x).found for x in series])

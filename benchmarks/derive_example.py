@@ -32,7 +32,7 @@ NAME_CHARACTERS = 60
 
 
 def classes(path: Path, room: Path) -> Iterator[list[str]]:
-    """A header, units, and a row per class of kernels: the name of its longest kernel, and the class's sums."""
+    """Header, units, and a row per class of kernels: the name of its longest kernel, and the class's sums."""
     yield ["ID", "Kernel Name", *(metric for metric, _, _ in COUNTERS.values())]
     yield ["", "", *(unit for _, unit, _ in COUNTERS.values())]
     with path.open(encoding="utf-8", newline="") as file:
@@ -84,7 +84,7 @@ def add(
 
 
 def main(shared: Path, out: Path) -> None:
-    """The T4's log, and the profiles of the L4 and the V100."""
+    """Derive the bundles of the T4's log, and of the profiles of the L4 and the V100."""
     sums = "sums per class of kernels, derived from the ncu profile"
     with tempfile.TemporaryDirectory() as folder:
         room = Path(folder)

@@ -124,7 +124,7 @@ class Noise:
 
 
 def fitted(path: Path) -> Noise:
-    """Of the steps after the warm-up, in normal scores: Yule-Walker, whose autoregression is always stationary."""
+    """Noise of a log's steps after the warm-up: Yule-Walker on normal scores, which is always stationary."""
     with path.open() as file:
         times = np.array([float(row["iter_time_ms"]) for row in csv.DictReader(file)])
     steps = times[max(steady_state(times).warmup_steps or 0, 2) :]
@@ -173,7 +173,7 @@ def noises() -> list[Noise]:
 
 
 def machine(rng: np.random.Generator, kind: str, *, duels: int, segments: int) -> Floats:
-    """What the machine adds to the logarithms of all steps of a segment, shape (duels, segments)."""
+    """Effect of the machine on the logarithms of all steps of a segment, shape (duels, segments)."""
     match kind:
         case "still":
             return np.zeros((duels, segments))
@@ -197,7 +197,7 @@ def on_and_off(rng: np.random.Generator, *, duels: int, segments: int, mean_on: 
 
 
 def of_segments(rng: np.random.Generator, name: str, shape: tuple[int, int]) -> Floats:
-    """Logarithms of segments whose noise is no log's, shape (duels, segments)."""
+    """Logarithms of segments with artificial noise instead of a log's, shape (duels, segments)."""
     normal = rng.normal(size=shape)
     position = np.arange(shape[1]) % SEGMENTS
     if name.startswith("AR "):
@@ -222,7 +222,7 @@ def of_segments(rng: np.random.Generator, name: str, shape: tuple[int, int]) -> 
 
 
 def conditions() -> Iterator[tuple[str, str]]:
-    """Noise and machine."""
+    """Pairs of a noise and a machine."""
     yield from product((noise.name for noise in noises()), MACHINES)
     yield from product(SEGMENT_NOISES, ["still"])
 
@@ -250,7 +250,7 @@ def simulated(rng: np.random.Generator, name: str, kind: str, *, effect: float, 
 
 
 def verdicts(segments: Sequence[Segment]) -> dict[str, str]:
-    """Words by rule; the quadruples that the duel and the bet on signs took besides."""
+    """Verdict by rule, and the number of quadruples that the duel and the bet on signs took."""
     state = judge(segments, ended="the budget is used up")
     logs = {variant: np.log([one.seconds for one in segments if one.variant == variant]) for variant in ("A", "B")}
     ratio = float(np.exp(logs["B"][0] - logs["A"][0]))
@@ -267,13 +267,13 @@ def verdicts(segments: Sequence[Segment]) -> dict[str, str]:
 
 
 def said(state: DuelState) -> str:
-    """The verdict, and the sign where it says more: `same, slower`."""
+    """Verdict in words, with the sign if that adds something: `same, slower`."""
     has_sign = state.sign and state.verdict in (DuelVerdict.SAME, DuelVerdict.NOT_DECIDABLE)
     return f"{state.verdict}, {state.sign}" if has_sign else str(state.verdict)
 
 
 def is_false(words: str, effect: float) -> bool:
-    """Whether what is said is not so; `effect`: the logarithm of B over A."""
+    """Whether the verdict in `words` is false; `effect`: the logarithm of B over A."""
     verdict, _, sign = words.partition(", ")
     low, high = EFFECTS["-2 %"], EDGE
     is_so = {
@@ -286,7 +286,7 @@ def is_false(words: str, effect: float) -> bool:
 
 
 def signs_alone(segments: Sequence[Segment]) -> tuple[str, int]:
-    """The rule until 0.2.0, which called a difference from a quarter of the margin on; and its quadruples."""
+    """Verdict of the rule until 0.2.0, which called a difference from a quarter of the margin on; its quadruples."""
     four = np.log([one.seconds for one in segments]).reshape(-1, SEGMENTS)
     sign = np.array([1 if one.variant == "A" else -1 for one in segments[::SEGMENTS]])
     differences = sign * (four[:, 1] + four[:, 2] - four[:, 0] - four[:, 3]) / 2
@@ -315,7 +315,7 @@ def by_threshold(ratio: float, threshold: float) -> str:
 
 
 def peeking_welch(first: Floats, second: Floats) -> str:
-    """The first p < 0.05 after a quadruple, from the second on; "the same" where there is none."""
+    """Verdict at the first p < 0.05 after a quadruple, from the second on; "the same" without one."""
     counts = np.arange(4, first.size + 1, 2)
     means, errors = [], []
     for logs in (first, second):
@@ -336,7 +336,7 @@ def peeking_welch(first: Floats, second: Floats) -> str:
 
 
 def counts_of(results: Results, name: str, kind: str, effect: str, *, duels: int) -> list[dict[str, Any]]:
-    """Per chunk: words by rule, and the quadruples of each duel."""
+    """For each chunk, verdicts by rule, and the quadruples of each duel."""
     chunks = []
     for start in range(0, duels, CHUNK):
         size = min(CHUNK, duels - start)
@@ -354,12 +354,12 @@ def counts_of(results: Results, name: str, kind: str, effect: str, *, duels: int
 
 
 def upper_bound(hits: int, of: int) -> float:
-    """One-sided 95 % (Clopper & Pearson, Biometrika 26, 1934)."""
+    """Upper end of the one-sided 95 % interval of a share (Clopper & Pearson, Biometrika 26, 1934)."""
     return 1.0 if hits == of else float(betaincinv(hits + 1, of - hits, 0.95))
 
 
 def table(results: Results, effect: str, *, duels: int) -> Iterator[str]:
-    """A line per noise and machine: false words by rule, decided duels and quadruples; then the sum and the worst."""
+    """Line per noise and machine: false verdicts by rule, decided duels, quadruples; then the sum and the worst."""
     totals, worst = {rule: Counter[str]() for rule in RULES}, dict.fromkeys(RULES, 0.0)
     yield f"{effect}: false verdicts; decided, by the sixth quadruple, and median quadruples (in brackets: signs alone)"
     yield f"{'noise':<30} {'machine':<10}" + "".join(f" {rule:>15}" for rule in RULES) + "   decided   by 6  quadruples"
@@ -382,7 +382,7 @@ def table(results: Results, effect: str, *, duels: int) -> Iterator[str]:
 
 
 def worst(results: Results, effects: Sequence[str], *, duels: int) -> float:
-    """The largest share of false verdicts of the duel, of all noises, machines and true differences."""
+    """Largest share of false verdicts of the duel over all noises, machines and true differences."""
     return max(
         _false(sum((Counter(chunk["duel"]) for chunk in chunks), Counter[str]()), effect)
         for effect in effects
@@ -402,7 +402,7 @@ def _decided(counter: Mapping[str, int]) -> float:
 
 
 def real_table(results: Results, effect: str, *, duels: int) -> Iterator[str]:
-    """Lines as of `table`, of measured duels: one per condition, then one for all.
+    """Lines as in `table` for measured duels: one per condition, then one for all.
 
     The committed ones were ended and judged by the bet on signs alone, before there was another rule.
     """

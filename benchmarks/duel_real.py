@@ -89,7 +89,7 @@ def neighbour() -> None:
 
 @contextmanager
 def process(role: str) -> Iterator["subprocess.Popen[str]"]:
-    """A process of this module; it ends with us, also by SIGKILL."""
+    """Start a process of this module; it ends when we end, even by SIGKILL."""
     command = [sys.executable, "-m", "benchmarks.duel_real", role]
     started = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
@@ -130,7 +130,7 @@ class ByHand:
 
 
 class ControlGroup:
-    """One for trainers, of version 1 or 2. Raises `OSError` where that is not allowed."""
+    """Make a control group for trainers, of version 1 or 2. Raises `OSError` if that is not allowed."""
 
     def __init__(self) -> None:
         name = f"rooflaunch-duel-{os.getpid()}"
@@ -162,7 +162,7 @@ class ControlGroup:
 
 
 def disturb(condition: str, rng: random.Random, over: threading.Event, switch: Switch) -> None:
-    """Disturb until `over`, and then leave all as it was."""
+    """Disturb the machine until `over`, then undo all disturbances."""
     began_s, grows = time.monotonic(), rng.random() < 0.5
     is_on = rng.random() < MEAN_ON_S / (MEAN_ON_S + MEAN_OFF_S)
     while not over.is_set():
@@ -256,7 +256,7 @@ class Machine:
 
 
 def measure(results: Results, *, duels: int, judged: Callable[[list[Segment]], dict[str, str]]) -> Iterator[str]:
-    """Do what is missing, a chunk of every condition after the other; a line for each chunk."""
+    """Measure what is missing, a chunk of each condition in turn; yield a line for each chunk."""
     with ExitStack() as stack:
         machine = cache(lambda: Machine(stack))
         for start, condition in product(range(0, duels, CHUNK), CONDITIONS):
@@ -267,7 +267,7 @@ def measure(results: Results, *, duels: int, judged: Callable[[list[Segment]], d
 
 
 def chunks_of(results: Results, condition: str, *, duels: int) -> list[dict[str, Any]]:
-    """What was measured of a condition, as far as it has been."""
+    """Chunks of a condition that were measured so far."""
     parts = (part_of(condition, start, min(CHUNK, duels - start)) for start in range(0, duels, CHUNK))
     return [figures for part in parts if (figures := results.known(part))]
 

@@ -85,7 +85,7 @@ BEYOND = Noise(name="beyond: 0.9 under white", lag1=0.9, white=0.5)
 
 @dataclass(frozen=True, kw_only=True)
 class Audited:
-    """What rules look at, without files and tables."""
+    """Evidence for the audit's rules, without files and tables."""
 
     cases: Sequence[Case]
     groups: Sequence[Sequence[Case]]
@@ -128,14 +128,14 @@ def clean(rng: np.random.Generator, noise: Noise, *, runs: int, steps: int) -> l
 
 
 def spoken(one: Case) -> set[str]:
-    """The rules that say something of a run by itself, and whether a cause is named."""
+    """Rules that report something about a single run, and whether a cause is named."""
     alone: Any = Audited(cases=[one], groups=[])
     names = {rule.name for rule in rules() if next(iter(rule.check(alone)), None) is not None}
     return names | ({CAUSE} if next(causes.of_run(one), None) else set())
 
 
 def spoken_together(group: Sequence[Case]) -> set[str]:
-    """The rules that say something of repeats."""
+    """Rules that report something about repeats."""
     together: Any = Audited(cases=[], groups=[group])
     return {rule.name for rule in rules() if next(iter(rule.check(together)), None) is not None}
 
@@ -148,7 +148,7 @@ def rules() -> list[Rule]:
 
 
 def false_alarms(runs: int, seed: int) -> Iterator[list[str]]:
-    """A row per noise, number of steps and of repeats: the share of audits in which each rule speaks, in per cent."""
+    """Row per noise, number of steps and of repeats: percentage of audits in which each rule reports something."""
     for steps in STEPS:
         for kind, noise in enumerate((*NOISES, BEYOND)):
             rng = np.random.default_rng([seed, steps, kind])
@@ -207,7 +207,7 @@ def few_stalls(steps: Floats, factor: float) -> Floats:
 
 
 def here_and_there(steps: Floats, factor: float) -> Floats:
-    """30 % of the steps, at places that the steps themselves decide."""
+    """Choose 30 % of the steps, depending on the steps themselves."""
     places = np.random.default_rng(int(steps[0] * 1e12)).permutation(steps.size)
     return np.where(places < 0.3 * steps.size, factor * steps, steps)
 
@@ -230,7 +230,7 @@ QUIET = ((0.003, NOISES[0]), (0.01, NOISES[0]), (0.01, NOISES[2]), (0.03, NOISES
 
 
 def power(runs: int, seed: int) -> Iterator[list[str]]:
-    """A row per fault and size: the share of runs of which a rule speaks, by noise and number of steps."""
+    """Row per fault and size: the share of runs that a rule reports, by noise and number of steps."""
     for name, fault, factors in FAULTS:
         for factor in factors:
             row = [name, f"{factor:g} x"]

@@ -1,4 +1,4 @@
-"""What a start costs: `launch --help` against importing typer, and a run's time outside its own work.
+"""Cost of a start: `launch --help` against importing typer, and a run's time outside its own work.
 
 python benchmarks/fixed_costs.py          about 2 minutes
 """
@@ -28,7 +28,7 @@ def seconds(command: list[str]) -> float:
 
 
 def fixed_cost_s() -> tuple[float, float]:
-    """Of one small run: its wall time less set-up, ceilings, warm-up and steps; and the set-up, by run.json."""
+    """Seconds of a small run outside set-up, ceilings, warm-up and steps; and of its set-up, from run.json."""
     with tempfile.TemporaryDirectory() as output:
         wall_s = seconds(
             [sys.executable, "-m", "workload", "train", "--device", "cpu", "--iterations", "2", "-o", output]

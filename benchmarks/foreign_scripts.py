@@ -106,7 +106,7 @@ class Ran:
 
 
 def run(folder: Path, words: Sequence[str], script: Path, loop: Loop) -> Ran:
-    """The script in a folder of its own; `words`: what stands before it on the command line."""
+    """Run the script in a new folder; `words`: arguments before it on the command line."""
     folder.mkdir()
     python_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "PYTHONPATH": python_path, "HF_HUB_OFFLINE": "1", "HYDRA_FULL_ERROR": "1"}
@@ -122,7 +122,7 @@ def run(folder: Path, words: Sequence[str], script: Path, loop: Loop) -> Ran:
 
 
 def reference(path: Path, script: str) -> None:
-    """Run the script under torch's own counter; writes the FLOP between two steps of an optimizer, by JSON."""
+    """Run the script under torch's own counter; write the FLOP between two optimizer steps to `path`, as JSON."""
     from torch.optim.optimizer import register_optimizer_step_post_hook  # noqa: PLC0415 - the parent needs no torch
     from torch.utils.flop_counter import FlopCounterMode  # noqa: PLC0415
 
@@ -146,7 +146,7 @@ def reference(path: Path, script: str) -> None:
 
 
 def verdict(loop: Loop, flop: float, counts: Sequence[int]) -> tuple[str, bool]:
-    """Our FLOP of a step against torch's, in words, and whether they agree or the difference has a reason."""
+    """Text on our FLOP of a step against torch's, and whether they agree or the difference has a reason."""
     if not counts:
         return "no count by torch", False
     usual, _ = Counter(counts).most_common(1)[0]
@@ -159,7 +159,7 @@ def verdict(loop: Loop, flop: float, counts: Sequence[int]) -> tuple[str, bool]:
 
 
 def check(name: str, loop: Loop, folder: Path) -> bool:
-    """Run it three times and print a line of the table; whether everything is as it should be."""
+    """Run a loop three times and print its line of the table; return whether everything is as it should be."""
     script, results = LOOPS_AT / f"{name}.py", folder / f"{name} results"
     ours = ["-m", "rooflaunch", "script", "--no-ceilings", "--warmup", "1", "--iterations", "6", "--then", "continue"]
     alone = run(folder / f"{name} alone", [], script, loop)
@@ -189,7 +189,7 @@ def check(name: str, loop: Loop, folder: Path) -> bool:
 
 
 def main() -> int:
-    """0 if every loop is measured right."""
+    """Exit code: 0 if every loop is measured correctly."""
     if sys.argv[1:2] == ["--reference"]:
         counts_at, sys.argv = Path(sys.argv[2]), sys.argv[3:]
         reference(counts_at, sys.argv[0])

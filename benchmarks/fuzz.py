@@ -1,4 +1,4 @@
-"""Mutated bundles and logs through every reader: what is wrong must be said, never crash, never count as complete.
+"""Mutated bundles and logs for every reader: a fault must be reported, never crash, never count as complete.
 
 python benchmarks/fuzz.py [--cases 1000] [--seed 0] [--only N]      prints failures with their cases, and counts
 
@@ -112,7 +112,7 @@ CELLS = (
 
 @dataclass(kw_only=True)
 class Case:
-    """One mutated folder of bundles; `done` says what was done to it, `broken` that the victim must be refused."""
+    """Folder of bundles with one mutated, the victim. `done`: its mutations; `broken`: the victim must be refused."""
 
     number: int
     root: Path
@@ -135,7 +135,7 @@ def places(value: Any, above: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 def mutate_json(text: bytes, draw: random.Random, done: list[str]) -> bytes:
-    """One to three fields replaced, removed, scaled or swapped; sometimes the text itself."""
+    """Replace, remove, scale or swap one to three fields; sometimes mutate the text itself."""
     if draw.random() < 0.1:
         return mutate_bytes(text, draw, done)
     document = json.loads(text)
@@ -165,7 +165,7 @@ def mutate_json(text: bytes, draw: random.Random, done: list[str]) -> bytes:
 
 
 def mutate_csv(text: bytes, draw: random.Random, done: list[str]) -> bytes:
-    """Cells replaced, rows and columns moved, doubled, lost; sometimes the text itself."""
+    """Replace cells, move, double or drop rows and columns; sometimes mutate the text itself."""
     if draw.random() < 0.1:
         return mutate_bytes(text, draw, done)
     rows = [line.split(",") for line in text.decode("utf-8", "replace").splitlines()]
@@ -231,7 +231,7 @@ WEIGHTS = {bundle.RECORD: 6, bundle.STEPS: 4, bundle.TELEMETRY: 1, bundle.MANIFE
 
 
 def bundles(root: Path) -> Path:
-    """One of each kind: two runs of this trainer on a CPU, two on a GPU, one of these profiled, one imported log."""
+    """Make a bundle of each kind: two runs on a CPU, two on a GPU, one of these profiled, one imported log."""
     shutil.copytree(REAL, root)
     make(root, 0)
     profiled = make(root, 1, profile=PROFILE)
@@ -245,7 +245,7 @@ def bundles(root: Path) -> Path:
 
 
 def mutated(base: Path, root: Path, *, seed: int, number: int) -> Case:
-    """A copy of `base` in which one bundle, or the log to import, is not what it was."""
+    """Copy some bundles of `base`, and mutate one file of one of them."""
     case = Case(number=number, root=root, draw=random.Random(f"{seed}-{number}"))
     draw = case.draw
     folders = sorted(folder for folder in base.iterdir() if folder.is_dir() and not folder.name.startswith("."))
@@ -285,7 +285,7 @@ COMMANDS = (
 
 
 def check(case: Case, *, with_report: bool) -> None:
-    """Raise what a reader raises, or AssertionError for what it should have said."""
+    """Run readers on the case. Raises their errors, or AssertionError for a fault that they did not report."""
     assert case.victim is not None
     results = loaded(case)
     if results is None:
@@ -306,7 +306,7 @@ def check(case: Case, *, with_report: bool) -> None:
 
 
 def loaded(case: Case) -> Results | None:
-    """None where nothing is left to look at: every command then ends with the message that is checked here."""
+    """Tables of the case; None if no bundle can be read. Then every command ends with the error checked here."""
     assert case.victim is not None
     try:
         return analysis.load(case.root)
@@ -349,7 +349,7 @@ def reject(name: str, constant: str) -> None:
 
 
 def check_import(number: int, root: Path, *, seed: int) -> list[str]:
-    """A mutated log or profile is imported, or refused with an error of ours; what is imported can be read."""
+    """Import a mutated log or profile: it must be refused with an error of ours, or be readable afterwards."""
     draw = random.Random(f"import-{seed}-{number}")
     done: list[str] = []
     text, given = draw.choice([(LOG, UserFacts()), (NCU, UserFacts(model="resnet18", batch_size=4))])
@@ -367,7 +367,7 @@ def check_import(number: int, root: Path, *, seed: int) -> list[str]:
 
 
 def run_case(base: Path, folder: Path, *, seed: int, number: int, report_every: int = 25) -> list[str]:
-    """What was done; raises where a reader does not hold."""
+    """Run a case and return its mutations. Raises the error of a reader that fails."""
     folder.mkdir()
     if number % 8 == 7:
         return check_import(number, folder, seed=seed)

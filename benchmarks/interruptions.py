@@ -37,7 +37,7 @@ STARTED_S = 0.3
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """What an interrupted launch left."""
+    """Result of an interrupted launch: its exit code and stderr, its bundles, and whether a process survived."""
 
     code: int
     stderr: str
@@ -47,7 +47,7 @@ class Ended:
 
     @property
     def faults(self) -> list[str]:
-        """What must not be."""
+        """Faults of this result, in words."""
         return [
             *([f"exit code {self.code}"] if self.code != ExitCode.INTERRUPTED else []),
             *(["traceback"] if "Traceback" in self.stderr else []),
@@ -57,7 +57,7 @@ class Ended:
 
 
 def start(folder: Path, *words: str) -> "subprocess.Popen[str]":
-    """`launch` in a process group of its own, with its output in `folder`."""
+    """Start `launch` in a new process group, with its output in `folder`."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         [sys.executable, "-m", "launcher", *COMMAND, *words],
@@ -72,12 +72,12 @@ def start(folder: Path, *words: str) -> "subprocess.Popen[str]":
 
 
 def press(process: "subprocess.Popen[str]", *, alone: bool = False) -> None:
-    """Ctrl-C: for the whole group, or for `launch` alone."""
+    """Send SIGINT, as Ctrl-C does, to the whole group or to `launch` alone."""
     (os.kill if alone else os.killpg)(process.pid, signal.SIGINT)
 
 
 def await_end(process: "subprocess.Popen[str]", folder: Path) -> Ended:
-    """The end of an interrupted launch; what is left of its group is killed."""
+    """Wait for the end of an interrupted launch, and kill the processes that are left of its group."""
     _, stderr = process.communicate(timeout=END_LIMIT_S)
     survivors = True
     try:
@@ -96,7 +96,7 @@ def await_end(process: "subprocess.Popen[str]", folder: Path) -> Ended:
 
 
 def interrupt_after(delay_s: float, *, alone: bool) -> Ended | None:
-    """Start, wait, press; None where it had ended by then."""
+    """Start a launch and interrupt it after `delay_s`; None if it had ended by then."""
     with tempfile.TemporaryDirectory() as name, start(Path(name)) as process:
         with suppress(subprocess.TimeoutExpired):
             process.communicate(timeout=delay_s)
@@ -106,7 +106,7 @@ def interrupt_after(delay_s: float, *, alone: bool) -> Ended | None:
 
 
 def outlived_s(delay_s: float) -> float | None:
-    """Start, wait, kill `launch`: how long the last of its processes runs on. None where it had ended by then."""
+    """Seconds for which processes of a launch outlive it, killed after `delay_s`; None if it had ended by then."""
     with tempfile.TemporaryDirectory() as name, start(Path(name)) as process:
         with suppress(subprocess.TimeoutExpired):
             process.communicate(timeout=delay_s)
@@ -133,7 +133,7 @@ def _has_processes(group: int) -> bool:
 
 
 def measure_kills(count: int, seed: int) -> int:
-    """Kill `count` launches; returns how many left a process for longer than they may."""
+    """Kill `count` launches; return how many left a process for longer than `OUTLIVED_LIMIT_S`."""
     limit_s, moments = duration_s(), random.Random(seed)
     took: list[float] = []
     while len(took) < count:
@@ -147,7 +147,7 @@ def measure_kills(count: int, seed: int) -> int:
 
 
 def duration_s() -> float:
-    """How long a launch takes that nobody interrupts."""
+    """Seconds that a launch takes if nobody interrupts it."""
     began_s = time.monotonic()
     with tempfile.TemporaryDirectory() as name, start(Path(name)) as process:
         process.communicate()
@@ -156,7 +156,7 @@ def duration_s() -> float:
 
 
 def measure(count: int, seed: int, *, alone: bool, show: Callable[[str], None] = print) -> int:
-    """Interrupt `count` launches; returns how many ended as they must not."""
+    """Interrupt `count` launches; return how many ended with a fault."""
     limit_s, moments, bad = duration_s(), random.Random(seed), 0
     left: Counter[str] = Counter()
     show(f"an uninterrupted launch takes {limit_s:.1f} s\n{'after':>8}  code  bundles")

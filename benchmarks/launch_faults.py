@@ -1,4 +1,4 @@
-"""What each fault of the cloud leaves behind, watched: a table of fault, outcome, VMs left, bundles and requests.
+"""Consequences of each fault of the cloud, as a table: fault, outcome, VMs left, bundles and requests.
 
     python benchmarks/launch_faults.py
 
@@ -32,7 +32,7 @@ ALL = "GPUS_ALL_REGIONS"
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A fault: what happens in the cloud, in the guest, and while it runs; and what is asked for."""
+    """A fault: events in the cloud, in the guest and during the run, and the options of the launch."""
 
     name: str
     script: Callable[[FakeCompute], object] = lambda _: None
@@ -96,7 +96,7 @@ CASES = (
 
 
 def watch(cloud: Cloud, case: Case) -> Iterator[str]:
-    """The columns of a fault's row."""
+    """Cells of a fault's row, after its name."""
     case.script(cloud.fake)
     plan = cloud.plan(**case.options)
     if case.meanwhile:

@@ -1,4 +1,4 @@
-"""How long `analysis.load` takes, the first time and again, in fresh processes: N bundles of 110 steps.
+"""Seconds that `analysis.load` takes, the first time and again, in fresh processes: N bundles of 110 steps.
 
 python benchmarks/load_bundles.py [1000 10000]          the bundles are made first, about 5 s per 1000
 """
@@ -7,12 +7,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
-from concurrent.futures import ProcessPoolExecutor
-from itertools import repeat
 from pathlib import Path
 
-import synthetic_bundles
+from synthetic_bundles import make, make_many
 
 LOAD = (
     "import resource, sys, analysis; results = analysis.load(sys.argv[1]);"
@@ -28,19 +25,13 @@ def seconds(code: str, *arguments: str) -> tuple[float, str]:
     return time.perf_counter() - begin_s, done.stdout.strip()
 
 
-def make(output: Path, numbers: Iterable[int]) -> None:
-    with ProcessPoolExecutor() as pool:
-        for _ in pool.map(synthetic_bundles.make, repeat(output), numbers, chunksize=50):
-            pass
-
-
 def measure(count: int) -> None:
     with tempfile.TemporaryDirectory() as name:
         output = Path(name) / "results"
-        make(output, range(count))
+        make_many(make, output, range(count))
         first_s, held = seconds(LOAD, str(output))
         again_s = [seconds(LOAD, str(output))[0] for _ in range(3)]
-        make(output, range(count, count + 10))
+        make_many(make, output, range(count, count + 10))
         added_s, more = seconds(LOAD, str(output))
         size = (output / ".analysis" / "bundles.parquet").stat().st_size
     runs, steps, telemetry, problems, peak_mb = held.split()

@@ -1,4 +1,4 @@
-"""Whether the trainer's memory grows: 10,000 steps of a tiny model, resident memory from its own telemetry.
+"""Growth of the trainer's memory over 10,000 steps of a tiny model, from its own telemetry.
 
 python benchmarks/memory_growth.py        about 4 minutes
 """

@@ -1,4 +1,4 @@
-"""Reading an ncu CSV against pyarrow merely reading the same file into columns, in turn, each in a process of its own.
+"""Our reader of an ncu CSV against pyarrow, which only splits the file into columns; in turn, in new processes.
 
 python benchmarks/ncu_reader.py                              1,000,000 launches x 20 metrics: about 3 minutes
 python benchmarks/ncu_reader.py --layout long --launches 100000
@@ -75,7 +75,7 @@ BLOCK_ROWS = 10_000
 
 
 def write(path: Path, layout: str, launches: int, *, marks: bool) -> None:
-    """A file as ncu writes it; a block of different launches, again and again under new IDs."""
+    """Write a file as ncu does; it repeats a block of different launches under new IDs."""
     draw = random.Random(0)
     form = "{:,}" if marks else "{}"
     rows = [

@@ -1,4 +1,4 @@
-"""Two ways to do the same work, in turn, so that a machine that drifts drifts for both."""
+"""Comparison of two ways to do the same work, in turn, so that a drift of the machine affects both."""
 
 import random
 from collections.abc import Sequence
@@ -19,6 +19,6 @@ def interval(ratios: Sequence[float], *, seed: int = 0) -> tuple[float, float, f
 
 
 def report(name: str, ratios: Sequence[float]) -> str:
-    """One line: the median ratio, its interval and the number of pairs."""
+    """Line with the median ratio, its interval and the number of pairs."""
     middle, low, high = interval(ratios)
     return f"{name}: median ratio {middle:.4f} (95 % {low:.4f} to {high:.4f}, {len(ratios)} pairs)"

@@ -1,4 +1,4 @@
-"""What many launches at once cost the launcher: time, memory, CPU and requests, against the fakes of the tests.
+"""Cost of many launches at once for the launcher: time, memory, CPU and requests, with the fakes of the tests.
 
     python benchmarks/parallel_launches.py [LAUNCHES] [SCALE]
 
@@ -39,7 +39,7 @@ LIMIT_S = 600
 
 
 def main(number: int, scale: float) -> None:
-    """Lay out the world, start the launcher in it, and print what came of it."""
+    """Start the fakes and the launcher, and print its results."""
     with tempfile.TemporaryDirectory() as name:
         home = Path(name)
         clock = FastClock(scale=scale)
@@ -63,7 +63,7 @@ def main(number: int, scale: float) -> None:
 
 
 def launcher(number: int, clock: FastClock, output: Path) -> None:
-    """Run that many launches, each in a thread, on one client; prints what it took."""
+    """Run `number` launches on one client, each in a thread; print time, memory, CPU and requests."""
     cloud = compute.connect(SETTINGS.project, sleep=clock.sleep, monotonic=clock.now)
     bucket = storage.connect(BUCKET, prefix=LAUNCHES, jobs=32)
     before = resource.getrusage(resource.RUSAGE_SELF)

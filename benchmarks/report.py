@@ -1,4 +1,4 @@
-"""How long `analyze report` takes and how large its page is, in fresh processes: N synthetic bundles.
+"""Seconds that `analyze report` takes and size of its page, in fresh processes: N synthetic bundles.
 
 python benchmarks/report.py [100 1000] [--keep FOLDER]   five environments, six models, batches, precisions, repeats
 """
@@ -8,11 +8,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from itertools import repeat
 from pathlib import Path
-from statistics import fmean, median, stdev
 from typing import Any
 
 import synthetic_bundles as synthetic
@@ -26,7 +23,7 @@ PRECISIONS = ("fp32", "amp")
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """Rates are what its steps reach: FLOP/s by precision, bytes/s; `floor_s` is what any step takes."""
+    """Machine with the rates that its steps reach: FLOP/s by precision, bytes/s. `floor_s`: least time of any step."""
 
     place: str
     backend: str
@@ -124,7 +121,7 @@ def configurations() -> list[tuple[Machine, str, int, str]]:
 
 
 def make(output: Path, number: int) -> Path:
-    """The bundle `number`: configurations in turn, so that more bundles are more repeats."""
+    """Seal the bundle `number` and return its folder. Configurations take turns: more bundles are more repeats."""
     every = configurations()
     machine, model, batch, precision = every[number % len(every)]
     draw = random.Random(number)
@@ -178,8 +175,6 @@ def _record(
         "ceilings__bytes_per_s": {name: synthetic.rate(machine.bytes_per_s, None) for name in ("copy", "triad")},
         "ceilings__device": machine.device,
         "cost": None if machine.usd_per_h is None else {"usd_per_h": machine.usd_per_h},
-        **_timing(measured),
-        **_bound(flop, moved_low, moved_high, median(measured), ceiling, machine.bytes_per_s),
     }
     if machine.backend != "gcp":
         changes["environment__cloud"] = None
@@ -188,6 +183,7 @@ def _record(
     needed_bytes = parameters * 16 + batch * high / 8
     for where, value in changes.items():
         synthetic.change(record, where, value)
+    record = synthetic.judged(record)
     record["memory"] = {"peak_allocated_bytes": needed_bytes, "peak_reserved_bytes": needed_bytes * 1.08}
     record["_step_s"] = step_s
     if needed_bytes > machine.memory_bytes:
@@ -201,46 +197,9 @@ def _record(
     return record
 
 
-def _timing(measured: list[float]) -> dict[str, Any]:
-    ordered = sorted(measured)
-    return {
-        "timing__step_s": {
-            "n": len(measured),
-            "median": median(measured),
-            "mean": fmean(measured),
-            "stdev": stdev(measured),
-            "min": ordered[0],
-            "max": ordered[-1],
-            "p5": ordered[len(ordered) // 20],
-            "p95": ordered[-len(ordered) // 20],
-        }
-    }
-
-
-def _bound(
-    flop: float, low: float, high: float, step_s: float, ceiling_flop_per_s: float, ceiling_bytes_per_s: float
-) -> dict[str, Any]:
-    compute = flop / step_s / ceiling_flop_per_s
-    memory = [moved / step_s / ceiling_bytes_per_s for moved in (low, high)]
-    bound = "overhead" if max(compute, memory[1]) < 0.25 else "compute" if compute >= min(memory[1], 1.0) else "memory"
-    return {
-        "bound__bound": bound,
-        "bound__why": f"{compute:.0%} of the measured compute ceiling",
-        "bound__compute_fraction": compute,
-        "bound__memory_fraction_low": memory[0],
-        "bound__memory_fraction_high": memory[1],
-    }
-
-
-def make_all(output: Path, count: int) -> None:
-    with ProcessPoolExecutor() as pool:
-        for _ in pool.map(make, repeat(output), range(count), chunksize=50):
-            pass
-
-
 def measure(count: int, output: Path) -> bool:
     results, page = output / "results", output / "report.html"
-    make_all(results, count)
+    synthetic.make_many(make, results, range(count))
     command = [sys.executable, "-m", "analysis", "report", str(results), "-o", str(page)]
     found = []
     for name in ("first", "again"):

@@ -1,4 +1,4 @@
-"""Parts of a long simulation, each done once: what a killed run has measured is read and not measured again."""
+"""Results of a long simulation by part. A killed simulation continues with the parts that it has not measured."""
 
 import json
 import zlib
@@ -12,7 +12,7 @@ Figures = dict[str, Any]
 
 
 class Results:
-    """A line of JSON per part, `{"part": ..., "figures": ...}`; without a path nothing is kept."""
+    """File with a line of JSON per part, `{"part": ..., "figures": ...}`; without a path nothing is kept."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -29,11 +29,11 @@ class Results:
             path.write_text("".join(_line(part, figures) for part, figures in self._known.items()))
 
     def known(self, part: str) -> Figures | None:
-        """What was measured before."""
+        """Figures of a part that was measured before; None for another."""
         return self._known.get(part)
 
     def once(self, part: str, measure: Callable[[np.random.Generator], Figures]) -> Figures:
-        """The figures of a part; its random draws depend on its name alone, so in whatever order parts are done."""
+        """Figures of a part, measured if unknown; its random draws depend only on its name, not on other parts."""
         if part not in self._known:
             figures = measure(np.random.default_rng(zlib.crc32(part.encode())))
             self._known[part] = json.loads(json.dumps(figures))

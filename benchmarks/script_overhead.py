@@ -1,4 +1,4 @@
-"""What measuring a script costs its steps: the same loop with our hooks and without them, in turn in one process.
+"""Cost of measuring for the steps of a script: a loop with our hooks and without them, in turn in one process.
 
     python benchmarks/script_overhead.py                   all of them, about 9 minutes on a CPU
     python benchmarks/script_overhead.py --pairs 40 cnn    one of them, briefly
@@ -44,14 +44,14 @@ Step = Callable[[], None]
 
 
 def batches(*shape: int, batch_size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Of a DataLoader that never ends."""
+    """Endless batches of a DataLoader."""
     data = TensorDataset(torch.randn(256, *shape), torch.randint(10, (256,)))
     while True:
         yield from DataLoader(data, batch_size=batch_size, sampler=RandomSampler(data, True, 10**6))
 
 
 def tiny() -> Step:
-    """A linear layer: the step is little more than our hooks' surroundings."""
+    """Step of a linear layer, which takes hardly longer than our hooks."""
     model, data = nn.Linear(16, 10), batches(16, batch_size=4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
@@ -65,7 +65,7 @@ def tiny() -> Step:
 
 
 def accumulation() -> Step:
-    """Eight batches and backward passes for one step."""
+    """Step of eight batches and backward passes."""
     model, data = nn.Linear(16, 10), batches(16, batch_size=4)
     optimizer = torch.optim.AdamW(model.parameters())
 
@@ -80,7 +80,7 @@ def accumulation() -> Step:
 
 
 def gan() -> Step:
-    """Two optimizers and three backward passes."""
+    """Step with two optimizers and three backward passes."""
     judge, maker = nn.Linear(16, 1), nn.Linear(8, 16)
     first, second = (torch.optim.Adam(net.parameters()) for net in (judge, maker))
     data = batches(16, batch_size=8)
@@ -100,7 +100,7 @@ def gan() -> Step:
 
 
 def cnn() -> Step:
-    """Three convolutions on 11 images of 48 x 48 pixels: about as short as a long step is, on one thread."""
+    """Step of three convolutions on 11 images of 48 x 48 pixels: just above `ENOUGH_S`, on one thread."""
     layers = [nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3, stride=2), nn.ReLU(), nn.Conv2d(64, 64, 3)]
     model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
     optimizer, data = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9), batches(3, 48, 48, batch_size=11)
@@ -116,9 +116,9 @@ def cnn() -> Step:
 
 @dataclass(frozen=True, kw_only=True)
 class Loop:
-    """`steps`: in a turn; `pairs`: by default; `threads` of torch, None as usual.
+    """A loop. `steps`: in a turn; `pairs`: default number of pairs; `threads`: of torch, None for its own number.
 
-    On one thread long steps differ half as much, for threads wait for one another.
+    On one thread long steps vary half as much, because threads wait for one another.
     """
 
     make: Callable[[], Step]
@@ -136,7 +136,7 @@ LOOPS = {
 
 
 class Hooks:
-    """Ours in torch, and out of it."""
+    """Our hooks in torch, which can be taken out and put back."""
 
     def __init__(self, step_log: StepLog) -> None:
         data = torch.utils.data
@@ -156,13 +156,13 @@ class Hooks:
         self._hooks = [dict(known) for known in self._known]
 
     def flush_events(self, *, is_over: bool = False) -> None:
-        """As the step log does, timed."""
+        """Flush the step log, and add the seconds to `between_s`."""
         began_s = time.perf_counter()
         self._catch_up(is_over=is_over)
         self.between_s += time.perf_counter() - began_s
 
     def put(self, *, on: bool) -> None:
-        """In, or out."""
+        """Put the hooks into torch, or take them out."""
         for (owner, name), value in zip(self._places, self._attributes[on], strict=True):
             setattr(owner, name, value)
         for known, ours in zip(self._known, self._hooks, strict=True):
@@ -171,7 +171,7 @@ class Hooks:
 
 
 def measured(loop: Loop, stack: ExitStack) -> tuple[Step, Hooks]:
-    """The loop's step, and the hooks of a session that times it."""
+    """Step of the loop, and the hooks of a session that times it."""
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
     program = Program(words=("loop.py",), module=None, path=folder / "loop.py", arguments=(), folder=folder)
     region = Region(folder, Device.CPU, Timeline())
@@ -185,7 +185,7 @@ def measured(loop: Loop, stack: ExitStack) -> tuple[Step, Hooks]:
 
 
 def turn(step: Step, ours: Hooks, steps: int, *, on: bool) -> float:
-    """Seconds of a step: the median, so without what is done between some of them."""
+    """Median seconds of a step, which excludes work that is done only between some steps."""
     ours.put(on=on)
     for _ in range(SETTLING):
         step()
@@ -198,9 +198,9 @@ def turn(step: Step, ours: Hooks, steps: int, *, on: bool) -> float:
 
 
 def compare(loop: Loop, pairs: int) -> tuple[list[float], list[float], float]:
-    """Of each pair, in the order with, without, without, with or the other way round: bare seconds, and what is added.
+    """For each pair, seconds of a step without hooks and seconds that hooks add; and those added between steps.
 
-    The last figure is what each step adds besides, between steps.
+    A pair has the order with, without, without, with, or the other way round.
     """
     order = random.Random(0)
     bare, added = [], []
@@ -219,7 +219,7 @@ def compare(loop: Loop, pairs: int) -> tuple[list[float], list[float], float]:
 
 
 def telemetry_s() -> float:
-    """Seconds of a sample, of which one is taken a second."""
+    """CPU seconds of a sample of the telemetry, which takes one per second."""
     with ExitStack() as stack:
         path = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "telemetry.csv"
         telemetry = stack.enter_context(Telemetry(path, device=Device.CPU, origin_s=0.0))
@@ -230,7 +230,7 @@ def telemetry_s() -> float:
 
 
 def main() -> int:
-    """1 if a long step costs more than is wanted."""
+    """Exit code: 1 if hooks add more to a long step than is wanted."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("loops", nargs="*", choices=[*LOOPS, []], default=[])
     parser.add_argument("--pairs", type=int)

@@ -163,7 +163,7 @@ def faults_of(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
 
 
 def other_than(value: float) -> float:
-    """The other truth value, the next integer, or twice the number."""
+    """Another value: the other truth value, the next integer, or twice the number."""
     if isinstance(value, bool):
         return not value
     return value + 1 if isinstance(value, int) else 2 * value or 1.0
@@ -238,7 +238,7 @@ def git(*words: str, cwd: Path | None = None) -> bytes:
 
 
 def drawn(commit: str, *, seed: int, count: int) -> list[Fault]:
-    """The faults of a commit of this repository."""
+    """Faults drawn from a commit of this repository."""
     sources = {}
     there = [package for package in PACKAGES if git("ls-tree", commit, package)]
     with tarfile.open(fileobj=io.BytesIO(git("archive", commit, *there))) as archive:
@@ -277,7 +277,7 @@ def importers(root: Path) -> Mapping[str, set[str]]:
 
 
 def distances(target: str, importers: Mapping[str, set[str]]) -> dict[str, int]:
-    """By path: how many imports lie between a file and the module `target`."""
+    """Number of imports between a file and the module `target`, by the file's path."""
     found, queue = {target: 0}, [target]
     for path in queue:
         for importer in importers.get(path, set()) - found.keys():
@@ -287,7 +287,7 @@ def distances(target: str, importers: Mapping[str, set[str]]) -> dict[str, int]:
 
 
 def room(root: Path, target: str) -> list[str]:
-    """Test files for the module `target`: those of its namesakes first, then by the number of imports between."""
+    """Test files for the module `target`: those named after it first, then by the number of imports between."""
     away = distances(target, importers(root))
     files = {path for path, imports in away.items() if imports == 1 and Path(path).name.startswith("test_")}
     package = root / "tests" / Path(target).parts[0]
@@ -340,7 +340,7 @@ def environment(root: Path) -> dict[str, str]:
 
 
 def check_clone(root: Path) -> None:
-    """A fault in the clone reaches tests, child processes in any folder, and the installed commands; else raise."""
+    """Raise if a fault in the clone does not reach tests, child processes in any folder and installed commands."""
     packages = [package for package in PACKAGES if (root / package).is_dir()]
     for package in packages:
         (root / package / "__init__.py").write_text('raise ImportError("seeded")\n')
@@ -359,7 +359,7 @@ def check_clone(root: Path) -> None:
 
 
 def restore(root: Path) -> None:
-    """Make the clone what it was."""
+    """Undo all changes of the clone."""
     changed = git("diff", "--name-only", "unchanged", cwd=root).decode().splitlines()
     git("reset", "--quiet", "--hard", "unchanged", cwd=root)
     git("clean", "-fdxq", "--exclude", ".venv", "--exclude", "__pycache__", cwd=root)
@@ -395,7 +395,7 @@ def apply(root: Path, fault: Fault) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class End:
-    """How pytest ended: its exit status, None if it was silent too long, and the node ID of the first failure."""
+    """End of pytest: its exit status, None if it was silent too long, and the node ID of the first failure."""
 
     status: int | None
     test: str = ""
@@ -443,7 +443,7 @@ def pytest(root: Path, arguments: Sequence[str], targets: Sequence[str]) -> End:
 
 
 def verdict(root: Path, arguments: Sequence[str], fault: Fault, files: Sequence[str]) -> tuple[str, str]:
-    """What the tests in `files` say of a fault, and the first test that fails because of it."""
+    """Result of the tests in `files` for a fault, and the first test that fails because of it."""
     unrelated: list[str] = []
     while len(unrelated) < MOST_UNRELATED:
         if not apply(root, fault):
@@ -470,7 +470,7 @@ def rows_of(paths: Sequence[Path]) -> dict[tuple[str, int], dict[str, Any]]:
 
 
 def found(rows: Mapping[tuple[str, int], Mapping[str, Any]], name: str | None, number: int) -> Mapping[str, Any] | None:
-    """The line of a set, or of a set that is part of it, in which a fault is found."""
+    """Row of a set, or of a set that it includes, in which a fault is found; None without one."""
     while name:
         if (row := rows.get((name, number))) and row["result"].startswith("found"):
             return row

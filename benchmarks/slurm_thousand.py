@@ -33,7 +33,7 @@ CONFIGURATIONS = 5
 
 
 def stand_in(plan: LocalPlan, *, watcher: Watcher | None = None) -> LocalOutcome:
-    """In place of `local.run`: a sealed bundle of that run, without one."""
+    """Seal a bundle without running anything, in place of `local.run`."""
     context = plan.context
     run_id = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{context.place}-stand_in-{secrets.token_hex(4)}"
     folder = synthetic_bundles.make(
@@ -46,13 +46,13 @@ def stand_in(plan: LocalPlan, *, watcher: Watcher | None = None) -> LocalOutcome
 
 
 def agent(home: str) -> int:
-    """The real agent, with that trainer."""
+    """Run the real agent with the stand-in for the trainer."""
     local.run = stand_in
     return program.main([home])
 
 
 def sweep(folder: Path, blocks: int, at_a_time: int) -> None:
-    """Run it, and print what it took."""
+    """Run the sweep, and print its time and its calls of Slurm."""
     python = folder / "python"
     # The check of a node asks it for its packages; the job calls it as `python -u -m launcher.agent HOME`.
     python.write_text(

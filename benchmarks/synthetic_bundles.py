@@ -1,8 +1,10 @@
 """Valid bundles without a training run: every file as the trainer writes it, figures drawn with a seed."""
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from datetime import UTC, datetime, timedelta
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -96,8 +98,20 @@ def make_record(number: int, step_s: list[float]) -> dict[str, Any]:
         "cost": None,
         "notes": [],
     }
-    said = verdict.from_record(record.read(document).record)
-    return document | {"bound": encode(said) if said else None}
+    return judged(document)
+
+
+def judged(document: dict[str, Any]) -> dict[str, Any]:
+    """Copy of a run.json with the verdict on its figures."""
+    bound = verdict.from_record(record.read(document).record)
+    return document | {"bound": encode(bound) if bound else None}
+
+
+def make_many(make_bundle: Callable[[Path, int], object], output: Path, numbers: Iterable[int]) -> None:
+    """Call `make_bundle(output, number)` for each number, in all processes of the machine."""
+    with ProcessPoolExecutor() as pool:
+        for _ in pool.map(make_bundle, repeat(output), numbers, chunksize=50):
+            pass
 
 
 def spec(batch_size: int) -> dict[str, Any]:

@@ -173,9 +173,9 @@ def _image_checks(engine: Engine) -> Iterator[Check]:
 
 def _leftover_check(engine: Engine) -> Check:
     """Check for containers left behind by a launcher that was killed."""
-    left = [name for name, _ in engine.containers(containers.RUN_LABEL)]
-    if left:
-        return DOCKER.note("containers", f"of earlier runs: {', '.join(left)}", f"docker rm -f {' '.join(left)}")
+    names = [name for name, _ in engine.containers(containers.RUN_LABEL)]
+    if names:
+        return DOCKER.note("containers", f"of earlier runs: {', '.join(names)}", f"docker rm -f {' '.join(names)}")
     return DOCKER.ok("containers", "none left over")
 
 

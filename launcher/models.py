@@ -41,8 +41,7 @@ def require(
     """Raise `UsageError` for a model that is neither in our list nor in an installed torchvision of another version."""
     if name in classifiers.NAMES:
         return
-    here = version()
-    known = installed() if here not in (None, classifiers.VERSION) else []
+    known = installed() if version() not in (None, classifiers.VERSION) else []
     if name not in known:
         raise classifiers.unknown(name, known or classifiers.NAMES)
 
@@ -78,12 +77,12 @@ def require_profile(spec: RunSpec, capability: Callable[[], object] | None = Non
 
 def require_folder(output: Path) -> Path:
     """Raise `UsageError` if `--output` is no folder, or one that this user may not write to. Makes nothing."""
-    there = next((path for path in (output, *output.parents) if path.exists()), None)
-    if there is not None and not there.is_dir():
-        raise UsageError(f"output folder '{output}' cannot be written: '{there}' is a file", hint="-o FOLDER")
-    if there is not None and not os.access(there, os.W_OK | os.X_OK):
+    existing = next((path for path in (output, *output.parents) if path.exists()), None)
+    if existing is not None and not existing.is_dir():
+        raise UsageError(f"output folder '{output}' cannot be written: '{existing}' is a file", hint="-o FOLDER")
+    if existing is not None and not os.access(existing, os.W_OK | os.X_OK):
         raise UsageError(
-            f"output folder '{output}' cannot be written: you may not write to '{there}'",
+            f"output folder '{output}' cannot be written: you may not write to '{existing}'",
             hint="-o FOLDER, with a folder that you may write",
         )
     return output

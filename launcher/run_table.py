@@ -75,8 +75,7 @@ def _measured_rows(records: Sequence[Record]) -> Iterator[tuple[str, str]]:
     yield "step time", _step_time(_known(record.timing.step_s for record in records))
     complexities = _known(record.complexity for record in records)
     if theoretical_s := _known(complexity.theoretical_step_s for complexity in complexities):
-        said = _range(theoretical_s, seconds)
-        yield "in theory", f"{said}  (the step's FLOP at the measured ceiling, nothing else)"
+        yield "in theory", f"{_range(theoretical_s, seconds)}  (the step's FLOP at the measured ceiling, nothing else)"
     yield "FLOP/s", _flop_rate(records)
     for index, line in enumerate(_limits([record.bound or NO_BOUND for record in records])):
         yield "limited by" if index == 0 else "", line

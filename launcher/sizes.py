@@ -8,7 +8,7 @@ from workload.contract.errors import UsageError
 UNIT_BYTES = {"b": 1, "k": 2**10, "m": 2**20, "g": 2**30}
 # DataLoader workers hand over batches in /dev/shm; Docker's 64 MB are too few for one batch of 128 images.
 DEFAULT_SHM_BYTES = 2 * UNIT_BYTES["g"]
-# The longest time limit is that of Compute Engine. In less than the shortest one nothing has begun:
+# Shortest time limit: within less time no run has even started. Longest: the limit of Compute Engine,
 # https://cloud.google.com/compute/docs/instances/limit-vm-runtime
 MIN_LIMIT_S, MAX_LIMIT_S = 30, 120 * 24 * 3600
 # Days, hours, minutes, seconds.
@@ -19,8 +19,8 @@ SHOWN_WIDTH = 80
 
 def parse_bytes(text: str, *, flag: str, example: str) -> int:
     """Bytes of `512m`, `2g` or a plain number. Raises `UsageError` for other text."""
-    found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,6})?)([bkmg]?)b?", text.strip().lower())
-    size = round(float(found[1]) * UNIT_BYTES[found[2] or "b"]) if found else 0
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,6})?)([bkmg]?)b?", text.strip().lower())
+    size = round(float(match[1]) * UNIT_BYTES[match[2] or "b"]) if match else 0
     if size <= 0:
         raise UsageError(f"{flag} must be a size such as {example}; got '{text}'", hint=f"{flag} {example}")
     return size

@@ -41,25 +41,22 @@ FormatOption = Annotated[Format, typer.Option("--format", help="format of stdout
 
 
 def run_options(command: Callable[..., int], *, without: Collection[str] = ()) -> Callable[..., int]:
-    """Give `command` every run option except `without`. The typed options arrive as `given`, by field name."""
+    """Give `command` every run option except `without`. It gets the typed options as `typed`, by field name."""
     run = [_parameter(option) for option in options() if option.name not in ("device", *without)]
     devices = [_device_switch(device) for device in DEVICE_SWITCHES]
-    signature = inspect.signature(command)
-    own = [parameter for parameter in signature.parameters.values() if parameter.name != "given"]
+    own = [parameter for parameter in inspect.signature(command).parameters.values() if parameter.name != "typed"]
 
     @wraps(command)
     def with_run_options(**arguments: Any) -> int:
-        given = {item.name: arguments.pop(item.name) for item in run}
+        values = {item.name: arguments.pop(item.name) for item in run}
         chosen = [device for device in DEVICE_SWITCHES if arguments.pop(device.value)]
-        typed = {name: value for name, value in given.items() if value is not None}
-        return command(given=typed | _one_device(chosen), **arguments)
+        typed = {name: value for name, value in values.items() if value is not None}
+        return command(typed=typed | _chosen_device(chosen), **arguments)
 
-    with_run_options.__signature__ = signature.replace(parameters=[*devices, *run, *own])  # type: ignore[attr-defined] # how PEP 362 lets a wrapper state its signature
-    with_run_options.__annotations__ = {item.name: item.annotation for item in (*devices, *run, *own)}
-    return with_run_options
+    return signed(with_run_options, [*devices, *run, *own])
 
 
-def _one_device(chosen: list[Device]) -> dict[str, Device]:
+def _chosen_device(chosen: list[Device]) -> dict[str, Device]:
     if len(chosen) > 1:
         flags = " and ".join(f"--{device}" for device in chosen)
         raise UsageError(f"a run has one device; got {flags}", hint=f"--{chosen[0]}, or none for the best device found")
@@ -90,9 +87,9 @@ def _keyword(name: str, annotation: Any, default: object = None) -> inspect.Para
 
 def signed(command: Callable[..., Any], parameters: Iterable[inspect.Parameter]) -> Callable[..., Any]:
     """Give `command` the signature from which the command line is made, and return it."""
-    whole = list(parameters)
-    command.__signature__ = inspect.Signature(whole)  # type: ignore[attr-defined] # how PEP 362 states a signature
-    command.__annotations__ = {parameter.name: parameter.annotation for parameter in whole}
+    listed = list(parameters)
+    command.__signature__ = inspect.Signature(listed)  # type: ignore[attr-defined] # how PEP 362 states a signature
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in listed}
     return command
 
 

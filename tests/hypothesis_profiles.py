@@ -1,4 +1,4 @@
-"""How hypothesis draws: `day` gives the same few examples every time, `night` many random ones.
+"""Profiles of hypothesis: `day` draws the same few examples every time, `night` many random ones.
 
 `pytest -m hypothesis --hypothesis-profile=night --timeout=0` runs the night; NIGHT_EXAMPLES sets the examples of each
 test. An example that fails at night becomes an `@example` of its test.

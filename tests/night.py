@@ -1,4 +1,4 @@
-"""The campaigns that take too long for every day: `make test-night`, or some of them with PARTS="kills pages".
+"""Campaigns, tests that take too long for every day: `make test-night`, or some with PARTS="kills pages".
 
     python tests/night.py [PART...]      all parts without words; `--list` says what each is
 
@@ -23,7 +23,7 @@ PYTEST = ("-m", "pytest", "-n0", "-m")
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """`words`: what Python runs, in the repository's root."""
+    """A part of the night; `words`: arguments of Python, which runs in the repository's root."""
 
     what: str
     words: tuple[str, ...]
@@ -37,13 +37,13 @@ PARTS = {
     "pages": marked("pages", "every line of every page, as its reader types it"),
     "report": marked("report", "every sentence and figure of the report has data of which it is true, and false"),
     "kills": marked("kills", "launchers, agents and machines killed at each moment"),
-    "faults": marked("faults", "clocks that are off, damaged answers"),
+    "faults": marked("faults", "clocks that are off, answers of stores that break or are damaged"),
     "places": marked("places", "sweeps and tasks on ssh, Slurm and rented machines that are lost or taken back"),
     "trainer": marked("trainer", "every model family, option, signal and failure of the trainer"),
     "scripts": marked("scripts", "training scripts of 40 kinds, measured and profiled"),
     "thousand": marked("thousand", "a thousand runs on a hundred machines"),
     "speed": marked("speed", "what a sample of the telemetry costs, on a machine that does nothing else"),
-    "duels": marked("duels", "duels of commits with the real trainer, in both directions, and with a script"),
+    "duels": marked("duels", "duels with the real trainer and with scripts; verdicts over all noises"),
     "hypothesis": Part(
         what="random examples instead of the same few",
         words=(*PYTEST, "hypothesis and not night", "--hypothesis-profile=night", "--timeout=0"),
@@ -60,7 +60,7 @@ PARTS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """How a part ended: its exit code, what its last line counts, and its minutes."""
+    """Result of a part: its exit code, the last line of its output, and its minutes."""
 
     code: int
     said: str
@@ -80,7 +80,7 @@ def run(name: str) -> Result:
 
 
 def table(results: dict[str, Result]) -> str:
-    """A row for each part, done or not."""
+    """Markdown table with a row for each part, done or not."""
     rows = ["| part | what | result | minutes | its last line |", "|---|---|---|---|---|"]
     for name, part in PARTS.items():
         done = results.get(name)
@@ -93,7 +93,7 @@ def table(results: dict[str, Result]) -> str:
 
 
 def commit() -> str:
-    """The commit and whether files differ from it: results of other code do not count."""
+    """Commit, with `-dirty` if files differ from it: results of other code do not count."""
     said = subprocess.run(
         ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=True
     )

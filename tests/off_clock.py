@@ -1,6 +1,6 @@
-"""A process whose clock is hours off: its date is another, and its waits are what they are.
+"""Environment of a process whose clock is hours off: its date is wrong, but its waits are right.
 
-libfaketime 0.9.10 is no way to have it: Python 3.11 waits by CLOCK_MONOTONIC, which it breaks.
+libfaketime 0.9.10 cannot do this: Python 3.11 waits by CLOCK_MONOTONIC, which it breaks.
 """
 
 import shutil
@@ -43,7 +43,7 @@ time_t time(time_t *place) {
 
 
 def shift(folder: Path, off_s: int) -> Mapping[str, str]:
-    """What such a process has in its environment beside the rest; the library that does it is made in `folder`."""
+    """Variables of such a process; they name a library, which is compiled in `folder`."""
     compiler = shutil.which("cc")
     if compiler is None or not Path("/proc").exists():
         pytest.skip("no C compiler for a library to preload: apt-get install gcc")

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def held_port() -> Iterator[int]:
-    """A port at which nothing listens; a server that sets SO_REUSEADDR, as nearly all do, can take it over."""
+    """Port at which nothing listens; a server that sets SO_REUSEADDR, as nearly all do, can still use it."""
     with socket.socket() as held:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.bind(("127.0.0.1", 0))

@@ -1,12 +1,11 @@
-"""The Slurm clusters that `.ci/slurm` starts on this machine: one with accounting, one without."""
+"""Slurm clusters that `.ci/slurm` starts on this machine: one with accounting, one without."""
 
 import fcntl
 import os
 import shutil
 import signal
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
@@ -14,15 +13,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import is_running, until
+
 FOLDER = Path("/var/lib/rooflaunch-test-slurm")
 WHY_SKIPPED = "no Slurm of the tests answers here: .ci/packages installs it, .ci/slurm {name} starts it"
 NODES = ("n1", "n2", "g1")
-ENDS_WITHIN_S = 60
 
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmCluster:
-    """One of them; `home`: the user's folder, which its nodes see since they are all this machine."""
+    """A cluster; `home`: the user's folder, which all nodes see because they are this machine."""
 
     name: str
     home: Path
@@ -40,19 +40,19 @@ class SlurmCluster:
         return self.home / ".rooflaunch"
 
     def run(self, *words: str) -> str:
-        """What one of Slurm's programs prints; a test that asks for what cannot be fails."""
+        """Output of one of Slurm's programs; an error of the program fails the test."""
         environ = {**self.environ, "SLURM_TIME_FORMAT": "%s"}
         done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False, env=environ)
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 
     def queue(self, *states: str) -> list[str]:
-        """Slurm's name of each element of ours that is there."""
+        """Names, `JOB_INDEX`, of our array elements in the queue, or of those in the given states."""
         chosen = ["-t", ",".join(states)] if states else []
         return self.run("squeue", "-h", "-r", "-o", "%F_%K", *chosen).split()
 
     def daemon(self, program: str) -> int:
-        """The process of `slurmctld`, or of `slurmd` on a node (`slurmd-n1`)."""
+        """Process id of `slurmctld`, or of `slurmd` on a node (`slurmd-n1`)."""
         words = program.replace("slurmd-", "slurmd -D -N ").split()
         for path in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
@@ -63,49 +63,34 @@ class SlurmCluster:
         raise AssertionError(f"{program} is not running")
 
     def end(self, program: str) -> None:
-        """SIGTERM, and wait until it has ended. Whoever started it may not have asked for its end yet: a zombie."""
+        """End a daemon by SIGTERM and wait for it; a zombie, whose parent has not read its status, has ended too."""
         process = self.daemon(program)
         os.kill(process, signal.SIGTERM)
-        until(lambda: _has_ended(process), f"{program} does not end")
+        until(lambda: not is_running(process), f"{program} does not end")
 
     def start(self, program: str) -> None:
-        """As `.ci/slurm` does."""
+        """Start a daemon as `.ci/slurm` does."""
         words = ["slurmctld", "-D"] if program == "slurmctld" else ["slurmd", "-D", "-N", program.partition("-")[2]]
         with (FOLDER / self.name / f"{program}.log").open("ab") as log:
             subprocess.Popen(words, stdout=log, stderr=log, env=self.environ, start_new_session=True)
 
     def resume(self, *nodes: str) -> None:
-        """Have these up; Slurm refuses it of one that is."""
+        """Bring these nodes up; Slurm refuses this for a node that is up already."""
         for node in nodes:
             with suppress(AssertionError):
                 self.run("scontrol", "update", f"nodename={node}", "state=resume")
 
     def clear(self) -> None:
-        """Nothing waits or runs, and every node is up."""
+        """Cancel all jobs, bring all nodes up, and wait until the queue is empty."""
         with suppress(AssertionError):
             self.run("scancel", "--user=root")
         self.resume(*NODES)
         until(lambda: not self.queue(), lambda: f"the queue is not empty: {self.queue()}")
 
 
-def _has_ended(process: int) -> bool:
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2].startswith("Z")
-    except OSError:
-        return True
-
-
-def until(holds: Callable[[], object], what: str | Callable[[], str], within_s: float = ENDS_WITHIN_S) -> None:
-    """Wait until it is so."""
-    end_s = time.monotonic() + within_s
-    while not holds():
-        assert time.monotonic() < end_s, what if isinstance(what, str) else what()
-        time.sleep(0.2)
-
-
 @cache
 def answers(name: str) -> bool:
-    """Whether that cluster is there."""
+    """Whether a cluster runs on this machine."""
     settings = FOLDER / name / "slurm.conf"
     if shutil.which("sinfo") is None or not settings.exists():
         return False
@@ -118,7 +103,7 @@ def answers(name: str) -> bool:
 
 @contextmanager
 def cluster(name: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlurmCluster]:
-    """It, for one test: nothing runs there before and after."""
+    """Lend a cluster to one test: nothing runs there before and after."""
     if not answers(name):
         pytest.skip(WHY_SKIPPED.format(name=name))
     one = SlurmCluster(name=name, home=home)

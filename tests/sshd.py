@@ -1,4 +1,4 @@
-"""A real sshd on loopback, as another machine: its own folder for the user, its own keys. Debian's openssh-server."""
+"""A real sshd on loopback that plays another machine, with its own home folder and keys. Debian's openssh-server."""
 
 import getpass
 import os
@@ -8,7 +8,6 @@ import socket
 import stat
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -17,15 +16,15 @@ from pathlib import Path
 import pytest
 
 from tests.ports import held_port
+from tests.waiting import until
 
 SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
 WHY_SKIPPED = "no sshd here: .ci/packages installs it (openssh-server)"
-STARTS_WITHIN_S = 60
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """`home`: the user's folder there; `bin`: first on its PATH. `here`: first on ours, with an `ssh` that knows it."""
+    """The machine. `home`: the user's folder there; `bin`: first on its PATH. `here`: first on ours, with its `ssh`."""
 
     port: int
     folder: Path
@@ -48,11 +47,11 @@ class Machine:
         return self.folder / "here"
 
     def program(self, name: str, text: str) -> None:
-        """Install a program there."""
+        """Install a program on the machine."""
         _executable(self.bin / name, text)
 
     def jobs(self) -> list[tuple[int, str]]:
-        """(pid, command) of every living process of a job here."""
+        """(pid, command) of every living process of a job."""
         listed = subprocess.run(
             ["ps", "-A", "-ww", "-o", "pid=,stat=,args="], capture_output=True, text=True, check=True
         )
@@ -70,13 +69,13 @@ class Machine:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def connections(self) -> list[int]:
-        """The processes of sshd that serve somebody now."""
+        """Process ids of sshd's children, one for each connection."""
         listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
         rows = [tuple(map(int, line.split())) for line in listed.splitlines()]
         return [pid for pid, parent in rows if parent == self.process.pid]
 
     def cut_off(self) -> None:
-        """Break every connection that there is now."""
+        """Break all present connections."""
         for pid in self.connections():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -84,7 +83,7 @@ class Machine:
 
 @contextmanager
 def running() -> Iterator[Machine]:
-    """In a folder with a short name: a socket's path has 104 bytes."""
+    """Start the machine, in a folder with a short name: a socket's path has at most 104 bytes."""
     if not Path(SSHD).exists():
         pytest.skip(WHY_SKIPPED)
     folder = Path(tempfile.mkdtemp(prefix="rl-"))
@@ -120,7 +119,7 @@ def _serving(folder: Path, port: int) -> Iterator[Machine]:
         process = subprocess.Popen([SSHD, "-D", "-e", "-f", str(folder / "sshd_config")], stderr=log)
     machine = Machine(port=port, folder=folder, process=process)
     try:
-        _await_port(port, folder / "log")
+        until(lambda: _answers(port), lambda: f"sshd did not start: {(folder / 'log').read_text(errors='replace')}")
         yield machine
     finally:
         machine.cut_off()
@@ -129,7 +128,7 @@ def _serving(folder: Path, port: int) -> Iterator[Machine]:
 
 
 def meet(machine: Machine, patch: pytest.MonkeyPatch) -> None:
-    """Have this process, and its children, find that machine with its `ssh`."""
+    """Make this process and its children use the machine's `ssh`."""
     patch.setenv("PATH", f"{machine.here}:{os.environ['PATH']}")
     patch.setenv("XDG_RUNTIME_DIR", str(machine.folder / "run"))
 
@@ -139,10 +138,7 @@ def _executable(path: Path, text: str) -> None:
     path.chmod(path.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
 
 
-def _await_port(port: int, log: Path) -> None:
-    until_s = time.monotonic() + STARTS_WITHIN_S
-    while time.monotonic() < until_s:
-        with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-            return
-        time.sleep(0.05)
-    pytest.fail(f"sshd did not start: {log.read_text(errors='replace')}")
+def _answers(port: int) -> bool:
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+        return True
+    return False

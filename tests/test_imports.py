@@ -1,4 +1,4 @@
-"""Which libraries a program may load, and which modules the packages may import from each other."""
+"""Libraries that a program may load, and modules that the packages may import from each other."""
 
 import ast
 import os
@@ -252,7 +252,7 @@ def test_crossing_modules_are_standard_library_only(module: str) -> None:
 
 @pytest.mark.world
 def test_crossing_modules_load_no_library_of_a_cloud() -> None:
-    """All in one process: it has loaded none after the last of them."""
+    """One process imports all of them."""
     loading = f"import sys, {', '.join(sorted(CROSSING))}; print(*{{name.partition('.')[0] for name in sys.modules}})"
     done = subprocess.run([sys.executable, "-c", loading], capture_output=True, text=True, check=True, cwd=ROOT)
     assert not set(done.stdout.split()) & BORDER

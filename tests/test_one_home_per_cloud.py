@@ -1,4 +1,4 @@
-"""Nothing but a cloud's own backend and store names its packages, services and hosts; and no backend knows another."""
+"""Only a cloud's own backend and store name its packages, services and hosts; and no backend imports another."""
 
 import ast
 import re
@@ -33,7 +33,7 @@ EXCEPTIONS = {
 
 
 def docstrings(tree: ast.Module) -> set[int]:
-    """Which constants are prose for those who read the code: a docstring may say where a fact is from."""
+    """Ids of the constants that are docstrings, which may name the source of a fact."""
     owners = (ast.Module, ast.ClassDef, ast.FunctionDef)
     bodies = (node.body for node in ast.walk(tree) if isinstance(node, owners) and node.body)
     return {id(body[0].value) for body in bodies if isinstance(body[0], ast.Expr)}

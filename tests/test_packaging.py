@@ -1,4 +1,4 @@
-"""The wheel, built and installed for real: what it holds, what it knows, and what works with no extra installed."""
+"""The wheel, built and installed for real: its files, its commit, and what works with no extra installed."""
 
 import subprocess
 import sys
@@ -37,7 +37,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def bare(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The programs' folder of an environment that has the wheel and what it needs, and no extra."""
+    """Folder of programs of an environment with the wheel and its requirements, but no extra."""
     folder = tmp_path_factory.mktemp("bare")
     venv.create(folder)
     into = ("--python", str(folder / "bin/python"), "install", "--quiet", "--disable-pip-version-check", str(wheel))

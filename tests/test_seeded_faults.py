@@ -1,4 +1,4 @@
-"""`benchmarks/seeded_faults.py`: what it draws, how it changes a file, which tests it runs and how it reads them."""
+"""Tests of benchmarks/seeded_faults.py: the faults that it draws, the changed files, the tests that it runs."""
 
 import ast
 import json
@@ -34,7 +34,7 @@ BODIES = {
 
 
 def changed(source: str) -> list[tuple[str, str]]:
-    """Every fault of a file: its kind, and the file's text with it."""
+    """Every fault of a file, as its kind and the file's text with the fault."""
     tree = ast.parse(source)
     return [
         (kind, seeded_faults.with_fault(source, tree, place, new))

@@ -16,10 +16,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from launcher.agent.cost import CostShares
-from launcher.agent.delivery import Delivery
+from launcher.agent.delivery import CostShares, Delivery
 from launcher.agent.heartbeat import HeartbeatWriter
-from launcher.agent.home import Home, WorkEnd, epoch_s, iso
+from launcher.agent.home import Home, WorkEnd, iso
 from launcher.agent.host_facts import HostFacts
 from launcher.agent.stop import Stop, Why
 from launcher.kinds import Runtime
@@ -30,7 +29,7 @@ from launcher.machine.script import Workplace
 from launcher.machine.task import FINAL, End, Outcome, work_through
 from launcher.machine.watcher import Trainer, Watcher
 from launcher.protocol import records
-from launcher.protocol.records import LaunchPhase, Request, Result
+from launcher.protocol.records import LaunchPhase, Request, Result, epoch_s
 from launcher.protocol.task import Task
 from launcher.script import files as script_files
 from workload.contract import bundle
@@ -101,9 +100,9 @@ class Agent:
         self.delivery = Delivery(
             request, self.zone, home=self.home, store=store, costs=self.costs, stop=self.stop, now=now
         )
-        # For the current run: the trainer's last `error: …` and `hint: …`, and the run's number, as `run 2 of 3: `.
-        self._trainers_words: dict[str, str] = {}
-        self._which = ""
+        # Of the current run: the trainer's last `error: …` and `hint: …`, and the run's number, as `run 2 of 3: `.
+        self._trainer_messages: dict[str, str] = {}
+        self._run_number = ""
         # Number of bundles that belong to ended runs.
         self._settled = 0
 
@@ -114,15 +113,15 @@ class Agent:
         """
         with ThreadPoolExecutor(max_workers=1) as uploads:
             with self.heartbeats.beating(), self._watched():
-                ended = self._guarded(lambda: self._run_or_salvage(uploads))
+                ended = self._guarded(lambda: self._run_or_save(uploads))
             self.stop.close()
             ended = self._explained(ended)
             if self.heartbeats.is_lost:
                 # The launch's records belong to the other agent now, but the bundles measured here are still uploaded.
                 return self._result(self._guarded(lambda: self._deliver_all(ended)))
             # A preempted launch that is started again is not over: it then does the missing runs.
-            is_taken = self.stop.why is Why.PREEMPTED and ended.exit_code != ExitCode.DONE
-            comes_back = is_taken and self.host.comes_back()
+            was_preempted = self.stop.why is Why.PREEMPTED and ended.exit_code != ExitCode.DONE
+            comes_back = was_preempted and self.host.comes_back()
             if not comes_back:
                 ended = self._guarded(lambda: self._noted(ended))
             with self.heartbeats.beating():
@@ -148,16 +147,16 @@ class Agent:
             return part()
         except RooflaunchError as error:
             print(error.report(), file=sys.stderr, flush=True)
-            return WorkEnd.by(error)
+            return WorkEnd.of_error(error)
         except Exception as bug:  # noqa: BLE001 - it is printed, and the machine must come to its end
             traceback.print_exc()
             message = f"{type(bug).__name__}: {bug}"
             return WorkEnd(exit_code=ExitCode.BUG, error=message, hint="startup.log has the traceback: launch logs RUN")
 
-    def _run_or_salvage(self, uploads: ThreadPoolExecutor) -> WorkEnd:
+    def _run_or_save(self, uploads: ThreadPoolExecutor) -> WorkEnd:
         if self.home.only_saves():
             self.delivery.take_up()
-            return self.home.ended() or self._told_end()
+            return self.home.ended() or self._recorded_end()
         if self.home.has_begun():
             self.delivery.take_up()
             if ended := self.home.ended():
@@ -170,11 +169,11 @@ class Agent:
             self.home.note_begun()
         return self._work_through(self.request.work, uploads)
 
-    def _told_end(self) -> WorkEnd:
-        """Result of the launch that the launcher wrote because it found none; else: the launch was broken off."""
+    def _recorded_end(self) -> WorkEnd:
+        """End of the work by the result that the launcher wrote for it; without one: the launch was broken off."""
         with suppress(BundleError):  # raised for an unreadable result
-            if (told := self.store.read(records.result_object(self.request.name))) is not None:
-                result = Result.from_bytes(told)
+            if (content := self.store.read(records.result_object(self.request.name))) is not None:
+                result = Result.from_bytes(content)
                 return WorkEnd(exit_code=result.exit_code, error=result.error, hint=result.hint)
         return WorkEnd(exit_code=RunFailedError.exit_code, error=KILLED, hint="launch logs RUN; then launch again")
 
@@ -202,7 +201,7 @@ class Agent:
         ):
             is_last = outcome.number == len(rest.runs)
             deliveries += self._settle(outcome, uploads, is_last=is_last)
-            outcomes.append(self._in_the_trainers_words(outcome))
+            outcomes.append(self._with_trainer_error(outcome))
             if len(task.runs) > 1:
                 print(_line(outcomes[-1], len(rest.runs)), flush=True)
         if LaunchPhase.RUN_STARTED in self.home.phases():
@@ -264,12 +263,12 @@ class Agent:
             return []
         return [uploads.submit(self.delivery.deliver, folder, outcome.why) for folder in own]
 
-    def _in_the_trainers_words(self, outcome: Outcome) -> Outcome:
+    def _with_trainer_error(self, outcome: Outcome) -> Outcome:
         """Outcome with the error and hint that the trainer printed, which tell more than its exit code."""
         if not outcome.was_started or outcome.end is End.COMPLETED or outcome.hint:
             return outcome
-        words = {"error": outcome.why, "hint": "launch logs RUN", **self._trainers_words}
-        return replace(outcome, why=words["error"], hint=words["hint"])
+        messages = {"error": outcome.why, "hint": "launch logs RUN", **self._trainer_messages}
+        return replace(outcome, why=messages["error"], hint=messages["hint"])
 
     def _end_of(self, task: Task, outcomes: Sequence[Outcome]) -> WorkEnd:
         """End of the whole task: of the first run that failed, else of the first that was not started.
@@ -326,13 +325,13 @@ class Agent:
             facts["cloud"] = cloud
         return facts
 
-    def _watcher(self, number: int, of: int) -> Watcher:
+    def _watcher(self, number: int, count: int) -> Watcher:
         """Watcher of one run.
 
         Phases are those of the whole task, so that the profile has a phase only in a task of one run.
         """
-        self._trainers_words.clear()
-        self._which = f"run {number} of {of}: " if of > 1 else ""
+        self._trainer_messages.clear()
+        self._run_number = f"run {number} of {count}: " if count > 1 else ""
 
         passes: list[Trainer] = []
 
@@ -340,7 +339,7 @@ class Agent:
             passes.append(trainer)
             if LaunchPhase.RUN_STARTED not in self.home.phases():
                 self.heartbeats.enter(LaunchPhase.RUN_STARTED)
-            elif len(passes) > 1 and of == 1:
+            elif len(passes) > 1 and count == 1:
                 self.heartbeats.enter(LaunchPhase.RUN_ENDED)
                 self.heartbeats.enter(LaunchPhase.PROFILE_STARTED)
             self.stop.started(trainer)
@@ -354,10 +353,10 @@ class Agent:
 
     def _hear(self, line: str) -> None:
         print(line, file=sys.stderr, flush=True)
-        self.heartbeats.last_line = f"{self._which}{line}"
+        self.heartbeats.last_line = f"{self._run_number}{line}"
         kind, colon, text = line.partition(": ")
         if colon and kind in ("error", "hint"):
-            self._trainers_words[kind] = text
+            self._trainer_messages[kind] = text
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
@@ -392,8 +391,8 @@ class Agent:
         if self.stop.why is None or ended.exit_code == ExitCode.DONE:
             return ended
         error, hint = self._reason(self.stop.why)
-        is_asked = self.stop.why in (Why.ASKED, Why.TAKEN_OVER)
-        code = InterruptedRunError.exit_code if is_asked else RunFailedError.exit_code
+        is_interrupted = self.stop.why in (Why.ASKED, Why.TAKEN_OVER)
+        code = InterruptedRunError.exit_code if is_interrupted else RunFailedError.exit_code
         return WorkEnd(exit_code=code, error=error, hint=hint)
 
     def _reason(self, why: Why) -> tuple[str, str]:
@@ -401,16 +400,12 @@ class Agent:
             case Why.PREEMPTED:
                 if not self.request.spot:
                     return f"the machine was taken away (preempted) in {self.zone}", "launch again"
-                return (
-                    f"the spot VM was taken away (preempted) in {self.zone}",
-                    "--rerun-preempted 1, or leave --spot out",
-                )
+                error = f"the spot VM was taken away (preempted) in {self.zone}"
+                return error, "--rerun-preempted 1, or leave --spot out"
             case Why.TIMED_OUT:
-                limit = f"the launch reached its time limit of {self.request.limit_s} s"
-                return (
-                    limit,
-                    f"a longer {LIMIT_FLAGS.get(self.request.backend, USUAL_LIMIT_FLAG)}, or fewer --iterations",
-                )
+                flag = LIMIT_FLAGS.get(self.request.backend, USUAL_LIMIT_FLAG)
+                error = f"the launch reached its time limit of {self.request.limit_s} s"
+                return error, f"a longer {flag}, or fewer --iterations"
             case Why.ASKED:
                 return "the machine was asked to stop", "launch again"
             case Why.TAKEN_OVER:
@@ -443,6 +438,6 @@ def _is_final(sealed: SealedRun, keys: Collection[str]) -> bool:
     return sealed.run_key in keys and sealed.status in FINAL
 
 
-def _line(outcome: Outcome, of: int) -> str:
-    """Line of the log for an outcome."""
-    return f"run {outcome.number} of {of}: {outcome.end}{f': {outcome.why}' if outcome.why else ''}"
+def _line(outcome: Outcome, count: int) -> str:
+    """Line of the log for an outcome; `count`: number of runs in the task."""
+    return f"run {outcome.number} of {count}: {outcome.end}{f': {outcome.why}' if outcome.why else ''}"

@@ -1,4 +1,4 @@
-"""Uploads bundles from the machine to the store, each once, after adding what only the agent knows."""
+"""Uploads bundles from the machine to the store, each once, after adding costs and other facts of the agent."""
 
 import sys
 import threading
@@ -7,18 +7,67 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from launcher.agent.cost import CostShares, cost
-from launcher.agent.home import Home, epoch_s, full_disk_told
+from launcher.agent.home import Home, full_disk_reported, iso
 from launcher.agent.stop import Stop, Why
 from launcher.machine.task import FINAL
-from launcher.protocol.records import Request
+from launcher.protocol.records import Price, Request, epoch_s
 from workload.contract import bundle
 from workload.contract.bundle import Status
 from workload.contract.environment_record import CloudFacts
 from workload.contract.errors import BundleError, RooflaunchError
+from workload.contract.record import Cost
 from workload.storage.inventory import sealed_runs
 from workload.storage.store import ObjectExistsError, Store
 from workload.storage.upload import upload
+
+
+class CostShares:
+    """Divides the machine's time from `began_s` on among the runs as they end. Safe to share between threads."""
+
+    def __init__(self, began_s: float) -> None:
+        self.began_s = began_s
+        self._billed_to_s = began_s
+        # By run: from when to when it was charged, and the seconds charged in between.
+        self._shares: dict[Path, tuple[float, float, float]] = {}
+        self._lock = threading.Lock()
+
+    def charge(self, folder: Path, now_s: float) -> None:
+        """Charge a run for the time since the last charge (at first since `began_s`)."""
+        with self._lock:
+            charged_s = now_s - self._billed_to_s
+            from_s, _, seconds = self._shares.get(folder, (self._billed_to_s, 0.0, 0.0))
+            self._shares[folder], self._billed_to_s = (from_s, now_s, seconds + charged_s), now_s
+
+    def resume(self, billed_to_s: float) -> None:
+        """Continue after a restart of the machine: the time up to `billed_to_s` was charged before."""
+        with self._lock:
+            self._billed_to_s = max(self._billed_to_s, billed_to_s)
+
+    def usd(self, price: Price | None, now_s: float) -> float | None:
+        """Cost of the whole launch, in USD; None if the price is unknown, or the clock was set back since the start."""
+        return price.usd(now_s - self.began_s) if price and now_s >= self.began_s else None
+
+    def cost(self, folder: Path, price: Price | None, now_s: float) -> Cost:
+        """Record `cost` of run.json, for a run that is charged now if it was not charged yet.
+
+        `usd` is None if the price is unknown. `billed_s` is less than the time from `billed_from` to `billed_to` if
+        another run was charged in between.
+        """
+        if folder not in self._shares:
+            self.charge(folder, now_s)
+        from_s, to_s, seconds = self._shares[folder]
+        billed_s = max(0.0, seconds)
+        return Cost(
+            usd_per_h=price.usd_per_h if price else None,
+            disk_usd_per_h=price.disk_usd_per_h if price else None,
+            address_usd_per_h=price.address_usd_per_h if price else None,
+            price_date=price.read if price else None,
+            price_source=price.source if price else None,
+            billed_from=iso(from_s),
+            billed_to=iso(to_s),
+            billed_s=round(billed_s, 3),
+            usd=price.usd(billed_s) if price else None,
+        )
 
 
 class Delivery:
@@ -74,12 +123,12 @@ class Delivery:
             if folder.name in self._sent:
                 return
             try:
-                with full_disk_told(folder):
+                with full_disk_reported(folder):
                     self._close(folder, error)
                 try:
                     sent = upload(self._store, folder)
                 except ObjectExistsError:
-                    folder = self._beside(folder)
+                    folder = self._renamed(folder)
                     sent = upload(self._store, folder)
             except RooflaunchError as failure:
                 print(failure.report(), file=sys.stderr, flush=True)
@@ -88,7 +137,7 @@ class Delivery:
             self._home.note_uploaded(folder.name)
             print(f"uploaded {sent.run_id}: {sent.files} files, {sent.bytes} bytes", flush=True)
 
-    def _beside(self, folder: Path) -> Path:
+    def _renamed(self, folder: Path) -> Path:
         """Rename a complete bundle if the store has a broken one of the same name; returns the new folder.
 
         Raises `ObjectExistsError` if the stored bundle is as good as this one.
@@ -105,7 +154,7 @@ class Delivery:
 
     def _close(self, folder: Path, error: str) -> None:
         """Add the agent's facts to a bundle and seal it; only once, so that a second upload sends the same bytes."""
-        share = self._costs.share(folder, self._now())
+        cost = self._costs.cost(folder, self._price, self._now())
         with suppress(BundleError):  # a bundle without a record cannot be closed; reading it below raises the error
             bundle.seal_unfinished(folder, Status.FAILED, error or "the trainer was killed")
         run = bundle.read(folder).record
@@ -113,9 +162,9 @@ class Delivery:
         if cloud.phases is not None:  # only this function sets phases, so the bundle is closed already
             return
         cloud = replace(cloud, phases=self._home.phases(), preempted=self._stop.why is Why.PREEMPTED)
-        run = replace(run, environment=replace(run.environment, cloud=cloud), cost=cost(share, self._price))
-        by_us = {Why.PREEMPTED: Status.PREEMPTED, Why.TIMED_OUT: Status.TIMED_OUT}
+        run = replace(run, environment=replace(run.environment, cloud=cloud), cost=cost)
+        statuses = {Why.PREEMPTED: Status.PREEMPTED, Why.TIMED_OUT: Status.TIMED_OUT}
         is_last = folder == self.folders[-1]  # a stop affects only the last run: the others had ended before
-        if is_last and self._stop.why in by_us and run.status in (Status.INTERRUPTED, Status.FAILED):
-            run = replace(run, status=by_us[self._stop.why], error=error or run.error)
+        if is_last and self._stop.why in statuses and run.status in (Status.INTERRUPTED, Status.FAILED):
+            run = replace(run, status=statuses[self._stop.why], error=error or run.error)
         bundle.reseal(folder, run)

@@ -34,7 +34,7 @@ class HeartbeatWriter:
         """Make it. `is_lost`: whether another agent has taken over the launch; `on_lost` is then called once."""
         self.last_line = ""
         self.is_lost = False
-        self._ask_whether_lost, self._on_lost = is_lost, on_lost
+        self._is_taken_over, self._on_lost = is_lost, on_lost
         self._name, self._zone, self._home, self._host, self._store = name, zone, home, host, store
         self._now = now
         self._wake = threading.Event()
@@ -51,7 +51,7 @@ class HeartbeatWriter:
 
     def beat(self) -> None:
         """Write a heartbeat. A store that does not answer is ignored."""
-        if not self.is_lost and self._ask_whether_lost():
+        if not self.is_lost and self._is_taken_over():
             self.is_lost = True
             self._on_lost()
         if self.is_lost:  # the heartbeat belongs to the other agent now
@@ -75,21 +75,21 @@ class HeartbeatWriter:
     @contextmanager
     def beating(self) -> Iterator[None]:
         """Write heartbeats while the context lasts: regularly, when a phase begins, and at the end."""
-        over = threading.Event()
+        is_over = threading.Event()
 
-        def beats() -> None:
-            while not over.is_set():
+        def write_heartbeats() -> None:
+            while not is_over.is_set():
                 self._wake.clear()
                 self.beat()
-                over.wait(HEARTBEAT_PAUSE_S)
+                is_over.wait(HEARTBEAT_PAUSE_S)
                 self._wake.wait(HEARTBEAT_EVERY_S)
 
-        heart = threading.Thread(target=beats, daemon=True)
-        heart.start()
+        thread = threading.Thread(target=write_heartbeats, daemon=True)
+        thread.start()
         try:
             yield
         finally:
-            over.set()
+            is_over.set()
             self._wake.set()
-            heart.join()
+            thread.join()
             self.beat()

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from launcher.protocol import records
 from launcher.protocol.records import LaunchPhase
 from workload.contract import bundle
 from workload.contract.errors import RooflaunchError, ToolError
@@ -19,6 +20,8 @@ SAVING = "saving"
 # Files: phases recorded by the start-up script, and by the agent, a line each; marker that the work was begun; how the
 # work ended; ids of the bundles that are complete in the store.
 BOOT_PHASES, OWN_PHASES, STARTED, ENDED, UPLOADED = "phases", "phases-of-the-run", "started", "ended.json", "uploaded"
+# A backend's guest.py imports it from here.
+epoch_s = records.epoch_s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +37,7 @@ class WorkEnd:
     timed_out: bool = False
 
     @classmethod
-    def by(cls, error: RooflaunchError) -> "WorkEnd":
+    def of_error(cls, error: RooflaunchError) -> "WorkEnd":
         """Make it from an error."""
         return cls(exit_code=error.exit_code, error=str(error), hint=error.hint)
 
@@ -91,7 +94,7 @@ class Home:
 
     def note_begun(self) -> None:
         """Record that the work was begun, synced to disk so that the record survives a power failure (host error)."""
-        with full_disk_told(self.path):
+        with full_disk_reported(self.path):
             (self.path / ENDED).write_bytes(b" " * RESERVED_BYTES)
         started = self.path / STARTED
         started.touch()
@@ -105,7 +108,7 @@ class Home:
     def note_ended(self, ended: WorkEnd) -> None:
         """Record how the work ended, in the reserved space. Raises `ToolError` if the disk is full."""
         path = self.path / ENDED
-        with full_disk_told(path), path.open("r+b" if path.exists() else "wb") as file:
+        with full_disk_reported(path), path.open("r+b" if path.exists() else "wb") as file:
             file.write(json.dumps(asdict(ended)).encode().ljust(RESERVED_BYTES))
 
     def ended(self) -> WorkEnd | None:
@@ -119,21 +122,13 @@ def iso(at_s: float) -> str:
     return datetime.fromtimestamp(at_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def epoch_s(text: str | None) -> float | None:
-    """Parse an ISO 8601 time into seconds since 1970; None for any other text."""
-    try:
-        return datetime.fromisoformat(text).timestamp() if text else None
-    except ValueError:
-        return None
-
-
 def _append(path: Path, line: str) -> None:
-    with full_disk_told(path), path.open("a", encoding="utf-8") as lines:
+    with full_disk_reported(path), path.open("a", encoding="utf-8") as lines:
         lines.write(f"{line}\n")
 
 
 @contextmanager
-def full_disk_told(path: Path) -> Iterator[None]:
+def full_disk_reported(path: Path) -> Iterator[None]:
     """Turn an `OSError` of writing into a `ToolError` with a hint."""
     try:
         yield

@@ -20,7 +20,7 @@ from workload.storage.store import Patience, Store
 
 # A lease is stale after two minutes (8 polls of 15 s) without a heartbeat: a network file system may show one a minute
 # late. Polls are counted, not seconds: while a store does not answer, the holder cannot renew its lease either.
-STALE_LOOKS = 8
+STALE_POLLS = 8
 NUMBERED = re.compile(r"lease-([1-9][0-9]{0,5})\.json")
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 PROCESS = re.compile(r"(\S+) ([0-9]{1,10}) \S+")
@@ -71,37 +71,37 @@ class _Queue:
 
     def __init__(self, store: Store, name: str, now: Callable[[], float]) -> None:
         self._store, self._name, self._now = store, name, now
-        self._number, self._heartbeat, self._quiet_looks = 0, "", 0
+        self._number, self._heartbeat, self._quiet_polls = 0, "", 0
 
     def is_over(self) -> bool:
         """Poll the store. Returns whether the launch has its result."""
-        versions = {one.name: one.version for one in self._store.objects(f"{LAUNCHES}{self._name}/")}
-        numbers = (NUMBERED.fullmatch(name.rpartition("/")[2]) for name in versions)
-        number = max((int(found[1]) for found in numbers if found), default=0)
+        versions = {stored.name: stored.version for stored in self._store.objects(f"{LAUNCHES}{self._name}/")}
+        matches = (NUMBERED.fullmatch(name.rpartition("/")[2]) for name in versions)
+        number = max((int(match[1]) for match in matches if match), default=0)
         heartbeat = versions.get(status_object(self._name), "")
         if number and not self._number:
             print(f"another agent has lease {number} of '{self._name}': waiting until it ends", flush=True)
         is_quiet = (number, heartbeat) == (self._number, self._heartbeat)
         self._number, self._heartbeat = number, heartbeat
-        self._quiet_looks = self._quiet_looks + 1 if is_quiet else 0
+        self._quiet_polls = self._quiet_polls + 1 if is_quiet else 0
         return result_object(self._name) in versions
 
     def lease(self) -> Lease | None:
         """Create the lease unless another agent holds one; then None. Of several agents, only one can create it."""
-        here = _this_process(iso(self._now()))
-        if self._number and self._quiet_looks < STALE_LOOKS and not self._is_given_up(here):
+        own = _this_process(iso(self._now()))
+        if self._number and self._quiet_polls < STALE_POLLS and not self._is_given_up(own):
             return None
         number = self._number + 1
-        is_ours = self._store.write(lease_object(self._name, number), here.to_bytes(), if_absent=True)
-        return Lease(self._store, self._name, number, here) if is_ours else None
+        is_ours = self._store.write(lease_object(self._name, number), own.to_bytes(), if_absent=True)
+        return Lease(self._store, self._name, number, own) if is_ours else None
 
-    def _is_given_up(self, here: LeaseRecord) -> bool:
+    def _is_given_up(self, own: LeaseRecord) -> bool:
         """Whether the holder has released its lease, or is known to have ended."""
         try:
             held = LeaseRecord.from_bytes(self._store.read(lease_object(self._name, self._number)) or b"")
         except BundleError:
             return False
-        return held.released or _has_ended(held, here)
+        return held.released or _has_ended(held, own)
 
 
 def _this_process(at: str) -> LeaseRecord:
@@ -114,17 +114,20 @@ def _this_process(at: str) -> LeaseRecord:
     return LeaseRecord(at=at, host=platform.node())
 
 
-def _has_ended(held: LeaseRecord, here: LeaseRecord) -> bool:
-    """Whether the lease's process ran on this machine and is gone, after a reboot, or with its container."""
-    if held.host != here.host or not held.boot or not here.boot:
+def _has_ended(held: LeaseRecord, own: LeaseRecord) -> bool:
+    """Whether the process of the lease `held` ran on this machine and is gone, after a reboot, or with its container.
+
+    `own`: record of this process.
+    """
+    if held.host != own.host or not held.boot or not own.boot:
         return False
-    if held.boot != here.boot:
+    if held.boot != own.boot:
         return True
-    theirs, ours = PROCESS.fullmatch(held.process), PROCESS.fullmatch(here.process)
-    if not theirs or not ours:
+    holder, this = PROCESS.fullmatch(held.process), PROCESS.fullmatch(own.process)
+    if not holder or not this:
         return False
     # A launch's container has the same name each time, so if this one could start, the other has ended.
-    return theirs[1] != ours[1] or _started(int(theirs[2])) != held.process.rpartition(" ")[2]
+    return holder[1] != this[1] or _started(int(holder[2])) != held.process.rpartition(" ")[2]
 
 
 def _started(process: int) -> str:

@@ -67,7 +67,7 @@ def _launch(context: typer.Context, *, version: VersionOption = False) -> None: 
 def run_local(
     *,
     words: Words = None,
-    given: dict[str, object],
+    typed: dict[str, object],
     output: OutputOption = Path("results"),
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the plan and stop", show_default=False)] = False,
     output_format: FormatOption = Format.TABLE,
@@ -82,7 +82,7 @@ def run_local(
 
     options, of_script = instance_of(LocalOptions, own), instance_of(HereOptions, own)
     refuse_without_script(of_script, words)
-    resolved = resolve(given, os.environ, Path.cwd(), script=words or ())
+    resolved = resolve(typed, os.environ, Path.cwd(), script=words or ())
     models.require(resolved.spec.model)
     models.require_data(resolved.spec, is_here=True)
     models.require_profile(resolved.spec, gpu_capability)
@@ -97,7 +97,7 @@ def run_local(
         if not dry_run:
             local_script.require_gpu(resolved.spec)
     choice = local_script.with_packages(choice, of_script, is_dry=dry_run)
-    said = local_script.notes_of(words, of_script, workplace, choice.runtime) if words and workplace else ()
+    notes = local_script.notes_of(words, of_script, workplace, choice.runtime) if words and workplace else ()
     outside = outside_facts() if choice.runtime is Runtime.DOCKER else None
 
     def plan_of(spec: RunSpec, context: Context | None = None) -> local.LocalPlan:
@@ -105,16 +105,12 @@ def run_local(
         made = local.make_plan(
             own_run, choice, output=output, limits=limits, outside=outside, context=context, workplace=workplace
         )
-        return replace(made, notes=said)
+        return replace(made, notes=notes)
 
     plan = plan_of(resolved.spec)
     shown = printable_lines(as_typed(plan.text()))
     if dry_run:
-        print(
-            json.dumps(plan.to_json(), indent=1)
-            if output_format is Format.JSON
-            else printable_lines(as_typed(plan.text()))
-        )
+        print(json.dumps(plan.to_json(), indent=1) if output_format is Format.JSON else shown)
         return ExitCode.DONE
     print(shown, file=sys.stderr)
     # Our trainer repeats by itself.
@@ -247,8 +243,8 @@ def run_doctor(
         )
 
     def checks_of(name: str) -> "Iterable[Check]":
-        there = place if name == place.backend else places.place_in(name)
-        return backends.load(name).checks(there.where)
+        checked = place if name == place.backend else places.place_in(name)
+        return backends.load(name).checks(checked.where)
 
     checks = doctor.examine(chosen, named=bool(parts), checks_of=checks_of)
     if output_format is Format.JSON:

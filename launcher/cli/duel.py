@@ -48,7 +48,7 @@ def register(app: typer.Typer) -> None:
 
 def run_duel(
     *,
-    given: dict[str, object],
+    typed: dict[str, object],
     words: Annotated[
         list[str] | None,
         typer.Argument(metavar="-- A --- B", help="run options, or a script with its arguments", show_default=False),
@@ -96,7 +96,7 @@ def run_duel(
     budget = contest.make_budget(same_within=same_within, max_time=max_time, max_segments=max_segments)
     report.require_writable(summary)
     request = sides.Request(
-        shared=given, words=tuple(words or ()), commits=commit, images=image, output=output, data=data
+        shared=typed, words=tuple(words or ()), commits=commit, images=image, output=output, data=data
     )
     with sides.prepared(request, os.environ) as pair:
         plan = report.Plan(pair=pair, budget=budget, output=output)

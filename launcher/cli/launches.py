@@ -80,7 +80,7 @@ def _add_backend(app: typer.Typer, name: str, module: Any) -> None:
     def launch(
         *,
         words: Words = None,
-        given: dict[str, object],
+        typed: dict[str, object],
         detach: Annotated[
             bool,
             typer.Option(
@@ -106,7 +106,7 @@ def _add_backend(app: typer.Typer, name: str, module: Any) -> None:
         return commands.launch(
             Place(backend=name, where=where),
             options,
-            given,
+            typed,
             script=_script(words, of_script, declared),
             detach=detach,
             output=output,

@@ -38,10 +38,10 @@ def place_names(ctx: typer.Context) -> list[str]:
 
     try:
         file = Path(str(ctx.params.get("file")))
-        whole = matrix.read(matrix.load(file), file=file, environment={}, config_folder=None, many=True)
+        loaded = matrix.read(matrix.load(file), file=file, environment={}, config_folder=None, many=True)
     except UsageError:
         return []
-    return [place.place.name for place in whole.places]
+    return [place.place.name for place in loaded.places]
 
 
 def run_sweep(
@@ -101,35 +101,48 @@ def run_sweep(
     if file is None:
         raise UsageError("launch sweep takes a matrix", hint="launch sweep --example first > first.toml")
     from launcher import models
-    from launcher.sweep import matrix, start
-    from launcher.sweep.places import LOCAL as HERE
-    from launcher.sweep.start import Asked
+    from launcher.sweep import matrix
+    from launcher.sweep.budget import require_sum
+    from launcher.sweep.drive import drive
+    from launcher.sweep.places import LOCAL
+    from launcher.sweep.plan import make_plan
+    from launcher.sweep.until import until_of
 
-    asked = Asked(
-        file=file,
-        on=tuple(on or ()),
-        until=start.until_of(until, until_ratio, baseline, max_repeats),
-        max_cost_usd=start.require_sum(max_cost),
-        max_time_s=None if max_time is None else sizes.parse_duration_s(max_time, "--max-time"),
-        fresh=fresh,
-        output=output,
-    )
-    whole = matrix.read(matrix.load(file), file=file, environment=os.environ, config_folder=Path.cwd(), many=yes)
-    matrix.require_places(whole, on or ())
-    for name in {one.spec.model for place in whole.places for one in place.configurations}:
+    until_rule = until_of(until, until_ratio, baseline, max_repeats)
+    max_cost_usd = require_sum(max_cost)
+    max_time_s = None if max_time is None else sizes.parse_duration_s(max_time, "--max-time")
+    loaded = matrix.read(matrix.load(file), file=file, environment=os.environ, config_folder=Path.cwd(), many=yes)
+    matrix.require_places(loaded, on or ())
+    for name in {configuration.spec.model for place in loaded.places for configuration in place.configurations}:
         models.require(name)
-    for place in whole.places:
-        for one in place.configurations:
-            models.require_data(one.spec, is_here=place.place.backend == HERE)
-    for warning in whole.warnings:
+    for place in loaded.places:
+        for configuration in place.configurations:
+            models.require_data(configuration.spec, is_here=place.place.backend == LOCAL)
+    for warning in loaded.warnings:
         print(f"warning: {cut_long_words(printable(warning))}", file=sys.stderr)
-    plan = start.planned(asked, whole, offline=dry_run)
+    plan = make_plan(
+        loaded,
+        file=file,
+        output=output,
+        only=on or (),
+        offline=dry_run,
+        is_fresh=fresh,
+        until=until_rule,
+        max_cost_usd=max_cost_usd,
+    )
     if dry_run:
         text = plan.text(terminal_width(sys.stdout))
         print(json.dumps(plan.to_json(), indent=1) if output_format is Format.JSON else as_typed(text))
         return ExitCode.DONE
     print(as_typed(plan.text(terminal_width(sys.stderr))), file=sys.stderr)
-    outcome = start.go(asked, plan)
+    outcome = drive(
+        plan.sweep,
+        output=output,
+        until=until_rule,
+        max_cost_usd=max_cost_usd,
+        max_time_s=max_time_s,
+        damaged=plan.damaged,
+    )
     text = outcome.text(terminal_width(sys.stdout))
     print(json.dumps(outcome.to_json(), indent=1) if output_format is Format.JSON else text)
     return outcome.exit_code

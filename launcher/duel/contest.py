@@ -24,7 +24,7 @@ from launcher.duel.decision import LEAST_QUADRUPLES, MARGIN, SEGMENTS, DuelState
 from launcher.duel.sides import Pair, Side
 from launcher.machine import local
 from launcher.machine.local import LocalOutcome
-from launcher.machine.watcher import Trainer, Watcher, said_every
+from launcher.machine.watcher import Trainer, Watcher, repeated_every
 from workload.contract import bundle, verdict
 from workload.contract.bundle import Bundle, Status
 from workload.contract.errors import (
@@ -324,7 +324,7 @@ def run_segment(side: Side, *, name: str, position: int, left_s: float, tell: Te
     """Run a segment to its end. Its bundle records the duel and the position, even if the run broke off."""
     block, place = divmod(position, SEGMENTS)
     what = f"run {position + 1}, of {side.variant}"
-    with _heard(left_s) as heard, said_every(lambda passed_s: tell(f"{what}: {duration(passed_s)} so far")):
+    with _heard(left_s) as heard, repeated_every(lambda passed_s: tell(f"{what}: {duration(passed_s)} so far")):
         outcome = local.run(side.plan, watcher=heard.watcher)
         for one in outcome.bundles:
             job = JobPlace(name=name, variant=side.variant, block=block + 1, position=place + 1)

@@ -66,10 +66,10 @@ def settle(
     """
     with suppress(RooflaunchError):
         seen = launches.read_records(store, name, None)
-        asked = store.read(request_object(name))
-        if seen.result is not None or asked is None:
+        request = store.read(request_object(name))
+        if seen.result is not None or request is None:
             return
-        if Request.from_bytes(asked).script.get("env"):
+        if Request.from_bytes(request).script.get("env"):
             store.write(variables_object(name), NO_VARIABLES)
         result = Result(
             exit_code=int(exit_code),
@@ -114,8 +114,8 @@ def erase_variables(store: Store, machines: Machines, *, down: Collection[str] =
         ]
         if names := [name for name in names if NAME.fullmatch(name)]:
             listing, now_s = machines.look(), machines.now_s()
-            over = [name for name in names if not _may_live(store, name, listing, now_s, is_down=name in down)]
-            return [name for name in over if store.write(variables_object(name), NO_VARIABLES, is_private=True)]
+            ended = [name for name in names if not _may_live(store, name, listing, now_s, is_down=name in down)]
+            return [name for name in ended if store.write(variables_object(name), NO_VARIABLES, is_private=True)]
     return []
 
 
@@ -148,9 +148,10 @@ def _has_lost_its_launcher(store: Store, name: str) -> bool:
 
 def require_gone(removed: Sequence[Removed], unlisted: Sequence[str] = ()) -> None:
     """Raise `ToolError` naming all items not confirmed to be gone, and zones that do not answer."""
-    left = [f"{item.kind} {item.name} in {item.zone}: {item.reason}" for item in removed if not item.gone]
-    sure = any(not item.gone and not item.unknown for item in removed)
-    left += [f"anything in {zone}, which does not answer" for zone in unlisted]
-    if left:
-        verb = "confirmed" if sure else "known"
-        raise ToolError(f"not {verb} to be gone: {'; '.join(left)}", hint="run the same command again; launch status")
+    doubtful = [f"{item.kind} {item.name} in {item.zone}: {item.reason}" for item in removed if not item.gone]
+    doubtful += [f"anything in {zone}, which does not answer" for zone in unlisted]
+    if doubtful:
+        verb = "confirmed" if any(not item.gone and not item.unknown for item in removed) else "known"
+        raise ToolError(
+            f"not {verb} to be gone: {'; '.join(doubtful)}", hint="run the same command again; launch status"
+        )

@@ -20,9 +20,8 @@ from launcher import backends, models, run_table
 from launcher.jobs import cleanup, launches, logs
 from launcher.jobs.launches import Launch
 from launcher.jobs.places import Place, other_places
-from launcher.jobs.progress import LaunchProgress
 from launcher.jobs.run import LaunchOutcome, LeftRunningError, prepared, run
-from launcher.jobs.session import Session
+from launcher.jobs.session import LaunchProgress, Session
 from launcher.protocol.backend import Backend, Condition, Job, Listing, Machine, Machines, Plan, Removed
 from launcher.script import notes
 from launcher.script.command import ThereOptions, variables_of
@@ -90,13 +89,13 @@ class Script:
         script_files = pack(words, folder, include=self.options.include)
         requirements = self._requirements(backend)
         place = notes.image(requirements) if self.is_fresh else notes.their_python()
-        said = (
+        remarks = (
             *notes.left_behind(
                 words, folder, reached=[folder], why_not=lambda below: script_files.why_not(folder, below)
             ),
             *notes.unknown_imports(words, folder, place),
         )
-        return words, replace(script_files, data=data, variables=variables, requirements=requirements, notes=said)
+        return words, replace(script_files, data=data, variables=variables, requirements=requirements, notes=remarks)
 
     def _requirements(self, backend: str) -> bytes:
         from launcher.images import layer  # noqa: PLC0415 - only with requirements
@@ -158,7 +157,7 @@ def _connect(place: Place) -> _Connected:
 def launch(
     place: Place,
     options: Any,
-    given: Mapping[str, object],
+    typed: Mapping[str, object],
     *,
     script: Script | None,
     detach: bool,
@@ -167,7 +166,7 @@ def launch(
     request: bool,
     output_format: Format,
 ) -> int:
-    """Carry out `launch <backend>`. `given`: run options that were typed; `options`: the backend's own options."""
+    """Carry out `launch <backend>`. `typed`: run options; `options`: the backend's own options."""
     ports = real_ports()
     backend = ports.backend(place.backend)
     reruns = getattr(options, "rerun_preempted", 0)
@@ -179,7 +178,7 @@ def launch(
     if request and not dry_run:
         raise UsageError("--request needs --dry-run", hint="--dry-run --request")
     words, script_files = script.packed(place.backend, Path.cwd(), os.environ) if script else ((), None)
-    resolved = resolve(given, os.environ, Path.cwd(), script=words)
+    resolved = resolve(typed, os.environ, Path.cwd(), script=words)
     models.require(resolved.spec.model)
     models.require_data(resolved.spec, is_here=False)
     models.require_profile(resolved.spec)
@@ -218,16 +217,17 @@ def _shown(plan: Plan, script_files: ScriptFiles | None, *, request: bool, outpu
     if spec.get("script"):
         plan = plan.renamed(replace(plan.request, spec={**spec, "script": without_secrets(spec["script"])}))
     if output_format is Format.JSON:
-        shown = plan.to_json()
-        said = {"notes": [*shown.get("notes", ()), *script_files.notes]} if script_files else {}
-        return json.dumps({**shown, **said}, indent=1)
+        values = plan.to_json()
+        if script_files:
+            values = {**values, "notes": [*values.get("notes", ()), *script_files.notes]}
+        return json.dumps(values, indent=1)
     return _text(plan, script_files, terminal_width(sys.stdout)) + (f"\n\n{plan.sent_text()}" if request else "")
 
 
 def _text(plan: Plan, script_files: ScriptFiles | None, width: int | None) -> str:
     """Text of the plan, with the notes on the script."""
-    said = script_files.notes if script_files else ()
-    return "\n".join([plan.text(width), *(wrapped(note, width, indent=TEXT_COLUMN, first="note") for note in said)])
+    remarks = script_files.notes if script_files else ()
+    return "\n".join([plan.text(width), *(wrapped(text, width, indent=TEXT_COLUMN, first="note") for text in remarks)])
 
 
 def _ask_whether_to_keep(ports: Ports, left: LeftRunningError, session: Session) -> None:
@@ -283,7 +283,7 @@ def show_status(place: Place, *, name: str | None, every: bool, output_format: F
     """Carry out `launch status`."""
     session = _connect(place).session()
     if name is not None:
-        launch = launches.one_launch(session, _find(session, name))
+        launch = launches.launch_named(session, _find(session, name))
         now_s = session.now_s()
         text = as_typed(place.named_in(launches.render_one(launch, session.store, now_s)))
         _warn_of_stopped([launch], now_s)
@@ -293,9 +293,9 @@ def show_status(place: Place, *, name: str | None, every: bool, output_format: F
     now_s, noun = session.now_s(), session.machines.noun
     _warn_of_stopped(listing.there, now_s)
     if listing.unreachable:
-        silent, kind = ", ".join(listing.unreachable), session.store.kind
+        zones, kind = ", ".join(listing.unreachable), session.store.kind
         print(
-            f"warning: no answer from {silent}: a {noun} there that is missing in the {kind} is not shown",
+            f"warning: no answer from {zones}: a {noun} there that is missing in the {kind} is not shown",
             file=sys.stderr,
         )
     if output_format is Format.JSON:
@@ -321,10 +321,10 @@ def _warn_of_stopped(shown: Sequence[Launch], now_s: float) -> None:
 def show_logs(place: Place, *, name: str, follow: bool, output_format: Format) -> int:
     """Carry out `launch logs`."""
     session = _connect(place).session()
-    whole = _find(session, name)
-    for piece in logs.read(session, whole, follow=follow):
+    launch_name = _find(session, name)
+    for piece in logs.read(session, launch_name, follow=follow):
         if output_format is Format.JSON:
-            print(json.dumps({"launch": whole, "source": piece.source, "text": piece.text}), flush=True)
+            print(json.dumps({"launch": launch_name, "source": piece.source, "text": piece.text}), flush=True)
         else:
             print(piece.text, end="", flush=True)
     return ExitCode.DONE
@@ -338,36 +338,39 @@ def take_down(place: Place, *, names: Sequence[str], every: bool, yes: bool, out
     connected = _connect(place)
     machines = connected.machines()
     store = _store_or_none(connected)
-    there = machines.look()
-    chosen, unknown, without = (list(there), [], []) if every else _chosen(names, there, machines, store)
+    listing = machines.look()
+    chosen, unknown, without = (list(listing), [], []) if every else _chosen(names, listing, machines, store)
     if every and chosen and not yes:
         _confirm_all(connected.ports, chosen, machines)
     removed = cleanup.down(chosen, machines, store) + unknown
     _erase_variables(store, machines, down=[*(machine.name for machine in chosen), *without])
-    unlisted = there.unreachable if every else ()
+    unlisted = listing.unreachable if every else ()
     nothing = f"no {machines.noun} of a launch in {machines.place}"
     return _print_removed(removed, output_format, nothing=nothing, unlisted=unlisted)
 
 
 def _chosen(
-    words: Sequence[str], there: Listing[Machine], machines: Machines, store: Store | None
+    words: Sequence[str], listing: Listing[Machine], machines: Machines, store: Store | None
 ) -> tuple[list[Machine], list[Removed], list[str]]:
-    """Machines that the words mean, machines in zones that do not answer, and names without a machine (reported)."""
-    by_name = {machine.name: machine for machine in there}
+    """Machines that the words mean, machines in zones that do not answer, and names without a machine.
+
+    A name without a machine is reported on stderr.
+    """
+    by_name = {machine.name: machine for machine in listing}
     chosen: dict[str, Machine] = {}
     unknown: dict[str, Removed] = {}
     without: list[str] = []
     for word in words:
-        name = _named(word, list(by_name), there, store)
+        name = _named(word, list(by_name), listing, store)
         machine = by_name.get(name)
-        silent: Sequence[str] = ()
-        if machine is None and there.unreachable and store is not None:
-            zones = launches.unlisted(there, launches.read_records(store, name, None))
-            machine, silent = _look_again(machines, name, zones)
+        unanswered: Sequence[str] = ()
+        if machine is None and listing.unreachable and store is not None:
+            zones = launches.unlisted(listing, launches.read_records(store, name, None))
+            machine, unanswered = _look_again(machines, name, zones)
         if machine is not None:
             chosen[name] = machine
-        elif silent:
-            unknown[name] = Removed.unanswered(machines.noun, name, silent)
+        elif unanswered:
+            unknown[name] = Removed.unanswered(machines.noun, name, unanswered)
         else:
             without.append(name)
             print(f"'{name}' has no {machines.noun}: it is gone already", file=sys.stderr)
@@ -388,11 +391,11 @@ def _look_again(machines: Machines, name: str, zones: Sequence[str]) -> tuple[Ma
         listing = machines.look({name: zones})
     except UnreachableError:
         return None, zones
-    there = (machine for machine in listing if machine.condition is not Condition.GONE)
-    return next(there, None), listing.unreachable
+    existing = (machine for machine in listing if machine.condition is not Condition.GONE)
+    return next(existing, None), listing.unreachable
 
 
-def _named(word: str, names: list[str], there: Listing[Machine], store: Store | None) -> str:
+def _named(word: str, names: list[str], listing: Listing[Machine], store: Store | None) -> str:
     """Name of the launch that `word` means, among launches with a machine or in the store."""
     try:
         return launches.find(word, names, None)
@@ -400,11 +403,11 @@ def _named(word: str, names: list[str], there: Listing[Machine], store: Store | 
         with suppress(NothingToDoError):
             if store is not None:
                 return launches.find(word, launches.known_names(store), store)
-        if not there.unreachable:
+        if not listing.unreachable:
             raise
-        silent = ", ".join(there.unreachable)
+        unanswered = ", ".join(listing.unreachable)
         raise ToolError(
-            f"whether '{printable(word)}' has a VM is not known: {silent} does not answer",
+            f"it is unknown whether '{printable(word)}' has a VM: {unanswered} does not answer",
             hint="run the same command again; launch status",
         ) from None
 
@@ -425,17 +428,17 @@ def reap(place: Place, *, dry_run: bool, output_format: Format) -> int:
     """Carry out `launch reap`."""
     connected = _connect(place)
     machines = connected.machines()
-    left = machines.leftovers()
+    leftovers = machines.leftovers()
     nothing = f"no machine or disk of a launch is stopped or past its limit in {machines.place}"
     if not dry_run:
-        removed = machines.stop(left.there)
+        removed = machines.stop(leftovers.there)
         _erase_variables(_store_or_none(connected), machines)
-        return _print_removed(removed, output_format, nothing=nothing, unlisted=left.unreachable)
+        return _print_removed(removed, output_format, nothing=nothing, unlisted=leftovers.unreachable)
     if output_format is Format.JSON:
-        print(json.dumps([leftover.to_json() for leftover in left], indent=1))
-    elif left.there or not left.unreachable:
-        print("\n".join(f"{item.kind} {item.name} in {item.zone}: {item.why}" for item in left) or nothing)
-    cleanup.require_gone((), left.unreachable)
+        print(json.dumps([leftover.to_json() for leftover in leftovers], indent=1))
+    elif leftovers.there or not leftovers.unreachable:
+        print("\n".join(f"{item.kind} {item.name} in {item.zone}: {item.why}" for item in leftovers) or nothing)
+    cleanup.require_gone((), leftovers.unreachable)
     return ExitCode.DONE
 
 

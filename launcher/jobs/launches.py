@@ -93,7 +93,7 @@ class Seen:
     result: Result | None = None
     machine: Machine | None = None
     # If no machine was found: zones that may have it and do not answer.
-    silent: tuple[str, ...] = ()
+    unanswered: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
 
     @property
@@ -195,7 +195,7 @@ def _observed(seen: Seen, now_s: float, was_preempted: Callable[[], bool]) -> Ob
     over_limit_s = -inf
     if machine is not None and machine.deadline_s is not None:
         over_limit_s = now_s - machine.deadline_s
-    elif machine is None and request is not None and not seen.silent:
+    elif machine is None and request is not None and not seen.unanswered:
         over_limit_s = age_s - request.limit_s
     return Observed(
         place=_place_says(seen),
@@ -214,13 +214,13 @@ def _observed(seen: Seen, now_s: float, was_preempted: Callable[[], bool]) -> Ob
 
 def _place_says(seen: Seen) -> PlaceSays:
     if seen.machine is None:
-        return PlaceSays.UNREACHABLE if seen.silent else PlaceSays.GONE
+        return PlaceSays.UNREACHABLE if seen.unanswered else PlaceSays.GONE
     match seen.machine.condition:
         case Condition.GONE | Condition.RUNNING:
             return PlaceSays.UP
         case Condition.STOPPED:
             return PlaceSays.STOPPED
-        case Condition.STARTING:  # a listing does not tell when its boot began
+        case Condition.STARTING:  # a listing does not tell when the machine began to boot
             return PlaceSays.QUEUED
 
 
@@ -267,10 +267,10 @@ def _machine_left(seen: Seen, now_s: float) -> str:
 
 def _no_answer(seen: Seen, what: str) -> str:
     """Words on zones that do not answer; empty if all do. `what`: the fact that is not known for this reason."""
-    if not seen.silent:
+    if not seen.unanswered:
         return ""
-    some = ", ".join(seen.silent[:FEW_ZONES]) + (", …" if len(seen.silent) > FEW_ZONES else "")
-    return f"whether {what} is not known: no answer from {some}"
+    some = ", ".join(seen.unanswered[:FEW_ZONES]) + (", …" if len(seen.unanswered) > FEW_ZONES else "")
+    return f"it is unknown whether {what}: no answer from {some}"
 
 
 def _never_came_up(seen: Seen, _: float) -> str:
@@ -353,16 +353,16 @@ def list_launches(session: Session, *, limit: int | None = SHOWN) -> Listing[Lau
     return Listing(there=tuple(newest_first), unreachable=listing.unreachable)
 
 
-def one_launch(session: Session, name: str) -> Launch:
-    """State of one launch, by its whole name."""
+def launch_named(session: Session, name: str) -> Launch:
+    """State of one launch, by its full name."""
     now_s = session.now_s()
     listing = session.machines.look()
     machine = next((machine for machine in listing if machine.name == name), None)
     launch = _judged(session, listing, read_records(session.store, name, machine), now_s)
-    return _with_its_places_word(session, launch) if launch.state is LaunchState.LOST else launch
+    return _with_reason_of_place(session, launch) if launch.state is LaunchState.LOST else launch
 
 
-def _with_its_places_word(session: Session, launch: Launch) -> Launch:
+def _with_reason_of_place(session: Session, launch: Launch) -> Launch:
     """Lost launch with the reason that its place gives for the end of its machine, if any."""
     seen = launch.seen
     zones = (seen.zone,) if seen.zone else tuple(seen.request.zones) if seen.request else ()
@@ -373,8 +373,8 @@ def _with_its_places_word(session: Session, launch: Launch) -> Launch:
 
 
 def _judged(session: Session, listing: Listing[Machine], seen: Seen, now_s: float) -> Launch:
-    silent = () if seen.machine else tuple(unlisted(listing, seen))
-    seen = replace(seen, silent=silent, noun=session.machines.noun)
+    unanswered = () if seen.machine else tuple(unlisted(listing, seen))
+    seen = replace(seen, unanswered=unanswered, noun=session.machines.noun)
 
     def was_preempted() -> bool:
         try:
@@ -386,9 +386,9 @@ def _judged(session: Session, listing: Listing[Machine], seen: Seen, now_s: floa
 
 
 def unlisted(listing: Listing[Machine], seen: Seen) -> list[str]:
-    """Zones that may have its VM and are missing in the listing."""
-    asked = seen.request.zones if seen.request else listing.unreachable
-    return [zone for zone in ([seen.zone] if seen.zone else asked) if listing.lacks(zone)]
+    """Zones that may have the launch's VM, but are missing in the listing."""
+    requested = seen.request.zones if seen.request else listing.unreachable
+    return [zone for zone in ([seen.zone] if seen.zone else requested) if listing.lacks(zone)]
 
 
 def read_records(store: Store, name: str, machine: Machine | None) -> Seen:

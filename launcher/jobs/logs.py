@@ -32,10 +32,10 @@ def read(session: Session, name: str, *, follow: bool) -> Iterator[Piece]:
 
     Raises `NothingToDoError` if there is no output.
     """
-    launch = launches.one_launch(session, name)
+    launch = launches.launch_named(session, name)
     while follow and launch.state is LaunchState.REQUESTED:
         session.sleep(EVERY_S)
-        launch = launches.one_launch(session, name)
+        launch = launches.launch_named(session, name)
     machine, last_line = launch.seen.machine, ""
     if machine is not None:
         for part in printed(session, machine, follow=follow):

@@ -117,8 +117,8 @@ def run(
 ) -> LaunchOutcome:
     """Launch, follow and fetch; start again after a preemption, as often as the plan allows.
 
-    Raises the error if no machine can be had, and `LeftRunningError` for Ctrl-C while a machine runs. The error of a
-    failed run is in the outcome.
+    Raises the place's error, such as `NoCapacityError`, if no machine can be had, and `LeftRunningError` for Ctrl-C
+    while a machine runs. The error of a failed run is in the outcome.
     """
     if not detach:
         bundle.make_output(output)
@@ -225,7 +225,7 @@ class Launcher:
                     f"interrupted; no {noun} of '{name}' is left", hint="launch again"
                 ) from stopped
             raise InterruptedRunError(
-                f"interrupted; whether a {noun} '{name}' is left could not be confirmed", hint=f"launch down {name}"
+                f"interrupted; could not confirm whether {noun} '{name}' still exists", hint=f"launch down {name}"
             ) from stopped
         except RooflaunchError as error:
             self._give_up(plan, error.exit_code, str(error))
@@ -239,13 +239,13 @@ class Launcher:
         name = plan.request.name
         try:
             listing = self._machines.look({name: plan.request.zones})
-            left = [machine for machine in listing if machine.condition is not Condition.GONE]
-            gone = not listing.unreachable and all(removed.gone for removed in self._machines.stop(left))
+            machines = [machine for machine in listing if machine.condition is not Condition.GONE]
+            are_gone = not listing.unreachable and all(removed.gone for removed in self._machines.stop(machines))
         except RooflaunchError:
             return False
-        if gone:
+        if are_gone:
             cleanup.settle(self._store, name, "", code, error, now_s=self._session.now_s())
-        return gone
+        return are_gone
 
     def _collected(self, outcome: LaunchOutcome, ended: WatchedLaunch, machine: Machine) -> LaunchOutcome:
         """Outcome with the fetched bundles. The machine is gone afterwards, or the error names it."""
@@ -261,11 +261,12 @@ class Launcher:
         error = error or _shortfall(ended.request, bundles)
         if not ended.is_gone:
             error = self._see_it_gone(machine) or error
+        phases = {**ended.phases, **outcome.phases}
         return replace(
             outcome,
             exit_code=error.exit_code if error else ExitCode.DONE,
             bundles=bundles,
-            phases=_phases(outcome.phases, ended.phases),
+            phases={str(phase): phases[phase] for phase in LaunchPhase if phase in phases},
             error=error,
         )
 
@@ -297,14 +298,14 @@ class Launcher:
                 error.hint = f"analyze fetch {self._store.locate(f'{RUNS}{run_id}')} -o {self._output}"
                 raise
         if missing:
-            lost = f"incomplete in {self._store}: {'; '.join(missing)}"
-            self._session.note(lost)
+            message = f"incomplete in {self._store}: {'; '.join(missing)}"
+            self._session.note(message)
             if ended.result is not None and not bundles:
-                raise BundleError(lost, hint=f"launch status {ended.name}")
+                raise BundleError(message, hint=f"launch status {ended.name}")
         return tuple(bundles)
 
     def _see_it_gone(self, machine: Machine) -> RooflaunchError | None:
-        """Wait for the machine to end itself, then delete it. Returns an error if its end cannot be confirmed."""
+        """Wait until the machine has ended itself, else delete it. Returns an error if its end cannot be confirmed."""
         noun = self._machines.noun
         until_s = self._session.now_s() + SELF_DELETION_S
         while self._session.now_s() < until_s:
@@ -421,19 +422,14 @@ def _shortfall(request: Request, bundles: Sequence[Bundle]) -> RooflaunchError |
     """
     if any(run.run_key for run in request.work.runs):
         return None
-    asked, hint = len(request.work.runs), f"launch logs {request.name}"
+    requested, hint = len(request.work.runs), f"launch logs {request.name}"
     statuses = [run.record.status for run in bundles]
-    if (completed := statuses.count(Status.COMPLETED)) >= asked:
+    if (completed := statuses.count(Status.COMPLETED)) >= requested:
         return None
     broken = [run for run in bundles if run.record.status is not Status.COMPLETED]
     if not broken:
-        return BundleError(f"'{request.name}' made only {completed} of {counted(asked, 'bundle')}", hint=hint)
+        return BundleError(f"'{request.name}' made only {completed} of {counted(requested, 'bundle')}", hint=hint)
     kind = OutOfDeviceMemoryError if Status.OUT_OF_MEMORY in statuses else RunFailedError
     why = launches.plain(broken[0].record.error or broken[0].record.status)
-    done = f"{completed} of {counted(asked, 'run')} completed"
+    done = f"{completed} of {counted(requested, 'run')} completed"
     return kind(f"'{request.name}': {done}; {broken[0].path.name}: {why}", hint=hint)
-
-
-def _phases(first: Mapping[str, str], later: Mapping[str, str]) -> dict[str, str]:
-    known = {**later, **first}
-    return {str(phase): known[phase] for phase in LaunchPhase if phase in known}

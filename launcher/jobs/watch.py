@@ -82,10 +82,11 @@ class WatchedLaunch:
     # Beginning of the boot, and the time limit; None and 0 before the first poll.
     boots_from_s: float | None = None
     limit_s: float = 0.0
-    # Seconds without a sign of life, and the time up to which they are counted; None after a poll without an answer.
+    # Seconds without a new heartbeat or phase, and the time up to which they are counted: None after a poll that had
+    # no answer.
     silent_s: float = 0.0
     counted_to_s: float | None = None
-    # When the machine was first seen stopped.
+    # Time at which the machine was first seen stopped.
     stopped_s: float | None = None
 
     @property
@@ -118,12 +119,12 @@ class WatchedLaunch:
         """Count boot and time limit from now on."""
         self.boots_from_s, self.limit_s = now_s, now_s + self.request.limit_s
 
-    def note_sign(self, now_s: float) -> None:
-        """Note a sign of life."""
+    def restart_silence(self, now_s: float) -> None:
+        """Count the silence from now on: there is a new heartbeat or phase."""
         self.silent_s, self.counted_to_s = 0.0, now_s
 
     def note_machine(self, machine: Machine, now_s: float) -> None:
-        """Note the machine as the place lists it, and for how long it has given no sign."""
+        """Note the machine as its place lists it, and the time since its last heartbeat."""
         self.listed = machine
         if machine.deadline_s is not None:
             self.limit_s = machine.deadline_s
@@ -132,17 +133,17 @@ class WatchedLaunch:
         self.machine = machine
         if machine.queued:
             self.begin(now_s)
-            self.note_sign(now_s)
+            self.restart_silence(now_s)
         elif machine.condition is not Condition.STOPPED:
             self.stopped_s = None
             self.silent_s += 0.0 if self.counted_to_s is None else now_s - self.counted_to_s
             self.counted_to_s = now_s
         elif machine.restarts:
             # Its host has most likely stopped it. The cloud usually starts it again within `RESTART_S`, and it saves
-            # its bundles: until then its silence and its boot do not count.
+            # its bundles: until then, missing heartbeats and a slow boot do not count towards the limits.
             self.stopped_s = self.stopped_s or now_s
             self.boots_from_s = now_s
-            self.note_sign(now_s)
+            self.restart_silence(now_s)
 
     def observed(self, now_s: float) -> Observed:
         """Observations for the table of liveness. Call it after `note_machine`."""
@@ -287,14 +288,14 @@ class Watch:
             self._calls["bucket.read"] += 1
             if (heartbeat := read(store, status, Heartbeat.from_bytes, [])) is not None:
                 launch.heartbeat = heartbeat
-                launch.note_sign(self._session.now_s())
+                launch.restart_silence(self._session.now_s())
         launch.versions |= new
 
     def _tell_phases(self, launch: WatchedLaunch, phases: Mapping[str, str]) -> None:
         for phase in LaunchPhase:
             if phase in phases and phase not in launch.phases:
                 launch.phases[phase] = phases[phase]
-                launch.note_sign(self._session.now_s())
+                launch.restart_silence(self._session.now_s())
                 self._session.on_event(Event(kind=EventKind.PHASE, text=phase, at_s=epoch_s(phases[phase])))
 
     def _judge(self, launch: WatchedLaunch, machine: Machine) -> None:
@@ -312,7 +313,7 @@ class Watch:
             launch.why, launch.hint = _why_gone(launch, machine)
 
     def _note_no_answer(self, launch: WatchedLaunch, error: ToolError) -> None:
-        """Note that nothing is known of a launch. Its silence does not count, and past its limit it is given up."""
+        """Note that a poll had no answer for a launch: this is not its silence. Past its limit it is given up."""
         launch.counted_to_s = None
         over_limit_s = self._session.now_s() - launch.limit_s
         seen = Observed(place=PlaceSays.UNREACHABLE, store=StoreSays.NOTHING, over_limit_s=over_limit_s)

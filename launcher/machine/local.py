@@ -16,7 +16,7 @@ from launcher.machine import containers, script
 from launcher.machine.containers import DRIVER_PARAMETERS, ContainerLimits
 from launcher.machine.runtime import Choice
 from launcher.machine.script import Workplace
-from launcher.machine.watcher import Watcher, said_every
+from launcher.machine.watcher import Watcher, repeated_every
 from workload.contract import bundle
 from workload.contract.bundle import Bundle
 from workload.contract.errors import BundleError, ExitCode, RooflaunchError, ToolError, UsageError
@@ -81,8 +81,8 @@ class LocalPlan:
     def _words(self) -> list[str]:
         if self.container:
             return self.container.as_words()
-        hidden = [f"{name}={value}" for name, value in script.variables(self.spec).items()] if self.workplace else []
-        return [*(["env", *hidden] if hidden else []), *self.command]
+        settings = [f"{name}={value}" for name, value in script.variables(self.spec).items()] if self.workplace else []
+        return [*(["env", *settings] if settings else []), *self.command]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,7 +231,7 @@ def _run_process(plan: LocalPlan, watcher: Watcher | None) -> LocalOutcome:
             folder = plan.workplace.folder
             variables = {**plan.workplace.variables, **script.variables(plan.spec)}
         is_quiet = bool(plan.workplace) and follower is None and not sys.stderr.isatty()
-        with said_every(lambda passed_s: _tell(plan, folders, passed_s)) if is_quiet else nullcontext():
+        with repeated_every(lambda passed_s: _print_steps(plan, folders, passed_s)) if is_quiet else nullcontext():
             ended = run_child(plan.command, on_line=keep, follower=follower, folder=folder, variables=variables)
     finally:
         if watcher:
@@ -241,13 +241,13 @@ def _run_process(plan: LocalPlan, watcher: Watcher | None) -> LocalOutcome:
     return _broken_off(plan, ended.code, ended.error(), folders)
 
 
-def _tell(plan: LocalPlan, folders: list[Path], passed_s: float) -> None:
+def _print_steps(plan: LocalPlan, folders: list[Path], passed_s: float) -> None:
     """Print how many steps of a script are measured, if stderr is no terminal: the script itself may print nothing."""
     steps = 0
     with suppress(OSError):
         steps = (folders[-1] / bundle.STEPS).read_bytes().count(b"\n") - 1 if folders else 0
-    far = f"{counted(steps, 'step')} so far" if steps > 0 else "no step is measured yet"
-    print(f"script     {script_name(plan.spec.script)}: {duration(passed_s)}, {far}", file=sys.stderr, flush=True)
+    measured = f"{counted(steps, 'step')} so far" if steps > 0 else "no step is measured yet"
+    print(f"script     {script_name(plan.spec.script)}: {duration(passed_s)}, {measured}", file=sys.stderr, flush=True)
 
 
 def _broken_off(plan: LocalPlan, code: int, error: RooflaunchError | None, folders: list[Path]) -> LocalOutcome:

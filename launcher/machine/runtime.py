@@ -55,7 +55,7 @@ def real_ports() -> RuntimePorts:
 
 
 def choose(
-    asked: Runtime,
+    requested: Runtime,
     spec: RunSpec,
     *,
     image: str | None = None,
@@ -68,13 +68,13 @@ def choose(
     something is missing.
     """
     ports = ports or real_ports()
-    if asked is Runtime.PROCESS:
+    if requested is Runtime.PROCESS:
         if image or flavour:
             raise UsageError(
                 "--image and --flavour are for --runtime docker; got --runtime process", hint="leave it out"
             )
         return Choice(runtime=Runtime.PROCESS, why="asked for")
-    if asked is Runtime.DOCKER or image or flavour:
+    if requested is Runtime.DOCKER or image or flavour:
         return _container(spec, image, flavour, ports)
     if obstacle := _obstacle(spec, ports):
         return Choice(runtime=Runtime.PROCESS, why=obstacle)

@@ -38,8 +38,8 @@ class Workplace:
 def command(spec: RunSpec, workplace: Workplace, *, output: Path, context: Context) -> tuple[str, ...]:
     """Arguments for `python -m rooflaunch`."""
     data = ("--data", workplace.data) if workplace.data else ()
-    ours = ("script", *arguments(spec), *data, "-o", str(output), "--context", context.to_argument())
-    return (*ours, "--", *spec.script)
+    options = ("script", *arguments(spec), *data, "-o", str(output), "--context", context.to_argument())
+    return (*options, "--", *spec.script)
 
 
 def profile_command(spec: RunSpec, workplace: Workplace) -> tuple[str, ...]:

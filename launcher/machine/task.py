@@ -141,8 +141,8 @@ class _Work:
     ) -> Outcome | None:
         """Outcome of a run that must not be started; None for a run to start."""
         if run.run_key and (status := self._done.get(run.run_key)) in FINAL:
-            how = "out of memory" if status == Status.OUT_OF_MEMORY else "completed"
-            return Outcome(run=run, number=number, end=End.SKIPPED, why=f"it is in the store, {how}")
+            ended = "out of memory" if status == Status.OUT_OF_MEMORY else "completed"
+            return Outcome(run=run, number=number, end=End.SKIPPED, why=f"it is in the store, {ended}")
         if smaller := self._smaller_that_did_not_fit(run.spec):
             why = f"batch {smaller} of the same configuration ran out of memory"
             return Outcome(run=run, number=number, end=End.SKIPPED, why=why)
@@ -161,7 +161,7 @@ class _Work:
         place = {"name": task.job, "task": task.number, "block": run.block, "position": run.position}
         return Context(
             repeat=run.block,
-            repeats=max(one.block for one in task.runs),
+            repeats=max(item.block for item in task.runs),
             job=place if task.job else None,
             run_key=run.run_key,
             # The first of the repeats has the profile.
@@ -196,14 +196,14 @@ class _Work:
         """Smaller batch size of the same configuration that ran out of memory; None if there is none."""
         if (wanted := spec.batch_size) is None:
             return None
-        same = (one for one in self._did_not_fit if replace(one, batch_size=wanted) == spec)
-        return next((one.batch_size for one in same if one.batch_size is not None and one.batch_size < wanted), None)
+        sizes = (other.batch_size for other in self._did_not_fit if replace(other, batch_size=wanted) == spec)
+        return next((size for size in sizes if size is not None and size < wanted), None)
 
     def _needed_s(self, spec: RunSpec) -> float:
         """Expected duration of a run: the longest of its configuration so far, else the median of all, else 0."""
-        same = [seconds for other, seconds in self._completed_s if other == spec]
-        everything = [seconds for _, seconds in self._completed_s]
-        return max(same) if same else median(everything) if everything else 0.0
+        of_configuration = [seconds for other, seconds in self._completed_s if other == spec]
+        of_all = [seconds for _, seconds in self._completed_s]
+        return max(of_configuration) if of_configuration else median(of_all) if of_all else 0.0
 
 
 def _carried_out(number: int, run: TaskRun, plan_of: PlanOf, context: Context, watcher_of: WatcherOf) -> Outcome:

@@ -24,7 +24,8 @@ class Watcher:
 
     `on_started` and `on_ended` are called for the timing run, and again for the container of the profile pass; a
     process profiles itself. `on_bundle` is called as soon as the bundle's folder exists. A process's messages come from
-    a thread of their own, everything else from the caller's thread.
+    a thread of their own, everything else from the caller's thread. `apart`: start a process in its own process group,
+    so that Ctrl-C on the terminal does not reach it.
     """
 
     on_message: Callable[[str], None]
@@ -35,16 +36,16 @@ class Watcher:
 
 
 @contextmanager
-def said_every(say: Callable[[float], None], *, every_s: float = LINE_EVERY_S) -> Iterator[None]:
-    """Call `say` with the elapsed seconds at a fixed interval until the block ends."""
-    over, began_s = threading.Event(), time.monotonic()
+def repeated_every(call: Callable[[float], None], *, every_s: float = LINE_EVERY_S) -> Iterator[None]:
+    """Call `call` with the elapsed seconds at a fixed interval until the block ends."""
+    is_over, began_s = threading.Event(), time.monotonic()
 
     def repeat() -> None:
-        while not over.wait(every_s):
-            say(time.monotonic() - began_s)
+        while not is_over.wait(every_s):
+            call(time.monotonic() - began_s)
 
     threading.Thread(target=repeat, daemon=True).start()
     try:
         yield
     finally:
-        over.set()
+        is_over.set()

@@ -444,10 +444,10 @@ def utc(epoch_s: float) -> str:
     return f"{datetime.fromtimestamp(epoch_s, UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
-def epoch_s(text: str) -> float | None:
+def epoch_s(text: str | None) -> float | None:
     """Parse ISO 8601 into seconds since 1970; None for any other text. A time without a zone is in UTC."""
     try:
-        moment = datetime.fromisoformat(text)
+        moment = datetime.fromisoformat(text or "")
     except ValueError:
         return None
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()

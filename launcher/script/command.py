@@ -114,18 +114,18 @@ class ScriptCommand(TyperCommand):
         """Parse our words as usual; the script's words become the parameter `words`."""
         if ctx.resilient_parsing:
             return super().parse_args(ctx, args)
-        place = args.index("--") if "--" in args else len(args)
-        ours, theirs = args[:place], args[place + 1 :]
-        if place == len(args):
-            _refuse_stray(ctx, ours)
-        elif not theirs:
+        separator = args.index("--") if "--" in args else len(args)
+        options, script = args[:separator], args[separator + 1 :]
+        if separator == len(args):
+            _refuse_stray(ctx, options)
+        elif not script:
             raise UsageError("no script after --", hint=f"{ctx.command_path} {self.example}")
-        rest = super().parse_args(ctx, ours)
+        rest = super().parse_args(ctx, options)
         if stray := ctx.params.get("words"):
             expanded = "put * in quotes, so that the shell does not replace it: --include '*.py'"
-            hint = expanded if theirs else f"{ctx.command_path} --help"
+            hint = expanded if script else f"{ctx.command_path} --help"
             raise UsageError(f"Got unexpected extra argument(s) ({' '.join(stray)})", hint=hint)
-        ctx.params["words"] = theirs
+        ctx.params["words"] = script
         return rest
 
 

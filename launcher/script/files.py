@@ -208,11 +208,11 @@ def require_script(words: Sequence[str], names: Sequence[str], include: Sequence
     )
 
 
-def _too_large(sizes: dict[str, int], found: str) -> UsageError:
+def _too_large(sizes: dict[str, int], total: str) -> UsageError:
     largest = sorted(sizes, key=lambda name: sizes[name], reverse=True)[:SHOWN_FILES]
     text = ", ".join(f"{shown(name)} ({si(sizes[name], 'B')})" for name in largest)
     return UsageError(
-        f"the folder is too large to be sent: {found}; the largest files are {text}",
+        f"the folder is too large to be sent: {total}; the largest files are {text}",
         hint="--include '*.py' sends fewer files; use --data for data",
     )
 
@@ -331,13 +331,13 @@ def _copy(store: Store, listed: StoredObject, path: Path) -> None:
 def _extract(content: bytes, folder: Path) -> None:
     """Unpack regular files one by one. Links, devices and unsafe paths are refused: nothing leaves the folder."""
     folder.mkdir(parents=True)
-    left = MOST_UNPACKED_BYTES
+    bytes_left = MOST_UNPACKED_BYTES
     try:
         with tarfile.open(fileobj=io.BytesIO(content), mode="r:gz") as archive:
             for entry in archive:
-                left -= entry.size
+                bytes_left -= entry.size
                 reason = why_unsafe(entry.name) or ("" if entry.isreg() else "not a regular file")
-                if reason or left < 0:
+                if reason or bytes_left < 0:
                     reason = reason or f"more than {MOST_UNPACKED_BYTES} bytes"
                     raise BundleError(f"{entry.name!r} in the script's archive: {reason}", hint="launch again")
                 path = folder / entry.name

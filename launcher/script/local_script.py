@@ -20,11 +20,11 @@ from workload.contract.spec import Device, RunSpec
 EXAMPLE = "launch local -- train.py --lr 0.1"
 
 
-def runtime_of(options: HereOptions, asked: Runtime) -> Runtime:
-    """Runtime for a script. A file of packages asks for a container; raises `UsageError` if a process was asked for."""
+def runtime_of(options: HereOptions, requested: Runtime) -> Runtime:
+    """Runtime for a script; a file of packages needs a container. Raises `UsageError` if a process was requested."""
     if options.requirements is None:
-        return asked
-    if asked is Runtime.PROCESS:
+        return requested
+    if requested is Runtime.PROCESS:
         raise UsageError(
             f"--requirements is for an image, but a process uses this Python, {sys.executable}",
             hint=shlex.join([sys.executable, "-m", "pip", "install", "--requirement", options.requirements]),
@@ -56,21 +56,22 @@ def require_module(words: Sequence[str], folder: Path) -> None:
     if words[0] != "-m":
         return
     name = script_name(words)
-    found = _found(name, folder)
-    if found is None:
+    spec = _module_spec(name, folder)
+    if spec is None:
         raise UsageError(
             f"no module '{name}' for this Python, {sys.executable}, or in {folder}",
             hint=f"cd to its folder, or {shlex.join([sys.executable, '-m', 'pip', 'list'])}",
         )
-    locations = found.submodule_search_locations
+    locations = spec.submodule_search_locations
     if locations is not None and PathFinder.find_spec(f"{name}.__main__", locations) is None:
         raise UsageError(f"'{name}' is a package without __main__.py", hint=f"-m {name}.train, a module in it")
 
 
-def _found(name: str, folder: Path, *, elsewhere: bool = True) -> ModuleSpec | None:
+def _module_spec(name: str, folder: Path, *, is_local: bool = False) -> ModuleSpec | None:
+    """Specification of a module in the folder or, unless `is_local`, one that Python finds; None if there is none."""
     top, *rest = name.split(".")
     try:
-        spec = PathFinder.find_spec(top, [str(folder)]) or (importlib.util.find_spec(top) if elsewhere else None)
+        spec = PathFinder.find_spec(top, [str(folder)]) or (None if is_local else importlib.util.find_spec(top))
     except ValueError:  # an empty name, or a loaded module that came from no file
         return None
     for part in rest:
@@ -88,7 +89,7 @@ def notes_of(words: Sequence[str], options: HereOptions, workplace: Workplace, r
 
     packages = layer.read(options.requirements) if options.requirements else b""
     module = script_name(words)
-    unseen = words[0] == "-m" and _found(module, workplace.folder, elsewhere=False) is None
+    unseen = words[0] == "-m" and _module_spec(module, workplace.folder, is_local=True) is None
     reached = [workplace.folder, *([Path(workplace.data)] if workplace.data else [])]
     return (
         *([f"no module '{module}' is in this folder; perhaps the image has it"] if unseen else []),

@@ -109,7 +109,7 @@ def imports(words: Sequence[str], folder: Path) -> set[str]:
     else:
         main = (folder / words[0]).resolve()
         root, waiting = main.parent, [main]
-    found, seen = set[str](), set[Path]()
+    packages, seen = set[str](), set[Path]()
     while waiting and len(seen) < MOST_MODULES:
         path = waiting.pop()
         if path in seen:
@@ -119,8 +119,8 @@ def imports(words: Sequence[str], folder: Path) -> set[str]:
             waiting += _files(name, root)
             top = name.partition(".")[0]
             if not is_own and not (root / top).is_dir() and not (root / f"{top}.py").is_file():
-                found.add(top)
-    return found - sys.stdlib_module_names - OURS
+                packages.add(top)
+    return packages - sys.stdlib_module_names - OURS
 
 
 def _files(module: str, root: Path) -> Iterator[Path]:

@@ -6,9 +6,10 @@ from pathlib import Path
 
 from launcher.jobs.run import fetched
 from launcher.protocol.records import RUNS
+from launcher.sweep.existing_runs import FINAL
 from launcher.sweep.progress import Progress
-from launcher.sweep.task_launch import TaskLaunch
-from launcher.sweep.work import FINAL, PlaceWork, one_line, rate_text
+from launcher.sweep.submitter import TaskLaunch
+from launcher.sweep.work import PlaceWork, one_line, rate_text
 from launcher.sweep.workers import Workers
 from workload.contract import bundle
 from workload.contract.bundle import Bundle

@@ -1,36 +1,46 @@
 """Carries out a sweep: its places run side by side, each with its missing runs.
 
-There is no state except the bundles: a process may end at any moment, and the next start does the remaining runs.
+There is no state except the bundles: a process may end at any moment, and the next start does the remaining runs. A
+lock lets only one process at a time work on a sweep in a folder of results. It is the kernel's (`flock`): it ends with
+its process, however the process ends, and also holds between machines that share the folder. The file's content serves
+messages, and tells the next process that an earlier one was here.
 """
 
+import fcntl
+import json
+import os
+import re
 import signal
+import socket
+import stat
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import TextIO
 
 import typer
 
 from launcher import backends
 from launcher.protocol.backend import Backend
-from launcher.sweep import lock
+from launcher.sweep import existing_runs
 from launcher.sweep.budget import Budget
 from launcher.sweep.control import Control, Wish
 from launcher.sweep.local import LocalPlaces
-from launcher.sweep.outcome import PlaceOutcome, SweepOutcome, outcome_of
-from launcher.sweep.places import LOCAL, PlacePlan, Sweep
+from launcher.sweep.outcome import PlaceOutcome, SweepOutcome, exit_code_of
+from launcher.sweep.places import LOCAL, Sweep
 from launcher.sweep.progress import LiveTable, Progress
 from launcher.sweep.rented import RentedPlace
 from launcher.sweep.until import Until
-from launcher.sweep.work import FINAL, Ended, Grow, PlaceWork
+from launcher.sweep.work import Ended, PlaceWork
 from workload.contract import bundle
-from workload.contract.errors import BundleError
+from workload.contract.errors import BundleError, UsageError
 from workload.contract.interrupt import handled_by
 from workload.contract.record import Status
-from workload.storage.inventory import sealed_in
 
 DRAWN_EVERY_S = 0.25
 # Time for a trainer to seal its bundle, and for a rented place to answer a last request. A third Ctrl-C ends the wait.
@@ -64,41 +74,32 @@ def drive(
     *,
     output: Path,
     until: Until | None = None,
-    grow: Grow | None = None,
     max_cost_usd: float | None = None,
     max_time_s: float | None = None,
     ports: SweepPorts | None = None,
-    damaged: Collection[str] = (),
+    damaged: Iterable[str] = (),
 ) -> SweepOutcome:
     """Do the missing runs of a sweep and return the outcome; progress goes to stderr.
 
-    `grow`: adds blocks to a place if `until` asks for more. `damaged`: ids of damaged bundles in the folder, which are
+    `until`: add blocks to each place until this rule is met. `damaged`: ids of damaged bundles in the folder, which are
     set aside, so that their runs count as missing. Raises `UsageError` if another process works on the same sweep in
     the same folder; any other error is part of the outcome.
     """
-    with lock.held(output, sweep.name) as earlier:
+    with lock_held(output, sweep.name) as earlier:
         for run_id in damaged:
             if _is_damaged(output / run_id):
                 bundle.set_aside(output / run_id)
-        driver = _Driver(sweep, output, ports or real_ports(), Control(until_s=max_time_s), until, grow)
+        driver = _Driver(sweep, output, ports or real_ports(), Control(until_s=max_time_s), until)
         return driver.run(Budget(max_cost_usd), was_killed=earlier is not None)
 
 
 class _Driver:
-    def __init__(
-        self,
-        sweep: Sweep,
-        output: Path,
-        ports: SweepPorts,
-        control: Control,
-        until: Until | None,
-        grow: Grow | None,
-    ) -> None:
+    def __init__(self, sweep: Sweep, output: Path, ports: SweepPorts, control: Control, until: Until | None) -> None:
         self._sweep, self._output, self._ports, self._control = sweep, output, ports, control
         self._progress = Progress()
         keys = {run.run_key for place in sweep.places for run in place.runs}
-        known = known_runs(output, keys, with_figures=until is not None)
-        self._works = [_work(place, known, until, grow) for place in sweep.places]
+        known = _known_runs(output, keys, with_figures=until is not None)
+        self._works = [PlaceWork(place, known=known, until=until) for place in sweep.places]
         self._rented: list[RentedPlace] = []
         self._bugs: list[BaseException] = []
         self._signals: list[int] = []
@@ -120,22 +121,23 @@ class _Driver:
         live.clear()
         if self._bugs:
             raise self._bugs[0]
-        return outcome_of(
-            self._sweep.name,
-            [self._place_outcome(work) for work in self._works],
+        places = tuple(self._place_outcome(work) for work in self._works)
+        return SweepOutcome(
+            name=self._sweep.name,
+            places=places,
             output=self._output,
-            why_not=self._control.why_not,
-            was_interrupted=self._control.wish is not Wish.GO,
+            exit_code=exit_code_of(places, was_interrupted=self._control.wish is not Wish.GO),
             seconds=self._ports.now() - began_s,
+            why_not=self._control.why_not,
         )
 
     def _parts(self, budget: Budget, *, was_killed: bool) -> list[Callable[[], None]]:
         """Functions that each run in a thread: one for all places of this machine, and one for each rented place."""
-        here = [work for work in self._works if work.plan.place.backend == LOCAL]
+        local = [work for work in self._works if work.plan.place.backend == LOCAL]
         for work in self._works:
-            if work in here:
-                continue
             place = work.plan.place
+            if place.backend == LOCAL:
+                continue
             rented = RentedPlace(
                 work,
                 self._ports.backend(place.backend),
@@ -151,22 +153,19 @@ class _Driver:
             self._rented.append(rented)
             budget.expect(work.name, len(work.open_tasks()))
         parts = [rented.run for rented in self._rented]
-        if here:
-            parts.append(LocalPlaces(here, output=self._output, control=self._control, progress=self._progress).run)
+        if local:
+            parts.append(LocalPlaces(local, output=self._output, control=self._control, progress=self._progress).run)
         return parts
 
     def _others_are_busy(self, work: PlaceWork) -> Callable[[], bool]:
         """Return a function that tells whether another place of the sweep has a machine of the same host or project."""
         place = work.plan.place
-
-        def look() -> bool:
-            others = (rented for rented in self._rented if rented.place is not place)
-            return any(
-                other.is_busy and (other.place.backend, other.place.where) == (place.backend, place.where)
-                for other in others
-            )
-
-        return look
+        target = (place.backend, place.where)
+        return lambda: any(
+            other.is_busy and (other.place.backend, other.place.where) == target
+            for other in self._rented
+            if other.place is not place
+        )
 
     def _guarded(self, part: Callable[[], None]) -> None:
         """Run a part. An unexpected exception ends this part alone; the main thread raises it again at the end."""
@@ -177,15 +176,15 @@ class _Driver:
 
     def _wait(self, threads: Collection[threading.Thread], live: LiveTable) -> None:
         """Wait until all threads have ended. A user who leaves waits at most `LEAVING_S`."""
-        left_s: float | None = None
+        left_at_s: float | None = None
         while alive := [thread for thread in threads if thread.is_alive()]:
             live.draw()
             if self._signals:
                 live.clear()
                 self._answer(self._signals.pop(0))
             if self._control.is_leaving:
-                left_s = left_s or time.monotonic()
-                if time.monotonic() - left_s > LEAVING_S or self._is_impatient:
+                left_at_s = left_at_s or time.monotonic()
+                if time.monotonic() - left_at_s > LEAVING_S or self._is_impatient:
                     return
             alive[0].join(DRAWN_EVERY_S)
 
@@ -218,22 +217,24 @@ class _Driver:
 
     def _left_alone(self) -> str:
         """Text: what happens to the runs under way when this process ends."""
-        here = any(work.plan.place.backend == LOCAL for work in self._works)
-        parts = ["the run on this machine is interrupted"] if here else []
-        parts += ["rented machines continue and end by themselves"] if any(one.is_busy for one in self._rented) else []
+        parts = []
+        if any(work.plan.place.backend == LOCAL for work in self._works):
+            parts.append("the run on this machine is interrupted")
+        if any(place.is_busy for place in self._rented):
+            parts.append("rented machines continue and end by themselves")
         return ", ".join(parts) or "nothing runs"
 
     def _question(self) -> str:
         lines = ["", QUESTION, "  f  finish: complete the current runs, start no others"]
         lines.append(f"  l  leave: {self._left_alone()}")
-        if any(one.is_busy for one in self._rented):
+        if any(place.is_busy for place in self._rented):
             lines.append("  s  stop: end rented machines too")
         return "\n".join([*lines, "  c  continue", "f, l, s or c"])
 
     # The outcome.
 
     def _place_outcome(self, work: PlaceWork) -> PlaceOutcome:
-        rented = next((one for one in self._rented if one.place is work.plan.place), None)
+        rented = next((place for place in self._rented if place.place is work.plan.place), None)
         return PlaceOutcome(
             plan=work.plan,
             done=work.done,
@@ -256,23 +257,82 @@ def _is_damaged(folder: Path) -> bool:
     return False
 
 
-def known_runs(output: Path, keys: Collection[str], *, with_figures: bool) -> dict[str, Ended]:
+def _known_runs(output: Path, keys: Collection[str], *, with_figures: bool) -> dict[str, Ended]:
     """How each of these runs ended, by key, if the folder has a sealed bundle of it.
 
     `with_figures`: also read each record for its images per second and its position in the block.
     """
     known: dict[str, Ended] = {}
-    for sealed in sealed_in(output):
-        if sealed.run_key not in keys or sealed.status not in FINAL:
-            continue
-        path = output / sealed.run_id
-        known[sealed.run_key] = Ended(status=Status(sealed.status), path=path)
-        if with_figures and sealed.status == Status.COMPLETED:
-            with suppress(BundleError):
-                known[sealed.run_key] = Ended.of(bundle.read_record(path), path)
+    for key, sealed in existing_runs.look(output).by_key.items():
+        if key in keys:
+            path = output / sealed.run_id
+            known[key] = Ended(status=Status(sealed.status), path=path)
+            if with_figures and sealed.status == Status.COMPLETED:
+                with suppress(BundleError):
+                    known[key] = Ended.of(bundle.read_record(path), path)
     return known
 
 
-def _work(place: PlacePlan, known: dict[str, Ended], until: Until | None, grow: Grow | None) -> PlaceWork:
-    own = {run.run_key for run in place.runs}
-    return PlaceWork(place, known={key: ended for key, ended in known.items() if key in own}, wanted=until, grow=grow)
+# The lock.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holder:
+    """Process that works, or has worked, on a sweep; `started_at` is ISO 8601."""
+
+    pid: int
+    host: str
+    started_at: str
+
+
+def lock_path(output: Path, sweep: str) -> Path:
+    """Path of a sweep's lock: a hidden file in the folder of results."""
+    return output / f".sweep-{re.sub(r'[^A-Za-z0-9._-]+', '-', sweep)[:100]}.lock"
+
+
+@contextmanager
+def lock_held(output: Path, sweep: str) -> Iterator[Holder | None]:
+    """Hold the lock while the context lasts. Yields the earlier holder, which has ended; None if there was none.
+
+    Raises `UsageError` if another process holds the lock now, or if its file cannot be opened.
+    """
+    bundle.make_output(output)
+    path = lock_path(output, sweep)
+    with _open_lock(path) as file:
+        earlier = _holder(path)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            who = f"process {earlier.pid} on {earlier.host}, since {earlier.started_at}" if earlier else "a process"
+            raise UsageError(
+                f"another process works on sweep '{sweep}' in '{output}': {who}",
+                hint="wait for it or end it, or -o ANOTHER_FOLDER",
+            ) from error
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        file.truncate(0)
+        json.dump(asdict(Holder(pid=os.getpid(), host=socket.gethostname(), started_at=now)), file)
+        file.flush()
+        yield earlier
+
+
+def _open_lock(path: Path) -> TextIO:
+    """Open the lock file for reading and writing. Raises `UsageError` if it is forbidden or no plain file."""
+    try:
+        # Not blocking: if the path is a pipe, opening it would wait for the other end.
+        number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o666)
+        is_file = stat.S_ISREG(os.fstat(number).st_mode)
+        if not is_file:
+            os.close(number)
+    except OSError as error:
+        reason = str(error.strerror)
+    else:
+        reason = "it is not a file"
+        if is_file:
+            return os.fdopen(number, "r+", encoding="utf-8")
+    raise UsageError(f"the sweep's lock '{path}' cannot be opened: {reason}", hint="-o ANOTHER_FOLDER")
+
+
+def _holder(path: Path) -> Holder | None:
+    with suppress(OSError, ValueError, TypeError):
+        return Holder(**json.loads(path.read_text(encoding="utf-8")))
+    return None

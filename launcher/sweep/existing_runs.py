@@ -8,16 +8,15 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from launcher.sweep.blocks import NOT_IN_KEY
-from launcher.sweep.places import LOCAL, PlacePlan
+from launcher.sweep.places import LOCAL, NOT_IN_KEY, PlacePlan
 from workload.contract import bundle
 from workload.contract.errors import BundleError, UsageError
 from workload.contract.record import Record, Status
 from workload.contract.spec import Device, RunSpec
 from workload.storage.inventory import SealedRun, sealed_in
 
-# A run whose bundle has one of these statuses need not run again.
-DONE = frozenset({Status.COMPLETED, Status.OUT_OF_MEMORY})
+# A run whose bundle has one of these statuses is not measured again.
+FINAL = frozenset({Status.COMPLETED, Status.OUT_OF_MEMORY})
 # Form of a run_id (`bundle.make_run_id`). No model of torchvision has a dash in its name.
 RUN_ID = re.compile(r"\d{8}T\d{6}Z-(?P<place>.+)-(?P<model>[^-]+)-b(?P<batch>\d+)-(?P<precision>[a-z0-9]+)-[0-9a-f]{6}")
 # Bundles to open in search of a run with the same configuration, per configuration.
@@ -27,26 +26,26 @@ MOST_CONFIGURATIONS = 100
 
 
 @dataclass(frozen=True, kw_only=True)
-class There:
+class ExistingRuns:
     """Sealed runs of a folder; `by_key`: those that need not run again; `damaged`: reasons by run_id."""
 
     runs: tuple[SealedRun, ...] = ()
     by_key: Mapping[str, SealedRun] = field(default_factory=dict)
     damaged: Mapping[str, str] = field(default_factory=dict)
 
-    def verified(self, keys: Collection[str], results: Path) -> "There":
+    def verified(self, keys: Collection[str], results: Path) -> "ExistingRuns":
         """Copy without the runs of these keys whose files differ from their manifest in size or sha256."""
         damaged: dict[str, str] = {}
         for run in self.runs:
-            if run.run_key in keys and run.status in DONE:
+            if run.run_key in keys and run.status in FINAL:
                 try:
                     bundle.verify(results / run.run_id)
                 except BundleError as error:
                     damaged[run.run_id] = str(error).removeprefix(f"'{results / run.run_id}' is damaged: ")
         if not damaged:
             return self
-        whole = _of_runs(tuple(run for run in self.runs if run.run_id not in damaged))
-        return replace(whole, damaged=damaged)
+        undamaged = _existing(run for run in self.runs if run.run_id not in damaged)
+        return replace(undamaged, damaged=damaged)
 
     def done(self, plan: PlacePlan) -> frozenset[str]:
         """Keys of a place's runs that need not run again."""
@@ -62,16 +61,17 @@ class There:
         return Counter(_configuration(run.run_id) for run in others)
 
 
-def look(results: Path) -> There:
+def look(results: Path) -> ExistingRuns:
     """Read the manifests of a folder's bundles. A key counts as done if any of its bundles does."""
-    return _of_runs(tuple(sealed_in(results)))
+    return _existing(sealed_in(results))
 
 
-def _of_runs(runs: tuple[SealedRun, ...]) -> There:
-    return There(runs=runs, by_key={run.run_key: run for run in runs if run.run_key and run.status in DONE})
+def _existing(sealed: Iterable[SealedRun]) -> ExistingRuns:
+    runs = tuple(sealed)
+    return ExistingRuns(runs=runs, by_key={run.run_key: run for run in runs if run.run_key and run.status in FINAL})
 
 
-def seconds_of_runs(there: There, plan: PlacePlan, results: Path, *, place: str) -> dict[RunSpec, float]:
+def seconds_of_runs(existing: ExistingRuns, plan: PlacePlan, results: Path, *, place: str) -> dict[RunSpec, float]:
     """Seconds that each configuration with missing runs takes, process start included, as measured by earlier runs.
 
     First choice: a run of this sweep in another block. Else a run with the same options; for this machine on this host,
@@ -80,16 +80,15 @@ def seconds_of_runs(there: There, plan: PlacePlan, results: Path, *, place: str)
     missing = {run.spec for task in plan.missing for run in task.runs}
     seconds: dict[RunSpec, float] = {}
     for run in plan.runs:
-        sealed = there.by_key.get(run.run_key)
+        sealed = existing.by_key.get(run.run_key)
         if sealed and sealed.status == Status.COMPLETED and sealed.seconds and run.spec in missing:
             seconds.setdefault(run.spec, sealed.seconds)
-    left = missing - seconds.keys()
-    unknown = [one.spec for one in plan.configurations if one.spec in left]
-    others = _by_name(there.runs) if unknown else {}
+    unknown = [each.spec for each in plan.configurations if each.spec in missing - seconds.keys()]
+    others = _by_name(existing.runs) if unknown else {}
     for spec in unknown[:MOST_CONFIGURATIONS]:
-        like = others.get((spec.model, spec.batch_size, spec.precision), [])
-        for record in _records(like[-MOST_LOOKED_AT:][::-1], results):
-            if _is_same(record, spec) and _is_there(record, plan, place):
+        similar = others.get((spec.model, spec.batch_size, spec.precision), [])
+        for record in _records(similar[-MOST_LOOKED_AT:][::-1], results):
+            if _has_options(record, spec) and _is_at(record, plan, place):
                 seconds[spec] = _seconds(record)
                 break
     return {spec: value for spec, value in seconds.items() if value > 0}
@@ -112,19 +111,19 @@ def _by_name(runs: Iterable[SealedRun]) -> dict[tuple[str, int | None, str], lis
     return groups
 
 
-def _is_same(record: Record, spec: RunSpec) -> bool:
+def _has_options(record: Record, spec: RunSpec) -> bool:
     """Whether a record's spec has all options of the given spec that are set."""
     try:
-        was = asdict(record.spec.run_spec())
+        recorded = asdict(record.spec.run_spec())
     except UsageError:
         return False
-    asked = {name: value for name, value in asdict(spec).items() if name not in NOT_IN_KEY and value is not None}
+    wanted = {name: value for name, value in asdict(spec).items() if name not in NOT_IN_KEY and value is not None}
     if spec.device is Device.AUTO:
-        del asked["device"]
-    return all(was[name] == value for name, value in asked.items())
+        del wanted["device"]
+    return all(recorded[name] == value for name, value in wanted.items())
 
 
-def _is_there(record: Record, plan: PlacePlan, place: str) -> bool:
+def _is_at(record: Record, plan: PlacePlan, place: str) -> bool:
     environment = record.environment
     if environment.backend != plan.place.backend:
         return False

@@ -96,8 +96,8 @@ class LocalPlaces:
                 seat.settle_to_c = settling.target_c
         words = self._seats[work.name].words
         if outcome.end in (End.SKIPPED, End.NOT_STARTED, End.INTERRUPTED):
-            smaller = work.too_large.get(run.run_key)
-            why = too_large_text(smaller) if smaller else outcome.why
+            failed_size = work.too_large.get(run.run_key)
+            why = too_large_text(failed_size) if failed_size else outcome.why
             if outcome.end is not End.NOT_STARTED:
                 self._progress.say(work.name, f"block {run.block}, {name}: {outcome.end}: {why}")
             return

@@ -19,18 +19,21 @@ from launcher.backends import BACKENDS
 from launcher.choice import flag_of
 from launcher.machine.local_options import LocalOptions
 from launcher.script.command import HereOptions, ThereOptions
-from launcher.sweep.command import Command
-from launcher.sweep.places import ARGUMENT, LOCAL, Configuration, Place
+from launcher.sweep.places import ARGUMENT, LOCAL, Configuration, Place, as_text
 from launcher.typer_options import instance_of, parameters_of, signed
 from workload.contract.errors import UsageError
 from workload.contract.program import plain_message
-from workload.contract.spec import SCRIPT_OPTIONS, Option, Origin, RunSpec, options, resolve, why_not_for_script
+from workload.contract.script import DATA
+from workload.contract.spec import SCRIPT_OPTIONS, Option, Origin, options, resolve, why_not_for_script
 from workload.contract.text import counted, did_you_mean
 
 # One run has no confidence interval, and that of two runs is 4 times as wide as that of three (Student t).
 USUAL_REPEATS = 3
 # More runs are a typing error, or take weeks: at half a minute each, these take one machine three days.
 MANY_RUNS = 10_000
+# Placeholder of an axis in a script's command: `{lr}`. `{{lr}}` stands for the literal text `{lr}`.
+PLACEHOLDER = re.compile(r"\{\{([A-Za-z_][\w.-]*)\}\}|\{([A-Za-z_][\w.-]*)\}")
+COMMAND_EXAMPLE = 'command = ["train.py", "--epochs", "1"]'
 # Form of names, which become part of job names and of labels in a store.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 TOP = ("name", "repeats", "seed", "script", "defaults", "matrix", "exclude", "on")
@@ -104,6 +107,37 @@ def require_places(matrix: Matrix, names: Sequence[str]) -> None:
             raise UsageError(f"no place is named '{name}'", hint=_nearest(name, known, "--on is one of"))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """Script with the arguments that all runs share. `options`: further keys of its section, such as `data`."""
+
+    parts: tuple[str, ...]
+    options: Mapping[str, Any]
+
+    @property
+    def placeholders(self) -> tuple[str, ...]:
+        """Names of the axes in the command: `{lr}` gives `lr`."""
+        names = (match[2] for part in self.parts for match in PLACEHOLDER.finditer(part.replace(DATA, "")))
+        return tuple(dict.fromkeys(name for name in names if name))
+
+    def words(self, values: Mapping[str, Any]) -> tuple[str, ...]:
+        """Command with one combination of values, filled into their placeholders or else appended as `--lr 0.1`.
+
+        A value without a placeholder is appended as the option alone if it is True, and left out if it is False.
+        """
+        arguments = {name.removeprefix(ARGUMENT): value for name, value in values.items() if name.startswith(ARGUMENT)}
+
+        def filled(match: re.Match[str]) -> str:
+            return f"{{{match[1]}}}" if match[1] else as_text(arguments[match[2]])
+
+        # `{data}` is kept: the place of the script's data is not known yet.
+        parts = [DATA.join(PLACEHOLDER.sub(filled, text) for text in part.split(DATA)) for part in self.parts]
+        for name, value in arguments.items():
+            if name not in self.placeholders and value is not False:
+                parts += [f"--{name}"] if value is True else [f"--{name}", as_text(value)]
+        return tuple(parts)
+
+
 class _Reader:
     def __init__(
         self, table: Mapping[str, Any], *, file: Path, environment: Mapping[str, str], config_folder: Path | None
@@ -116,12 +150,11 @@ class _Reader:
 
     def read(self, *, many: bool) -> Matrix:
         self._known(self._table, TOP, where="")
-        name = self._name()
+        name = self._require_name(self._table.get("name", self._file.stem), example="night-1")
         self._command = self._script()
         defaults = self._run_options(self._section("defaults"), "[defaults]")
         axes = self._axes()
-        if self._command:
-            self._command.require_values(axes, self._error)
+        self._require_axes_of_placeholders(axes)
         places = [(entry, self._place(entry, number)) for number, entry in enumerate(self._tables("on"), start=1)]
         if not places:
             raise self._error("no place to run", hint='[[on]] with backend = "local", or "gcp" and gpu')
@@ -130,20 +163,12 @@ class _Reader:
         repeats = self._repeats()
         self._require_few(axes, repeats, len(places), many=many)
         used: set[int] = set()
-        made = tuple(self._at(entry, place, defaults, axes, excludes, used) for entry, place in places)
+        matrices = tuple(self._at(entry, place, defaults, axes, excludes, used) for entry, place in places)
         unused = [rule.text for number, rule in enumerate(excludes) if number not in used]
         warnings = tuple(f"{self._file}: an [[exclude]] matches nothing: {text}" for text in unused)
-        return Matrix(name=name, repeats=repeats, seed=self._seed(), places=made, warnings=warnings)
+        return Matrix(name=name, repeats=repeats, seed=self._seed(), places=matrices, warnings=warnings)
 
     # Top level of the file.
-
-    def _name(self) -> str:
-        name = self._table.get("name", self._file.stem)
-        if not isinstance(name, str) or not NAME.fullmatch(name):
-            raise self._error(
-                f"name must be up to 63 letters, digits, '.', '_' or '-'; got '{name}'", hint='name = "night-1"'
-            )
-        return name
 
     def _seed(self) -> int:
         seed = self._table.get("seed", 0)
@@ -164,9 +189,24 @@ class _Reader:
         if "script" not in self._table:
             return None
         section = self._section("script")
-        keys = {name: item for kind in (HereOptions, ThereOptions) for name, item in _keys(kind).items()}
+        keys = {**_keys(HereOptions), **_keys(ThereOptions)}
         self._known(section, ["command", *keys], where="[script] ", kind="command, nor an option of a script")
-        return Command.read(section, self._error)
+        parts = section.get("command")
+        if not isinstance(parts, list) or not parts or not all(isinstance(part, str) and part for part in parts):
+            got = "nothing" if parts is None else f"'{parts}'"
+            raise self._error(
+                f"[script] command must be a list of texts, the script first; got {got}", hint=COMMAND_EXAMPLE
+            )
+        return Command(parts=tuple(parts), options={key: value for key, value in section.items() if key != "command"})
+
+    def _require_axes_of_placeholders(self, axes: Collection[str]) -> None:
+        """Raise `UsageError` if the script's command has a placeholder without an axis."""
+        for name in self._command.placeholders if self._command else ():
+            if f"{ARGUMENT}{name}" not in axes:
+                raise self._error(
+                    f"[script] command has {{{name}}}, and [matrix] has no {ARGUMENT}{name}",
+                    hint=f"{ARGUMENT}{name} = [0.1, 0.01], or {{{{{name}}}}} for the letters themselves",
+                )
 
     def _flat(self, section: Mapping[str, Any], where: str) -> dict[str, Any]:
         """Section with a script's nested arguments flattened to keys such as `args.lr`."""
@@ -180,7 +220,7 @@ class _Reader:
             raise self._error(f"{where} args must be a table; got '{arguments}'", hint="args.lr = [0.1, 0.01]")
         flat: dict[str, Any] = {}
         for name, value in section.items():
-            flat |= {f"{ARGUMENT}{key}": one for key, one in value.items()} if name == "args" else {name: value}
+            flat |= {f"{ARGUMENT}{key}": each for key, each in value.items()} if name == "args" else {name: value}
         return flat
 
     def _axes(self) -> dict[str, tuple[Any, ...]]:
@@ -194,35 +234,26 @@ class _Reader:
             if not name.startswith(ARGUMENT):
                 self._option(name, "[matrix]")
             if isinstance(values, dict):
-                [inner] = list(values)[:1] or ["NAME"]
+                argument = f"{name.removeprefix(ARGUMENT)}.{next(iter(values), 'NAME')}"
                 raise self._error(
                     f"[matrix] {name} must be a list; got a table",
-                    hint=f'args."{name.removeprefix(ARGUMENT)}.{inner}" = […] for an argument with a dot in its name',
+                    hint=f'args."{argument}" = […] for an argument with a dot in its name',
                 )
             if not isinstance(values, list):
                 raise self._error(
                     f"[matrix] {name} must be a list; got '{values}'",
-                    hint=f"{name} = [{_toml(values)}], or {self._once}",
+                    hint=f"{name} = [{_toml(values)}], or {'command of [script]' if self._command else '[defaults]'}",
                 )
             if not values:
-                raise self._error(
-                    f"the matrix is empty: {name} has no values", hint=f"{name} = [{self._example_of(name)}]"
-                )
+                example = "0.1" if name.startswith(ARGUMENT) else _example(self._options[name])
+                raise self._error(f"the matrix is empty: {name} has no values", hint=f"{name} = [{example}]")
             parsed = [self._value(name, value, f"[matrix] {name}: ") for value in values]
             texts = [_toml(value) for value in parsed]
-            twice = next((text for text in texts if texts.count(text) > 1), None)
-            if twice is not None:
-                raise self._error(f"[matrix] {name} has {twice} twice", hint="leave one of them out")
+            repeated = next((text for text in texts if texts.count(text) > 1), None)
+            if repeated is not None:
+                raise self._error(f"[matrix] {name} has {repeated} twice", hint="leave one of them out")
             axes[name] = tuple(parsed)
         return axes
-
-    @property
-    def _once(self) -> str:
-        """Section of the file for settings that do not vary."""
-        return "command of [script]" if self._command else "[defaults]"
-
-    def _example_of(self, name: str) -> str:
-        return "0.1" if name.startswith(ARGUMENT) else _example(self._options[name])
 
     def _value(self, name: str, value: object, where: str) -> Any:
         """A value of an axis, checked by the rule of its option; an argument of a script may be any single value."""
@@ -277,40 +308,44 @@ class _Reader:
         if backend not in known:
             problem = "has no backend" if backend is None else f"has the unknown backend '{backend}'"
             raise self._error(f"{where} {problem}", hint=_nearest(str(backend or ""), known, "backend is one of"))
-        kinds, one_machine = _kinds_of(str(backend))
-        of_script = (HereOptions if backend == LOCAL else ThereOptions,) if self._command else ()
-        keys = {key: item for kind in (*kinds, *of_script) for key, item in _keys(kind).items()}
+        kinds, is_one_machine = _kinds_of(str(backend))
+        script_kinds = (HereOptions if backend == LOCAL else ThereOptions,) if self._command else ()
+        keys = {key: item for kind in (*kinds, *script_kinds) for key, item in _keys(kind).items()}
         if self._command:
             entry = {**{key: value for key, value in self._command.options.items() if key in keys}, **entry}
         self._known(entry, [*OWN_OF_PLACE, *keys, *self._options], where=f"{where}: ", kind=f"an option of {backend}")
         words = [
             word for key, value in entry.items() if key in keys for word in self._words(keys[key], key, value, where)
         ]
-        made = self._instances(str(backend), (*kinds, *of_script), words, where)
-        script = made.pop() if of_script else None
-        asked = {name: value for one in made for name, value in _changed(one).items() if name not in NOT_MEASURED}
-        name = entry.get("name", _usual_name(str(backend), asked, entry.get("device")))
-        if not isinstance(name, str) or not NAME.fullmatch(name):
-            raise self._error(
-                f"{where}: name must be up to 63 letters, digits, '.', '_' or '-'; got '{name}'", hint='name = "t4"'
-            )
+        instances = self._instances(str(backend), (*kinds, *script_kinds), words, where)
+        script = instances.pop() if script_kinds else None
+        changed = {name: value for instance in instances for name, value in _changed(instance).items()}
+        measured = {name: value for name, value in changed.items() if name not in NOT_MEASURED}
+        usual_name = _usual_name(str(backend), measured, entry.get("device"))
+        name = self._require_name(entry.get("name", usual_name), where=f"{where}: ", example="t4")
         return Place(
             name=name,
             backend=str(backend),
-            options=made[0],
-            where=made[1] if len(made) > 1 else None,
-            asked={"name": name, "backend": backend, **asked},
-            machines=self._machines(entry, where, str(backend), one_machine=one_machine),
+            options=instances[0],
+            where=instances[1] if len(instances) > 1 else None,
+            asked={"name": name, "backend": backend, **measured},
+            machines=self._machines(entry, where, str(backend), is_one_machine=is_one_machine),
             script=script,
         )
 
-    def _machines(self, entry: Mapping[str, Any], where: str, backend: str, *, one_machine: bool) -> int:
-        machines = entry.get("machines", 1 if one_machine else 0)
+    def _require_name(self, name: object, *, where: str = "", example: str) -> str:
+        if not isinstance(name, str) or not NAME.fullmatch(name):
+            rule = "name must be up to 63 letters, digits, '.', '_' or '-'"
+            raise self._error(f"{where}{rule}; got '{name}'", hint=f'name = "{example}"')
+        return name
+
+    def _machines(self, entry: Mapping[str, Any], where: str, backend: str, *, is_one_machine: bool) -> int:
+        machines = entry.get("machines", 1 if is_one_machine else 0)
         if not isinstance(machines, int) or isinstance(machines, bool) or (machines < 1 and "machines" in entry):
             raise self._error(
                 f"{where}: machines must be a positive integer; got '{machines}'", hint="machines = 3, or leave it out"
             )
-        if one_machine and machines != 1:
+        if is_one_machine and machines != 1:
             raise self._error(
                 f"{where}: {backend} is a single machine; got machines = {machines}", hint="an [[on]] for each machine"
             )
@@ -322,16 +357,16 @@ class _Reader:
             command = command_of([parameter for kind in kinds for parameter in parameters_of(kind)])
             with command.make_context(where, [*words]) as context:
                 arguments = dict(context.params)
-            made: list[Any] = [instance_of(kind, arguments) for kind in kinds]
-            if isinstance(made[0], LocalOptions):
-                made[0].checked()
+            instances: list[Any] = [instance_of(kind, arguments) for kind in kinds]
+            if isinstance(instances[0], LocalOptions):
+                instances[0].checked()
         except typer.TyperException as error:
             text = plain_message(error, [part for word in words for part in word.partition("=")[::2]])
             own_words = re.sub(r"'--([a-z-]+)'", _key, text)
             raise self._error(f"{where}: {own_words.rstrip('.')}", hint="launch " + backend + " --help") from error
         except UsageError as error:
             raise self._error(f"{where}: {_FLAG.sub(_key, str(error))}", hint=_as_keys(error.hint)) from error
-        return made
+        return instances
 
     def _words(self, item: Any, key: str, value: object, where: str) -> Iterator[str]:
         """Command-line words for a key of the file and its value."""
@@ -340,8 +375,8 @@ class _Reader:
             if value or item.default is not False:
                 yield flag if value else f"--no-{flag[2:]}"
         elif isinstance(value, list) and isinstance(item.default, tuple):
-            for one in value:
-                yield from self._words(item, key, one, where)
+            for each in value:
+                yield from self._words(item, key, each, where)
         elif isinstance(value, str | int | float):
             # `max_run_time_s` has the unit in its name; `max_run_time` is text with a unit.
             unit = "s" if key == item.name and key.endswith("_s") and not isinstance(value, str) else ""
@@ -374,42 +409,35 @@ class _Reader:
                 f"[[on]] {place.name} sets {name}, which [matrix] varies",
                 hint=f'[[exclude]] with on = "{place.name}" and the values of {name} to leave out',
             )
-        kept = []
+        combinations = []
         for values in itertools.product(*axes.values()):
             combination = dict(zip(axes, values, strict=True))
             matching = [number for number, rule in enumerate(excludes) if rule.matches(combination, place.name)]
             used.update(matching)
             if not matching:
-                kept.append(combination)
-        if not kept:
+                combinations.append(combination)
+        if not combinations:
             raise self._error(
                 f"[[on]] {place.name} has nothing to do, because every combination is excluded",
                 hint="fewer [[exclude]]",
             )
-        base = self._resolved({**defaults, **own, **kept[0]}, place, kept[0])
-        once = replace(base.spec, repeats=1)
-        made = tuple(Configuration(values=values, spec=self._checked(once, place, values)) for values in kept)
+        combination, configurations = combinations[0], []
+        try:
+            chosen = {**defaults, **own, **_run_options_in(combination)}
+            script = self._script_with(combination)
+            base = resolve(chosen, self._environment, self._config_folder, script=script)
+            once = replace(base.spec, repeats=1)
+            for combination in combinations:
+                script = self._script_with(combination)
+                spec = replace(once, **_run_options_in(combination), script=script).checked()
+                configurations.append(Configuration(values=combination, spec=spec))
+        except UsageError as error:
+            raise impossible(self._file, place, combination, error) from error
         origin = {name: source for name, source in base.origin.items() if name != "repeats"}
-        return PlaceMatrix(place=place, configurations=made, origin=origin)
+        return PlaceMatrix(place=place, configurations=tuple(configurations), origin=origin)
 
-    def _resolved(self, given: Mapping[str, object], place: Place, values: Mapping[str, Any]) -> Any:
-        try:
-            own = {name: value for name, value in given.items() if not name.startswith(ARGUMENT)}
-            script = self._command.words(values) if self._command else ()
-            return resolve(own, self._environment, self._config_folder, script=script)
-        except UsageError as error:
-            raise self._impossible(place, values, error) from error
-
-    def _checked(self, once: RunSpec, place: Place, values: Mapping[str, Any]) -> RunSpec:
-        try:
-            own = {name: value for name, value in values.items() if not name.startswith(ARGUMENT)}
-            script = self._command.words(values) if self._command else ()
-            return replace(once, **own, script=script).checked()
-        except UsageError as error:
-            raise self._impossible(place, values, error) from error
-
-    def _impossible(self, place: Place, values: Mapping[str, Any], error: UsageError) -> UsageError:
-        return impossible(self._file, place, values, error)
+    def _script_with(self, combination: Mapping[str, Any]) -> tuple[str, ...]:
+        return self._command.words(combination) if self._command else ()
 
     # Helpers.
 
@@ -473,8 +501,8 @@ class _Exclude:
 
     def matches(self, combination: Mapping[str, Any], place: str) -> bool:
         """Whether this rule leaves out a combination at a place."""
-        here = not self.on or place in self.on
-        return here and all(combination[name] in values for name, values in self.values.items())
+        is_for_place = not self.on or place in self.on
+        return is_for_place and all(combination[name] in values for name, values in self.values.items())
 
 
 _FLAG = re.compile(r"--([a-z][a-z-]*)(?: ([A-Za-z0-9][\w./:@-]*))?")
@@ -515,6 +543,11 @@ def command_of(parameters: Sequence[Any]) -> Any:
     return typer.main.get_command(app)
 
 
+def _run_options_in(combination: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of run options, without the arguments of a script."""
+    return {name: value for name, value in combination.items() if not name.startswith(ARGUMENT)}
+
+
 def _kinds_of(backend: str) -> tuple[tuple[type, ...], bool]:
     """Dataclasses of a backend's options, and whether the backend is a single machine."""
     if backend == LOCAL:
@@ -524,24 +557,19 @@ def _kinds_of(backend: str) -> tuple[tuple[type, ...], bool]:
 
 
 def _keys(kind: type) -> dict[str, Any]:
-    """Fields of a dataclass, by their keys in the file."""
-    return {key: item for item in fields(kind) for key in (item.name, _key_of(item))}
+    """Fields of a dataclass by their keys in the file: the field's name, and its flag with `_` for `-`."""
+    return {key: item for item in fields(kind) for key in (item.name, flag_of(item)[2:].replace("-", "_"))}
 
 
-def _key_of(item: Any) -> str:
-    """Key of a field in the file: its flag, with `_` for `-`."""
-    return flag_of(item)[2:].replace("-", "_")
-
-
-def _changed(made: Any) -> dict[str, Any]:
+def _changed(instance: Any) -> dict[str, Any]:
     """Fields that differ from their defaults, as plain values."""
-    values = {item.name: getattr(made, item.name) for item in fields(made) if getattr(made, item.name) != item.default}
+    values = {item.name: value for item in fields(instance) if (value := getattr(instance, item.name)) != item.default}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
 def _usual_name(backend: str, asked: Mapping[str, Any], device: object) -> str:
-    what = asked.get("gpu") or asked.get("host") or device or ""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", f"{backend}-{what}".strip("-"))
+    hardware = asked.get("gpu") or asked.get("host") or device or ""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", f"{backend}-{hardware}".strip("-"))
 
 
 def _nearest(word: str, known: Collection[str], otherwise: str) -> str:

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +16,6 @@ from launcher.sweep.work import Failure, one_line, too_large_text
 from workload.contract.blocks_interval import BlocksInterval
 from workload.contract.errors import ExitCode
 from workload.contract.invocation import as_typed
-from workload.contract.spec import RunSpec
 from workload.contract.text import counted, duration, plain, unbroken, wrapped
 
 TEXT_COLUMN = 16
@@ -35,7 +35,7 @@ class PlaceOutcome:
     done: int
     new: int
     failures: tuple[Failure, ...] = ()
-    too_large: Mapping[str, RunSpec] = field(default_factory=dict)
+    too_large: Mapping[str, int] = field(default_factory=dict)
     unanswered: tuple[TaskRun, ...] = ()
     usd: float | None = None
     calls: Mapping[str, int] = field(default_factory=dict)
@@ -86,30 +86,18 @@ class SweepOutcome:
         return "\n".join(wrapped(as_typed(text), width, indent=TEXT_COLUMN, first=f"  {label}") for label, text in rows)
 
 
-def outcome_of(
-    name: str,
-    places: Sequence[PlaceOutcome],
-    *,
-    output: Path,
-    why_not: str,
-    was_interrupted: bool,
-    seconds: float,
-) -> SweepOutcome:
-    """Make the outcome with its exit code.
+def exit_code_of(places: Sequence[PlaceOutcome], *, was_interrupted: bool) -> int:
+    """Exit code of a sweep: 130 (interrupted); 0 (every run has an answer); else 6 (runs failed).
 
-    130 (interrupted); 0 (every run has an answer); else 6 (runs failed), or the failures' own code if no run has an
-    answer and all failures have the same code.
+    If no run has an answer and all failures have the same code, it is that code.
     """
-    missing = any(place.unanswered for place in places)
+    if was_interrupted:
+        return ExitCode.INTERRUPTED
+    if not any(place.unanswered for place in places):
+        return ExitCode.DONE
     codes = {failure.code for place in places for failure in place.failures}
-    is_any_there = any(place.done for place in places)
-    failed = codes.pop() if len(codes) == 1 and not is_any_there else ExitCode.RUN_FAILED
-    code = ExitCode.INTERRUPTED if was_interrupted else ExitCode.DONE
-    if missing and not was_interrupted:
-        code = ExitCode(failed)
-    return SweepOutcome(
-        name=name, places=tuple(places), output=output, exit_code=int(code), seconds=seconds, why_not=why_not
-    )
+    is_any_done = any(place.done for place in places)
+    return codes.pop() if len(codes) == 1 and not is_any_done else ExitCode.RUN_FAILED
 
 
 def _rows(place: PlaceOutcome, why_not: str) -> Iterator[tuple[str, str]]:
@@ -118,26 +106,26 @@ def _rows(place: PlaceOutcome, why_not: str) -> Iterator[tuple[str, str]]:
     yield place.name, f"{place.done} of {counted(len(place.plan.runs), 'run')} have a result{new}{cost}"
     if place.decision is not None:
         yield "", place.decision.reason
-        for name, one in place.decision.precisions.items():
-            yield "", f"{name}: {_interval(one)}"
-    for smaller, count in _counts([too_large_text(spec) for spec in place.too_large.values()]):
-        yield "", f"{counted(count, 'run')} left out: {smaller}"
+        for name, interval in place.decision.precisions.items():
+            yield "", f"{name}: {_interval_text(interval)}"
+    for batch_size, count in Counter(place.too_large.values()).items():
+        yield "", f"{counted(count, 'run')} left out: {too_large_text(batch_size)}"
     for why, failures in _by_cause(place.failures).items():
         runs = [f"{one_line(failure.run, place.plan)} (block {failure.run.block})" for failure in failures]
         some = ", ".join(runs[:FEW]) + (f" and {len(runs) - FEW} more" if len(runs) > FEW else "")
         yield "failed", f"{some}: {why}"
         yield "cure", failures[0].hint
     if place.not_begun:
-        left = counted(len(place.not_begun), "run")
-        yield "unfinished", f"{left}: {why_not or 'no result'}; the same command continues"
+        unfinished = counted(len(place.not_begun), "run")
+        yield "unfinished", f"{unfinished}: {why_not or 'no result'}; the same command continues"
 
 
-def _interval(one: BlocksInterval) -> str:
+def _interval_text(interval: BlocksInterval) -> str:
     """Figure with its 95 % interval, which stays valid although blocks were added until it was narrow."""
-    if one.value is None or one.low is None or one.high is None or one.half_width is None:
-        return one.reason or "no interval"
-    low, high = plain(one.low, 4), plain(one.high, 4)
-    return f"{plain(one.value, 4)}, from {low} to {high} ({counted(one.blocks, 'block')}, {one.width})"
+    if interval.value is None or interval.low is None or interval.high is None or interval.half_width is None:
+        return interval.reason or "no interval"
+    value, low, high = (plain(figure, 4) for figure in (interval.value, interval.low, interval.high))
+    return f"{value}, from {low} to {high} ({counted(interval.blocks, 'block')}, {interval.width})"
 
 
 def _by_cause(failures: Sequence[Failure]) -> dict[str, list[Failure]]:
@@ -146,10 +134,6 @@ def _by_cause(failures: Sequence[Failure]) -> dict[str, list[Failure]]:
     for failure in failures:
         causes.setdefault(re.sub(f"'?{NAME.pattern}'?", "a machine", failure.why), []).append(failure)
     return causes
-
-
-def _counts(texts: Sequence[str]) -> list[tuple[str, int]]:
-    return [(text, texts.count(text)) for text in dict.fromkeys(texts)]
 
 
 def _to_json(place: PlaceOutcome) -> dict[str, Any]:
@@ -165,9 +149,10 @@ def _to_json(place: PlaceOutcome) -> dict[str, Any]:
         "usd": place.usd,
         "calls": dict(place.calls),
         "failures": [
-            {**named(one.run), "why": one.why, "hint": one.hint, "exit_code": one.code} for one in place.failures
+            {**named(failure.run), "why": failure.why, "hint": failure.hint, "exit_code": failure.code}
+            for failure in place.failures
         ],
-        "too_large": [{"run_key": key, "why": too_large_text(spec)} for key, spec in place.too_large.items()],
+        "too_large": [{"run_key": key, "why": too_large_text(size)} for key, size in place.too_large.items()],
         "not_begun": [named(run) for run in place.not_begun],
         "until": None
         if place.decision is None
@@ -178,14 +163,14 @@ def _to_json(place: PlaceOutcome) -> dict[str, Any]:
             "target": place.decision.target,
             "intervals": {
                 name: {
-                    "value": one.value,
-                    "low": one.low,
-                    "high": one.high,
-                    "half_width": one.half_width,
-                    "correlation": one.correlation,
-                    "trend_per_block": one.trend,
+                    "value": interval.value,
+                    "low": interval.low,
+                    "high": interval.high,
+                    "half_width": interval.half_width,
+                    "correlation": interval.correlation,
+                    "trend_per_block": interval.trend,
                 }
-                for name, one in precisions.items()
+                for name, interval in precisions.items()
             },
         },
     }

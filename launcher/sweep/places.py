@@ -1,19 +1,32 @@
-"""Data of a sweep: places, each with the tasks of its machines. Standard library only.
+"""Places of a sweep: their configurations, blocks of runs, tasks of machines, and the key of each run. Pure functions.
 
-A repeat is a block. A block runs on one machine and has every configuration once, in a random order; every second block
-reverses the order of the block before it.
+A repeat is a block. A block runs on one machine and has every configuration once, in a random order that is the same at
+every place, so that places are compared at the same positions. Keys and orders are SHA-256 of text: they depend on no
+version of Python, no machine and no other configuration.
 """
 
-from collections.abc import Collection, Mapping
+import hashlib
+import importlib.metadata
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from launcher.images import contents
+from launcher.kinds import Runtime
 from launcher.protocol.task import Task, TaskRun
-from workload.contract.spec import Origin, RunSpec
+from workload.contract.spec import Origin, RunSpec, options
 
 LOCAL = "local"
 # Prefix of a script's argument as an axis of a matrix.
 ARGUMENT = "args."
+KEY_DIGITS = 16
+# The block has its own field in the key. The data's folder, and whether data is downloaded first, change no result.
+NOT_IN_KEY = frozenset({"repeats", "data_dir", "download"})
+# Default values of all other options.
+USUAL = {option.name: option.default for option in options() if option.name not in NOT_IN_KEY}
+# Libraries of a process on this machine; the recipe of an image lists its own.
+LIBRARIES = ("torch", "torchvision")
 
 
 def as_text(value: Any) -> str:
@@ -66,8 +79,8 @@ class Configuration:
 class PlacePlan:
     """Place with all its runs, one task per machine; `done`: keys of runs that need not run again.
 
-    `configurations`, `origin` (source of each option's value) and `code` (identity of the code or image) are the values
-    that the tasks were made of, so that further blocks can be added (`launcher.sweep.blocks`).
+    `origin`: source of each option's value. The tasks were made of `configurations`, `seed` (of the random order) and
+    `code` (identity of the code or image).
     """
 
     place: Place
@@ -75,6 +88,7 @@ class PlacePlan:
     done: frozenset[str] = frozenset()
     configurations: tuple[Configuration, ...] = ()
     origin: Mapping[str, Origin] = field(default_factory=dict)
+    seed: int = 0
     code: str = ""
 
     @property
@@ -89,31 +103,39 @@ class PlacePlan:
 
     def without(self, keys: Collection[str]) -> tuple[Task, ...]:
         """Tasks without the runs of these keys; empty tasks are left out."""
-        left = (replace(task, runs=tuple(run for run in task.runs if run.run_key not in keys)) for task in self.tasks)
-        return tuple(task for task in left if task.runs)
+        tasks = (replace(task, runs=tuple(run for run in task.runs if run.run_key not in keys)) for task in self.tasks)
+        return tuple(task for task in tasks if task.runs)
 
-    def too_large(self, out_of_memory: Collection[str]) -> dict[str, RunSpec]:
-        """Runs whose configuration ran out of memory here at a smaller batch: by key, the spec with the smaller batch.
+    def with_blocks(self, blocks: int) -> "PlacePlan":
+        """Plan with `blocks` blocks; blocks up to the smaller number keep their runs and machines."""
+        return plan_place(
+            self.place,
+            self.configurations,
+            name=self.tasks[0].job,
+            repeats=blocks,
+            seed=self.seed,
+            code=self.code,
+            origin=self.origin,
+            done=self.done,
+        )
+
+    def too_large(self, out_of_memory: Collection[str]) -> dict[str, int]:
+        """Runs whose configuration ran out of memory here at a smaller batch: by key, the size of that batch.
 
         `out_of_memory`: keys of runs that ran out of memory. These runs themselves are not in the result.
         """
-        if not out_of_memory:
-            return {}
-        smallest: dict[RunSpec, RunSpec] = {}
+        smallest: dict[RunSpec, int] = {}
         for run in self.runs:
-            size, alike = run.spec.batch_size, replace(run.spec, batch_size=None)
-            if run.run_key not in out_of_memory or size is None:
+            if run.run_key in out_of_memory and (size := run.spec.batch_size) is not None:
+                configuration = replace(run.spec, batch_size=None)
+                smallest[configuration] = min(size, smallest.get(configuration, size))
+        larger: dict[str, int] = {}
+        for run in self.runs if smallest else ():
+            size, failed_size = run.spec.batch_size, smallest.get(replace(run.spec, batch_size=None))
+            if size is None or failed_size is None or run.run_key in out_of_memory:
                 continue
-            known = smallest.get(alike)
-            if known is None or known.batch_size is None or size < known.batch_size:
-                smallest[alike] = run.spec
-        larger: dict[str, RunSpec] = {}
-        for run in self.runs:
-            smaller = smallest.get(replace(run.spec, batch_size=None))
-            if smaller is None or run.run_key in out_of_memory or run.spec.batch_size is None:
-                continue
-            if smaller.batch_size is not None and run.spec.batch_size > smaller.batch_size:
-                larger[run.run_key] = smaller
+            if size > failed_size:
+                larger[run.run_key] = failed_size
         return larger
 
 
@@ -125,3 +147,120 @@ class Sweep:
     repeats: int
     seed: int
     places: tuple[PlacePlan, ...]
+
+
+def run_key(spec: RunSpec, block: int, *, code: str, asked: Mapping[str, Any]) -> str:
+    """16 hex digits that identify a run by its options, block, code or image, and place.
+
+    Only options that differ from their default enter the key, so that a new option changes no key of older runs.
+    """
+    changed = {name: value for name, usual in USUAL.items() if (value := getattr(spec, name)) != usual}
+    changed |= {"script": list(spec.script)} if spec.script else {}
+    return _digest_of_json({"options": changed, "block": block, "code": code, "place": asked})[:KEY_DIGITS]
+
+
+def in_order(configurations: Iterable[Configuration], *, seed: int, block: int) -> list[Configuration]:
+    """Order a block by the SHA-256 of seed, block and values; every second block reverses the block before it.
+
+    Two consecutive blocks put each configuration equally early and late, so that a device that warms up favours none.
+    With an odd number of configurations, one stays in the middle: a different one for each pair of blocks. A
+    configuration added to the matrix leaves the order of the others, except for the one in the middle.
+    """
+    pair, is_second = divmod(block - 1, 2)
+    ordered = _drawn(configurations, {"seed": seed, "block": block - is_second})
+    if len(ordered) % 2:
+        turns = _drawn(ordered, {"seed": seed})
+        middle = turns[pair % len(turns)]
+        ordered = [configuration for configuration in ordered if configuration is not middle]
+        ordered.insert(len(ordered) // 2, middle)
+    return ordered[::-1] if is_second else ordered
+
+
+def _drawn(configurations: Iterable[Configuration], seed: Mapping[str, Any]) -> list[Configuration]:
+    return sorted(configurations, key=lambda configuration: _digest_of_json({**seed, "values": configuration.values}))
+
+
+def plan_place(
+    place: Place,
+    configurations: Sequence[Configuration],
+    *,
+    name: str,
+    repeats: int,
+    seed: int,
+    code: str,
+    origin: Mapping[str, Origin] | None = None,
+    done: Iterable[str] = (),
+) -> PlacePlan:
+    """Make the blocks of a place and share them out among its machines in turn: block 1 to the first, and so on."""
+    runs_by_machine: dict[int, list[TaskRun]] = {}
+    for block in range(1, repeats + 1):
+        ordered = in_order(configurations, seed=seed, block=block)
+        runs_by_machine.setdefault(place.machine_of(block), []).extend(
+            TaskRun(
+                spec=configuration.spec,
+                block=block,
+                position=position,
+                run_key=run_key(configuration.spec, block, code=code, asked=place.asked),
+            )
+            for position, configuration in enumerate(ordered, start=1)
+        )
+    return PlacePlan(
+        place=place,
+        tasks=tuple(Task(job=name, number=number, runs=tuple(runs)) for number, runs in runs_by_machine.items()),
+        done=frozenset(done),
+        configurations=tuple(configurations),
+        origin=origin or {},
+        seed=seed,
+        code=code,
+    )
+
+
+def _digest_of_json(values: Mapping[str, Any]) -> str:
+    text = json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode("ascii")).hexdigest()
+
+
+def code_of(place: Place) -> str:
+    """Identify the code that runs at a place, independently of folder and commit; runs of other code are other runs.
+
+    An image that is named by a tag is identified by the tag, although the image behind a tag may change unnoticed. For
+    a script, the identity has two parts: the script's code and ours.
+    """
+    return f"{_ours(place)} script {place.script.code}" if place.script else _ours(place)
+
+
+def _ours(place: Place) -> str:
+    """Identity of our own code: an image by its name, else the content of our files."""
+    if image := _image(place):
+        return f"image {image.partition('@')[2] or image}"
+    if getattr(place.options, "runtime", None) is not Runtime.PROCESS:
+        inputs = {name: contents.make_recipe(flavour).inputs for name, flavour in contents.load_flavours().items()}
+        return f"images {_digest(inputs)}"
+    packages = tuple(f"{name}/" for name in contents.TRAINER_PACKAGES)
+    trainer = {name: text for name, text in contents.agent_code().items() if name.startswith(packages)}
+    files = {name: hashlib.sha256(text).hexdigest() for name, text in trainer.items()}
+    libraries = {name: _version(name) for name in LIBRARIES} if place.backend == LOCAL else {}
+    return f"code {_digest({**files, **libraries})}"
+
+
+def is_by_tag(place: Place) -> bool:
+    """Whether the place names an image without its digest, so that the image may change."""
+    image = _image(place)
+    return image is not None and "@sha256:" not in image
+
+
+def _image(place: Place) -> str | None:
+    """Image that the place names; None if it names none."""
+    return getattr(place.options, "image", None)
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _digest(parts: Mapping[str, str]) -> str:
+    text = "\n".join(f"{name}={value}" for name, value in sorted(parts.items()))
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -4,19 +4,22 @@ No network is used: prices come from a cache or a table, times from earlier runs
 is known, the plan says so.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from launcher import backends
 from launcher.protocol.backend import Backend, Estimate, Job
 from launcher.protocol.task import Task
-from launcher.sweep.blocks import plan_place, run_key, with_blocks
-from launcher.sweep.code import code_of, is_by_tag
-from launcher.sweep.existing_runs import There, first_lines, seconds_of_runs
+from launcher.sweep import existing_runs
+from launcher.sweep.existing_runs import ExistingRuns, first_lines, seconds_of_runs
 from launcher.sweep.matrix import Matrix, PlaceMatrix, impossible
-from launcher.sweep.places import LOCAL, Place, PlacePlan, Sweep
+from launcher.sweep.places import LOCAL, Place, PlacePlan, Sweep, code_of, is_by_tag, plan_place, run_key
+from launcher.sweep.until import Until, require_baseline
+from launcher.sweep.work import too_large_text
 from workload.contract.bundle import DAMAGED
 from workload.contract.errors import UsageError
 from workload.contract.script import without_secrets
@@ -125,14 +128,10 @@ class SweepPlan:
     def _rows(self) -> Iterator[tuple[str, str]]:
         sweep, runs = self.sweep, sum(len(place.plan.runs) for place in self.places)
         done = sum(len(place.plan.done) for place in self.places)
-        configurations = {one.text for place in self.places for one in place.plan.configurations}
-        yield (
-            "sweep",
-            (
-                f"{sweep.name}: {counted(len(configurations), 'configuration')}, {counted(sweep.repeats, 'block')}, "
-                f"{counted(len(self.places), 'place')}: {counted(runs, 'run')}, {done} done"
-            ),
-        )
+        configurations = {configuration.text for place in self.places for configuration in place.plan.configurations}
+        size = f"{counted(len(configurations), 'configuration')}, {counted(sweep.repeats, 'block')}"
+        places = counted(len(self.places), "place")
+        yield "sweep", f"{sweep.name}: {size}, {places}: {counted(runs, 'run')}, {done} done"
         yield "order", f"random in each pair of blocks, the same at every place (seed {sweep.seed})"
         for place in self.places:
             yield place.plan.place.name, _place_text(place)
@@ -149,22 +148,15 @@ class SweepPlan:
             yield "no run yet", first_lines([(text, 1) for text in self.unmeasured], FEW)
         if self.others:
             texts = first_lines(list(self.others.items()), FEW)
+            others = f"{counted(sum(self.others.values()), 'run')} of '{sweep.name}'"
             yield (
                 "stays",
-                (
-                    f"{counted(sum(self.others.values()), 'run')} of '{sweep.name}' that do not belong to "
-                    f"this matrix any more (other options, code or places): {texts}"
-                ),
+                f"{others} that do not belong to this matrix any more (other options, code or places): {texts}",
             )
         if self.damaged:
             texts = first_lines([(f"{run_id} ({why})", 1) for run_id, why in self.damaged.items()], FEW)
-            yield (
-                "damaged",
-                (
-                    f"{counted(len(self.damaged), 'bundle')} to be repeated; a start moves the damaged files "
-                    f"to {self.output / DAMAGED}/: {texts}"
-                ),
-            )
+            damaged = f"{counted(len(self.damaged), 'bundle')} to be repeated"
+            yield "damaged", f"{damaged}; a start moves the damaged files to {self.output / DAMAGED}/: {texts}"
         for note in self.notes:
             yield "note", note
         yield "bundles", f"{self.output}/"
@@ -172,40 +164,54 @@ class SweepPlan:
 
 def make_plan(
     matrix: Matrix,
-    there: There,
     *,
+    file: Path,
     output: Path,
-    backend: BackendOf,
-    now: datetime,
+    backend_of: BackendOf = backends.load,
+    now: datetime | None = None,
     only: Sequence[str] = (),
     offline: bool = True,
-    fresh: str = "",
-    as_many_blocks: bool = False,
-    file: Path,
+    is_fresh: bool = False,
+    until: Until | None = None,
+    max_cost_usd: float | None = None,
 ) -> SweepPlan:
-    """Make the plan from a matrix and the runs that exist. `backend`: gives the `Backend` of a name.
+    """Make the plan of a matrix with the runs that the folder of results has.
 
-    `only`: names of places; empty: all. `fresh`: digits that change every key, so that everything is measured again.
-    `as_many_blocks`: plan at least the blocks that exist, as `--until` may have added some.
+    `file`: the matrix's own, for messages. `only`: names of places; empty: all. `is_fresh`: measure everything again,
+    under a name with the time. `until`: plan at least the blocks that exist, because `--until` may have added some.
+
+    Raises `UsageError` for a script or options that a place cannot run, for a baseline that the matrix lacks, and if
+    the sweep is expected to cost more than `max_cost_usd`.
     """
+    now = now or datetime.now(UTC)
+    if any(place.place.script for place in matrix.places):
+        from launcher.sweep import script  # noqa: PLC0415 - most matrices have none
+
+        matrix = script.placed(matrix, file=file, folder=Path.cwd(), environment=os.environ)
+    existing = existing_runs.look(output)
+    fresh = f"{now:%Y%m%d-%H%M%S}" if is_fresh else ""
     every = [_planned(place, matrix, fresh) for place in matrix.places]
-    if as_many_blocks:
-        every = [with_blocks(plan, max(matrix.repeats, blocks_there(plan, there)), seed=matrix.seed) for plan in every]
+    if until is not None:
+        every = [plan.with_blocks(max(matrix.repeats, _last_block(plan, existing))) for plan in every]
     keys = frozenset(run.run_key for plan in every for run in plan.runs)
-    there = there.verified(keys, output)
-    wanted = [replace(plan, done=there.done(plan)) for plan in every if not only or plan.place.name in only]
-    places = tuple(_forecast(plan, there, output, backend, now, file, offline=offline) for plan in wanted)
-    name = wanted[0].tasks[0].job
-    more = frozenset(key for plan in every for key in _keys_of_more_blocks(plan, there))
-    return SweepPlan(
-        sweep=Sweep(name=name, repeats=matrix.repeats, seed=matrix.seed, places=tuple(wanted)),
-        places=places,
+    existing = existing.verified(keys, output)
+    chosen = [replace(plan, done=existing.done(plan)) for plan in every if not only or plan.place.name in only]
+    if until is not None:
+        for place in chosen:
+            require_baseline(until, place.configurations)
+    name = chosen[0].tasks[0].job
+    more = frozenset(key for plan in every for key in _keys_of_more_blocks(plan, existing))
+    plan = SweepPlan(
+        sweep=Sweep(name=name, repeats=matrix.repeats, seed=matrix.seed, places=tuple(chosen)),
+        places=tuple(_forecast(place, existing, output, backend_of, now, file, offline=offline) for place in chosen),
         output=output,
-        unmeasured=tuple(text for plan in wanted for text in _unmeasured(plan)),
-        others=dict(there.of_job(name, keys | more)),
-        damaged=there.damaged,
-        notes=_notes(wanted, more, offline=offline, fresh=fresh),
+        unmeasured=tuple(text for place in chosen for text in _unmeasured(place)),
+        others=dict(existing.of_job(name, keys | more)),
+        damaged=existing.damaged,
+        notes=tuple(_notes(chosen, more, offline=offline, is_fresh=is_fresh, until=until)),
     )
+    require_affordable(plan, max_cost_usd)
+    return plan
 
 
 def require_affordable(plan: SweepPlan, most_usd: float | None) -> None:
@@ -218,24 +224,24 @@ def require_affordable(plan: SweepPlan, most_usd: float | None) -> None:
     )
 
 
-def blocks_there(plan: PlacePlan, there: There) -> int:
+def _last_block(plan: PlacePlan, existing: ExistingRuns) -> int:
     """Number of the last block with a run, counting on from the planned blocks without a gap."""
     last = max(run.block for run in plan.runs)
-    while any(key in there.by_key for key in _keys_of_block(plan, last + 1)):
+    while any(key in existing.by_key for key in _keys_of_block(plan, last + 1)):
         last += 1
     return last
 
 
 def _keys_of_block(plan: PlacePlan, block: int) -> list[str]:
-    asked = plan.place.asked
-    return [run_key(one.spec, block, code=plan.code, asked=asked) for one in plan.configurations]
+    specs = [configuration.spec for configuration in plan.configurations]
+    return [run_key(spec, block, code=plan.code, asked=plan.place.asked) for spec in specs]
 
 
-def _keys_of_more_blocks(plan: PlacePlan, there: There) -> frozenset[str]:
+def _keys_of_more_blocks(plan: PlacePlan, existing: ExistingRuns) -> Iterator[str]:
     """Keys of existing runs in blocks beyond the planned ones."""
     first = max(run.block for run in plan.runs) + 1
-    blocks = range(first, blocks_there(plan, there) + 1)
-    return frozenset(key for block in blocks for key in _keys_of_block(plan, block) if key in there.by_key)
+    for block in range(first, _last_block(plan, existing) + 1):
+        yield from (key for key in _keys_of_block(plan, block) if key in existing.by_key)
 
 
 def _planned(place: PlaceMatrix, matrix: Matrix, fresh: str) -> PlacePlan:
@@ -256,41 +262,47 @@ def _unmeasured(plan: PlacePlan) -> list[str]:
     if not plan.done:
         return []
     specs = {run.spec for run in plan.runs if run.run_key in plan.done}
-    return [f"{one.text} at {plan.place.name}" for one in plan.configurations if one.spec not in specs]
+    return [f"{each.text} at {plan.place.name}" for each in plan.configurations if each.spec not in specs]
 
 
-def _notes(plans: Sequence[PlacePlan], more: frozenset[str], *, offline: bool, fresh: str) -> tuple[str, ...]:
-    notes = []
+def _notes(
+    plans: Sequence[PlacePlan], more: Collection[str], *, offline: bool, is_fresh: bool, until: Until | None
+) -> Iterator[str]:
+    """Notes on the whole sweep. `more`: keys of existing runs in blocks beyond the planned ones."""
     rented = [plan.place.name for plan in plans if plan.place.backend != LOCAL]
     if rented and offline:
-        notes.append(
-            f"no store was checked: runs in the {'stores' if len(rented) > 1 else 'store'} of "
-            f"{', '.join(rented)} may be done already; a start checks this first"
-        )
+        stores = f"the {'stores' if len(rented) > 1 else 'store'} of {', '.join(rented)}"
+        yield f"no store was checked: runs in {stores} may be done already; a start checks this first"
     if more:
-        notes.append(f"{counted(len(more), 'run')} of additional blocks from --until exist; they are kept")
+        yield f"{counted(len(more), 'run')} of additional blocks from --until exist; they are kept"
     several = [plan.place.name for plan in plans if len(plan.tasks) < len({run.block for run in plan.runs})]
     if several:
-        notes.append(
-            f"{', '.join(several)}: one machine runs several blocks, so the difference between hosts stays unknown"
-        )
-    if fresh:
-        notes.append("--fresh: everything is measured again under another name, and existing results are kept")
-    notes += [
-        f"{plan.place.name} runs an image by its tag: if the tag's image changes, earlier runs still count as done"
-        for plan in plans
-        if is_by_tag(plan.place)
-    ]
-    return tuple(notes)
+        yield f"{', '.join(several)}: one machine runs several blocks, so the difference between hosts stays unknown"
+    if is_fresh:
+        yield "--fresh: everything is measured again under another name, and existing results are kept"
+    for plan in plans:
+        if is_by_tag(plan.place):
+            change = "if the tag's image changes, earlier runs still count as done"
+            yield f"{plan.place.name} runs an image by its tag: {change}"
+    if until is not None:
+        yield f"blocks are added until {until}"
 
 
 # Forecast of a place.
 
 
 def _forecast(
-    plan: PlacePlan, there: There, output: Path, backend_of: BackendOf, now: datetime, file: Path, *, offline: bool
+    plan: PlacePlan,
+    existing: ExistingRuns,
+    output: Path,
+    backend_of: BackendOf,
+    now: datetime,
+    file: Path,
+    *,
+    offline: bool,
 ) -> PlaceForecast:
-    too_large = {key: spec for key, spec in plan.too_large(there.out_of_memory(plan)).items() if key not in plan.done}
+    out_of_memory = existing.out_of_memory(plan)
+    too_large = {key: size for key, size in plan.too_large(out_of_memory).items() if key not in plan.done}
     tasks = plan.without({*plan.done, *too_large})
     drafts = []
     if plan.place.backend != LOCAL:
@@ -298,9 +310,9 @@ def _forecast(
         drafts = [_draft(plan, task, backend, now, file, offline=offline) for task in tasks]
     estimates = [getattr(draft, "estimate", Estimate()) for draft in drafts] or [Estimate() for _ in tasks]
     place = drafts[0].request.place if drafts else ""
-    known = seconds_of_runs(there, plan, output, place=place) if tasks else {}
+    known = seconds_of_runs(existing, plan, output, place=place) if tasks else {}
     seconds = [_machine_s(task, estimate, known) for task, estimate in zip(tasks, estimates, strict=True)]
-    notes = [*_too_large_notes(too_large), *_limit_notes(seconds, estimates)]
+    notes = [*_too_large_notes(too_large.values()), *_limit_notes(seconds, estimates)]
     return PlaceForecast(
         plan=plan,
         seconds=None if None in seconds else max((value for value in seconds if value is not None), default=0.0),
@@ -331,7 +343,7 @@ def _draft(plan: PlacePlan, task: Task, backend: Backend, now: datetime, file: P
     except UsageError as error:
         if settings is None:
             raise _wrong_place(file, place, error) from error
-        values_of = {one.spec: one.values for one in plan.configurations}
+        values_of = {configuration.spec: configuration.values for configuration in plan.configurations}
         refused = []
         for run in task.runs:
             try:
@@ -356,8 +368,8 @@ def _machine_s(task: Task, estimate: Estimate, known: Mapping[RunSpec, float]) -
     runs = [known.get(run.spec, assumed) for run in task.runs]
     if None in runs:
         return None
-    whole = estimate.ready_s + sum(seconds for seconds in runs if seconds is not None)
-    return whole if estimate.limit_s is None else min(whole, estimate.limit_s)
+    total_s = estimate.ready_s + sum(seconds for seconds in runs if seconds is not None)
+    return total_s if estimate.limit_s is None else min(total_s, estimate.limit_s)
 
 
 def _usd(seconds: float | None, estimate: Estimate) -> float | None:
@@ -380,13 +392,11 @@ def _limit_notes(seconds: Sequence[float | None], estimates: Sequence[Estimate])
         )
 
 
-def _too_large_notes(too_large: Mapping[str, RunSpec]) -> Iterator[str]:
-    if too_large:
-        sizes = sorted({smaller.batch_size for smaller in too_large.values() if smaller.batch_size is not None})
-        yield (
-            f"{counted(len(too_large), 'run')} left out: batch {' and '.join(map(str, sizes))} of the same "
-            "configuration ran out of memory here"
-        )
+def _too_large_notes(failed_sizes: Collection[int]) -> Iterator[str]:
+    """Note on the runs left out. `failed_sizes`: for each, the smaller batch size that ran out of memory."""
+    if failed_sizes:
+        sizes = " and ".join(map(str, sorted(set(failed_sizes))))
+        yield f"{counted(len(failed_sizes), 'run')} left out: {too_large_text(sizes)}"
 
 
 def _sum(values: Sequence[float | None]) -> float | None:
@@ -398,13 +408,12 @@ def _sum(values: Sequence[float | None]) -> float | None:
 
 def _place_text(forecast: PlaceForecast) -> str:
     plan = forecast.plan
-    machines = {
-        LOCAL: "on this machine",
-    }.get(plan.place.backend, f"on {counted(forecast.machines, 'machine')} of {plan.place.backend}")
+    is_local = plan.place.backend == LOCAL
+    machines = "this machine" if is_local else f"{counted(forecast.machines, 'machine')} of {plan.place.backend}"
     runs = f"{counted(len(plan.runs), 'run')}, {len(plan.done)} done"
     if not forecast.missing:
         return f"{runs}: nothing to do"
-    text = f"{runs}, {forecast.missing} to do {machines}; {_expected_text(forecast)}"
+    text = f"{runs}, {forecast.missing} to do on {machines}; {_expected_text(forecast)}"
     if not forecast.is_paid:
         return text
     return f"{text}; {_cost_text(forecast.usd, forecast.most_usd, is_partial=forecast.is_most_partial)}"

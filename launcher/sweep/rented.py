@@ -23,8 +23,7 @@ from launcher.sweep.budget import Budget
 from launcher.sweep.collect import Collector
 from launcher.sweep.control import Control, Wish
 from launcher.sweep.progress import Progress
-from launcher.sweep.submitter import PlannedLaunch, Submitter
-from launcher.sweep.task_launch import TaskLaunch
+from launcher.sweep.submitter import PlannedLaunch, Submitter, TaskLaunch
 from launcher.sweep.work import PlaceWork, runs_text
 from launcher.sweep.workers import Workers
 from workload.contract.errors import ExitCode, NoCapacityError, RooflaunchError, UsageError
@@ -102,12 +101,11 @@ class RentedPlace:
             self._waiting = list(self._work.open_tasks(self._adopted_keys()))
             while True:
                 self._work_off()
-                if self._control.why_not or not (count := self._work.add_blocks()):
+                if self._control.why_not or not self._work.add_blocks():
                     break
                 if decision := self._work.decision:
                     self._progress.say(self.place.name, decision.reason)
                 self._waiting = list(self._work.open_tasks())
-                assert count
             self._show(self._control.why_not or "done")
         except RooflaunchError as error:
             self._work.fail(self._work.left(self._work.runs), why=str(error), hint=error.hint, code=error.exit_code)

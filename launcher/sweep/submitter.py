@@ -1,8 +1,9 @@
-"""Plans and submits the launches of one rented place of a sweep."""
+"""Launches of one rented place of a sweep: each is planned, reserves its cost, and is submitted."""
 
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
+from concurrent.futures import Future
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -10,18 +11,39 @@ from typing import Any
 from launcher.jobs import cleanup
 from launcher.jobs.run import Launcher, prepared
 from launcher.jobs.session import Session
+from launcher.jobs.watch import WatchedLaunch
 from launcher.protocol.backend import Backend, Job, Machine, Plan
 from launcher.protocol.task import Task
 from launcher.sweep.budget import Budget
-from launcher.sweep.task_launch import TaskLaunch
 from launcher.sweep.work import PlaceWork
 from launcher.sweep.workers import Workers
 from workload.contract.errors import RooflaunchError
 from workload.contract.spec import Resolved
 
-PlannedLaunch = tuple[TaskLaunch, Plan]
 # Fields of a request that differ between tasks: a task's draft overrides them in the prepared plan.
 TASK_FIELDS = ("name", "launched_at", "spec", "spec_origin", "task", "limit_s")
+
+
+@dataclass(kw_only=True)
+class TaskLaunch(WatchedLaunch):
+    """Launch of a task. `is_over`: nothing runs or costs any more; `is_settled`: its runs' outcome has been handled."""
+
+    task: Task
+    submitting: Future[Any] | None = None
+    ended_s: float | None = None
+    fetching: list[Future[None]] = field(default_factory=list)
+    # Bundles that are fetched, being fetched, or given up.
+    fetched: set[str] = field(default_factory=set)
+    is_over: bool = False
+    is_settled: bool = False
+    usd: float | None = None
+
+    def is_on(self, machine: Machine) -> None:
+        """Note the machine that was submitted for the launch: its boot begins at the next poll."""
+        self.machine, self.zones, self.boots_from_s = machine, (machine.zone,), None
+
+
+PlannedLaunch = tuple[TaskLaunch, Plan]
 
 
 class Submitter:

@@ -71,6 +71,27 @@ class Decision:
         return f"{self.widest} is the widest {after}: {width}; next check after {self.add} more{about}"
 
 
+def until_of(until: str | None, until_ratio: str | None, baseline: str | None, most: int | None) -> Until | None:
+    """Parse `--until`, or `--until-ratio` with `--baseline`. Raises `UsageError` for conflicting options."""
+    if until and until_ratio:
+        raise UsageError("--until and --until-ratio cannot be combined", hint="one of the two")
+    if bool(until_ratio) != bool(baseline):
+        raise UsageError(
+            "--until-ratio and --baseline need each other",
+            hint="--until-ratio 2% --baseline precision=fp32",
+        )
+    if until:
+        return Until(share=parse_share(until, "--until"), most=most)
+    if until_ratio and baseline:
+        return Until(share=parse_share(until_ratio, "--until-ratio"), baseline=parse_baseline(baseline), most=most)
+    if most is not None:
+        raise UsageError(
+            f"--max-repeats limits the blocks that --until adds; got {most} without it",
+            hint=f"repeats = {most} in the matrix, or --until 1%",
+        )
+    return None
+
+
 def parse_share(text: str, flag: str) -> float:
     """Parse `1%` or `0.01`. Raises `UsageError` unless the share is between 0 and 1."""
     try:
@@ -111,25 +132,25 @@ def _argument(text: str) -> Any:
         return text
 
 
-def require_baseline(wanted: Until, configurations: tuple[Configuration, ...]) -> None:
+def require_baseline(until: Until, configurations: tuple[Configuration, ...]) -> None:
     """Raise `UsageError` if no configuration has its baseline in the matrix."""
-    if wanted.baseline and not any(_against(wanted, one, configurations) for one in configurations):
-        named = ", ".join(f"{name} {value}" for name, value in wanted.baseline.items())
+    if until.baseline and not any(_baseline_of(each, until, configurations) for each in configurations):
+        named = ", ".join(f"{name} {value}" for name, value in until.baseline.items())
         raise UsageError(
             f"no two configurations of the matrix differ in the baseline's options alone; got {named}",
             hint="--baseline OPTION=VALUE, of an option with several values in [matrix]",
         )
 
 
-def _against(
-    wanted: Until, configuration: Configuration, configurations: tuple[Configuration, ...]
+def _baseline_of(
+    configuration: Configuration, until: Until, configurations: tuple[Configuration, ...]
 ) -> Configuration | None:
     """Baseline of a configuration; None if the configuration is a baseline itself, or has none."""
-    values = {**configuration.values, **wanted.baseline}
-    return next((one for one in configurations if one.values == values and one is not configuration), None)
+    values = {**configuration.values, **until.baseline}
+    return next((each for each in configurations if each.values == values and each is not configuration), None)
 
 
-def decide(wanted: Until, configurations: tuple[Configuration, ...], runs: Sequence[Run]) -> Decision:
+def decide(until: Until, configurations: tuple[Configuration, ...], runs: Sequence[Run]) -> Decision:
     """Decide whether a place has enough blocks.
 
     `runs`: those with a figure, block after block, with a `RunSpec` as their configuration. Configurations without a
@@ -138,16 +159,16 @@ def decide(wanted: Until, configurations: tuple[Configuration, ...], runs: Seque
     design = Design(runs)
     contrasts: dict[str, Contrast] = {}
     for configuration in configurations:
-        against = _against(wanted, configuration, configurations) if wanted.baseline else None
-        if wanted.baseline and against is None:
+        baseline = _baseline_of(configuration, until, configurations) if until.baseline else None
+        if until.baseline and baseline is None:
             continue
         weights: dict[Hashable, float] = {configuration.spec: 1.0}
-        if against is not None:
-            weights[against.spec] = -1.0
+        if baseline is not None:
+            weights[baseline.spec] = -1.0
         contrast = design.contrast(weights)
         if contrast.blocks:
             contrasts[configuration.text] = contrast
-    return decision_of(contrasts, target=wanted.share, most=wanted.most)
+    return decision_of(contrasts, target=until.share, most=until.most)
 
 
 def decision_of(contrasts: Mapping[str, Contrast], *, target: float, most: int | None = None) -> Decision:

@@ -1,25 +1,21 @@
 """Requested runs of one place of a sweep, and their results so far. Safe to share between threads; uses no network."""
 
 import threading
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 from launcher.protocol.task import Task, TaskRun
 from launcher.sweep import until as stopping
+from launcher.sweep.existing_runs import FINAL
 from launcher.sweep.places import PlacePlan
 from launcher.sweep.until import Decision, Until
 from workload.contract.design import Run
 from workload.contract.errors import ExitCode
 from workload.contract.record import Record, Status
-from workload.contract.spec import RunSpec
 from workload.contract.text import counted, plain
 
-# A run with one of these statuses is not measured again.
-FINAL = frozenset({Status.COMPLETED, Status.OUT_OF_MEMORY})
-# Function that returns a place's plan with this total number of blocks.
-Grow = Callable[[PlacePlan, int], PlacePlan]
 LOG_HINT = "see log.txt in its bundle; the same command runs it again"
 
 
@@ -55,26 +51,27 @@ class Ended:
 
 
 class PlaceWork:
-    """Runs of one place. `known`: how runs with a sealed bundle from earlier ended, by key."""
+    """Runs of one place. `known`: how runs ended that have a sealed bundle from earlier, by key, also of other places.
 
-    def __init__(
-        self, plan: PlacePlan, *, known: dict[str, Ended], wanted: Until | None = None, grow: Grow | None = None
-    ) -> None:
-        self._plan, self._wanted, self._grow = plan, wanted, grow
+    `until`: when to stop adding blocks; None: add none.
+    """
+
+    def __init__(self, plan: PlacePlan, *, known: dict[str, Ended], until: Until | None = None) -> None:
+        self._plan, self._until = plan, until
         self._lock = threading.RLock()
         self._ended: dict[str, Ended] = {}
         self._failures: dict[str, Failure] = {}
         self._asked = {run.run_key: run for run in plan.runs}
         self._decision: Decision | None = None
         self._out_of_memory: frozenset[str] = frozenset()
-        self._too_large: dict[str, RunSpec] = {}
+        self._too_large: dict[str, int] = {}
         # Number of figures at the last decision. If blocks were added and the number did not grow, no more are added.
         self._figures_then = -1
         self._new = 0
         for key in plan.done:
             self._ended[key] = known.get(key, Ended(status=Status.COMPLETED))
         for key, ended in known.items():
-            if ended.status in FINAL:
+            if key in self._asked and ended.status in FINAL:
                 self._ended[key] = ended
 
     @property
@@ -114,7 +111,7 @@ class PlaceWork:
     def statuses(self) -> dict[str, str]:
         """Status by key of all runs that need not run again."""
         with self._lock:
-            return {key: ended.status.value for key, ended in self._ended.items() if key in self._asked}
+            return {key: ended.status.value for key, ended in self._ended.items()}
 
     def take(self, record: Record, path: Path) -> TaskRun | None:
         """Record a sealed bundle. Returns its run; None if the run does not belong to this place.
@@ -159,19 +156,19 @@ class PlaceWork:
             return tuple(self._failures[key] for key in self._asked if key in self._failures)
 
     @property
-    def too_large(self) -> dict[str, RunSpec]:
-        """Runs left out because a smaller batch ran out of memory: by key, the spec with the smaller batch."""
+    def too_large(self) -> dict[str, int]:
+        """Runs left out because a smaller batch ran out of memory: by key, the size of that batch."""
         with self._lock:
             keys = frozenset(key for key, ended in self._ended.items() if ended.status is Status.OUT_OF_MEMORY)
             if keys != self._out_of_memory:
                 self._out_of_memory, self._too_large = keys, self._plan.too_large(keys)
-            return {key: spec for key, spec in self._too_large.items() if key not in self._ended}
+            return {key: size for key, size in self._too_large.items() if key not in self._ended}
 
     @property
     def done(self) -> int:
         """Number of runs that need not run (again): ended, or too large."""
         with self._lock:
-            return sum(key in self._ended for key in self._asked) + len(self.too_large)
+            return len(self._ended) + len(self.too_large)
 
     @property
     def blocks_done(self) -> int:
@@ -221,17 +218,17 @@ class PlaceWork:
     def add_blocks(self) -> int:
         """Add the blocks that `--until` asks for, and return their number. Call only while no run is under way."""
         with self._lock:
-            if self._wanted is None or self._grow is None:
+            if self._until is None:
                 return 0
             figures = self.figures
-            self._decision = stopping.decide(self._wanted, self._plan.configurations, figures)
+            self._decision = stopping.decide(self._until, self._plan.configurations, figures)
             count = len(figures)
-            most = self._wanted.most
+            most = self._until.most
             add = self._decision.add if most is None else min(self._decision.add, most - self.blocks)
             if self._decision.is_done or add <= 0 or count == self._figures_then:
                 return 0
             self._figures_then = count
-            self._plan = self._grow(self._plan, self.blocks + add)
+            self._plan = self._plan.with_blocks(self.blocks + add)
             self._asked = {run.run_key: run for run in self._plan.runs}
             self._out_of_memory = frozenset()
             return add
@@ -250,9 +247,9 @@ def rate_text(record: Record) -> str:
     return f"{plain(record.timing.images_per_s or 0.0, 4)} {unit}/s"
 
 
-def too_large_text(smaller: RunSpec) -> str:
-    """Reason why a run is left out."""
-    return f"batch {smaller.batch_size} of the same configuration ran out of memory here"
+def too_large_text(batch_size: int | str) -> str:
+    """Reason why a run is left out. `batch_size`: smaller one that ran out of memory."""
+    return f"batch {batch_size} of the same configuration ran out of memory here"
 
 
 def runs_text(runs: Collection[TaskRun]) -> str:

@@ -5,7 +5,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from launcher.images import build, contents
 from launcher.machine.containers import RUN_LABEL, follow
 from tests.docker_engine.commands import docker
 from tests.ports import held_port
+from tests.waiting import until
 from workload.contract.errors import ToolError
 
 pytestmark = [pytest.mark.world, pytest.mark.docker, pytest.mark.timeout(300)]
@@ -25,14 +25,6 @@ pytestmark = [pytest.mark.world, pytest.mark.docker, pytest.mark.timeout(300)]
 
 def shell(image: str, script: str) -> Container:
     return Container(image=image, entrypoint=("sh", "-c", script), command=(), user="0:0", labels={RUN_LABEL: "test"})
-
-
-def wait_for(what: str, is_there: object) -> None:
-    assert callable(is_there)
-    deadline = time.monotonic() + 30
-    while not is_there():
-        assert time.monotonic() < deadline, f"{what} did not come up"
-        time.sleep(0.1)
 
 
 def unmount_below(*folders: Path) -> None:
@@ -61,7 +53,7 @@ def own_engine(base_image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         process = subprocess.Popen(words, stdout=log, stderr=log, start_new_session=True)
     try:
         monkeypatch.setenv("DOCKER_HOST", address)
-        wait_for("dockerd", lambda: docker("info").returncode == 0)
+        until(lambda: docker("info").returncode == 0, "dockerd did not come up")
         subprocess.run(["docker", "load", "--input", str(saved)], check=True, capture_output=True)
         yield process
     finally:
@@ -148,7 +140,7 @@ def test_push_and_pin_agree_on_the_digest(
     built = held(connected, base_image)
     with socket.socket() as probe:
         host, _, port = registry.partition(":")
-        wait_for("the registry", lambda: probe.connect_ex((host, int(port))) == 0)
+        until(lambda: probe.connect_ex((host, int(port))) == 0, "the registry did not come up")
     pushed = build.push(connected, built, f"{registry}/team/trainer")
     try:
         assert pushed.tag == f"{registry}/team/trainer:cpu-0123"

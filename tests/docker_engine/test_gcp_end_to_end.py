@@ -27,6 +27,7 @@ from tests.launcher.backends.gcp import fake_vm
 from tests.launcher.backends.gcp.fake_compute import FakeCompute, Vm
 from tests.launcher.backends.gcp.fake_metadata import TOKEN
 from tests.launcher.script import tiny
+from tests.waiting import until
 from tests.workload.storage import gcs_server
 from tests.workload.storage.gcs_server import BUCKET
 from workload.contract import bundle
@@ -200,13 +201,8 @@ def test_a_launcher_that_is_killed_is_not_missed(moment: str, states: set[str], 
     other = laptop.another(laptop.folder.parent / "other")
     [seen] = other.status()
     assert seen["state"] in states
-    deadline_s = time.monotonic() + END_LIMIT_S
-    while (seen := other.status()[0])["state"] != "done":
-        assert time.monotonic() < deadline_s, seen
-        time.sleep(1)
-    while laptop.compute.instances:
-        assert time.monotonic() < deadline_s, "the VM deletes itself"
-        time.sleep(0.2)
+    until(lambda: other.status()[0]["state"] == "done", other.status, within_s=END_LIMIT_S)
+    until(lambda: not laptop.compute.instances, "the VM does not delete itself", within_s=END_LIMIT_S)
     assert list(laptop.folder.glob("home/*")) == [], "nobody was there to bring it home"
     fetched = subprocess.run(
         [*launch_words()[:2], "analysis", "fetch", f"gs://{BUCKET}", "-o", "home"],
@@ -239,10 +235,11 @@ def test_a_vm_that_its_host_stopped_saves_its_steps_and_measures_nothing_again(l
     with laptop.begin(*GCP, *WHERE, "--iterations", "1000000", "-o", "home") as following:
         laptop.await_line(following, "run started")
         [vm] = laptop.compute.instances
-        deadline_s = time.monotonic() + END_LIMIT_S
-        while not any(steps.read_text().count("measured") > 5 for steps in steps_of(vm)):
-            assert time.monotonic() < deadline_s, vm.serial()[0]
-            time.sleep(0.2)
+        until(
+            lambda: any(steps.read_text().count("measured") > 5 for steps in steps_of(vm)),
+            lambda: vm.serial()[0],
+            within_s=END_LIMIT_S,
+        )
         laptop.compute.stop(vm.name, age_s=0)
         laptop.await_line(following, "the cloud starts it again, to save its results")
         [shown] = laptop.status()

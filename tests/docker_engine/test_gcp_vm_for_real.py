@@ -7,7 +7,6 @@ import json
 import os
 import secrets
 import subprocess
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from tests.docker_engine.commands import docker
 from tests.launcher.backends.gcp import fake_vm
 from tests.launcher.backends.gcp.fake_compute import FakeCompute, Vm
 from tests.launcher.backends.gcp.fake_metadata import TOKEN
+from tests.waiting import until
 from tests.workload.storage import gcs_server
 from tests.workload.storage.gcs_server import BUCKET
 from workload.contract import bundle
@@ -46,7 +46,6 @@ SMALL = {**TINY, "model": "squeezenet1_1"}
 ENDLESS = {**TINY, "iterations": "1000000"}
 END_LIMIT_S = 150
 SIX_RUNS_LIMIT_S = 600
-CHECKED_S = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,13 +80,13 @@ class Cloud:
 
     def await_steps(self, vm: Vm) -> Path:
         """The folder of the run that the VM is at, once it has written steps."""
-        deadline_s = time.monotonic() + END_LIMIT_S
-        while time.monotonic() < deadline_s and not vm.gone.is_set():
-            for steps in (fake_vm.HOMES / vm.name).glob(f"results/*/{bundle.STEPS}"):
-                if steps.read_text().count("\n") > 5:
-                    return steps.parent
-            time.sleep(CHECKED_S)
-        raise AssertionError(vm.serial()[0])
+
+        def folders() -> list[Path]:
+            assert not vm.gone.is_set(), vm.serial()[0]
+            files = (fake_vm.HOMES / vm.name).glob(f"results/*/{bundle.STEPS}")
+            return [steps.parent for steps in files if steps.read_text().count("\n") > 5]
+
+        return until(folders, lambda: vm.serial()[0], within_s=END_LIMIT_S)[0]
 
     def calls(self, vm: Vm) -> str:
         return (self.folder / "vms" / vm.name / "calls").read_text()
@@ -152,10 +151,12 @@ def test_a_task_of_six_runs_is_finished_by_a_second_vm(cloud: Cloud) -> None:
         ],
     }
     first = cloud.launch(SMALL, task=task)
-    deadline_s = time.monotonic() + SIX_RUNS_LIMIT_S
-    while len(list((fake_vm.HOMES / first.name).glob(f"results/*/{bundle.STEPS}"))) < 3:
-        assert time.monotonic() < deadline_s, first.serial()[0]
-        time.sleep(CHECKED_S)
+    started = (fake_vm.HOMES / first.name).glob
+    until(
+        lambda: len(list(started(f"results/*/{bundle.STEPS}"))) >= 3,
+        lambda: first.serial()[0],
+        within_s=SIX_RUNS_LIMIT_S,
+    )
     cloud.compute.kill(first.name)
     assert first.gone.wait(END_LIMIT_S)
     assert cloud.bucket.read(records.result_object(first.name)) is None

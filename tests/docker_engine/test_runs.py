@@ -12,6 +12,7 @@ import pytest
 
 from tests.docker_engine.commands import TINY, Launch, docker, environment, launch_words
 from tests.launcher.script import tiny
+from tests.waiting import until
 from workload.contract import bundle
 from workload.contract.errors import ExitCode
 
@@ -133,11 +134,8 @@ def test_a_launcher_that_is_killed_leaves_a_whole_bundle_and_nothing_that_runs(t
     process.send_signal(signal.SIGKILL)
     process.communicate(timeout=60)
     assert process.returncode == -signal.SIGKILL
-    deadline_s = time.monotonic() + 60
     state = ["inspect", "--format", "{{.State.Status}}", container]
-    while docker(*state).stdout.strip() != "exited":
-        assert time.monotonic() < deadline_s, docker("logs", container).stderr
-        time.sleep(0.2)
+    until(lambda: docker(*state).stdout.strip() == "exited", lambda: docker("logs", container).stderr)
     docker("rm", container)
     found = bundle.read(folder)
     gone = "interrupted: the process that started this run has ended"

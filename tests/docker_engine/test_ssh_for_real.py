@@ -2,7 +2,6 @@
 
 import re
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 
 from tests import sshd
 from tests.docker_engine.commands import docker, launch_words
+from tests.waiting import until
 from workload.contract import bundle
 
 pytestmark = [pytest.mark.docker, pytest.mark.world, pytest.mark.timeout(600)]
@@ -60,10 +60,7 @@ def test_down_leaves_no_container(image: dict[str, Any], machine: sshd.Machine, 
     name = re.search(r"^launch +(\S+)$", out, re.MULTILINE)
     assert name
     home = machine.home / ".rooflaunch/jobs" / name[1]
-    end_s = time.monotonic() + 120
-    while not containers(str(home / "results")):
-        assert time.monotonic() < end_s
-        time.sleep(0.2)
+    until(lambda: containers(str(home / "results")), within_s=120)
     if victim == "keeper":
         [pid] = [pid for pid, words in machine.jobs() if "keeper.py" in words]
         subprocess.run(["kill", "-9", str(pid)], check=True)

@@ -67,7 +67,7 @@ class Stage:
 
 @contextmanager
 def staged(home: Path, *, engine: bool = False) -> Iterator[Stage]:
-    """Lay everything out below `home`; the fake Compute Engine and bucket live as long as the stage.
+    """Create the stage below `home`; the fake Compute Engine and bucket live as long as the stage.
 
     `engine`: this machine's Docker engine can be reached.
     """
@@ -117,7 +117,7 @@ def _home(home: Path) -> None:
 
 
 def _results(folder: Path) -> None:
-    """Repeats in two precisions and two zones, an imported log and an imported profile; and files to import."""
+    """Make repeats in two precisions and two zones, an imported log, an imported profile, and files to import."""
     number = 0
     for precision, zone in (("fp32", "us-central1-a"), ("amp", "us-central1-a"), ("fp32", "us-central1-b")):
         for _ in range(3):

@@ -21,7 +21,7 @@ SHELL = ("bash", "--noprofile", "--norc", "-eo", "pipefail", "-c")
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """Of this code and of a script, with `origin/main` and a commit after it; its .venv is ours."""
+    """Checkout of this code and a script, with `origin/main` and a commit after it; its .venv is ours."""
     folder = tmp_path / "checkout"
     shutil.copytree(pages.ROOT / "workload", folder / "workload", ignore=shutil.ignore_patterns("__pycache__"))
     (folder / "train.py").write_text(tiny.SCRIPT.replace("from package.model import make", "").replace("make()", LAYER))
@@ -78,7 +78,7 @@ def test_the_lines_of_the_page_run_in_a_checkout(checkout: Path) -> None:
     ("code", "is_failed"), [(0, False), (2, True), (6, True), (7, True), (11, True), (12, False), (13, False)], ids=str
 )
 def test_which_verdicts_end_the_build(code: int, is_failed: bool, checkout: Path) -> None:
-    """With a program in the place of ours that says its words and ends as it is told."""
+    """A stand-in for `launch` prints its arguments and ends with the given exit code."""
     program = checkout / "bin" / "launch"
     program.parent.mkdir()
     program.write_text(f'#!/bin/sh\necho "$@"\nexit {code}\n')
@@ -93,7 +93,7 @@ def test_which_verdicts_end_the_build(code: int, is_failed: bool, checkout: Path
 
 @pytest.mark.night(part="duels")
 def test_the_step_runs_with_the_real_program(checkout: Path) -> None:
-    """In small, and with a share that a busy machine can tell."""
+    """With few steps, and a difference that even a busy machine can measure."""
     script = steps()[1]
     small = "--max-time 20m --same-within 50% --iterations 15 --min-seconds 0"
     shortened = script.replace("--max-time 20m", small)

@@ -143,7 +143,7 @@ def _assert_runs(command: Command, stage: Stage, row: Instead | None) -> None:
 
 
 def _assert_shown(command: Command, output: str) -> None:
-    """Every label that a page shows is printed, in this order; figures are the reader's own."""
+    """Assert that every label that the page shows is printed, in this order; figures may differ."""
     printed = iter(_labels(output.splitlines()))
     absent = FROM_CEILINGS if "the machine was busy" in output else ()
     for label in (label for label in _labels(command.shown) if label not in absent):
@@ -192,6 +192,6 @@ def test_links_and_pictures_lead_somewhere(page: str) -> None:
 
 
 def _anchors(page: Path) -> set[str]:
-    """As GitHub makes them of headings."""
+    """Anchors that GitHub makes of the headings of a page."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

@@ -11,7 +11,6 @@ import pytest
 from fake_docker import FakeDocker
 
 from launcher import docker_engine, doctor
-from launcher.__main__ import main
 from launcher.backends import BACKENDS
 from launcher.doctor import DoctorPorts
 from launcher.images import contents
@@ -30,6 +29,7 @@ UNLOCK = (
     "or --runtime docker, which asks for CAP_SYS_ADMIN in the profile pass alone"
 )
 
+Launch = Callable[..., int]
 LayOut = Callable[..., DoctorPorts]
 Row = tuple[str, str, str, str]
 
@@ -367,17 +367,14 @@ def test_exit_code(checks: list[Check], code: ExitCode) -> None:
     assert doctor.exit_code(checks) is code
 
 
-def launch(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["launch", "doctor", *words])
-    return main()
-
-
-def test_command(lay_out: LayOut, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command(
+    lay_out: LayOut, launch: Launch, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(doctor, "real_ports", lay_out)
-    assert launch(monkeypatch, "gpu") == 0
+    assert launch("doctor", "gpu") == 0
     assert capsys.readouterr().out.startswith("ok       GPU 0     NVIDIA L4, compute capability 8.9, 23034 MiB\n")
     monkeypatch.setattr(doctor, "real_ports", lambda: lay_out(dcgm="812\n", ncu="/opt/old"))
-    assert launch(monkeypatch, "gpu", "--format", "json") == 4
+    assert launch("doctor", "gpu", "--format", "json") == 4
     told = json.loads(capsys.readouterr().out)
     assert [check["state"] for check in told] == ["ok", "ok", "ok", "note", "problem"]
     assert told[0] == {
@@ -387,9 +384,9 @@ def test_command(lay_out: LayOut, monkeypatch: pytest.MonkeyPatch, capsys: pytes
         "found": "NVIDIA L4, compute capability 8.9, 23034 MiB",
         "cure": "",
     }
-    assert launch(monkeypatch) == 4
+    assert launch("doctor") == 4
     assert {line.split()[0] for line in capsys.readouterr().out.splitlines()} == {"ok", "note", "problem", "->"}
-    assert launch(monkeypatch, "cloud") == 2
+    assert launch("doctor", "cloud") == 2
 
 
 def test_this_machine_is_asked_for_real() -> None:

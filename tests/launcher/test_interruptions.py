@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.interruptions import await_end, press, start
+from tests.waiting import until
 from workload.contract import bundle
 
 pytestmark = [pytest.mark.world, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -82,9 +83,7 @@ def test_the_trainer_ends_in_order_when_launch_is_killed(tmp_path: Path) -> None
         wait_for(measures, process, tmp_path)
         process.kill()
     (folder,) = (tmp_path / "out").iterdir()
-    deadline_s = time.monotonic() + 60
-    while time.monotonic() < deadline_s and not (folder / bundle.MANIFEST).exists():
-        time.sleep(0.05)
+    until((folder / bundle.MANIFEST).exists)
     record = bundle.read(folder).document
     assert (record["status"], record["error"]) == (
         "interrupted",

@@ -36,7 +36,7 @@ def said(effect: str, *, duels: int, seed: int) -> list[dict[str, str]]:
         ("A/A", 1),
         ("just below +2 %", 1),
         ("+2 %", 1),
-        *(pytest.param(effect, 5, marks=pytest.mark.slow) for effect in duel.EFFECTS),
+        *(pytest.param(effect, 5, marks=pytest.mark.night(part="duels")) for effect in duel.EFFECTS),
     ],
 )
 def test_verdicts_are_false_as_seldom_as_promised(effect: str, duels: int) -> None:

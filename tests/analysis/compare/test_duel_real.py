@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,6 +13,7 @@ from benchmarks import duel, duel_real
 from benchmarks.duel_real import ByHand, Machine
 from benchmarks.resumable import Results
 from launcher.duel.decision import PATTERNS, DuelVerdict
+from tests.waiting import until
 
 
 def test_what_was_measured_holds_what_is_promised() -> None:
@@ -76,16 +76,13 @@ def test_a_duel_of_real_steps(condition: str, machine: Machine) -> None:
 
 
 def assert_stopped(pids: list[int], *, is_stopped: bool) -> None:
-    """Within a minute: a signal waits until its process has a turn, and the machine may be busy."""
-    deadline = time.monotonic() + 60
-    states: list[str] = []
-    while time.monotonic() < deadline:
-        # T of /proc is stopped.
-        states = [Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] for pid in pids]
-        if all((state == "T") == is_stopped for state in states):
-            return
-        time.sleep(0.05)
-    raise AssertionError(states)
+    """Wait for it: a signal waits until its process has a turn, and the machine may be busy."""
+
+    def states() -> list[str]:
+        return [Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] for pid in pids]
+
+    # T: stopped.
+    until(lambda: all((state == "T") == is_stopped for state in states()), states)
 
 
 @pytest.mark.slow

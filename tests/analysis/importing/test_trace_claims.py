@@ -163,7 +163,7 @@ def test_activation_checkpointing_explains_the_forward_pass_that_counts_twice(tm
     assert repeated == []
 
 
-@pytest.mark.slow
+@pytest.mark.night(part="trainer")
 @pytest.mark.parametrize(("told", "is_said"), [(8, False), (24, False), (16, True)], ids=["one", "all", "neither"])
 def test_accumulated_gradients_are_several_passes_of_a_step(told: int, is_said: bool, tmp_path: Path) -> None:
     text = trace(trainer(resnet18(), images(8), micro_batches=3), tmp_path, steps=2)

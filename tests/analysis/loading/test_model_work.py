@@ -11,7 +11,7 @@ SIZES = {"vit_b_16": 224, "resnet18": 32, "mobilenet_v2": 224}
 
 
 @pytest.mark.world
-@pytest.mark.slow
+@pytest.mark.night(part="trainer")
 @pytest.mark.parametrize("model", SIZES)
 @pytest.mark.parametrize("precision", list(Precision))
 def test_the_table_says_what_the_trainer_counts(model: str, precision: Precision) -> None:

@@ -172,6 +172,13 @@ class Machine:
         self.docker.containers.exit_code = code
         self.trains(*first, *([lambda: self.trains_in_turn(*rest)] if rest else []))
 
+    def trains_until_stopped(self, stop: Callable[[], object], *, signal: str = "SIGTERM", **changes: Any) -> None:
+        """A run that is interrupted by `stop`: its trainer ends once it got the signal."""
+        run = self.run_of("run-1", **{"status": Status.INTERRUPTED, **changes})
+        signals = until(lambda: signal in self.docker.containers.created[0].signals)
+        self.trains(*run[:2], stop, signals, run[2])
+        self.docker.containers.exit_code = ExitCode.INTERRUPTED
+
     def sweeps(self, *runs: TaskRun, **changes: Any) -> None:
         """Ask for these runs of a sweep."""
         self.request = self.asked(CPU, **changes)

@@ -22,11 +22,9 @@ from workload.contract.spec import RunSpec
 
 @pytest.mark.parametrize("status", [Status.INTERRUPTED, Status.RUNNING], ids=["sealed in time", "killed"])
 def test_a_preemption_ends_the_run_in_order(status: Status, machine: Machine) -> None:
-    run = machine.run_of("run-1", sealed=status is Status.INTERRUPTED, status=status)
-    wanted = "SIGTERM" if status is Status.INTERRUPTED else "SIGKILL"
-    signals = until(lambda: wanted in machine.docker.containers.created[0].signals)
-    machine.trains(*run[:2], machine.host.taken.set, signals, run[2])
-    machine.docker.containers.exit_code = ExitCode.INTERRUPTED
+    is_sealed = status is Status.INTERRUPTED
+    signal = "SIGTERM" if is_sealed else "SIGKILL"
+    machine.trains_until_stopped(machine.host.taken.set, signal=signal, sealed=is_sealed, status=status)
     result = machine.work()
     assert (result.exit_code, result.preempted, result.timed_out) == (ExitCode.RUN_FAILED, True, False)
     assert (result.error, result.hint) == (PREEMPTED, "--rerun-preempted 1, or leave --spot out")
@@ -40,10 +38,7 @@ def test_a_preemption_ends_the_run_in_order(status: Status, machine: Machine) ->
 @pytest.mark.parametrize("comes_back", [True, False])
 def test_where_the_place_starts_it_again_a_preemption_is_no_end(comes_back: bool, machine: Machine) -> None:
     machine.host.is_back_later = comes_back
-    run = machine.run_of("run-1", status=Status.INTERRUPTED)
-    signals = until(lambda: "SIGTERM" in machine.docker.containers.created[0].signals)
-    machine.trains(*run[:2], machine.host.taken.set, signals, run[2])
-    machine.docker.containers.exit_code = ExitCode.INTERRUPTED
+    machine.trains_until_stopped(machine.host.taken.set)
     machine.agent().work()
     assert machine.bucket.record("run-1")["status"] == "preempted"
     assert (records.result_object(machine.request.name) in machine.bucket.held) is not comes_back
@@ -52,10 +47,7 @@ def test_where_the_place_starts_it_again_a_preemption_is_no_end(comes_back: bool
 
 def test_started_again_after_a_preemption_it_measures_once_more(machine: Machine) -> None:
     machine.host.is_back_later = True
-    run = machine.run_of("run-1", status=Status.INTERRUPTED)
-    signals = until(lambda: "SIGTERM" in machine.docker.containers.created[0].signals)
-    machine.trains(*run[:2], machine.host.taken.set, signals, run[2])
-    machine.docker.containers.exit_code = ExitCode.INTERRUPTED
+    machine.trains_until_stopped(machine.host.taken.set)
     machine.agent().work()
     machine.host.taken.clear()
     machine.stop = Stop()
@@ -90,9 +82,7 @@ def test_the_run_ends_before_the_machine_is_deleted(
     machine.host.created, machine.host.deleted = created_s, deleted_s
     machine.now_s = BOOTED_S + after_s - MARGIN_S - 0.2
     assert machine.agent()._deadline_s() == BOOTED_S + after_s - MARGIN_S
-    run = machine.run_of("run-1", status=Status.INTERRUPTED)
-    machine.trains(*run[:2], until(lambda: "SIGTERM" in machine.docker.containers.created[0].signals), run[2])
-    machine.docker.containers.exit_code = ExitCode.INTERRUPTED
+    machine.trains_until_stopped(lambda: None)
     result = machine.work()
     assert (result.exit_code, result.preempted, result.timed_out) == (ExitCode.RUN_FAILED, False, True)
     assert result.error == "the launch reached its time limit of 1200 s"

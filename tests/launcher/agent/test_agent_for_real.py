@@ -4,8 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,9 @@ import pytest
 
 from launcher.agent import host_facts
 from launcher.protocol import records
-from launcher.protocol.records import Heartbeat, LaunchPhase, Request, Result
+from launcher.protocol.records import Heartbeat, LaunchPhase, Result
+from tests.launcher.own_machine import own_machine_request
+from tests.waiting import until
 from workload.contract import bundle
 from workload.contract.errors import ExitCode
 from workload.contract.spec import resolve
@@ -37,15 +38,8 @@ class Tower:
 
     def ask(self, **changes: Any) -> None:
         resolved = resolve({**TINY, **changes}, {}, None)
-        request = Request(
-            name=NAME,
-            backend="ssh",
-            launched_at="2026-11-21T10:00:00.000Z",
-            store=str(self.store),
-            place="ssh-tower",
-            runtime="process",
-            limit_s=3600,
-            spec=resolved.spec.to_json(),
+        request = own_machine_request(
+            name=NAME, store=str(self.store), place="ssh-tower", limit_s=3600, spec=resolved.spec.to_json()
         )
         (self.home / host_facts.REQUEST).write_bytes(request.to_bytes())
 
@@ -74,11 +68,11 @@ class Tower:
     def log(self) -> str:
         return (self.home / "log").read_text()
 
-    def await_steps(self) -> None:
-        deadline_s = time.monotonic() + LIMIT_S
-        while not any("measured" in path.read_text() for path in self.home.glob(f"results/*/{bundle.STEPS}")):
-            assert time.monotonic() < deadline_s, self.log()
-            time.sleep(0.1)
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        until(condition, self.log, within_s=LIMIT_S)
+
+    def measures(self) -> bool:
+        return any("measured" in path.read_text() for path in self.home.glob(f"results/*/{bundle.STEPS}"))
 
 
 @pytest.fixture
@@ -117,7 +111,7 @@ def test_a_run_without_a_cloud_or_a_container(tower: Tower) -> None:
 def test_a_stop_seals_the_run(tower: Tower) -> None:
     tower.ask(iterations="1000000")
     with tower.started() as process:
-        tower.await_steps()
+        tower.wait_until(tower.measures)
         process.send_signal(signal.SIGTERM)
         assert process.wait(LIMIT_S) == 0, tower.log()
     result = tower.result()
@@ -129,13 +123,10 @@ def test_a_stop_seals_the_run(tower: Tower) -> None:
 def test_an_agent_that_is_killed_takes_the_trainer_with_it_and_the_next_one_saves_the_rest(tower: Tower) -> None:
     tower.ask(iterations="1000000")
     with tower.started() as process:
-        tower.await_steps()
+        tower.wait_until(tower.measures)
         process.kill()
     [folder] = tower.home.glob("results/*")
-    deadline_s = time.monotonic() + LIMIT_S
-    while not (folder / bundle.MANIFEST).exists():
-        assert time.monotonic() < deadline_s, tower.log()
-        time.sleep(0.1)
+    tower.wait_until((folder / bundle.MANIFEST).exists)
     assert tower.work() == 0, tower.log()
     result = tower.result()
     broken = "the machine interrupted the run and started again"
@@ -149,10 +140,7 @@ def test_an_agent_that_is_killed_takes_the_trainer_with_it_and_the_next_one_save
 def test_a_second_agent_waits_until_the_first_has_ended(tower: Tower) -> None:
     tower.ask()
     with tower.started() as first:
-        deadline_s = time.monotonic() + LIMIT_S
-        while not (tower.store / records.lease_object(NAME, 1)).exists():
-            assert time.monotonic() < deadline_s, tower.log()
-            time.sleep(0.1)
+        tower.wait_until((tower.store / records.lease_object(NAME, 1)).exists)
         with tower.started() as second:
             assert first.wait(LIMIT_S) == 0, tower.log()
             assert second.wait(LIMIT_S) == 0, tower.log()

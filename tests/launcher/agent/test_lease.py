@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from launcher.agent import lease as leases
-from launcher.agent.lease import STALE_LOOKS, Lease, take
+from launcher.agent.lease import STALE_POLLS, Lease, take
 from launcher.protocol.records import lease_object, result_object, status_object
 from workload.contract.errors import InterruptedRunError
 from workload.storage.address import open_store
@@ -59,14 +59,14 @@ def test_a_second_agent_waits_while_the_first_ones_heart_beats(store: Store) -> 
 
     def wait(seconds: float) -> bool:
         assert seconds == 15
-        if (beat := next(beats)) < 3 * STALE_LOOKS:
+        if (beat := next(beats)) < 3 * STALE_POLLS:
             store.write(status_object(NAME), str(beat).encode())
         else:
             store.write(result_object(NAME), b"{}")
         return False
 
     assert taken(store, wait) is None, "the launch has ended"
-    assert next(beats) == 3 * STALE_LOOKS + 1
+    assert next(beats) == 3 * STALE_POLLS + 1
     assert first is not None
     assert not first.is_lost()
 
@@ -81,7 +81,7 @@ def test_an_ended_launch_has_a_lease_only_for_what_was_left_behind(store: Store)
 def test_a_silent_lease_is_taken_over_after_so_many_looks(store: Store) -> None:
     first, waits = taken(store), []
     second = taken(store, lambda seconds: bool(waits.append(seconds)))
-    assert (number_of(second), len(waits)) == (2, STALE_LOOKS)
+    assert (number_of(second), len(waits)) == (2, STALE_POLLS)
     assert first is not None
     assert first.is_lost()
 
@@ -115,14 +115,14 @@ def test_an_agent_that_must_have_ended_is_not_waited_for(
     change(store, **fields)
     waits: list[float] = []
     assert number_of(taken(store, lambda seconds: bool(waits.append(seconds)))) == 2
-    assert len(waits) == (0 if has_ended else STALE_LOOKS)
+    assert len(waits) == (0 if has_ended else STALE_POLLS)
 
 
 def test_a_record_that_cannot_be_read_is_a_lease_all_the_same(store: Store) -> None:
     store.write(lease_object(NAME, 1), b"{")
     waits: list[float] = []
     assert number_of(taken(store, lambda seconds: bool(waits.append(seconds)))) == 2
-    assert len(waits) == STALE_LOOKS
+    assert len(waits) == STALE_POLLS
 
 
 @pytest.mark.world
@@ -137,5 +137,5 @@ def test_a_process_of_this_machine_is_seen_to_end(lives: bool, store: Store) -> 
             other.wait()
         waits: list[float] = []
         taken(store, lambda seconds: bool(waits.append(seconds)))
-        assert len(waits) == (STALE_LOOKS if lives else 0)
+        assert len(waits) == (STALE_POLLS if lives else 0)
         other.kill()

@@ -1,22 +1,27 @@
 import json
 import os
-import sys
+import re
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from launcher.__main__ import main
 from launcher.cli import sweep as app
 from launcher.sweep import matrix
+from launcher.sweep.outcome import SweepOutcome
+from launcher.sweep.places import Sweep
+from launcher.sweep.until import Until
 
 SMALL = '[matrix]\nmodel = ["resnet18"]\nbatch_size = [8, 16]\n[[on]]\nbackend = "local"\nruntime = "process"\n'
+Launch = Callable[..., int]
 LIMITS = "from 30 s to 120 d"
 OTHER = '[[on]]\nname = "box"\nbackend = "ssh"\nhost = "me@box"\n'
 
 
-def sweep(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["launch", "sweep", *words])
-    return main()
+@pytest.fixture
+def sweep(launch: Launch) -> Launch:
+    return partial(launch, "sweep")
 
 
 @pytest.fixture
@@ -27,26 +32,50 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.usefixtures("folder")
-def test_a_dry_run_prints_the_plan(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert sweep(monkeypatch, "night.toml", "--dry-run") == 0
+def test_a_dry_run_prints_the_plan(sweep: Launch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert sweep("night.toml", "--dry-run") == 0
     first = "sweep       night: 2 configurations, 3 blocks, 2 places: 12 runs, 0 done\n"
     assert capsys.readouterr().out.startswith(first)
-    assert sweep(monkeypatch, "night.toml", "--dry-run", "--on", "box", "--format", "json", "-o", "elsewhere") == 0
+    assert sweep("night.toml", "--dry-run", "--on", "box", "--format", "json", "-o", "elsewhere") == 0
     values = json.loads(capsys.readouterr().out)
     assert ([place["name"] for place in values["places"]], values["output"]) == (["box"], "elsewhere")
 
 
-def test_a_warning_goes_to_stderr(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.usefixtures("folder")
+def test_a_sweep_is_driven_as_it_was_typed(
+    sweep: Launch, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    driven: list[tuple[Sweep, dict[str, object]]] = []
+
+    def drive(plan: Sweep, **options: object) -> SweepOutcome:
+        driven.append((plan, options))
+        return SweepOutcome(name="night", places=(), output=Path("results"), exit_code=6, seconds=1.0)
+
+    monkeypatch.setattr("launcher.sweep.drive.drive", drive)
+    words = ("--on", "local", "--until", "2%", "--max-repeats", "9", "--max-cost", "3", "--max-time", "60s", "--fresh")
+    assert sweep("night.toml", *words) == 6
+    assert "blocks are added until every throughput is known within +-2 %" in capsys.readouterr().err
+    [(plan, options)] = driven
+    assert [place.place.name for place in plan.places] == ["local"]
+    assert re.fullmatch(r"night-\d{8}-\d{6}", plan.name)
+    assert options == {
+        "output": Path("results"),
+        "until": Until(share=0.02, most=9),
+        "max_cost_usd": 3.0,
+        "max_time_s": 60,
+        "damaged": {},
+    }
+
+
+def test_a_warning_goes_to_stderr(folder: Path, sweep: Launch, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "night.toml").write_text(SMALL + "[[exclude]]\nbatch_size = 3\n")
-    assert sweep(monkeypatch, "night.toml", "--dry-run") == 0
+    assert sweep("night.toml", "--dry-run") == 0
     assert capsys.readouterr().err == "warning: night.toml: an [[exclude]] matches nothing: batch_size = 3\n"
     hostile = (
         SMALL.replace("[matrix]", '[matrix]\ndataset = ["synthetic"]') + '[[exclude]]\ndataset = "\\u001b[31mred"\n'
     )
     (folder / "night.toml").write_text(hostile)
-    assert sweep(monkeypatch, "night.toml", "--dry-run") == 0
+    assert sweep("night.toml", "--dry-run") == 0
     shown = 'warning: night.toml: an [[exclude]] matches nothing: dataset = "\\x1b[31mred"\n'
     assert capsys.readouterr().err.replace("\\u001b", "\\x1b") == shown
 
@@ -80,33 +109,33 @@ def test_a_warning_goes_to_stderr(
     ids=["no file", "another file", "no such example", "no such place", "no time", "no sum"],
 )
 def test_what_is_asked_for_wrongly(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], error: str
+    sweep: Launch, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], error: str
 ) -> None:
-    assert sweep(monkeypatch, *words) == 2
+    assert sweep(*words) == 2
     assert capsys.readouterr().err == error
 
 
 def test_a_model_that_does_not_exist_is_refused(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path, sweep: Launch, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (folder / "night.toml").write_text(SMALL.replace("resnet18", "resnet19"))
     monkeypatch.setattr("launcher.models.torchvision_version", lambda: None)
-    assert sweep(monkeypatch, "night.toml", "--dry-run") == 2
+    assert sweep("night.toml", "--dry-run") == 2
     assert "resnet19" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", app.examples())
 @pytest.mark.world
 def test_every_example_plans_without_a_network(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, tmp_path: Path, sweep: Launch, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`world` for git, which says what commit this is."""
-    assert sweep(monkeypatch, "--example", name) == 0
+    assert sweep("--example", name) == 0
     file = tmp_path / f"{name}.toml"
     file.write_text(capsys.readouterr().out)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ROOFLAUNCH_PROJECT", "my-project")
-    assert sweep(monkeypatch, file.name, "--dry-run", "--format", "json") == 0
+    assert sweep(file.name, "--dry-run", "--format", "json") == 0
     captured = capsys.readouterr()
     values = json.loads(captured.out)
     assert (values["name"], captured.err) == (name, "")

@@ -10,13 +10,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from test_duel_commits import git
 
+from tests.waiting import until
 from workload.contract import bundle
 from workload.contract.errors import ExitCode
 
@@ -130,9 +130,7 @@ def test_ctrl_c_leaves_what_was_measured(tmp_path: Path) -> None:
     started = subprocess.Popen(
         command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    deadline = time.monotonic() + 90
-    while time.monotonic() < deadline and not list(tmp_path.glob("results/*/steps.csv")):
-        time.sleep(0.2)
+    until(lambda: list(tmp_path.glob("results/*/steps.csv")), within_s=90)
     started.send_signal(signal.SIGINT)
     out, err = started.communicate(timeout=90)
 

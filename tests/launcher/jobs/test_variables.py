@@ -17,23 +17,14 @@ from launcher.protocol.backend import Condition, Listing, Machine, Machines, Rem
 from launcher.protocol.records import NO_VARIABLES, VARIABLES, Request, Result, request_object, result_object, utc
 from launcher.protocol.records import variables_object as object_of
 from launcher.script.files import ScriptFiles
+from tests.launcher.own_machine import NAME, own_machine_request
 from workload.contract.errors import InterruptedRunError, ToolError
-from workload.contract.spec import RunSpec
 from workload.storage.folder import Folder
 
 NOW_S = 1.8e9
-NAME = "rooflaunch-box-20261121-142530-3fa9c1"
 SECRET = {"HF_TOKEN": "hf_1"}
-REQUEST = Request(
-    name=NAME,
-    backend="ssh",
-    launched_at=utc(NOW_S),
-    store="/store",
-    place="ssh-box",
-    runtime="process",
-    limit_s=60,
-    spec=RunSpec().to_json(),
-    script={"sha256": "a" * 64, "files": 1, "bytes": 1, "env": ["HF_TOKEN"]},
+REQUEST = own_machine_request(
+    launched_at=utc(NOW_S), script={"sha256": "a" * 64, "files": 1, "bytes": 1, "env": ["HF_TOKEN"]}
 )
 RESULT = Result(exit_code=0, zone="box", runs=[], phases={}, ended_at=utc(NOW_S))
 

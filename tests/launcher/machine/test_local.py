@@ -11,7 +11,6 @@ import pytest
 from fake_docker import FakeDocker
 
 from launcher import docker_engine
-from launcher.__main__ import main
 from launcher.images import contents
 from launcher.kinds import Runtime
 from launcher.machine import containers, local
@@ -25,13 +24,9 @@ from workload.contract.record import Record, Spec, to_json
 from workload.contract.spec import RunSpec, resolve
 
 PROCESS = Choice(runtime=Runtime.PROCESS, why="asked for")
+Launch = Callable[..., int]
 # The tests that start a trainer, or could, take no container that happens to be there.
 PROCESS_ON_CPU = ("--runtime", "process", "--cpu")
-
-
-def launch(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["launch", *words])
-    return main()
 
 
 def make_plan(given: dict[str, object], choice: Choice = PROCESS, **changes: Any) -> LocalPlan:
@@ -144,9 +139,9 @@ def test_limits_need_a_container(limits: ContainerLimits, choice: Choice) -> Non
 
 
 def test_help_has_examples_and_nothing_that_does_not_work_yet(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    launch: Launch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert launch(monkeypatch, "local", "--help") == 0
+    assert launch("local", "--help") == 0
     text = capsys.readouterr().out
     assert "\n    launch local -- train.py --lr 0.1\n" in text
     assert "--batch-size N" in text
@@ -154,11 +149,11 @@ def test_help_has_examples_and_nothing_that_does_not_work_yet(
     assert "--runtime auto|process|docker" in text
 
 
-def test_dry_run_starts_nothing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert launch(monkeypatch, "local", *PROCESS_ON_CPU, "--dry-run", "--format", "json") == 0
+def test_dry_run_starts_nothing(launch: Launch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert launch("local", *PROCESS_ON_CPU, "--dry-run", "--format", "json") == 0
     assert json.loads(capsys.readouterr().out)["spec"]["device"] == "cpu"
     words = ["--runtime", "process", "--dry-run"]
-    assert launch(monkeypatch, "local", *words, "--batch-size", "7", "--no-augment") == 0
+    assert launch("local", *words, "--batch-size", "7", "--no-augment") == 0
     text = capsys.readouterr().out
     assert "batch 7, fp32, on the best device found; one run" in text
     assert "--no-augment" in text
@@ -180,6 +175,7 @@ def test_dry_run_starts_nothing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
         (["--cpus", "0"], 2, "--cpus must be a positive number; got '0'", "--cpus 1.5"),
         (["--cpus", "-1.5"], 2, "--cpus must be a positive number; got '-1.5'", "--cpus 1.5"),
         (["--cpus", "nan"], 2, "--cpus must be a positive number; got 'nan'", "--cpus 1.5"),
+        (["--cpus", "inf"], 2, "--cpus must be a positive number; got 'inf'", "--cpus 1.5"),
         (["--frobnicate"], 2, "No such option: --frobnicate", "launch local --help"),
         (["extra"], 2, "Got unexpected extra argument", "launch local --help"),
         (["--format", "xml"], 2, "Invalid value for '--format'", "launch local --help"),
@@ -187,14 +183,9 @@ def test_dry_run_starts_nothing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_mistakes_are_two_lines(
-    words: list[str],
-    code: int,
-    message: str,
-    hint: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    words: list[str], code: int, message: str, hint: str, launch: Launch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert launch(monkeypatch, "local", *words) == code
+    assert launch("local", *words) == code
     captured = capsys.readouterr()
     lines = captured.err.strip().splitlines()
     assert captured.out == ""
@@ -204,18 +195,18 @@ def test_mistakes_are_two_lines(
 
 
 def test_config_with_an_unknown_key(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, launch: Launch, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "rooflaunch.toml").write_text("batch-size = 3\n")
     monkeypatch.chdir(tmp_path)
-    assert launch(monkeypatch, "local") == ExitCode.USAGE
+    assert launch("local") == ExitCode.USAGE
     assert "unknown key 'batch-size'" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.night(part="trainer")
 @pytest.mark.world
 def test_two_repeats_for_real(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, launch: Launch, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
@@ -231,7 +222,7 @@ def test_two_repeats_for_real(
         "2",
         "--no-ceilings",
     ]
-    assert launch(monkeypatch, "local", *small, "--repeats", "2", "--format", "json", "-o", "out") == 0
+    assert launch("local", *small, "--repeats", "2", "--format", "json", "-o", "out") == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed["exit_code"] == 0
     assert len(printed["runs"]) == 2
@@ -243,12 +234,12 @@ def test_two_repeats_for_real(
 @pytest.mark.slow
 @pytest.mark.world
 def test_failed_run_gives_its_exit_code_and_shows_its_bundle(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, launch: Launch, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
     huge = [*PROCESS_ON_CPU, "--image-size", "1024", "--batch-size", "1000000", "--no-ceilings"]
-    assert launch(monkeypatch, "local", *huge) == ExitCode.OUT_OF_MEMORY
+    assert launch("local", *huge) == ExitCode.OUT_OF_MEMORY
     assert "out of memory resnet18 at batch size 1000000 in fp32" in capsys.readouterr().out
 
 
@@ -366,16 +357,21 @@ def test_profile_is_a_container_of_its_own(
     assert docker.containers.there == {}
 
 
+LOST = ConnectionResetError("Connection reset by peer")
+NO_START = "a container of 'sha256:ab' did not start: Connection reset by peer"
+
+
 @pytest.mark.parametrize(
-    ("code", "warning"),
+    ("changes", "warning"),
     [
         # The pass has said itself why there is no profile.
-        (ExitCode.TOOL, ""),
-        (137, "warning: the profile pass ended with exit code 137; the run is complete\n"),
+        ({"exit_code": ExitCode.TOOL}, ""),
+        ({"exit_code": 137}, "warning: the profile pass ended with exit code 137; the run is complete\n"),
+        ({"absent": LOST}, f"warning: the run is complete, but without a profile: {NO_START}\n"),
     ],
 )
-def test_profile_that_fails_costs_nothing(
-    code: int,
+def test_profile_that_fails_or_does_not_start_costs_nothing(
+    changes: dict[str, Any],
     warning: str,
     docker: FakeDocker,
     choice: Choice,
@@ -385,24 +381,12 @@ def test_profile_that_fails_costs_nothing(
 ) -> None:
     def run() -> None:
         train()
-        docker.containers.exit_code = code
+        vars(docker.containers).update(changes)
 
     docker.containers.pieces = [run, (f"{caller}/out/run-1\n".encode(), None)]
     outcome = local.run(make_plan({"profile": "torch"}, choice))
     assert (outcome.exit_code, outcome.error, len(outcome.bundles)) == (ExitCode.DONE, None, 1)
     assert capsys.readouterr().err.partition("\n")[2] == warning
-
-
-def test_profile_that_does_not_start_costs_nothing(
-    docker: FakeDocker, choice: Choice, train: Train, caller: Path
-) -> None:
-    def run() -> None:
-        train()
-        docker.containers.absent = ConnectionResetError("Connection reset by peer")
-
-    docker.containers.pieces = [run, (f"{caller}/out/run-1\n".encode(), None)]
-    outcome = local.run(make_plan({"profile": "torch"}, choice))
-    assert (outcome.exit_code, len(outcome.bundles)) == (ExitCode.DONE, 1)
 
 
 @pytest.mark.usefixtures("train")
@@ -485,11 +469,9 @@ def command(docker: FakeDocker, caller: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_command_plans_a_container_with_the_facts_of_the_host(
-    command: FakeDocker, caller: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: FakeDocker, caller: Path, launch: Launch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert (
-        launch(monkeypatch, "local", "--cpu", "--memory", "1g", "--cpus", "1.5", "--dry-run", "--format", "json") == 0
-    )
+    assert launch("local", "--cpu", "--memory", "1g", "--cpus", "1.5", "--dry-run", "--format", "json") == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["runtime"], told["image"]["id"]) == ("docker", "sha256:ab")
     words = told["command"]
@@ -501,11 +483,11 @@ def test_command_plans_a_container_with_the_facts_of_the_host(
 
 
 def test_command_says_what_killed_the_container(
-    command: FakeDocker, caller: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: FakeDocker, caller: Path, launch: Launch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command.containers.pieces = [(caller / "out" / "run-1").mkdir, (f"{caller}/out/run-1\n".encode(), None)]
     command.containers.exit_code = 128 + signal.SIGKILL
-    assert launch(monkeypatch, "local", "--runtime", "docker", "--cpu", "-o", "out") == ExitCode.RUN_FAILED
+    assert launch("local", "--runtime", "docker", "--cpu", "-o", "out") == ExitCode.RUN_FAILED
     captured = capsys.readouterr()
     assert "  failed        the container was killed (SIGKILL)\n  bundle        out/run-1\n" in captured.out
     assert captured.err.splitlines()[-2:] == [
@@ -515,30 +497,25 @@ def test_command_says_what_killed_the_container(
 
 
 def test_command_asks_for_a_container_where_limits_do(
-    command: FakeDocker, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: FakeDocker, launch: Launch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command.held.clear()
-    assert launch(monkeypatch, "local", "--cpu", "--memory", "1g", "--dry-run") == ExitCode.TOOL
+    assert launch("local", "--cpu", "--memory", "1g", "--dry-run") == ExitCode.TOOL
     assert capsys.readouterr().err == (
         "error: no image of flavour cpu is built for this code\nhint: launch build --flavour cpu\n"
     )
-    assert launch(monkeypatch, "local", "--cpu", "--dry-run") == ExitCode.DONE
+    assert launch("local", "--cpu", "--dry-run") == ExitCode.DONE
     assert "runtime    process (no image of flavour cpu is built for this code; to use it: " in capsys.readouterr().out
-
-
-def test_infinitely_many_cpus_are_refused(command: FakeDocker, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert command.held
-    assert launch(monkeypatch, "local", "--cpu", "--cpus", "inf") == ExitCode.USAGE
 
 
 def test_how_far_a_script_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     spec = RunSpec(script=("train.py", "--token", "abc"))
     plan = make_plan({}, PROCESS)
     plan = replace(plan, spec=spec)
-    local._tell(plan, [], 30.2)
-    local._tell(plan, [tmp_path / "gone"], 60.2)
+    local._print_steps(plan, [], 30.2)
+    local._print_steps(plan, [tmp_path / "gone"], 60.2)
     (tmp_path / bundle.STEPS).write_text("step,phase\n0,warmup\n1,measured\n")
-    local._tell(plan, [tmp_path], 90.0)
+    local._print_steps(plan, [tmp_path], 90.0)
     assert capsys.readouterr().err.splitlines() == [
         "script     train.py: 30 s, no step is measured yet",
         "script     train.py: 60 s, no step is measured yet",

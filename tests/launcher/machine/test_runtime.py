@@ -14,6 +14,7 @@ from workload.contract.spec import RunSpec, resolve
 
 COMPILER = "--compile needs a C++ compiler, which the images do not contain"
 TOOLKIT = "install the NVIDIA Container Toolkit: docs.nvidia.com/datacenter/cloud-native/container-toolkit"
+OLD_GPU = "--runtime process with a torch build that supports the GPU"
 
 LayOut = Callable[..., RuntimePorts]
 
@@ -88,6 +89,19 @@ def shown(choice: Choice) -> tuple[str, str, str | None, bool]:
             {"device": "cuda"},
             f"the Docker engine cannot give containers access to the GPU; to use it: {TOOLKIT}",
         ),
+        (
+            Runtime.AUTO,
+            {"built": ("cpu",), "gpu": (8, 9)},
+            {},
+            f"the Docker engine cannot give containers access to the GPU; to use it: {TOOLKIT}",
+        ),
+        (
+            Runtime.AUTO,
+            {"built": ("volta",), "gpu": (6, 1), "toolkit": True},
+            {},
+            f"no image flavour holds code for compute capability 6.1; to use it: {OLD_GPU}",
+        ),
+        (Runtime.AUTO, {"built": ("cpu",)}, {"device": "mps"}, "a container cannot reach Apple's GPU"),
     ],
 )
 def test_runs_in_a_process(
@@ -283,22 +297,6 @@ def test_image_of_other_code_does_not_count(docker: FakeDocker, lay_out: LayOut)
     assert choose(Runtime.AUTO, RunSpec(), ports=lay_out()).runtime == "process"
     with pytest.raises(ToolError, match="no image of flavour cpu is built for this code"):
         choose(Runtime.DOCKER, RunSpec(), ports=lay_out())
-
-
-def test_auto_takes_a_process_for_apples_gpu(lay_out: LayOut) -> None:
-    choice = choose(Runtime.AUTO, spec({"device": "mps"}), ports=lay_out(built=("cpu",)))
-    assert choice.runtime == "process"
-
-
-def test_auto_takes_a_process_for_a_gpu_that_containers_cannot_get(lay_out: LayOut) -> None:
-    choice = choose(Runtime.AUTO, RunSpec(), ports=lay_out(built=("cpu",), gpu=(8, 9)))
-    why = f"the Docker engine cannot give containers access to the GPU; to use it: {TOOLKIT}"
-    assert shown(choice) == ("process", why, None, False)
-
-
-def test_auto_takes_a_process_for_a_gpu_that_no_flavour_knows(lay_out: LayOut) -> None:
-    choice = choose(Runtime.AUTO, RunSpec(), ports=lay_out(built=("volta",), gpu=(6, 1), toolkit=True))
-    assert choice.runtime == "process"
 
 
 @pytest.mark.parametrize(

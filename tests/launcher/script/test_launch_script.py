@@ -4,11 +4,11 @@ import json
 import re
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from launcher.__main__ import main
 from launcher.machine import local, task
 from launcher.machine.script import Workplace
 from workload.contract import bundle
@@ -31,12 +31,8 @@ open("written.txt", "a").write(repr([sys.argv[1:], os.environ.get("CUDA_VISIBLE_
 """
 SHOWN = "train.py --root '{data}' --token '[redacted]'"
 APART = "Model and data, without a script"
+Launch = Callable[..., int]
 FEW = ("--cpu", "--warmup", "1", "--iterations", "3", "--no-ceilings")
-
-
-def launch(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["launch", *words])
-    return main()
 
 
 @pytest.fixture
@@ -176,9 +172,9 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_refused(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_refused(name: str, folder: Path, launch: Launch, capsys: pytest.CaptureFixture[str]) -> None:
     line, message, hint = REFUSED[name]
-    assert launch(monkeypatch, "local", "--runtime", "process", *shlex.split(line)) == ExitCode.USAGE
+    assert launch("local", "--runtime", "process", *shlex.split(line)) == ExitCode.USAGE
     printed = capsys.readouterr()
     message = message.replace("HERE", str(folder))
     hint = hint.replace("launch local", "launch local --runtime process") if name == "no --" else hint
@@ -187,10 +183,10 @@ def test_refused(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsy
 
 
 def test_the_help_lists_apart_what_a_script_refuses(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    launch: Launch, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "100")
-    assert launch(monkeypatch, "local", "--help") == 0
+    assert launch("local", "--help") == 0
     text = capsys.readouterr().out
     assert len(text.splitlines()) <= 60
     headings = re.findall(r"^(\w.*):$", text, re.MULTILINE)
@@ -226,11 +222,9 @@ def test_the_trainers_options_in_a_file_or_a_variable_are_passed_over(tmp_path: 
     }
 
 
-def test_the_plan_shows_no_secret(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_plan_shows_no_secret(folder: Path, launch: Launch, capsys: pytest.CaptureFixture[str]) -> None:
     line = "--cpu --repeats 2 --iterations 5 --data package --dry-run -- train.py --root {data} --token abc123"
-    assert launch(monkeypatch, "local", *shlex.split(line)) == 0
+    assert launch("local", *shlex.split(line)) == 0
     python = f"env CUDA_VISIBLE_DEVICES= {shlex.quote(sys.executable)} -P -m rooflaunch"
     assert capsys.readouterr().out.splitlines() == [
         (f"plan       {SHOWN}, on the CPU (NVIDIA GPUs are hidden from the script); 2 runs, each in its own process"),
@@ -239,13 +233,15 @@ def test_the_plan_shows_no_secret(
         "bundles    results/",
         f"command    {python} script --iterations 5 --data {folder}/package -o results -- {SHOWN}",
     ]
-    assert launch(monkeypatch, "local", *shlex.split(line.replace("--dry-run", "--dry-run --format json"))) == 0
+    assert launch("local", *shlex.split(line.replace("--dry-run", "--dry-run --format json"))) == 0
     printed = capsys.readouterr().out
     assert "abc123" not in printed
     assert json.loads(printed)["spec"]["script"][0] == "train.py"
 
 
-def test_what_follows_the_dashes_is_the_scripts_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_follows_the_dashes_is_the_scripts_alone(
+    folder: Path, launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plans: list[local.LocalPlan] = []
 
     def repeated(spec: RunSpec, plan_of: task.PlanOf) -> local.LocalOutcome:
@@ -253,7 +249,7 @@ def test_what_follows_the_dashes_is_the_scripts_alone(folder: Path, monkeypatch:
         return local.LocalOutcome(exit_code=0, bundles=())
 
     monkeypatch.setattr(task, "repeated", repeated)
-    assert launch(monkeypatch, "local", "--", "train.py", "--cpu", "--dry-run", "--", "-o", "x") == 0
+    assert launch("local", "--", "train.py", "--cpu", "--dry-run", "--", "-o", "x") == 0
     [plan] = plans
     assert plan.spec == RunSpec(script=("train.py", "--cpu", "--dry-run", "--", "-o", "x"))
     assert plan.command[plan.command.index("--") + 1 :] == plan.spec.script
@@ -262,16 +258,14 @@ def test_what_follows_the_dashes_is_the_scripts_alone(folder: Path, monkeypatch:
 
 @pytest.mark.slow
 @pytest.mark.world
-def test_a_script_runs_here_as_by_itself(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_script_runs_here_as_by_itself(folder: Path, launch: Launch, capsys: pytest.CaptureFixture[str]) -> None:
     """Twice, in its user's folder, next to a package that is called as ours; it sees no GPU."""
     (folder / "data").mkdir()
     (folder / "workload").mkdir()
     (folder / "workload" / "__init__.py").write_text("raise SystemExit('the wrong workload')\n")
     (folder / "train.py").write_text(TINY)
     line = ("--repeats", "2", "--data", "data", "--", "train.py", "--root", "{data}", "--api-key", "abc")
-    assert launch(monkeypatch, "local", *FEW, *line) == 0
+    assert launch("local", *FEW, *line) == 0
     printed = capsys.readouterr()
     # Each is ended after its last measured step.
     assert not (folder / "written.txt").exists()
@@ -289,11 +283,9 @@ def test_a_script_runs_here_as_by_itself(
 
 @pytest.mark.slow
 @pytest.mark.world
-def test_a_script_that_fails_ends_the_repeats(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_script_that_fails_ends_the_repeats(folder: Path, launch: Launch, capfd: pytest.CaptureFixture[str]) -> None:
     (folder / "train.py").write_text("import torch\nprint('mine')\nraise ValueError('wrong path')\n")
-    assert launch(monkeypatch, "local", *FEW, "--repeats", "3", "--", "train.py") == ExitCode.RUN_FAILED
+    assert launch("local", *FEW, "--repeats", "3", "--", "train.py") == ExitCode.RUN_FAILED
     printed = capfd.readouterr()
     assert printed.err.count("ValueError: wrong path") == 1
     assert "error: train.py failed with ValueError before its training step was known\n" in printed.err

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from launcher.jobs import cleanup
-from launcher.protocol.records import Request, request_object, variables_object
+from launcher.protocol.records import request_object, variables_object
 from launcher.script import files as script_files
 from launcher.script.command import variables_of
 from launcher.script.files import archive_object, pack, place_of_data, relative_words
+from tests.launcher.own_machine import NAME, own_machine_request
 from tests.launcher.script import tiny
 from workload.contract.errors import UsageError
 from workload.contract.spec import RunSpec
@@ -21,18 +22,8 @@ from workload.storage.folder import Folder
 
 pytestmark = pytest.mark.world
 EXAMPLE = "launch ssh … -- train.py --lr 0.1"
-NAME = "rooflaunch-box-20261121-142530-3fa9c1"
 SCRIPT = ("train.py",)
-REQUEST = Request(
-    name=NAME,
-    backend="ssh",
-    launched_at="2026-11-21T14:25:30.000+00:00",
-    store="/store",
-    place="ssh-box",
-    runtime="process",
-    limit_s=60,
-    spec=RunSpec(script=SCRIPT).to_json(),
-)
+REQUEST = own_machine_request(spec=RunSpec(script=SCRIPT).to_json())
 TRACKED = tuple(sorted(tiny.FILES))
 
 

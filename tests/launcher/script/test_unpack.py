@@ -11,20 +11,12 @@ import pytest
 
 from launcher.protocol.records import Request, variables_object
 from launcher.script import files
+from tests.launcher.own_machine import own_machine_request
 from workload.contract.errors import BundleError, UsageError
 from workload.contract.spec import RunSpec
 from workload.storage.folder import Folder
 
-REQUEST = Request(
-    name="rooflaunch-box-20261121-142530-3fa9c1",
-    backend="ssh",
-    launched_at="2026-11-21T14:25:30.000+00:00",
-    store="/store",
-    place="ssh-box",
-    runtime="process",
-    limit_s=60,
-    spec=RunSpec(script=("train.py", "--lr", "1")).to_json(),
-)
+REQUEST = own_machine_request(spec=RunSpec(script=("train.py", "--lr", "1")).to_json())
 
 
 def entry(name: str, content: bytes = b"x", **changes: object) -> tuple[tarfile.TarInfo, bytes]:

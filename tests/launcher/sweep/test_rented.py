@@ -12,13 +12,12 @@ import pytest
 from launcher.jobs import liveness
 from launcher.protocol.records import LaunchPhase, Request, request_object
 from launcher.protocol.task import TaskRun
-from launcher.sweep import lock
+from launcher.sweep.drive import lock_held
 from launcher.sweep.places import Sweep
 from launcher.sweep.until import Until
 from tests.launcher.backends.gcp.canned_cloud import QUICK, ZONE, Cloud, Clouds
 from tests.launcher.backends.gcp.canned_vm import Fault
 from tests.launcher.sweep.cloudy import cloud_sweep, ports_of, swept, t4
-from tests.launcher.sweep.sweeps import grow
 from workload.contract.bundle import Status
 from workload.storage.inventory import sealed_in
 
@@ -163,7 +162,7 @@ def test_larger_batches_than_one_that_ran_out_of_memory_are_left_out(clouds: Clo
         # The largest of block 2 is not tried, since the plan knows; the machine that is lost shows what was asked for.
         outcome = swept(cloud, again)
         assert (outcome.exit_code, outcome.places[0].done) == (0, 6)
-        assert [spec.batch_size for spec in outcome.places[0].too_large.values()] == [64]
+        assert list(outcome.places[0].too_large.values()) == [64]
         last = Request.from_bytes(cloud.fake.all_vms[-1].metadata["rooflaunch-request"].encode())
         assert [run.spec.batch_size for run in last.work.runs if run.spec.batch_size == 128] == []
         assert "1 run left out: batch 64 of the same configuration ran out of memory here" in outcome.text()
@@ -251,7 +250,7 @@ def test_what_a_killed_process_asked_for_is_asked_for_again_under_the_same_name(
         [task] = sweep.places[0].tasks
         request = replace(plan.request, task=task.to_json(plan.spec))
         cloud.bucket.write(request_object(request.name), request.to_bytes())
-        with lock.held(cloud.output, "killed"):
+        with lock_held(cloud.output, "killed"):
             pass
         outcome = swept(cloud, sweep)
         assert outcome.exit_code == 0
@@ -263,7 +262,7 @@ def test_blocks_are_added_until_the_intervals_are_narrow(clouds: Clouds) -> None
     with clouds() as cloud:
         cloud.vm.rate_of = lambda run: 250.0 + run.block % 2
         sweep = cloud_sweep(name="until", blocks=2)
-        outcome = swept(cloud, sweep, until=Until(share=0.05), grow=grow)
+        outcome = swept(cloud, sweep, until=Until(share=0.05))
         [place] = outcome.places
         assert (outcome.exit_code, place.done, len(cloud.fake.all_vms)) == (0, 16, 8)
         assert place.decision is not None

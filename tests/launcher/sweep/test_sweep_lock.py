@@ -10,37 +10,37 @@ from pathlib import Path
 
 import pytest
 
-from launcher.sweep import lock
+from launcher.sweep.drive import lock_held, lock_path
 from workload.contract.errors import UsageError
 
 ROOT = Path(__file__).parents[3]
 HOLD = """
 import sys
 from pathlib import Path
-from launcher.sweep import lock
-with lock.held(Path(sys.argv[1]), "night"):
+from launcher.sweep.drive import lock_held
+with lock_held(Path(sys.argv[1]), "night"):
     print("held", flush=True)
     sys.stdin.read()
 """
 
 
 def test_a_lock_is_free_again_and_tells_who_had_it(tmp_path: Path) -> None:
-    with lock.held(tmp_path / "new", "night") as before:
+    with lock_held(tmp_path / "new", "night") as before:
         assert before is None
-    with lock.held(tmp_path / "new", "night") as before:
+    with lock_held(tmp_path / "new", "night") as before:
         assert before is not None
         assert before.pid == os.getpid()
 
 
 def test_other_sweeps_and_folders_have_locks_of_their_own(tmp_path: Path) -> None:
-    with lock.held(tmp_path, "night"), lock.held(tmp_path, "day"), lock.held(tmp_path / "other", "night"):
+    with lock_held(tmp_path, "night"), lock_held(tmp_path, "day"), lock_held(tmp_path / "other", "night"):
         pass
 
 
 def test_the_second_is_refused_in_words(tmp_path: Path) -> None:
-    with lock.held(tmp_path, "night"), pytest.raises(UsageError) as raised, lock.held(tmp_path, "night"):
+    with lock_held(tmp_path, "night"), pytest.raises(UsageError) as raised, lock_held(tmp_path, "night"):
         pass
-    holder = json.loads(lock.lock_path(tmp_path, "night").read_text())
+    holder = json.loads(lock_path(tmp_path, "night").read_text())
     assert str(raised.value) == (
         f"another process works on sweep 'night' in '{tmp_path}': "
         f"process {os.getpid()} on {holder['host']}, since {holder['started_at']}"
@@ -49,13 +49,13 @@ def test_the_second_is_refused_in_words(tmp_path: Path) -> None:
 
 
 def test_a_name_cannot_leave_its_folder(tmp_path: Path) -> None:
-    assert lock.lock_path(tmp_path, "../../etc/x").parent == tmp_path
-    assert lock.lock_path(tmp_path, "a/b").name == ".sweep-a-b.lock"
+    assert lock_path(tmp_path, "../../etc/x").parent == tmp_path
+    assert lock_path(tmp_path, "a/b").name == ".sweep-a-b.lock"
 
 
 def test_what_somebody_wrote_into_it_is_no_matter(tmp_path: Path) -> None:
-    lock.lock_path(tmp_path, "night").write_text("[1, 2")
-    with lock.held(tmp_path, "night") as before:
+    lock_path(tmp_path, "night").write_text("[1, 2")
+    with lock_held(tmp_path, "night") as before:
         assert before is None
 
 
@@ -66,11 +66,11 @@ def test_a_killed_process_holds_nothing(tmp_path: Path) -> None:
     )
     assert holder.stdout is not None
     assert holder.stdout.readline() == "held\n"
-    with pytest.raises(UsageError, match=f"process {holder.pid} on "), lock.held(tmp_path, "night"):
+    with pytest.raises(UsageError, match=f"process {holder.pid} on "), lock_held(tmp_path, "night"):
         pass
     holder.kill()
     holder.wait()
-    with lock.held(tmp_path, "night") as before:
+    with lock_held(tmp_path, "night") as before:
         assert before is not None
         assert before.pid == holder.pid
 
@@ -85,9 +85,9 @@ def test_a_killed_process_holds_nothing(tmp_path: Path) -> None:
     ids=["a folder", "a pipe", "a link to itself"],
 )
 def test_a_lock_that_is_no_file(make: Callable[[Path], None], reason: str, tmp_path: Path) -> None:
-    path = lock.lock_path(tmp_path, "night")
+    path = lock_path(tmp_path, "night")
     make(path)
-    with pytest.raises(UsageError) as refused, lock.held(tmp_path, "night"):
+    with pytest.raises(UsageError) as refused, lock_held(tmp_path, "night"):
         pass
     assert str(refused.value).startswith(f"the sweep's lock '{path}' cannot be opened: {reason}")
     assert refused.value.hint == "-o ANOTHER_FOLDER"
@@ -98,5 +98,5 @@ def test_a_lock_of_a_colleague(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
     monkeypatch.setattr(os, "open", refuse)
-    with pytest.raises(UsageError, match=r"cannot be opened: Permission denied$"), lock.held(tmp_path, "night"):
+    with pytest.raises(UsageError, match=r"cannot be opened: Permission denied$"), lock_held(tmp_path, "night"):
         pass

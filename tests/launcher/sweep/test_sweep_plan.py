@@ -10,10 +10,12 @@ from launcher.backends.gcp.backend import ComputeEngine
 from launcher.backends.gcp.price_list import PriceLookup
 from launcher.backends.ssh.backend import backend as ssh
 from launcher.images import contents
-from launcher.sweep import code, existing_runs, matrix
-from launcher.sweep.blocks import with_blocks
+from launcher.sweep import matrix, places
+from launcher.sweep.budget import require_sum
 from launcher.sweep.plan import SweepPlan, make_plan, require_affordable
+from launcher.sweep.until import Until
 from workload.contract.errors import UsageError
+from workload.contract.spec import Precision
 
 NOW = datetime(2026, 11, 21, 14, 25, 30, tzinfo=UTC)
 FILE = Path("night.toml")
@@ -43,12 +45,9 @@ def same_code(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def plan(text: str, results: Path, **more: Any) -> SweepPlan:
     table = tomllib.loads(text)
-    whole = matrix.read(table, file=FILE, environment={}, config_folder=None)
-    gcp = ComputeEngine(prices=lambda _: PriceLookup(prices=None))
-    backends = {"gcp": gcp, "ssh": ssh}
-    return make_plan(
-        whole, existing_runs.look(results), output=results, backend=backends.__getitem__, now=NOW, file=FILE, **more
-    )
+    content = matrix.read(table, file=FILE, environment={}, config_folder=None)
+    backends = {"gcp": ComputeEngine(prices=lambda _: PriceLookup(prices=None)), "ssh": ssh}
+    return make_plan(content, file=FILE, output=results, backend_of=backends.__getitem__, now=NOW, **more)
 
 
 def seal(results: Path, whole: SweepPlan, number: int, place: int, run: int, **changes: Any) -> None:
@@ -195,20 +194,20 @@ def test_a_matrix_that_changed_says_what_has_no_run_and_what_stays(tmp_path: Pat
 
 def test_blocks_that_until_has_added_stay_and_count(tmp_path: Path) -> None:
     first = plan(TWO_PLACES, tmp_path)
-    further = with_blocks(first.sweep.places[0], 4, seed=0)
+    further = first.sweep.places[0].with_blocks(4)
     for number, run in enumerate(further.runs[6:]):
         seal(tmp_path, first, number, 0, 0, run_key=run.run_key)
     again = plan(TWO_PLACES, tmp_path)
     assert again.others == {}
     assert again.notes[-2] == "6 runs of additional blocks from --until exist; they are kept"
-    until = plan(TWO_PLACES, tmp_path, as_many_blocks=True)
+    until = plan(TWO_PLACES, tmp_path, until=Until(share=0.01))
     assert ([len(place.plan.runs) for place in until.places], len(until.places[0].plan.done)) == ([12, 6], 6)
 
 
 def test_fresh_is_a_sweep_of_another_name_with_nothing_done(tmp_path: Path) -> None:
     first = plan(TWO_PLACES, tmp_path)
     seal(tmp_path, first, 1, 0, 0)
-    fresh = plan(TWO_PLACES, tmp_path, fresh="20261121-142530")
+    fresh = plan(TWO_PLACES, tmp_path, is_fresh=True)
     assert (fresh.sweep.name, fresh.missing) == ("night-20261121-142530", 12)
     keys = [{run.run_key for place in whole.sweep.places for run in place.runs} for whole in (first, fresh)]
     assert not keys[0] & keys[1]
@@ -222,6 +221,27 @@ def test_more_than_it_may_cost_is_refused(tmp_path: Path) -> None:
         require_affordable(whole, 0.1)
     assert str(refused.value) == f"the sweep is expected to cost {whole.usd:.2f} USD, more than --max-cost 0.1"
     assert refused.value.hint.startswith("--max-cost 0.")
+    with pytest.raises(UsageError, match="more than --max-cost"):
+        plan(TWO_PLACES, tmp_path, max_cost_usd=0.1)
+
+
+@pytest.mark.parametrize("usd", [0.0, -1.0, float("inf"), float("nan")])
+def test_what_is_no_sum(usd: float) -> None:
+    with pytest.raises(UsageError, match="--max-cost must be a positive sum in USD; got "):
+        require_sum(usd)
+    assert require_sum(2.5) == 2.5
+    assert require_sum(None) is None
+
+
+def test_a_plan_says_until_when_blocks_are_added(tmp_path: Path) -> None:
+    until = Until(share=0.02, most=9)
+    assert plan(TWO_PLACES, tmp_path, until=until).notes[-1] == f"blocks are added until {until}"
+
+
+def test_a_baseline_that_nothing_is_compared_with_is_refused(tmp_path: Path) -> None:
+    until = Until(share=0.02, baseline={"precision": Precision.TF32})
+    with pytest.raises(UsageError, match="no two configurations of the matrix differ in the baseline's options alone"):
+        plan(TWO_PLACES, tmp_path, until=until)
 
 
 TF32 = TWO_PLACES.replace("batch_size = [16, 32, 64]", 'precision = ["fp32", "tf32"]').replace('device = "cpu"', "")
@@ -314,15 +334,16 @@ def test_the_image_or_the_code_is_in_the_key(tmp_path: Path, monkeypatch: pytest
 
 def test_a_process_here_is_its_code_and_its_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
     text = '[matrix]\nmodel = ["resnet18"]\n[[on]]\nbackend = "local"\nruntime = "process"\n'
-    place = matrix.read(tomllib.loads(text), file=FILE, environment={}, config_folder=None).places[0].place
-    before = code.code_of(place)
+    [local] = matrix.read(tomllib.loads(text), file=FILE, environment={}, config_folder=None).places
+    place = local.place
+    before = places.code_of(place)
     assert before.startswith("code ")
-    monkeypatch.setattr(code.importlib.metadata, "version", lambda _: "9.9")
-    after = code.code_of(place)
+    monkeypatch.setattr(places.importlib.metadata, "version", lambda _: "9.9")
+    after = places.code_of(place)
     assert after != before
     # Another file of the launcher makes no other run; one of the trainer does.
     files = contents.agent_code()
     monkeypatch.setattr(contents, "agent_code", lambda: {**files, "launcher/agent/agent.py": b""})
-    assert code.code_of(place) == after
+    assert places.code_of(place) == after
     monkeypatch.setattr(contents, "agent_code", lambda: {**files, "workload/run/train.py": b""})
-    assert code.code_of(place) != after
+    assert places.code_of(place) != after

@@ -13,10 +13,10 @@ import pytest
 
 from launcher.protocol.records import Request
 from launcher.script.command import HereOptions, ThereOptions
-from launcher.sweep import matrix, start
+from launcher.sweep import matrix
+from launcher.sweep.drive import drive
 from launcher.sweep.matrix import Matrix
-from launcher.sweep.plan import SweepPlan
-from launcher.sweep.start import Asked
+from launcher.sweep.plan import SweepPlan, make_plan
 from tests import slurm, sshd
 from tests.launcher.backends.gcp.canned_cloud import IMAGE, ZONE, Clouds
 from tests.launcher.script import tiny
@@ -177,9 +177,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return made
 
 
-def planned(text: str, **more: Any) -> SweepPlan:
+def planned(text: str, *, output: Path = Path("results"), **more: Any) -> SweepPlan:
     FILE.write_text(text)
-    return start.planned(Asked(file=FILE, output=Path("results")), read(text), offline=True, **more)
+    return make_plan(read(text), file=FILE, output=output, **more)
 
 
 def keys(plan: SweepPlan) -> list[str]:
@@ -348,12 +348,9 @@ def test_a_script_that_fails_is_a_failed_run_with_its_words(folder: Path) -> Non
 @pytest.mark.usefixtures("folder")
 def test_in_a_fake_cloud_the_files_travel_once(clouds: Clouds) -> None:
     with clouds() as cloud:
-        asked = Asked(file=FILE, output=cloud.output)
-        text = RUNS + THERE
-        FILE.write_text(text)
         ports = ports_of(cloud)
-        plan = start.planned(asked, read(text), offline=True, backend=ports.backend)
-        outcome = start.go(asked, plan, ports)
+        plan = planned(RUNS + THERE, output=cloud.output, backend_of=ports.backend)
+        outcome = drive(plan.sweep, output=cloud.output, ports=ports)
         assert (outcome.exit_code, outcome.places[0].done) == (0, 4)
         requests = [Request.from_bytes(vm.metadata["rooflaunch-request"].encode()) for vm in cloud.fake.all_vms]
         assert len(requests) == 2

@@ -3,7 +3,7 @@
 import pytest
 
 from launcher.sweep.places import Configuration
-from launcher.sweep.until import Until, decide, parse_baseline, parse_share, require_baseline
+from launcher.sweep.until import Until, decide, parse_baseline, parse_share, require_baseline, until_of
 from tests.launcher.sweep.sweeps import configurations_of
 from workload.contract.design import Run
 from workload.contract.errors import UsageError
@@ -32,6 +32,50 @@ def figures_of(**by_model: float) -> list[Run]:
         for one in CONFIGURATIONS
         if one.spec.model in by_model
     ]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ((None, None, None, None), None),
+        (("1%", None, None, None), Until(share=0.01)),
+        (("0.05", None, None, 8), Until(share=0.05, most=8)),
+        (
+            (None, "2%", "precision=fp32", None),
+            Until(share=0.02, baseline={"precision": Precision.FP32}),
+        ),
+    ],
+    ids=["none", "throughput", "at most", "ratio"],
+)
+def test_when_to_stop(words: tuple[str | None, str | None, str | None, int | None], expected: Until | None) -> None:
+    assert until_of(*words) == expected
+
+
+BOTH = "--until-ratio and --baseline need each other"
+BOTH_HINT = "--until-ratio 2% --baseline precision=fp32"
+
+
+@pytest.mark.parametrize(
+    ("words", "message", "hint"),
+    [
+        (("1%", "2%", "a=b", None), "--until and --until-ratio cannot be combined", "one of the two"),
+        ((None, "2%", None, None), BOTH, BOTH_HINT),
+        (("1%", None, "precision=fp32", None), BOTH, BOTH_HINT),
+        (
+            (None, None, None, 5),
+            "--max-repeats limits the blocks that --until adds; got 5 without it",
+            "repeats = 5 in the matrix, or --until 1%",
+        ),
+        (("2", None, None, None), "--until must be a share such as 1%; got '2'", "--until 1%"),
+    ],
+    ids=["both rules", "no baseline", "no ratio", "nothing to bound", "no share"],
+)
+def test_rules_that_contradict(
+    words: tuple[str | None, str | None, str | None, int | None], message: str, hint: str
+) -> None:
+    with pytest.raises(UsageError) as refused:
+        until_of(*words)
+    assert (str(refused.value), refused.value.hint) == (message, hint)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from launcher.protocol.task import TaskRun
 from launcher.sweep.places import LOCAL, Place
 from launcher.sweep.until import Until
 from launcher.sweep.work import LOG_HINT, Ended, PlaceWork, one_line, too_large_text
-from tests.launcher.sweep.sweeps import configurations_of, grow, plan_of
+from tests.launcher.sweep.sweeps import configurations_of, plan_of
 from workload.contract.design import Run
 from workload.contract.record import JobPlace, Record, Spec, Status, Timing
 
@@ -129,7 +129,7 @@ RATES = (100.0, 100.2, 99.9, 100.1, 99.8, 100.1, 99.9, 100.0)
 
 
 def test_until_adds_blocks_up_to_its_looks_and_stops_when_the_intervals_are_narrow() -> None:
-    work = work_of(7, wanted=Until(share=0.05), grow=grow)
+    work = work_of(7, until=Until(share=0.05))
     for run in work.runs:
         work.take(record_of(run, rate=RATES[run.block - 1]), PATH)
     assert work.add_blocks() == 1
@@ -143,7 +143,7 @@ def test_until_adds_blocks_up_to_its_looks_and_stops_when_the_intervals_are_narr
 
 
 def test_until_ends_at_the_most_blocks_and_where_blocks_bring_nothing_new() -> None:
-    work = work_of(3, wanted=Until(share=0.001, most=4), grow=grow)
+    work = work_of(3, until=Until(share=0.001, most=4))
     for run in work.runs:
         work.take(record_of(run, rate=100.0 + 10 * run.block), PATH)
     assert work.add_blocks() == 1

@@ -1,4 +1,4 @@
-"""When to stop: written answers, and coverage in small; benchmarks/blocks.py is the long version."""
+"""Intervals over blocks, with hand-computed answers; benchmarks/blocks.py simulates their coverage."""
 
 import math
 from itertools import islice
@@ -39,7 +39,7 @@ def test_the_interval_is_students_at_the_level_of_one_look() -> None:
 
 
 def test_blocks_that_are_alike_have_a_wider_interval() -> None:
-    """The same figures, first each third of them together, then by turns."""
+    """One series has three similar figures in a row; the other has the same figures, but in turns."""
     alike = [100.0 + 2 * (number // 3 % 2) + 0.1 * (number % 3) for number in range(12)]
     turns = [alike[number] for number in (0, 3, 1, 4, 2, 5, 6, 9, 7, 10, 8, 11)]
     one, other = (interval_at_look(single_contrast(figures), target=0.01) for figures in (alike, turns))

@@ -171,7 +171,7 @@ def test_output_may_be_there_a_bundle_may_not(tmp_path: Path) -> None:
 
 @pytest.fixture
 def killed(sealed: Path) -> Path:
-    """What a run leaves that `kill -9` ended in its second step."""
+    """Bundle of a run that `kill -9` ended in its second step."""
     (sealed / "MANIFEST.json").unlink()
     bundle.write_record(sealed, replace(RUN, status=Status.RUNNING, notes=("a",)))
     (sealed / "steps.csv").write_text("step,loss\n0,6.9\n1,6.")
@@ -289,7 +289,7 @@ def test_an_option_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_run_gets_its_place_in_a_job_and_keeps_all_else(sealed: Path) -> None:
-    """Also what only its own, newer trainer knows."""
+    """Even a key that only a newer trainer knows is kept."""
     newer = {**bundle.read(sealed).document, "of_tomorrow": 1}
     bundle.write_document(sealed, newer)
     bundle.seal(sealed)

@@ -12,7 +12,7 @@ from workload.contract import checksum
 
 @pytest.fixture
 def forgetful() -> Iterator[None]:
-    """Which way is the fastest is decided anew, here and after the test."""
+    """Forget the chosen implementation, before and after the test."""
     checksum._fastest.cache_clear()
     yield
     checksum._fastest.cache_clear()

@@ -1,4 +1,4 @@
-"""Two-way analysis: against numpy's least squares, who leaves the common scatter, and coverage in small.
+"""Two-way analysis: against numpy's least squares, noisy configurations, and coverage of few designs.
 
 benchmarks/blocks.py --parts order design is the long version.
 """
@@ -20,7 +20,7 @@ from workload.contract.design import Design, Run, f_tail
 def runs_of(
     many: int, count: int, *, seed: int, effect: float = 0.0, scatter: dict[int, float] | None = None, lost: float = 0.0
 ) -> list[Run]:
-    """Configurations that are 10 % apart, in blocks of random order; `effect`: of each later position."""
+    """Runs of configurations that are 10 % apart, in blocks of random order; `effect`: added at each later position."""
     rng = random.Random(seed)
     found = []
     for block in range(count):
@@ -89,7 +89,7 @@ def test_an_average_over_combinations_is_one_contrast() -> None:
 
 @pytest.mark.parametrize("known", [True, False])
 def test_two_configurations_are_the_paired_t_test(known: bool) -> None:
-    """With five blocks positions would cost a quarter of the degrees of freedom: they are left in the scatter."""
+    """With five blocks, terms for positions would cost a quarter of the degrees of freedom: there are none."""
     runs = [replace(run, position=run.position if known else None) for run in runs_of(2, 5, seed=4)]
     found = Design(runs).contrast({0: -1.0, 1: 1.0})
 
@@ -113,7 +113,7 @@ def test_one_position_that_is_not_known_leaves_all_of_them_out() -> None:
 
 
 def test_positions_that_cannot_be_told_from_configurations_leave_each_pair_to_its_own_blocks() -> None:
-    """Each of three in reverse order: b is always the second, whatever the second position does."""
+    """In a, b, c and c, b, a the configuration b is always second: its effect is that of the position."""
     rng = random.Random(1)
     runs = [
         Run(

@@ -124,7 +124,7 @@ def test_closed_streams_are_not_given_to_the_next_file(tmp_path: Path) -> None:
 
 @pytest.mark.world
 def test_ctrl_c_while_python_ends_changes_nothing() -> None:
-    """A child gets it twice, from the terminal and from its launcher: the second may come when all is said."""
+    """A child gets Ctrl-C twice, from the terminal and from its launcher: the second may come at its end."""
     code = """
 import atexit, os, signal, sys
 from workload.contract import entry

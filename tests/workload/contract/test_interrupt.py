@@ -1,4 +1,4 @@
-"""Signals, raised in this process where nothing waits for them, and children that are real processes."""
+"""Signals: in this process if nothing has to wait for them, else in real child processes."""
 
 import os
 import signal
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import is_running, until
 from workload.contract import interrupt
 from workload.contract.errors import InterruptedRunError
 from workload.contract.interrupt import Follower, interruption_deferred, raise_if_interrupted, run_child, stoppable
@@ -76,7 +77,7 @@ def test_nothing_is_left_of_an_earlier_interruption() -> None:
 
 
 class Careless:
-    """Is interrupted while Python deletes it."""
+    """An object whose deletion raises a signal."""
 
     def __del__(self) -> None:
         signal.raise_signal(signal.SIGINT)
@@ -192,7 +193,7 @@ def test_a_follower_hears_a_child_and_can_end_it() -> None:
 
 @pytest.mark.world
 def test_a_child_that_does_not_end_is_killed_with_its_own() -> None:
-    """It ignores signals, and the process that it has started, in a session of its own, gets none."""
+    """The child ignores signals, and its own child, in another session, gets none."""
     grandchild = python("import time; print('ready', flush=True); time.sleep(60)")
     child = (
         "import subprocess, time; from workload.contract import interrupt\n"
@@ -211,17 +212,7 @@ def test_a_child_that_does_not_end_is_killed_with_its_own() -> None:
     with subprocess.Popen(python(parent), stdout=subprocess.PIPE, text=True) as process:
         pids = [int(process.stdout.readline()) for _ in range(2)]
         process.kill()
-    deadline_s = time.monotonic() + 60
-    while alive := [pid for pid in pids if is_running(pid)]:
-        assert time.monotonic() < deadline_s, alive
-        time.sleep(0.02)
-
-
-def is_running(process: int) -> bool:
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    until(lambda: not any(map(is_running, pids)))
 
 
 @pytest.mark.world
@@ -238,7 +229,5 @@ def test_a_child_ends_in_order_when_its_parent_is_killed(tmp_path: Path) -> None
     with subprocess.Popen(python(parent), stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "ready\n"
         process.kill()
-    deadline_s = time.monotonic() + 60
-    while time.monotonic() < deadline_s and not ((tmp_path / "said").exists() and (tmp_path / "said").read_text()):
-        time.sleep(0.05)
-    assert (tmp_path / "said").read_text() == "interrupted: the process that started this run has ended"
+    said = until(lambda: (tmp_path / "said").exists() and (tmp_path / "said").read_text())
+    assert said == "interrupted: the process that started this run has ended"

@@ -17,7 +17,7 @@ HINT = "launch build --flavour cpu, or launch again; analyze audit results; pyth
 
 @pytest.fixture
 def plain_commands() -> None:
-    """Here the real thing is tested."""
+    """Replaces the fixture of all tests that keeps commands as they are: here they are converted."""
 
 
 @pytest.fixture

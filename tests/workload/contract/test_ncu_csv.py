@@ -1,4 +1,4 @@
-"""The table among ncu's output: where it begins and ends, its units and its rows. `tests/analysis` reads real files."""
+"""The table among ncu's output: its beginning and end, its units and its rows. tests/analysis reads real files."""
 
 from pathlib import Path
 

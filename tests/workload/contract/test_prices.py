@@ -1,4 +1,4 @@
-"""The one price table: sourced, and refused where it contradicts itself."""
+"""The table of prices has sources, and is refused if it contradicts itself."""
 
 import copy
 import tomllib

@@ -30,7 +30,7 @@ NAMES = [path.parent.name for path in OLD]
 
 
 def leaves(value: Any, where: str = "") -> dict[str, Any]:
-    """Every value that is there, by its dotted path."""
+    """Every value that is not None or empty, by its dotted path."""
     if not isinstance(value, dict):
         return {} if value in (None, []) else {where: value}
     return {path: leaf for name, inner in value.items() for path, leaf in leaves(inner, f"{where}.{name}").items()}
@@ -49,7 +49,7 @@ def test_the_schema_in_docs_is_that_of_the_definition() -> None:
 
 @pytest.mark.parametrize("path", OLD, ids=NAMES)
 def test_a_real_bundle_keeps_every_value(path: Path) -> None:
-    """Local, container, imported, cloud end to end, killed: nothing is lost on the way through the definition."""
+    """Runs in processes and containers, on rented machines, killed and imported ones lose no value."""
     document = json.loads(path.read_text())
     reading = record.read(document)
     assert reading.remarks == []
@@ -89,7 +89,7 @@ def test_the_schema_refuses_what_the_reader_leaves_out() -> None:
 
 @pytest.mark.world
 def test_what_the_trainer_collects_has_a_field() -> None:
-    """A fact without a field would be lost without a word."""
+    """A fact without a field would be dropped without a remark."""
     from workload.environment import collect
 
     facts = collect.collect(device="cpu", dataset_path=ROOT, machine=HostSystem())

@@ -146,7 +146,7 @@ def test_verdict_of_a_record() -> None:
 
 
 def test_the_roof_is_what_the_device_sustains() -> None:
-    """A burst of 200 FLOP/s and 20 B/s that falls to half: the step reaches more of what stays."""
+    """The burst of 200 FLOP/s and 20 B/s falls to half, and the step is compared with that half."""
     slowed: dict[str, Any] = {
         "flop_per_s": {"fp32": {"median": 150.0, "burst": 200.0, "sustained": 100.0}},
         "bytes_per_s": {"copy": {"median": 18.0, "burst": 20.0, "sustained": 10.0}},

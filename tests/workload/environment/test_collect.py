@@ -88,7 +88,7 @@ class Torch:
 
 
 class Opened:
-    """Stands for Gpu: knows which index was opened."""
+    """Stand-in for GpuSensors that records which index was opened."""
 
     def __init__(self, identity: dict[str, object] | None) -> None:
         self.opened: list[int] = []

@@ -91,7 +91,7 @@ def metadata_server(
 
 @contextmanager
 def raw_server(*pieces: bytes, pause_s: float) -> Iterator[str]:
-    """Sends one piece after another to whoever connects, and then nothing, without hanging up."""
+    """Server that sends one piece after another to each client, and then nothing, without closing."""
     done = threading.Event()
 
     def serve(listener: socket.socket) -> None:
@@ -204,7 +204,7 @@ def test_what_was_answered_before_the_deadline_is_kept(lay_out: LayOut) -> None:
 
 
 class Network:
-    """Records where the code wanted to connect to, and for how long it would have waited."""
+    """Record of the addresses that the code connects to, and of its time limits."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.wanted: list[tuple[tuple[str, int], float]] = []

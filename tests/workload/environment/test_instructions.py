@@ -23,7 +23,7 @@ def no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def cpu_that_faults_above(monkeypatch: pytest.MonkeyPatch, usable: str | None) -> None:
-    """The child kills itself as the CPU would, unless oneDNN is held back to `usable`."""
+    """Make the child kill itself as the CPU would, unless oneDNN is limited to `usable`."""
 
     def step(_: torch.dtype) -> None:
         if os.environ.get(instructions.ISA_VARIABLE) != usable:
@@ -88,7 +88,7 @@ def test_ceilings_beside_a_script_hold_back_instructions_of_a_cpu(
     device: str,
     held_back: list[str],
 ) -> None:
-    """The first precision is refused, and the second is tried all the same. No rate is measured here."""
+    """The first precision is refused, and the second is still tried. No rate is measured here."""
     tried: list[str] = []
 
     def hold_back(dtype: object) -> None:

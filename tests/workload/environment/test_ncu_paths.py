@@ -1,4 +1,4 @@
-"""Where ncu is looked for, and in which order."""
+"""Places of ncu, and their order."""
 
 from pathlib import Path
 

@@ -303,7 +303,7 @@ def test_open_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_query_exists_in_nvidia_ml_py() -> None:
-    """The fake accepts the names in its table: they must be the real ones."""
+    """The names in the fake's table are those of the real library."""
     library = pytest.importorskip("pynvml")
     names = {*ANSWERS, *LOSSES, "nvmlInit", "nvmlDeviceGetHandleByUUID", "nvmlDeviceGetHandleByPciBusId"}
     assert [name for name in sorted(names) if not callable(getattr(library, name, None))] == []

@@ -7,12 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.waiting import until
 from workload import cli
 from workload.contract import bundle
 from workload.contract.errors import ExitCode
@@ -120,14 +120,15 @@ def test_ctrl_c_during_the_pass_leaves_a_whole_bundle_and_no_process(tmp_path: P
 
 
 def child_of_the_pass(folder: Path) -> str:
-    """The process id of the orchestrator, once its profiled process runs."""
-    deadline_s = time.monotonic() + 60
-    while time.monotonic() < deadline_s:
-        for command in commands():
-            if "profiled-step" in command and any(folder.name in word for word in command):
-                return command[command.index("--owner") + 1]
-        time.sleep(0.05)
-    pytest.fail("no profiled process within a minute")
+    """Process id of the orchestrator, once its profiled process runs."""
+
+    def profiled() -> list[list[str]]:
+        return [
+            words for words in commands() if "profiled-step" in words and any(folder.name in word for word in words)
+        ]
+
+    command = until(profiled, "no profiled process")[0]
+    return command[command.index("--owner") + 1]
 
 
 def owned_by(owner: str) -> list[list[str]]:

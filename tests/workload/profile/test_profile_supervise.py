@@ -4,11 +4,11 @@ import os
 import signal
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
 
+from tests.waiting import is_running, until
 from workload.contract.interrupt import stoppable
 from workload.profile import supervise
 from workload.profile.supervise import End
@@ -36,19 +36,6 @@ def run_beyond_its_limit(code: str, log: Path) -> End:
             on_line=lambda _: ready.set(),
             monotonic=lambda: 1000.0 * ready.is_set(),
         )
-
-
-def is_gone(process_id: int) -> bool:
-    """Whether the process has ended, or ends within a minute; a zombie has ended."""
-    deadline_s = time.monotonic() + 60
-    while time.monotonic() < deadline_s:
-        try:
-            if Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-                return True
-        except OSError:
-            return True
-        time.sleep(0.05)
-    return False
 
 
 def test_both_streams_are_kept(tmp_path: Path) -> None:
@@ -116,14 +103,14 @@ def test_deaf_child_is_killed_with_its_children(tmp_path: Path, monkeypatch: pyt
     end = run_beyond_its_limit(code, tmp_path / "x")
     assert end.timed_out
     assert end.returncode == -signal.SIGKILL
-    assert is_gone(int(end.output))
+    until(lambda: not is_running(int(end.output)))
 
 
 def test_child_of_a_child_does_not_outlive_it(tmp_path: Path) -> None:
     code = "import subprocess, sys\nprint(subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']).pid)"
     end = run(code, tmp_path / "x")
     assert end.ok
-    assert is_gone(int(end.output))
+    until(lambda: not is_running(int(end.output)))
 
 
 def test_interruption_ends_the_child_in_order(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.waiting import until
 from workload import cli
 from workload.contract import bundle
 from workload.contract.environment_record import DeviceFacts, Environment
@@ -530,14 +531,12 @@ def start(*words: str, file_limit_bytes: int | None = None) -> subprocess.Popen[
 
 
 def wait_for_steps(process: subprocess.Popen[str], count: int) -> Path:
-    assert process.stdout is not None
     folder = Path(process.stdout.readline().strip())
-    deadline_s = time.monotonic() + 60
-    while time.monotonic() < deadline_s:
-        if (folder / "steps.csv").exists() and len(bundle.read_steps(folder)) >= count:
-            return folder
-        time.sleep(0.05)
-    pytest.fail(f"no {count} steps within a minute")
+    until(
+        lambda: (folder / "steps.csv").exists() and len(bundle.read_steps(folder)) >= count,
+        f"no {count} steps",
+    )
+    return folder
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from analysis.commands.fetch import FetchFormat, run_fetch
+from tests.waiting import until
 from tests.workload.storage import gcs_server
 from tests.workload.storage.gcs_server import BUCKET, GcsServer, Relay
 from workload.contract import bundle
@@ -145,7 +145,7 @@ def test_killed_and_continued(server: GcsServer, prefix: str, make: Make, tmp_pa
     arguments = [f"gs://{BUCKET}/{prefix}", "-o", str(output), "--jobs", "1"]
     with Relay(server, limit_bytes=2 * MEBIBYTE) as relay, start(relay.url, *arguments) as killed:
         assert relay.reached.wait(60)
-        await_that(lambda: piece_bytes(output) > MEBIBYTE)
+        until(lambda: piece_bytes(output) > MEBIBYTE)
         killed.send_signal(signal.SIGKILL)
         assert killed.wait(60) == -signal.SIGKILL
     bundle.read(output / small.name)
@@ -162,13 +162,6 @@ def test_killed_and_continued(server: GcsServer, prefix: str, make: Make, tmp_pa
 
 def piece_bytes(output: Path) -> int:
     return sum(path.stat().st_size for path in output.glob("*/.fetch/*"))
-
-
-def await_that(condition: Callable[[], bool], limit_s: float = 60) -> None:
-    deadline_s = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
 
 
 def test_ctrl_c_does_not_wait_for_the_network(server: GcsServer, prefix: str, make: Make, tmp_path: Path) -> None:

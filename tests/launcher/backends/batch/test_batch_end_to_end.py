@@ -5,7 +5,6 @@ import re
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -27,6 +26,7 @@ from tests.launcher.backends.batch.fake_batch import PROJECT, REGION, FakeBatch,
 from tests.launcher.backends.gcp.canned_cloud import IMAGE
 from tests.launcher.backends.gcp.fake_metadata import FakeMetadata
 from tests.launcher.script import tiny
+from tests.waiting import until
 from tests.workload.storage import gcs_server
 from tests.workload.storage.gcs_server import BUCKET
 from workload.contract import bundle
@@ -147,10 +147,7 @@ def test_a_task_that_is_taken_back_in_the_middle_goes_on_where_it_was(world: Wor
     )
 
     def take_back() -> None:
-        deadline_s = time.monotonic() + 120
-        while not list(sealed_runs(store)):
-            assert time.monotonic() < deadline_s
-            time.sleep(0.1)
+        until(lambda: list(sealed_runs(store)), within_s=120)
         world.vm.preempted = True
         world.fake.preempt(plan.request.name)
         world.vm.preempted = False

@@ -71,7 +71,7 @@ class Cloud:
         return [each.text for each in self.events if each.kind is kind]
 
     def state(self, name: str) -> launches.Launch:
-        return launches.one_launch(self.session(), name)
+        return launches.launch_named(self.session(), name)
 
     def result(self, name: str) -> Result:
         content = self.bucket.read(result_object(name))

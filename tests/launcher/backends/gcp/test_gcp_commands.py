@@ -20,9 +20,8 @@ from launcher.backends.gcp import options
 from launcher.backends.gcp.backend import ComputeEngine
 from launcher.backends.gcp.price_list import PriceLookup
 from launcher.jobs.launches import LaunchState
-from launcher.jobs.progress import LaunchProgress
 from launcher.jobs.session import Event as GcpEvent
-from launcher.jobs.session import EventKind
+from launcher.jobs.session import EventKind, LaunchProgress
 from launcher.protocol.records import LaunchPhase
 from tests.launcher.backends.gcp.canned_cloud import ZONE, Cloud, Clouds
 from tests.launcher.backends.gcp.canned_prices import TODAY

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import pytest
 from launcher.protocol.records import LAUNCHES, result_object
 from tests.launcher.backends.gcp.canned_cloud import IMAGE, ZONE, Cloud, Clouds
 from tests.launcher.backends.gcp.canned_vm import Fault
+from tests.waiting import until
 from tests.workload.storage.gcs_server import BUCKET
 from workload.contract import bundle
 from workload.storage import fetch
@@ -45,11 +45,8 @@ def start(folder: Path, *words: str) -> "subprocess.Popen[str]":
 def kill_when(moment: Callable[[], object], folder: Path) -> None:
     """Start a launch, and kill it as soon as `moment()`."""
     with start(folder, *GCP) as process:
-        until_s = time.monotonic() + 100
-        while not moment():
-            assert process.poll() is None, process.communicate()
-            assert time.monotonic() < until_s
-            time.sleep(0.005)
+        until(lambda: process.poll() is not None or moment(), every_s=0.005)
+        assert process.poll() is None, process.communicate()
         process.kill()
     assert process.returncode == -signal.SIGKILL
 
@@ -68,10 +65,7 @@ def name_of(cloud: Cloud, before: set[str]) -> str:
 
 
 def await_end(cloud: Cloud, name: str) -> None:
-    until_s = time.monotonic() + 60
-    while cloud.bucket.read(result_object(name)) is None:
-        assert time.monotonic() < until_s
-        time.sleep(0.05)
+    until(lambda: cloud.bucket.read(result_object(name)) is not None)
 
 
 def bring_home(cloud: Cloud, name: str, folder: Path) -> None:

@@ -239,7 +239,7 @@ def test_in_an_outage_nothing_is_said_to_be_gone(told: str, launch: Launch, clou
         assert (
             launch(world, "down", "f00ba2", *AT_HOME)
             .error(4)
-            .startswith(f"error: whether 'f00ba2' has a VM is not known: {somewhere} does")
+            .startswith(f"error: it is unknown whether 'f00ba2' has a VM: {somewhere} does")
         )
         assert launch(world, "status", plan.name, "--format", "json", *AT_HOME).json()["state"] == LaunchState.UNKNOWN
         shown = launch(world, "status", *AT_HOME)
@@ -249,7 +249,7 @@ def test_in_an_outage_nothing_is_said_to_be_gone(told: str, launch: Launch, clou
         )
         (line,) = (each for each in shown.out.splitlines() if each.startswith(plan.name))
         assert f" {LaunchState.UNKNOWN} " in line
-        assert "whether its VM exists is not known: no answer from " in line
+        assert "it is unknown whether its VM exists: no answer from " in line
         assert [vm.name for vm in cloud.fake.instances] == [plan.name]
         cloud.fake.outage_ends()
         assert launch(world, "down", plan.name, *AT_HOME).output() == f"VM {plan.name} in {ZONE} is gone\n"

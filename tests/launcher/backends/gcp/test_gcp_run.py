@@ -339,7 +339,7 @@ def test_interrupted_in_an_outage_nothing_is_said_to_be_gone(direct: bool, cloud
 
         with pytest.raises(InterruptedRunError) as raised:
             run(cloud.session(on_event=stop), plan, output=cloud.output)
-        unsure = f"interrupted; whether a VM '{plan.name}' is left could not be confirmed"
+        unsure = f"interrupted; could not confirm whether VM '{plan.name}' still exists"
         assert str(raised.value) == (unsure if direct else f"interrupted; no VM of '{plan.name}' is left")
         assert len(cloud.fake.instances) == direct
 

@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from tests.launcher.backends.gcp import fake_vm
 from tests.launcher.backends.gcp.fake_compute import FakeCompute, Vm
 from tests.launcher.backends.gcp.fake_metadata import TOKEN
 from tests.launcher.backends.gcp.fake_vm import NOTE, PROJECT, PYTHON
+from tests.waiting import until
 from tests.workload.storage import gcs_server
 from tests.workload.storage.gcs_server import BUCKET
 from workload.storage.gcs import connect
@@ -392,13 +392,6 @@ def test_the_deletion_is_repeated_until_it_works(boot: Boot) -> None:
 def test_a_bucket_that_does_not_answer_keeps_no_vm_alive(boot: Boot) -> None:
     boot.storage_url = "http://127.0.0.1:9"
     boot.run(driver="none")
-
-
-def until(is_there: Callable[[], object]) -> None:
-    deadline_s = time.monotonic() + LIMIT_S
-    while not is_there():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.02)
 
 
 def test_boot_and_agent_mean_the_same_mark() -> None:

@@ -205,28 +205,28 @@ STATES: dict[str, tuple[Seen, float, LaunchState, str]] = {
         "the time limit of 60 min was reached, without a result",
     ),
     "its zone does not answer": (
-        Seen(name=NAME, request=REQUEST, heartbeat=beat(200, LaunchPhase.RUN_STARTED), silent=(ZONE,)),
+        Seen(name=NAME, request=REQUEST, heartbeat=beat(200, LaunchPhase.RUN_STARTED), unanswered=(ZONE,)),
         900,
         LaunchState.UNKNOWN,
-        f"whether its VM exists is not known: no answer from {ZONE}",
+        f"it is unknown whether its VM exists: no answer from {ZONE}",
     ),
     "none of many zones answers": (
-        Seen(name=NAME, request=REQUEST, silent=("a", "b", "c", "d")),
+        Seen(name=NAME, request=REQUEST, unanswered=("a", "b", "c", "d")),
         900,
         LaunchState.UNKNOWN,
-        "whether its VM exists is not known: no answer from a, b, c, …",
+        "it is unknown whether its VM exists: no answer from a, b, c, …",
     ),
     "its zone does not answer, its bucket does": (
-        Seen(name=NAME, request=REQUEST, heartbeat=beat(200, LaunchPhase.RUN_STARTED), silent=(ZONE,)),
+        Seen(name=NAME, request=REQUEST, heartbeat=beat(200, LaunchPhase.RUN_STARTED), unanswered=(ZONE,)),
         220,
         LaunchState.RUNNING,
-        f"step 3 of 110; whether its VM exists is not known: no answer from {ZONE}",
+        f"step 3 of 110; it is unknown whether its VM exists: no answer from {ZONE}",
     ),
     "done, in a zone that does not answer": (
-        Seen(name=NAME, request=REQUEST, result=result(), silent=(ZONE,)),
+        Seen(name=NAME, request=REQUEST, result=result(), unanswered=(ZONE,)),
         400,
         LaunchState.DONE,
-        f"whether its VM is gone is not known: no answer from {ZONE}",
+        f"it is unknown whether its VM is gone: no answer from {ZONE}",
     ),
     "nothing but a log": (Seen(name=NAME), 400, LaunchState.LOST, "no readable request, no VM, no result"),
     "a VM of another bucket": (
@@ -472,7 +472,7 @@ def test_table_of_launches() -> None:
 UNCOUNTED = "without disk, address, traffic and tax"
 
 
-def test_one_launch_in_detail() -> None:
+def test_launch_named_in_detail() -> None:
     seen = Seen(name=NAME, request=REQUEST, machine=machine(), heartbeat=beat(200, LaunchPhase.BOOTED))
     text = render_one(
         judge(seen, LAUNCHED_S + 230, was_preempted=lambda: False), as_store(Objects({})), LAUNCHED_S + 230

@@ -14,7 +14,8 @@ from launcher.backends.slurm.options import Options
 from launcher.protocol.backend import Machine, Plan
 from tests.launcher.backends.contract import CHECKS, Check, Place, name_of
 from tests.launcher.backends.slurm.conftest import doing, machines_of, plan_of
-from tests.slurm import SlurmCluster, until
+from tests.slurm import SlurmCluster
+from tests.waiting import until
 
 pytestmark = [
     pytest.mark.world,

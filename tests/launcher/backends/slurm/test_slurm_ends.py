@@ -16,7 +16,8 @@ from launcher.backends.slurm.prepare import prepare
 from launcher.protocol.backend import Condition, Machine
 from launcher.protocol.records import Result
 from tests.launcher.backends.slurm.conftest import doing, machines_of, plan_of
-from tests.slurm import SlurmCluster, until
+from tests.slurm import SlurmCluster
+from tests.waiting import until
 from workload.contract import bundle
 from workload.contract.errors import RooflaunchError, ToolError, UsageError
 from workload.contract.spec import Device

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.slurm import SlurmCluster, until
+from tests.slurm import SlurmCluster
+from tests.waiting import until
 from workload.contract import bundle
 from workload.contract.record import Status
 

@@ -6,8 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -15,6 +13,7 @@ import pytest
 
 from tests import sshd
 from tests.launcher.script import tiny
+from tests.waiting import until
 from workload.contract import bundle
 from workload.contract.errors import ExitCode
 
@@ -53,13 +52,6 @@ def ran(machine: sshd.Machine, folder: Path, *words: str, code: int = ExitCode.D
 
 def records(machine: sshd.Machine) -> list[Path]:
     return sorted((machine.home / ".rooflaunch/launches").glob("*/"))
-
-
-def until(holds: Callable[[], object], what: str) -> None:
-    end_s = time.monotonic() + 120
-    while not holds():
-        assert time.monotonic() < end_s, what
-        time.sleep(0.1)
 
 
 def test_from_the_command_to_the_bundle(machine: sshd.Machine, tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from launcher.backends.ssh.plan import SshPlan
 from launcher.protocol.backend import Condition, Machine
 from tests import sshd
 from tests.launcher.backends.ssh.conftest import doing, plan_of
+from tests.waiting import until
 from workload.contract.errors import ExitCode, NoCapacityError
 from workload.storage.ssh import LostError
 
@@ -32,13 +32,6 @@ WITH_CHILD = f"import subprocess, sys, time; subprocess.Popen([sys.executable, '
 @pytest.fixture(autouse=True)
 def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machines_module, "GRACE_S", 1.0)
-
-
-def until(holds: Callable[[], object], what: str, *, within_s: float = 100) -> None:
-    end_s = time.monotonic() + within_s
-    while not holds():
-        assert time.monotonic() < end_s, what
-        time.sleep(0.05)
 
 
 def silent(_: str) -> None:

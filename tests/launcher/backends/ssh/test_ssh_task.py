@@ -3,7 +3,6 @@
 import os
 import signal
 import sys
-import time
 from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -21,6 +20,7 @@ from launcher.protocol.backend import Job
 from launcher.protocol.task import Task, TaskRun
 from tests import sshd
 from tests.launcher.backends.ssh.conftest import TINY
+from tests.waiting import until
 from workload.contract import bundle
 from workload.contract.errors import ExitCode
 from workload.contract.spec import resolve
@@ -50,10 +50,9 @@ def test_a_task_is_finished_by_the_next_launch(
     launching.run(session, plan, output=tmp_path / "home", detach=True)
 
     store = machine.home / ".rooflaunch"
-    until_s = time.monotonic() + LIMIT_S
-    while len(list((store / "jobs" / plan.request.name / "results").glob(f"*/{bundle.STEPS}"))) < 2:
-        assert time.monotonic() < until_s, (store / "jobs" / plan.request.name / "log").read_text()
-        time.sleep(0.1)
+    job_folder = store / "jobs" / plan.request.name
+    started = (job_folder / "results").glob
+    until(lambda: len(list(started(f"*/{bundle.STEPS}"))) >= 2, (job_folder / "log").read_text, within_s=LIMIT_S)
     before = {sealed.run_key for sealed in sealed_runs(session.store)}
     for pid, words in machine.jobs():
         if plan.request.name in words:  # agent, keeper and trainer: as if the power had gone
