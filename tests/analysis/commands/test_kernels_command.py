@@ -133,8 +133,8 @@ def test_nothing_was_profiled(tmp_path: Path, analyze: Analyze) -> None:
 
 @pytest.mark.parametrize("top", ["0", "-1"])
 def test_top_is_positive(tmp_path: Path, analyze: Analyze, top: str) -> None:
-    said = f"error: --top must be a positive integer; got '{top}'\nhint: --top 10\n"
-    assert analyze("kernels", tmp_path, "--top", top) == (2, "", said)
+    message = f"error: --top must be a positive integer; got '{top}'\nhint: --top 10\n"
+    assert analyze("kernels", tmp_path, "--top", top) == (2, "", message)
 
 
 def test_file_without_a_table(tmp_path: Path, analyze: Analyze) -> None:

@@ -78,7 +78,7 @@ def launches(first: int, last: int) -> str:
 
 
 @pytest.mark.parametrize(
-    ("text", "number", "again_"),
+    ("text", "number", "repeated"),
     [
         (NEW_TEXT, 2, 0),
         (NEW_TEXT * 2, 2, 2),
@@ -89,12 +89,12 @@ def launches(first: int, last: int) -> str:
     ],
     ids=["once", "twice", "many", "overlapping", "one alike"],
 )
-def test_launches_of_a_text_count_once(text: str, number: int, again_: int, tmp_path: Path) -> None:
+def test_launches_of_a_text_count_once(text: str, number: int, repeated: int, tmp_path: Path) -> None:
     (tmp_path / "ncu.txt").write_text(text)
     found = ncu.read(tmp_path / "ncu.txt")
     assert len(found.kernels) == number
-    said = f"==WARNING== {again_} kernels a second time in the file (same figures): each is counted once"
-    assert found.losses == ((said,) if again_ else ())
+    loss = f"==WARNING== {repeated} kernels a second time in the file (same figures): each is counted once"
+    assert found.losses == ((loss,) if repeated else ())
 
 
 @pytest.mark.parametrize("text", [NSYS * 2, NSYS + NSYS.split("\n", 1)[1]], ids=["the file", "its rows"])

@@ -295,8 +295,8 @@ def test_kernels_that_the_manifest_does_not_list_are_not_read(results: Path, nam
     path.write_text("put here after the run")
     table, problems = load_bundles(results)
     assert (table["kernels_file"].to_pylist(), problems) == ([None] * 3, [])
-    said = f"{name} is not in MANIFEST.json: it was not verified and is not read"
-    assert table[index.REMARKS].to_pylist() == [[said], [], []]
+    remark = f"{name} is not in MANIFEST.json: it was not verified and is not read"
+    assert table[index.REMARKS].to_pylist() == [[remark], [], []]
     assert load_bundles(results)[0].equals(table)
 
 

@@ -67,8 +67,8 @@ def test_mask_is_hexadecimal() -> None:
     ],
 )
 def test_what_is_not_whole(content: bytes | None, count: int, remarks: list[str]) -> None:
-    found, said = rows(content)
-    assert (len(found), said) == (count, remarks)
+    found, notes = rows(content)
+    assert (len(found), notes) == (count, remarks)
 
 
 def test_wrong_cell_is_said() -> None:
@@ -110,7 +110,7 @@ ROWS = (
 
 
 def refused(*changes: tuple[int, str, str], imported: bool = False, measured_s: float | None = 0.2) -> str | None:
-    """What is said of `ROWS` with some cells changed: row from 1, column, cell."""
+    """The refusal of `ROWS` with some cells changed: row from 1, column, cell."""
     rows = [list(row) for row in ROWS]
     for number, column, cell in changes:
         rows[number - 1][list(STEPS.types).index(column)] = cell
@@ -132,7 +132,7 @@ LATER, FITS = (
 )
 
 
-def said(change: tuple[int, str, str], rule: str | None) -> str | None:
+def refusal_of(change: tuple[int, str, str], rule: str | None) -> str | None:
     """What names the rule that a changed cell breaks."""
     row, column, cell = change
     shown = (f"'{cell}'" if column == "phase" else cell) if cell else "an empty cell"
@@ -171,7 +171,7 @@ def said(change: tuple[int, str, str], rule: str | None) -> str | None:
     ],
 )
 def test_rows_of_ours(change: tuple[int, str, str], rule: str | None) -> None:
-    assert refused(change) == said(change, rule)
+    assert refused(change) == refusal_of(change, rule)
 
 
 @pytest.mark.parametrize(
@@ -188,12 +188,12 @@ def test_rows_of_ours(change: tuple[int, str, str], rule: str | None) -> None:
     ],
 )
 def test_rows_of_a_log(change: tuple[int, str, str], rule: str | None) -> None:
-    assert refused(change, imported=True) == said(change, rule)
+    assert refused(change, imported=True) == refusal_of(change, rule)
 
 
 def test_the_first_row_of_the_first_rule_is_said() -> None:
     refusal = refused((1, "images", "0"), (2, "step_s", "-1"), (3, "step_s", "-2"))
-    assert refusal == said((2, "step_s", "-1"), STEP_TIME)
+    assert refusal == refusal_of((2, "step_s", "-1"), STEP_TIME)
 
 
 @pytest.mark.parametrize(
@@ -214,4 +214,4 @@ def test_clock_of_few_digits_may_stand_still() -> None:
     late: list[Any] = [(1, "ended_at_s", "7000"), (2, "ended_at_s", "7000"), (3, "ended_at_s", "7000.0005")]
     short = [(row, column, cell) for row in (2, 3) for column, cell in (("step_s", "0.0005"), ("data_s", "0"))]
     assert refused(*late, *short) is None
-    assert refused(*late) == said((2, "ended_at_s", "7000"), LATER)
+    assert refused(*late) == refusal_of((2, "ended_at_s", "7000"), LATER)

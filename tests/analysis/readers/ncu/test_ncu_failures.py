@@ -73,7 +73,7 @@ def test_which_failure_it_is(content: str | bytes, failure: Failure, reason: str
 
 @pytest.mark.parametrize("suffix", [".csv", ".ncu-rep"])
 def test_no_file(suffix: str, tmp_path: Path) -> None:
-    for path, said in [
+    for path, reason in [
         (tmp_path / f"no{suffix}", "No such file or directory"),
         (tmp_path / f"d{suffix}", "Is a directory"),
     ]:
@@ -82,7 +82,7 @@ def test_no_file(suffix: str, tmp_path: Path) -> None:
         with pytest.raises(NcuFileError) as caught:
             ncu.read(path)
         assert caught.value.failure is Failure.ABSENT
-        assert str(caught.value) == f"'{path}' has no table of Nsight Compute: it cannot be read: {said}"
+        assert str(caught.value) == f"'{path}' has no table of Nsight Compute: it cannot be read: {reason}"
 
 
 def test_a_cell_without_end(tmp_path: Path) -> None:

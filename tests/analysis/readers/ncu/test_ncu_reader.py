@@ -301,10 +301,10 @@ def test_units_of_bytes_are_decimal(unit: str, factor: float, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("unit", "said"), [("jiffy", "its unit 'jiffy' is no known unit of"), ("", "the file gives no unit of")]
+    ("unit", "problem"), [("jiffy", "its unit 'jiffy' is no known unit of"), ("", "the file gives no unit of")]
 )
-def test_an_unknown_unit_is_not_guessed(unit: str, said: str, tmp_path: Path) -> None:
-    warning = f"gpu__time_duration.sum is unavailable: {said} time"
+def test_an_unknown_unit_is_not_guessed(unit: str, problem: str, tmp_path: Path) -> None:
+    warning = f"gpu__time_duration.sum is unavailable: {problem} time"
     for text in (wide({TIME: unit, DRAM: "byte"}, [["2", "3"]]), long([(0, TIME, unit, "2"), (0, DRAM, "byte", "3")])):
         found = ncu.read(save(tmp_path, text))
         assert math.isnan(found.kernels["duration_s"][0])
