@@ -8,11 +8,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from workload.contract import bundle, peaks
-from workload.contract.bundle import Status
 from workload.contract.environment_record import DeviceFacts, Environment, SoftwareFacts
 from workload.contract.errors import UsageError
 from workload.contract.profile_record import ProfileResult
-from workload.contract.record import GivenByUser, Imported, Record, Spec, Timing
+from workload.contract.record import GivenByUser, Imported, Record, Spec, Status, Timing
 from workload.contract.spec import Precision
 
 # Larger batch sizes are a mistake: the biggest ever published have five digits.

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pandas as pd
 
 from workload.contract.blocks_interval import FIRST_LOOK
-from workload.contract.bundle import Status
 from workload.contract.errors import ExitCode, RooflaunchError
+from workload.contract.record import Status
 from workload.contract.tables import Column, Role
 from workload.contract.text import si
 from workload.contract.verdict import busy_sentence

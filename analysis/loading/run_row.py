@@ -11,9 +11,8 @@ from typing import Any
 from analysis.loading import model_work
 from workload.contract import record as contract
 from workload.contract import verdict
-from workload.contract.bundle import Status
 from workload.contract.fields import RANGES, Kind, instant
-from workload.contract.record import MeasuredRate, Record, Verdict
+from workload.contract.record import MeasuredRate, Record, Status, Verdict
 
 # `path` and `kernels_file` come from the index, the others from several fields of run.json.
 DERIVED: Mapping[str, Kind] = {

@@ -17,16 +17,21 @@ ABSENT = "\N{EN DASH}"
 ROWS_UNFOLDED = 24
 # Most characters of a text; a bundle may contain a text of any length.
 MOST_CHARACTERS = 5000
+
+
+def facts(**headings: str) -> tuple[Column, ...]:
+    """Columns of facts, by name, with their headings."""
+    return tuple(Column(name=name, heading=heading, role=Role.FACT) for name, heading in headings.items())
+
+
 # Columns that name a configuration: by the names of figures, and by the facts of its runs.
 OF_FIGURES = (
-    Column(name="env", heading="environment", role=Role.FACT),
-    Column(name="task", heading="model", role=Role.FACT),
+    *facts(env="environment", task="model"),
     Column(name="batch_size", heading="batch", digits=0),
     Column(name="variant", heading="precision", role=Role.FACT),
 )
 OF_FACTS = (
-    Column(name="place", heading="environment", role=Role.FACT),
-    Column(name="model", heading="model", role=Role.FACT),
+    *facts(place="environment", model="model"),
     Column(name="batch_size", heading="batch", digits=0),
     Column(name="precision", heading="precision", role=Role.FACT),
 )

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.loading.configurations import DETAILS, NAMED_COLUMNS, Group, completed, group
-from workload.contract.bundle import Status
+from workload.contract.record import Status
 from workload.contract.tables import Column, Role
 
 COLUMNS = (

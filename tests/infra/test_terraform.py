@@ -154,24 +154,22 @@ def test_logging_is_only_on_request() -> None:
 
 # ---- what a launcher may do
 
-# Of compute_v1's requests in launcher/backends/gcp/compute.py.
+# Permission for each request of launcher/backends/gcp/compute.py; a list is named by its kind alone.
 REQUESTS = {
-    "AggregatedListDisks": "compute.disks.list",
-    "AggregatedListInstances": "compute.instances.list",
-    "DeleteDisk": "compute.disks.delete",
-    "DeleteInstance": "compute.instances.delete",
-    "ListDisks": "compute.disks.list",
-    "ListInstances": "compute.instances.list",
-    "GetFromFamilyImage": "compute.images.getFromFamily",
-    "GetGuestAttributesInstance": "compute.instances.getGuestAttributes",
-    "GetInstance": "compute.instances.get",
-    "GetMachineType": "compute.machineTypes.get",
-    "GetProject": "compute.projects.get",
-    "GetRegion": "compute.regions.get",
-    "GetSerialPortOutputInstance": "compute.instances.getSerialPortOutput",
-    "InsertInstance": "compute.instances.create",
-    "ListZoneOperations": "compute.zoneOperations.list",
-    "WaitZoneOperation": "compute.zoneOperations.get",
+    "Disks": "compute.disks.list",
+    "Disks.delete": "compute.disks.delete",
+    "Images.get_from_family": "compute.images.getFromFamily",
+    "Instances": "compute.instances.list",
+    "Instances.delete": "compute.instances.delete",
+    "Instances.get": "compute.instances.get",
+    "Instances.insert": "compute.instances.create",
+    "MachineTypes.get": "compute.machineTypes.get",
+    "Projects.get": "compute.projects.get",
+    "Regions.get": "compute.regions.get",
+    "ZoneOperations.list": "compute.zoneOperations.list",
+    "ZoneOperations.wait": "compute.zoneOperations.get",
+    "get_guest_attributes": "compute.instances.getGuestAttributes",
+    "get_serial_port_output": "compute.instances.getSerialPortOutput",
 }
 # What an insert asks for beside compute.instances.create, for what plan.py puts into it.
 WITH_INSERT = {
@@ -212,7 +210,8 @@ def test_launchers_have_exactly_these_roles() -> None:
 
 def test_a_launchers_role_is_what_its_code_asks_for() -> None:
     code = (ROOT / "launcher" / "backends" / "gcp" / "compute.py").read_text(encoding="utf-8")
-    assert set(re.findall(r"compute_v1\.(\w+)Request\b", code)) == set(REQUESTS)
+    asked = re.findall(r'self\._(?:ask|ask_guest|pages|labelled)\(\s*"(\w+)"(?:, "(\w+)")?', code)
+    assert {".".join(filter(None, names)) for names in asked} == set(REQUESTS)
     roles = _of_kind("google_project_iam_custom_role")
     asked_for = {*REQUESTS.values(), *WITH_INSERT, *FOR_DOCTOR, *FOR_QUOTA_PROJECT}
     assert sorted(roles["launcher"]["permissions"]) == sorted(asked_for - DELETIONS)

@@ -89,10 +89,10 @@ exec(compile(stdin.read(int(stdin.readline())), "rooflaunch", "exec"), scope)
 
 class Payload:
     def __init__(self, size):
-        self.left = size
+        self.remaining = size
     def read(self, size):
-        block = stdin.read(min(size, self.left))
-        self.left -= len(block)
+        block = stdin.read(min(size, self.remaining))
+        self.remaining -= len(block)
         return block
 
 for line in iter(stdin.readline, b""):
@@ -105,12 +105,12 @@ for line in iter(stdin.readline, b""):
     while payload.read(1 << 18):
         pass
     stdout.write(("\\n%s\\n%s\\n" % (question["mark"], json.dumps(answer))).encode())
-    left = answer.get("bytes", 0)
+    remaining = answer.get("bytes", 0)
     for block in blocks:
-        left -= len(block)
+        remaining -= len(block)
         stdout.write(block)
     stdout.flush()
-    if left:
+    if remaining:
         sys.exit("a file changed while it was read")
 """
 
@@ -184,9 +184,9 @@ class Connection:
         """
         pauses, is_again = iter(PAUSES_S), False
         while True:
-            counted, asked = _Counted(sink), {**question, "again": is_again}
+            counted, request = _Counted(sink), {**question, "again": is_again}
             try:
-                answer = self._ask_once(program, asked, payload, counted, limit_s)
+                answer = self._ask_once(program, request, payload, counted, limit_s)
             except LostError:
                 pause_s = next(pauses, None)
                 # A machine that never answered is most likely misspelt. For a file received in part, the caller
@@ -225,7 +225,7 @@ class Connection:
         if ended.is_late:
             by_hand = f"try it by hand: {self.login.command()}"
             raise LostError(f"{self.login} did not answer within {limit_s:g} s", hint=by_hand)
-        raise self._explained(ended.code, ended.complaints, ended.junk)
+        raise self._explained(ended.code, ended.stderr, ended.preamble)
 
     def close(self) -> None:
         """End the waiting remote programs; the next request starts them again."""
@@ -240,16 +240,16 @@ class Connection:
         options = {**SSH_OPTIONS, **_shared()}
         return [program, "-T", *(word for name, value in options.items() for word in ("-o", f"{name}={value}"))]
 
-    def _explained(self, code: int, said: str, junk: str) -> ToolError:
+    def _explained(self, code: int, stderr: str, preamble: str) -> ToolError:
         """Error for a remote program that ended without an answer, from ssh's exit code and output."""
-        lines = [line.strip() for line in (said or junk).splitlines() if line.strip()]
+        lines = [line.strip() for line in (stderr or preamble).splitlines() if line.strip()]
         last = lines[-1] if lines else ""
         login, by_hand = self.login, self.login.command()
         message, hint = f"{login} did not run our program: {last or f'exit code {code}'}", f"try it by hand: {by_hand}"
-        if "REMOTE HOST IDENTIFICATION HAS CHANGED" in said:
+        if "REMOTE HOST IDENTIFICATION HAS CHANGED" in stderr:
             message = f"{login} has another host key than before: it was reinstalled, or another machine answers"
             hint = f"ask its owner; then ssh-keygen -R {login.known_as()}, and log in once: {by_hand}"
-        elif "Host key verification failed" in said or "host key is known for" in said:
+        elif "Host key verification failed" in stderr or "host key is known for" in stderr:
             message = f"the host key of {login} is not known here yet"
             hint = f"log in once by hand and compare it: {by_hand}"
         elif "Permission denied" in last or "Too many authentication failures" in last:
@@ -277,11 +277,11 @@ class _Counted:
 
 @dataclass(frozen=True, kw_only=True)
 class _Ended:
-    """End of an ssh process: exit code, its error output, output in place of an answer, and whether it timed out."""
+    """End of an ssh process: its exit code, its error output, its output before an answer, and whether it timed out."""
 
     code: int
-    complaints: str
-    junk: str
+    stderr: str
+    preamble: str
     is_late: bool
 
 
@@ -290,14 +290,14 @@ class _Session:
 
     def __init__(self, command: list[str], program: str) -> None:
         # ssh's error output goes to a file, because a kept connection would hold a pipe open.
-        self._complaints = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the session
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the session
         # A process group of its own: Ctrl-C must not end the shared connection.
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._complaints, start_new_session=True
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, start_new_session=True
         )
         frame, code = FRAME.encode(), program.encode()
         self._head = b"%d\n%s%d\n%s" % (len(frame), frame, len(code), code)
-        self._junk = ""
+        self._preamble = ""
         self._is_late = False
 
     def ask(
@@ -315,7 +315,7 @@ class _Session:
         feeder.start()
         try:
             assert self._process.stdout is not None
-            answer, self._junk = _hear(self._process.stdout, mark, sink)
+            answer, self._preamble = _read_answer(self._process.stdout, mark, sink)
         except BaseException:
             self._process.kill()
             raise
@@ -336,10 +336,10 @@ class _Session:
         code = self._process.wait()
         if self._process.stdout is not None:
             self._process.stdout.close()
-        with self._complaints:
-            self._complaints.seek(0)
-            said = self._complaints.read(MAX_PREAMBLE_BYTES).decode(errors="replace")
-        return _Ended(code=code, complaints=said, junk=self._junk, is_late=self._is_late)
+        with self._stderr:
+            self._stderr.seek(0)
+            text = self._stderr.read(MAX_PREAMBLE_BYTES).decode(errors="replace")
+        return _Ended(code=code, stderr=text, preamble=self._preamble, is_late=self._is_late)
 
     def __del__(self) -> None:
         """Close the pipe when the session is garbage-collected; `Popen` would keep it open, and ssh running."""
@@ -367,24 +367,24 @@ class _Session:
             stdin.flush()
 
 
-def _hear(stdout: IO[bytes], mark: str, sink: _Counted) -> tuple[dict[str, Any] | None, str]:
+def _read_answer(stdout: IO[bytes], mark: str, sink: _Counted) -> tuple[dict[str, Any] | None, str]:
     """Read the answer after the mark; return it and the output before it. None if the stream ends too early."""
-    wanted, junk = mark.encode() + b"\n", b""
+    wanted, preamble = mark.encode() + b"\n", b""
     while (line := stdout.readline(MAX_PREAMBLE_BYTES)) != wanted:
-        junk += line
-        if not line or len(junk) > MAX_PREAMBLE_BYTES:
-            return None, junk.decode(errors="replace")
+        preamble += line
+        if not line or len(preamble) > MAX_PREAMBLE_BYTES:
+            return None, preamble.decode(errors="replace")
     header = stdout.readline()
     if not header.endswith(b"\n"):
         return None, ""
     answer: dict[str, Any] = json.loads(header)
-    left = int(answer.get("bytes", 0))
-    while left:
-        block = stdout.read(min(left, BLOCK_BYTES))
+    remaining = int(answer.get("bytes", 0))
+    while remaining:
+        block = stdout.read(min(remaining, BLOCK_BYTES))
         if not block:
             return None, ""
         sink.write(block)
-        left -= len(block)
+        remaining -= len(block)
     return answer, ""
 
 
@@ -509,10 +509,10 @@ class SshFolder:
         return bool(self._ask("write", payload=payload, **question)["written"])
 
     def _ask(self, do: str, sink: Sink | None = None, payload: bytes | Path = b"", **question: Any) -> dict[str, Any]:
-        asked = {"do": do, "root": self._root, **question}
+        request = {"do": do, "root": self._root, **question}
         carries_files = bool(payload) or question.get("most_bytes", 0) is None
         limit_s = TRANSFER_LIMIT_S if carries_files else QUESTION_LIMIT_S
-        answer = self._connection.ask(self._program, asked, sink=sink, payload=payload, limit_s=limit_s)
+        answer = self._connection.ask(self._program, request, sink=sink, payload=payload, limit_s=limit_s)
         if "unsafe" in answer:
             raise BundleError(
                 f"{answer['unsafe']} in {self}", hint="give it another name, or replace the link by the file itself"

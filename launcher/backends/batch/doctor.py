@@ -56,14 +56,14 @@ def examine(where: Where, ports: BatchPorts | None = None) -> Iterator[Check]:
 def _queue_checks(service: BatchService, settings: Settings, where: Where) -> Iterator[Check]:
     try:
         jobs = [job for job in service.jobs() if not job.is_over]
-        left = list(BatchMachines(service, _no_store).leftovers())
+        leftovers = list(BatchMachines(service, _no_store).leftovers())
     except RooflaunchError as error:
         yield BATCH.failed("API", error)
         return
     running = counted(len(jobs), "job")
     yield BATCH.ok("API", f"Batch answers in {where.region} of {settings.project}; {running} of our jobs are running")
-    if left:
-        named = ", ".join(f"{item.name} ({item.why})" for item in left)
+    if leftovers:
+        named = ", ".join(f"{leftover.name} ({leftover.why})" for leftover in leftovers)
         yield BATCH.problem("leftovers", named, f"launch reap --region {where.region}")
 
 
@@ -92,9 +92,9 @@ def reporter_check(settings: Settings, ports: BatchPorts) -> Check:
         f"--role {REPORTER_ROLE}; infra/ does"
     )
     try:
-        asked = ports.services(settings.project)
-        roles = asked.roles_in_project(account)
-        may_report = REPORTER_ROLE in roles or REPORTER in asked.permissions(roles)
+        client = ports.services(settings.project)
+        roles = client.roles_in_project(account)
+        may_report = REPORTER_ROLE in roles or REPORTER in client.permissions(roles)
     except RooflaunchError as error:
         return BATCH.note("VM's role", f"not seen: {error}", cure)
     if not may_report:

@@ -128,15 +128,15 @@ class BatchMachines:
     def leftovers(self) -> Listing[Leftover]:
         """Jobs that have waited in the queue longer than requested, and tasks that run past their limit."""
         now_s = self.now_s()
-        left = []
+        leftovers = []
         for job in self._service.jobs():
             if why := self._why_left(job, now_s):
-                left += [
+                leftovers += [
                     Leftover(kind=self.noun, name=machine.name, zone=machine.zone, why=why)
                     for machine in self._machines(job, None)
                     if machine.condition is not Condition.GONE
                 ]
-        return Listing(there=tuple(left))
+        return Listing(there=tuple(leftovers))
 
     def _machines(self, job: BatchJob, wanted: set[str] | None) -> Iterator[Machine]:
         """Yield a machine for each wanted task of a job; all if `wanted` is None. A queued job lists no tasks yet."""

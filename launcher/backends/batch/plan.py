@@ -137,8 +137,8 @@ class BatchPlan:
         parts = f"{minutes(self.ready_s)} to start and {minutes(vm.run_s)} for the run assumed"
         yield "expected", f"{minutes(expected_s)} once it has a VM, {dollars(expected)}: {parts}"
         times = f" for each of {attempts} attempts" if attempts > 1 else ""
-        whole = f"{minutes(limit_s)}{times}, {dollars(self.estimate.most_usd)} with the starts"
-        yield "at most", f"{whole}; then Batch ends the task and its VM"
+        most = f"{minutes(limit_s)}{times}, {dollars(self.estimate.most_usd)} with the starts"
+        yield "at most", f"{most}; then Batch ends the task and its VM"
         yield "besides", f"{price.uncounted if price else 'traffic and tax'}, which are not counted here"
 
     def sent_text(self) -> str:

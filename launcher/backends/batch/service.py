@@ -103,15 +103,8 @@ class BatchService:
 
     def now_s(self) -> float:
         """Seconds since 1970 by the cloud's clock. Raises `ToolError` if the answers have no date."""
-        if self._clock.now_s() is None:
-            self._ask("list_jobs", {"parent": self._parent, "page_size": 1})
-        now_s = self._clock.now_s()
-        if now_s is None:
-            raise ToolError(
-                "Cloud Batch's answers have no date, so the age of jobs is unknown",
-                hint=f"curl -I {PUBLIC_ENDPOINT}: perhaps a proxy removes the date",
-            )
-        return now_s
+        shortest = {"parent": self._parent, "page_size": 1}
+        return self._clock.now_s(BATCH, "jobs", lambda: self._ask("list_jobs", shortest))
 
     def create(self, job_id: str, body: Mapping[str, Any], request_id: str) -> BatchJob | None:
         """Request the job described by `body` (REST names); None if a job of this id exists already."""

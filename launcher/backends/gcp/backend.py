@@ -63,10 +63,10 @@ class ComputeEngine:
         """
         if options is not None:
             gpus.require(options.gpu)
-        given = {"project": where.project, "bucket": where.bucket, **(options.settings if options else {})}
+        from_options = {"project": where.project, "bucket": where.bucket, **(options.settings if options else {})}
         # Finding the project of the credentials may need the network.
         project = (lambda: ANY_PROJECT) if offline else self.default_project
-        return resolve_settings(given, os.environ, Path.cwd(), default_project=project)[0]
+        return resolve_settings(from_options, os.environ, Path.cwd(), default_project=project)[0]
 
     def plan(self, job: Job, options: Options, settings: Settings, *, now: datetime, offline: bool = False) -> VmPlan:
         prices = self.prices(None if offline or options.usd_per_h is not None else settings.project)
@@ -167,7 +167,7 @@ def pushed_image(engine: Engine, flavour: str, repository: str) -> str:
     labelled = engine.images({contents.FLAVOUR_LABEL: flavour, contents.INPUTS_LABEL: recipe.inputs})
     matching = [image for image in labelled if image.architecture in ("", contents.VM_ARCHITECTURE)]
     # An image on another base, built with `launch build --base`, is also an image for this code.
-    built = building.held(recipe, matching[0]) if matching else building.build(engine, recipe)
+    built = building.existing(recipe, matching[0]) if matching else building.build(engine, recipe)
     try:
         pushed = building.push(engine, built, repository)
     except ToolError as error:

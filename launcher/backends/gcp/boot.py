@@ -76,10 +76,10 @@ class Boot:
         signal.signal(signal.SIGTERM, self.on_term)
         os.chown(self.home, USER, USER)
         self.enter("booted")
-        driver, image = self.asked("driver"), self.asked("image")
+        driver, image = self.attribute("driver"), self.attribute("image")
         if (self.home / STARTED).exists():
-            goes_on = bool(json.loads(self.asked("request")).get("task"))
-            return self.save(image, with_gpu=driver != "none" and goes_on)
+            is_task = bool(json.loads(self.attribute("request")).get("task"))
+            return self.save(image, with_gpu=driver != "none" and is_task)
         if driver == "install" and not works("nvidia-smi"):
             self.install_driver()
         if driver != "none" and not self.driver_answers():
@@ -116,16 +116,16 @@ class Boot:
 
     # The metadata server.
 
-    def asked(self, name: str) -> str:
+    def attribute(self, name: str) -> str:
         """Value of one of the launch's own metadata attributes."""
         return self.ask(f"attributes/rooflaunch-{name}")
 
-    def ask(self, key: str, *, tell: str | None = None) -> str:
-        """Read a metadata key of this instance; with `tell`, write this value instead.
+    def ask(self, key: str, *, put: str | None = None) -> str:
+        """Read a metadata key of this instance; with `put`, write this value instead.
 
         Ends the boot if the server fails.
         """
-        method, content = ("GET", None) if tell is None else ("PUT", tell.encode())
+        method, content = ("GET", None) if put is None else ("PUT", put.encode())
         request = urllib.request.Request(  # noqa: S310 - ours
             f"{self.metadata}/{key}", headers={"Metadata-Flavor": "Google"}, method=method, data=content
         )
@@ -147,7 +147,7 @@ class Boot:
         with (self.home / "phases").open("a", encoding="utf-8") as lines:
             lines.write(f"{phase} {at}\n")
         try:
-            self.ask(f"guest-attributes/rooflaunch/{phase}", tell=at)
+            self.ask(f"guest-attributes/rooflaunch/{phase}", put=at)
         except SystemExit:
             print("guest attributes cannot be written", flush=True)  # a project can disable guest attributes
 
@@ -167,11 +167,7 @@ class Boot:
 
     def driver_answers(self) -> bool:
         """Wait until nvidia-smi works; return whether it did in time."""
-        for _ in range(DRIVER_TRIES):
-            if works("nvidia-smi"):
-                return True
-            time.sleep(DRIVER_AGAIN_S)
-        return False
+        return succeeds(lambda: works("nvidia-smi"), DRIVER_TRIES, DRIVER_AGAIN_S)
 
     def get_docker(self, *, with_gpu: bool) -> None:
         """Install Docker and, with `with_gpu`, the NVIDIA toolkit if missing, and wait until the engine answers."""
@@ -189,11 +185,9 @@ class Boot:
 
     def await_docker(self) -> None:
         """Wait until the Docker engine answers; end the boot if it does not."""
-        for _ in range(DOCKER_TRIES):
-            if works("docker", "info", "--format", "Docker {{.ServerVersion}}"):
-                return
-            time.sleep(DOCKER_AGAIN_S)
-        fail("the Docker engine does not answer")
+        words = ("docker", "info", "--format", "Docker {{.ServerVersion}}")
+        if not succeeds(lambda: works(*words), DOCKER_TRIES, DOCKER_AGAIN_S):
+            fail("the Docker engine does not answer")
 
     def pull(self, image: str) -> None:
         """Pull the image by its digest, with the VM's own token for Google's registries. The token is not kept."""
@@ -204,12 +198,7 @@ class Boot:
                 token = json.loads(self.ask("service-accounts/default/token"))["access_token"]
                 login = ("docker", "login", "-u", "oauth2accesstoken", "--password-stdin", f"https://{registry}")
                 run(*login, input=token.encode())
-            pulled = False
-            for left in reversed(range(PULL_TRIES)):
-                pulled = works("docker", "pull", "-q", image)
-                if pulled or not left:
-                    break
-                time.sleep(PULL_AGAIN_S)
+            pulled = succeeds(lambda: works("docker", "pull", "-q", image), PULL_TRIES, PULL_AGAIN_S)
             del os.environ["DOCKER_CONFIG"]
         if not pulled:
             fail(f"the image '{image}' cannot be pulled")
@@ -217,10 +206,10 @@ class Boot:
     def agent(self, image: str) -> bool:
         """Run the agent (launcher/agent in the image) to its end; return whether it has left a result."""
         home, name = str(self.home), self.home.name
-        (self.home / LANDLORD).write_text(self.asked("guest"), encoding="utf-8")
-        left = output("docker", "ps", "-aqf", f"volume={home}", "-f", f"volume={home}/results").split()
-        if left:
-            run("docker", "rm", "-f", *left)
+        (self.home / LANDLORD).write_text(self.attribute("guest"), encoding="utf-8")
+        containers = output("docker", "ps", "-aqf", f"volume={home}", "-f", f"volume={home}/results").split()
+        if containers:
+            run("docker", "rm", "-f", *containers)
         words = ["docker", "run", "--rm", "--name", name, "-u", f"{USER}:{USER}", "-v", f"{SOCKET}:{SOCKET}"]
         if SOCKET.exists():
             words += ["--group-add", str(SOCKET.stat().st_gid)]
@@ -277,13 +266,19 @@ def download(path: Path, *urls: str) -> None:
 
 
 def persist(why: str, step: Callable[[], bool]) -> None:
-    """Try a step again after longer and longer pauses. A step that always fails ends the boot."""
-    for attempt in range(STEP_TRIES):
+    """Try a step again after longer and longer pauses. A step that always fails ends the boot, with `why` as error."""
+    if not succeeds(step, STEP_TRIES, STEP_AGAIN_S, growth=2):
+        fail(why)
+
+
+def succeeds(step: Callable[[], bool], tries: int, pause_s: float, growth: int = 1) -> bool:
+    """Whether a step succeeds in one of `tries` tries. Each pause is `growth` times as long as the one before."""
+    for number in range(tries):
+        if number:
+            time.sleep(pause_s * growth ** (number - 1))
         if step():
-            return
-        if attempt + 1 < STEP_TRIES:
-            time.sleep(STEP_AGAIN_S * 2**attempt)
-    fail(why)
+            return True
+    return False
 
 
 def fail(why: str) -> NoReturn:

@@ -24,8 +24,8 @@ from launcher.backends.gcp import resources
 from launcher.backends.gcp.refusals import (
     COMPUTE_ENGINE,
     ENDPOINT_VARIABLE,
-    PUBLIC_ENDPOINT,
     DeniedError,
+    Service,
     explained,
     is_temporary,
     message_of,
@@ -88,9 +88,19 @@ class CloudClock:
                 # A date is cut to the second and delayed on its way here, so the latest one is the most accurate.
                 self._ahead_s = ahead_s if self._ahead_s is None else max(self._ahead_s, ahead_s)
 
-    def now_s(self) -> float | None:
-        """Seconds since 1970; None before the first answer."""
-        return None if self._ahead_s is None else self._monotonic() + self._ahead_s
+    def now_s(self, service: Service, items: str, ask: Callable[[], object]) -> float:
+        """Seconds since 1970. `ask`: sends any request, in case there was no answer with a date yet.
+
+        Raises `ToolError` if the answers have no date; `items`: what then has no known age, for the message.
+        """
+        if self._ahead_s is None:
+            ask()
+        if self._ahead_s is None:
+            raise ToolError(
+                f"{service.name}'s answers have no date, so the age of {items} is unknown",
+                hint=f"curl -I {service.public}: perhaps a proxy removes the date",
+            )
+        return self._monotonic() + self._ahead_s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,15 +168,7 @@ class Compute:
 
         Raises `ToolError` if the answers have no date.
         """
-        if self._clients.clock.now_s() is None:
-            self.project_quotas()  # every answer has a date
-        now_s = self._clients.clock.now_s()
-        if now_s is None:
-            raise ToolError(
-                "Compute Engine's answers have no date, so the age of VMs is unknown",
-                hint=f"curl -I {PUBLIC_ENDPOINT}: perhaps a proxy removes the date",
-            )
-        return now_s
+        return self._clients.clock.now_s(COMPUTE_ENGINE, "VMs", self.project_quotas)
 
     # Instances.
 
@@ -215,7 +217,7 @@ class Compute:
 
     def instances(self) -> Listing[Instance]:
         """VMs of every launch in the project, in all zones that answer."""
-        return self._everywhere("Instances", resources.instance)
+        return self._labelled("Instances", resources.instance)
 
     def preempted(self, zone: str, name: str) -> bool:
         """Whether the cloud has recorded that it preempted this VM."""
@@ -239,7 +241,7 @@ class Compute:
 
     def disks(self) -> Listing[VmDisk]:
         """Disks of every launch in the project, in all zones that answer."""
-        return self._everywhere("Disks", resources.disk)
+        return self._labelled("Disks", resources.disk)
 
     def delete_disk(self, zone: str, name: str) -> Operation | None:
         """Request the deletion of a disk; None if there is no disk of this name."""
@@ -280,7 +282,7 @@ class Compute:
                 return None
             raise
 
-    def _everywhere(self, kind: str, make: Callable[[Any], T]) -> Listing[T]:
+    def _labelled(self, kind: str, make: Callable[[Any], T]) -> Listing[T]:
         """Resources of one kind with our label. A zone missing from the list over all zones is asked by itself."""
         from google.api_core import exceptions as api  # noqa: PLC0415 - see the module
 

@@ -71,11 +71,11 @@ class Repository:
     package: str
 
 
-def examine(given: Mapping[str, str | None] | None = None) -> Iterator[Check]:
+def examine(options: Mapping[str, str | None] | None = None) -> Iterator[Check]:
     """Run every check for the project of these options (`project`, `bucket`, …), or of the settings alone."""
 
     def resolve() -> Resolved:
-        return resolve_settings(given or {}, os.environ, Path.cwd(), default_project=compute_engine.default_project)
+        return resolve_settings(options or {}, os.environ, Path.cwd(), default_project=compute_engine.default_project)
 
     return checks(resolve, real_ports())
 
@@ -108,7 +108,7 @@ def checks(resolve: Callable[[], Resolved], cloud: CloudPorts) -> Iterator[Check
     except RooflaunchError as error:
         yield GCP.failed("project", error)
         return
-    usable = _project_check(compute, settings, origins)
+    [usable] = _or_failed("project", _project_checks(compute, settings, origins))
     yield usable
     yield from _service_checks(services, settings, cloud)
     yield from _price_checks(settings, cloud)
@@ -116,21 +116,36 @@ def checks(resolve: Callable[[], Resolved], cloud: CloudPorts) -> Iterator[Check
         yield from _quota_checks(compute, settings)
         yield from _image_family_checks(compute)
         yield from _policy_checks(services)
-        yield from _leftover_checks(compute)
-    yield from _bucket_checks(settings, cloud)
-    yield from _repository_checks(services, settings, cloud)
+        yield from _or_failed("leftovers", _leftover_checks(compute))
+    yield from _or_failed("bucket", _bucket_checks(settings, cloud))
+    yield from _or_failed("repository", _repository_checks(services, settings, cloud))
     yield from _account_checks(services, settings, cloud)
+
+
+def _or_failed(name: str, checks: Iterator[Check]) -> Iterator[Check]:
+    """Checks, ended by a failed one of this name if an error prevents the next."""
+    try:
+        yield from checks
+    except RooflaunchError as error:
+        yield GCP.failed(name, error)
+
+
+def _or_unseen(name: str, checks: Iterator[Check]) -> Iterator[Check]:
+    """`_or_failed`, with a note instead if the user's account may not read what a check needs."""
+    try:
+        yield from checks
+    except ForbiddenError as error:
+        yield GCP.note(name, f"not seen: {error}", error.hint)
+    except RooflaunchError as error:
+        yield GCP.failed(name, error)
 
 
 # Project and services.
 
 
-def _project_check(compute: Compute, settings: Settings, origins: Mapping[str, str]) -> Check:
-    try:
-        compute.project_quotas()
-    except RooflaunchError as error:
-        return GCP.failed("project", error)
-    return GCP.ok("project", f"{settings.project} ({origins['project']}); Compute Engine answers")
+def _project_checks(compute: Compute, settings: Settings, origins: Mapping[str, str]) -> Iterator[Check]:
+    compute.project_quotas()
+    yield GCP.ok("project", f"{settings.project} ({origins['project']}); Compute Engine answers")
 
 
 def _service_checks(services: Services | None, settings: Settings, cloud: CloudPorts) -> Iterator[Check]:
@@ -170,31 +185,30 @@ def _price_checks(settings: Settings, cloud: CloudPorts) -> Iterator[Check]:
 
 def _quota_checks(compute: Compute, settings: Settings) -> Iterator[Check]:
     cure = f"ask for more: https://console.cloud.google.com/iam-admin/quotas?project={settings.project}, filter {{}}"
-    yield _all_regions_check(compute, cure.format(ALL_REGIONS))
+    yield from _or_failed(ALL_REGIONS, _all_regions_checks(compute, cure.format(ALL_REGIONS)))
     table = gpus.load()
     regions = sorted({region for gpu in table.values() for region in gpu.regions})
-    found, error = _region_quotas(compute, regions)
+    quotas, error = _region_quotas(compute, regions)
     if error:
-        unseen = [region for region in regions if region not in found]
+        unseen = [region for region in regions if region not in quotas]
         yield GCP.note("regions", f"not seen: {', '.join(unseen)}: {error}", error.hint)
-    rows = [_gpu_quota_check(gpu, found, cure.format(gpu.quota)) for gpu in table.values()]
+    rows = [_gpu_quota_check(gpu, quotas, cure.format(gpu.quota)) for gpu in table.values()]
     # Quota for one kind of GPU is enough, so it is no problem if others have none.
-    if found and all(row.state is not Health.OK for row in rows):
+    if quotas and all(row.state is not Health.OK for row in rows):
         yield GCP.problem("quota", "no region has any GPU quota left", cure.format("GPU"))
     yield from rows
 
 
-def _all_regions_check(compute: Compute, cure: str) -> Check:
-    try:
-        quota = compute.project_quotas().get(ALL_REGIONS)
-    except RooflaunchError as error:
-        return GCP.failed(ALL_REGIONS, error)
+def _all_regions_checks(compute: Compute, cure: str) -> Iterator[Check]:
+    quota = compute.project_quotas().get(ALL_REGIONS)
     if quota is None:
-        return GCP.note(ALL_REGIONS, "unknown: the project does not report it")
-    found = f"{quota.left:g} of {quota.limit:g} GPUs left"
-    if quota.limit <= 0:
-        return GCP.problem(ALL_REGIONS, "0 GPUs, as in every new project: no VM with a GPU can start", cure)
-    return GCP.ok(ALL_REGIONS, found) if quota.left > 0 else GCP.note(ALL_REGIONS, found, f"launch status; or {cure}")
+        yield GCP.note(ALL_REGIONS, "unknown: the project does not report it")
+    elif quota.limit <= 0:
+        yield GCP.problem(ALL_REGIONS, "0 GPUs, as in every new project: no VM with a GPU can start", cure)
+    else:
+        found = f"{quota.remaining:g} of {quota.limit:g} GPUs left"
+        note = GCP.note(ALL_REGIONS, found, f"launch status; or {cure}")
+        yield GCP.ok(ALL_REGIONS, found) if quota.remaining > 0 else note
 
 
 def _region_quotas(
@@ -217,23 +231,24 @@ def _region_quotas(
 def _gpu_quota_check(gpu: GpuOffer, quotas: Mapping[str, Mapping[str, Quota]], cure: str) -> Check:
     """Check both quotas of a GPU. A VM that lives for at most 7 days may take either, spot or not."""
     kinds = {"standard": gpu.quota, "preemptible": gpu.preemptible_quota}
-    left = {kind: _left(gpu, quotas, metric) for kind, metric in kinds.items()}
-    usable = any(count > 0 for by_region in left.values() for count in by_region.values())
-    name, summary = f"quota {gpu.name}", "; ".join(f"{kind}: {_best(by_region)}" for kind, by_region in left.items())
+    remaining = {kind: _remaining(gpu, quotas, metric) for kind, metric in kinds.items()}
+    usable = any(count > 0 for by_region in remaining.values() for count in by_region.values())
+    name = f"quota {gpu.name}"
+    summary = "; ".join(f"{kind}: {_best(by_region)}" for kind, by_region in remaining.items())
     return GCP.ok(name, f"GPUs left, {summary}") if usable else GCP.note(name, f"GPUs left, {summary}", cure)
 
 
-def _left(gpu: GpuOffer, quotas: Mapping[str, Mapping[str, Quota]], metric: str) -> dict[str, float]:
+def _remaining(gpu: GpuOffer, quotas: Mapping[str, Mapping[str, Quota]], metric: str) -> dict[str, float]:
     """GPUs left under this quota, by region; regions without the quota are left out."""
-    return {region: quotas[region][metric].left for region in gpu.regions if metric in quotas.get(region, {})}
+    return {region: quotas[region][metric].remaining for region in gpu.regions if metric in quotas.get(region, {})}
 
 
-def _best(left: Mapping[str, float]) -> str:
-    """Regions with most left, as `us-central1 4, us-east1 1 and 12 more`. Equal regions keep the table's order."""
-    if not left:
+def _best(remaining: Mapping[str, float]) -> str:
+    """Regions with most GPUs left, as `us-central1 4, us-east1 1 and 12 more`. Equal regions keep the table's order."""
+    if not remaining:
         return "unknown: no region reports it"
-    best = sorted((region for region in left if left[region] > 0), key=lambda region: -left[region])
-    shown = ", ".join(f"{region} {left[region]:g}" for region in best[:REGIONS_SHOWN])
+    best = sorted((region for region in remaining if remaining[region] > 0), key=lambda region: -remaining[region])
+    shown = ", ".join(f"{region} {remaining[region]:g}" for region in best[:REGIONS_SHOWN])
     more = len(best) - REGIONS_SHOWN
     return (f"{shown} and {more} more" if more > 0 else shown) or "none left"
 
@@ -322,18 +337,15 @@ def _trusted_images_check(name: str, policy: Mapping[str, Any]) -> Check:
 
 
 def _leftover_checks(compute: Compute) -> Iterator[Check]:
-    try:
-        machines = ComputeMachines(compute, sleep=time.sleep)
-        left, running = machines.leftovers(), len(machines.look().there)
-    except RooflaunchError as error:
-        yield GCP.failed("leftovers", error)
-        return
-    if left.unreachable:
-        yield GCP.problem("leftovers", f"not known in {', '.join(left.unreachable)}: no answer", "launch reap, later")
-    if left.there:
-        named = ", ".join(f"{item.kind} {item.name} in {item.zone} ({item.why})" for item in left)
+    machines = ComputeMachines(compute, sleep=time.sleep)
+    leftovers, running = machines.leftovers(), len(machines.look().there)
+    if leftovers.unreachable:
+        silent = ", ".join(leftovers.unreachable)
+        yield GCP.problem("leftovers", f"not known in {silent}: no answer", "launch reap, later")
+    if leftovers.there:
+        named = ", ".join(f"{item.kind} {item.name} in {item.zone} ({item.why})" for item in leftovers)
         yield GCP.problem("leftovers", named, "launch reap")
-    elif not left.unreachable:
+    elif not leftovers.unreachable:
         yield GCP.ok("leftovers", f"none; {counted(running, 'VM')} of launches now")
 
 
@@ -347,28 +359,21 @@ def _bucket_checks(settings: Settings, cloud: CloudPorts) -> Iterator[Check]:
         create = f"gcloud storage buckets create gs://{settings.bucket} --project {settings.project}"
         yield GCP.problem("bucket", str(error), _with_terraform(f"{create} --uniform-bucket-level-access"))
         return
-    except RooflaunchError as error:
-        yield GCP.failed("bucket", error)
-        return
     yield GCP.ok("bucket", f"gs://{settings.bucket} answers")
     if cloud.endpoint:
         yield _unasked("bucket access", cloud)
         return
-    yield _writable_check(bucket)
+    yield from _or_failed("bucket access", _writable_checks(bucket))
     yield from _access_checks(bucket)
 
 
-def _writable_check(bucket: Bucket) -> Check:
-    name = "bucket access"
-    try:
-        held = bucket.permitted(BUCKET_PERMISSIONS)
-    except RooflaunchError as error:
-        return GCP.failed(name, error)
-    missing = [permission for permission in BUCKET_PERMISSIONS if permission not in held]
-    if not missing:
-        return GCP.ok(name, "objects can be read, written and replaced")
-    grant = f"gcloud storage buckets add-iam-policy-binding gs://{bucket.name} --role roles/storage.objectUser"
-    return GCP.problem(name, f"you lack {', '.join(missing)}", f"its owner: {grant} --member user:YOU")
+def _writable_checks(bucket: Bucket) -> Iterator[Check]:
+    name, held = "bucket access", bucket.permitted(BUCKET_PERMISSIONS)
+    if missing := [permission for permission in BUCKET_PERMISSIONS if permission not in held]:
+        grant = f"gcloud storage buckets add-iam-policy-binding gs://{bucket.name} --role roles/storage.objectUser"
+        yield GCP.problem(name, f"you lack {', '.join(missing)}", f"its owner: {grant} --member user:YOU")
+    else:
+        yield GCP.ok(name, "objects can be read, written and replaced")
 
 
 def _access_checks(bucket: Bucket) -> Iterator[Check]:
@@ -400,12 +405,7 @@ def _repository_checks(services: Services | None, settings: Settings, cloud: Clo
     if repository is None:
         yield GCP.note("repository", f"{settings.repository} is not in Artifact Registry, so it is not checked")
         return
-    try:
-        exists = services.has_repository(repository.name)
-    except RooflaunchError as error:
-        yield GCP.failed("repository", error)
-        return
-    if not exists:
+    if not services.has_repository(repository.name):
         _, project, _, location, _, name = repository.name.split("/")
         create = f"gcloud artifacts repositories create {name} --repository-format docker"
         cure = _with_terraform(f"{create} --location {location} --project {project}")
@@ -413,19 +413,19 @@ def _repository_checks(services: Services | None, settings: Settings, cloud: Clo
         return
     yield GCP.ok("repository", settings.repository)
     for flavour, tag in cloud.tags().items():
-        yield _tag_check(services, repository, settings, flavour, tag)
+        checks = _tag_checks(services, repository, settings, flavour, tag)
+        yield from _or_failed(f"image {flavour}", checks)
 
 
-def _tag_check(services: Services, repository: Repository, settings: Settings, flavour: str, tag: str) -> Check:
-    name = f"image {flavour}"
-    try:
-        digest = services.tag_digest(repository.name, repository.package, tag)
-    except RooflaunchError as error:
-        return GCP.failed(name, error)
+def _tag_checks(
+    services: Services, repository: Repository, settings: Settings, flavour: str, tag: str
+) -> Iterator[Check]:
+    name, digest = f"image {flavour}", services.tag_digest(repository.name, repository.package, tag)
     if digest:
-        return GCP.ok(name, f"{tag}, {digest}")
-    push = f"launch build --flavour {flavour} --push --repository {settings.repository}"
-    return GCP.note(name, f"{tag} is not there; the first launch that needs it pushes it", push)
+        yield GCP.ok(name, f"{tag}, {digest}")
+    else:
+        push = f"launch build --flavour {flavour} --push --repository {settings.repository}"
+        yield GCP.note(name, f"{tag} is not there; the first launch that needs it pushes it", push)
 
 
 def parse_repository(reference: str) -> Repository | None:
@@ -444,7 +444,8 @@ def _account_checks(services: Services | None, settings: Settings, cloud: CloudP
     if services is None:
         yield _unasked("service account", cloud)
         return
-    yield from _existence_checks(services, settings)
+    yield from _or_unseen("service account", _existence_checks(services, settings))
+    yield from _or_unseen("use of it", _use_checks(services, settings.service_account))
     yield from _role_checks(services, settings)
 
 
@@ -456,33 +457,23 @@ def _with_terraform(command: str) -> str:
 
 def _existence_checks(services: Services, settings: Settings) -> Iterator[Check]:
     email, name = settings.service_account, "service account"
-    try:
-        account = services.service_account(email)
-        if account is None:
-            create = f"gcloud iam service-accounts create {email.partition('@')[0]} --project {settings.project}"
-            yield GCP.problem(name, f"{email} does not exist", _with_terraform(create))
-        elif account.disabled:
-            yield GCP.problem(name, f"{email} is disabled", f"gcloud iam service-accounts enable {email}")
-        else:
-            yield GCP.ok(name, email)
-    except ForbiddenError as error:
-        yield GCP.note(name, f"not seen: {error}", error.hint)
-    except RooflaunchError as error:
-        yield GCP.failed(name, error)
-    yield _use_check(services, email)
+    account = services.service_account(email)
+    if account is None:
+        create = f"gcloud iam service-accounts create {email.partition('@')[0]} --project {settings.project}"
+        yield GCP.problem(name, f"{email} does not exist", _with_terraform(create))
+    elif account.disabled:
+        yield GCP.problem(name, f"{email} is disabled", f"gcloud iam service-accounts enable {email}")
+    else:
+        yield GCP.ok(name, email)
 
 
-def _use_check(services: Services, email: str) -> Check:
+def _use_checks(services: Services, email: str) -> Iterator[Check]:
     name = "use of it"
-    try:
-        if services.may_act_as(email):
-            return GCP.ok(name, "you may start VMs with this account")
-    except ForbiddenError as error:
-        return GCP.note(name, f"not seen: {error}", error.hint)
-    except RooflaunchError as error:
-        return GCP.failed(name, error)
-    grant = f"gcloud iam service-accounts add-iam-policy-binding {email} --role roles/iam.serviceAccountUser"
-    return GCP.problem(name, "you may not start VMs with this account", f"its owner: {grant} --member user:YOU")
+    if services.may_act_as(email):
+        yield GCP.ok(name, "you may start VMs with this account")
+    else:
+        grant = f"gcloud iam service-accounts add-iam-policy-binding {email} --role roles/iam.serviceAccountUser"
+        yield GCP.problem(name, "you may not start VMs with this account", f"its owner: {grant} --member user:YOU")
 
 
 def _vm_role(text: str) -> str:

@@ -4,7 +4,7 @@ import difflib
 import functools
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -74,11 +74,11 @@ class GpuOffer:
     title: str
     memory_gb: int
     device: str
-    accelerator: str | None
+    accelerator: str | None = None
     capability: tuple[int, int]
     flavour: str
     minimum_driver: str
-    driver_below: str | None
+    driver_below: str | None = None
     vm_images: tuple[VmImage, ...]
     disk_type: str
     quota: str
@@ -166,26 +166,18 @@ def _vm_image(row: Mapping[str, Any]) -> VmImage:
 def _row(name: str, row: Mapping[str, Any], listed: Iterable[VmPrice], images: Mapping[str, VmImage]) -> GpuOffer:
     major, _, minor = row["capability"].partition(".")
     machines = [MachineType(**{**machine, "gpus": tuple(machine["gpus"])}) for machine in row["machine"]]
-    return GpuOffer(
-        name=name,
-        title=f"{row['title']} {row['memory_gb']} GB",
-        memory_gb=row["memory_gb"],
-        device=row["device"],
-        accelerator=row.get("accelerator"),
-        capability=(int(major), int(minor)),
-        flavour=row["flavour"],
-        minimum_driver=row["minimum_driver"],
-        driver_below=row.get("driver_below"),
-        vm_images=tuple(images[image] for image in row["vm_images"]),
-        disk_type=row["disk_type"],
-        quota=row["quota"],
-        machine_types={machine.name: machine for machine in machines},
-        default_machine_type=row["default_machine_type"],
-        zones=tuple(_zones(row["zones"])),
-        sku=row.get("sku"),
-        series=row.get("series"),
-        prices=tuple(price for price in listed if price.gpu == row["device"]),
-    )
+    names = {item.name for item in fields(GpuOffer)}
+    facts = {key: value for key, value in row.items() if key in names}
+    parsed = {
+        "name": name,
+        "title": f"{row['title']} {row['memory_gb']} GB",
+        "capability": (int(major), int(minor)),
+        "vm_images": tuple(images[image] for image in row["vm_images"]),
+        "machine_types": {machine.name: machine for machine in machines},
+        "zones": tuple(_zones(row["zones"])),
+        "prices": tuple(price for price in listed if price.gpu == row["device"]),
+    }
+    return GpuOffer(**{**facts, **parsed})
 
 
 def _zones(text: str) -> Iterator[str]:

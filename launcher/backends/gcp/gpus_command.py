@@ -35,8 +35,8 @@ def show_gpus(
 ) -> int:
     """Show the GPUs that a launch can have, their peaks, and what they cost.
 
-    From tables that come with this program, each figure with its source and date, or from Google's price list of today:
-    without --live nobody is asked, and what was read within a day is shown.
+    The figures come from tables of this program, each with its source and date. With --live, prices come from Google's
+    price list of today, which is kept for a day and then used without --live too.
     """
     from launcher.backends.gcp import gpus_table
     from launcher.backends.gcp.backend import backend

@@ -2,11 +2,10 @@
 
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from launcher.backends.gcp import gpus
-from launcher.backends.gcp.gpus import GpuOffer
+from launcher.backends.gcp.gpus import GpuOffer, MachineType
 from launcher.backends.gcp.price_list import PriceList
 from workload.contract import peaks, tables
 from workload.contract.invocation import as_typed
@@ -46,62 +45,47 @@ PEOPLE = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Offer:
-    """A GPU on a machine type, with its price in one region. `price`: None if no price is known anywhere."""
+def rows(price_list: PriceList | None = None) -> Iterator[dict[str, Any]]:
+    """Rows for every price of the table, replaced by the list's if known; None stands for an unknown value.
 
-    gpu: GpuOffer
-    machine_type: str
-    price: VmPrice | None
-
-    @property
-    def sold_on_demand(self) -> bool:
-        return not self.gpu.machine_types[self.machine_type].spot_only
-
-    def to_row(self) -> dict[str, Any]:
-        """Values of all columns; None for an unknown value."""
-        gpu, price, machine = self.gpu, self.price, self.gpu.machine_types[self.machine_type]
-        device = peaks.named(gpu.device)
-        flop_per_s = {peak.precision: peak.tflop_per_s * 1e12 for peak in device.peaks}
-        return {
-            "gpu": gpu.name,
-            "machine_type": machine.name,
-            "memory_gb": gpu.memory_gb,
-            **{f"{precision}_flop_per_s": flop_per_s.get(precision) for precision in Precision},
-            "bytes_per_s": device.bytes_per_s,
-            "region": price.region if price else None,
-            "usd_per_h": price.usd_per_h if price else None,
-            "usd_per_h_spot": price.usd_per_h_spot if price else None,
-            "read": price.read if price else None,
-            "gpus": price.gpus if price else machine.gpus[0],
-            "vcpus": machine.vcpus,
-            "sold_on_demand": self.sold_on_demand,
-            "source": price.source if price else None,
-            "zones": list(gpu.zones),
-        }
-
-
-def offers(price_list: PriceList | None = None) -> Iterator[Offer]:
-    """Every price of the table, replaced by today's if known; a GPU without a price on its usual machine type."""
+    A GPU without a price has a row for its usual machine type.
+    """
     for gpu in gpus.load().values():
         usual = gpu.machine_types[gpu.default_machine_type]
         for price in gpu.prices:
             machine = gpu.machine_types[price.machine_type]
             newer = price_list.listed(gpu, machine, price.gpus, price.region) if price_list else None
-            yield Offer(gpu=gpu, machine_type=price.machine_type, price=newer or price)
+            yield _row(gpu, machine, newer or price)
         if not gpu.prices:
-            newer = price_list.listed(gpu, usual, usual.gpus[0], REGION) if price_list else None
-            yield Offer(gpu=gpu, machine_type=usual.name, price=newer)
+            yield _row(gpu, usual, price_list.listed(gpu, usual, usual.gpus[0], REGION) if price_list else None)
+
+
+def _row(gpu: GpuOffer, machine: MachineType, price: VmPrice | None) -> dict[str, Any]:
+    """Row of a GPU on a machine type, with its price in one region. `price`: None if no price is known anywhere."""
+    device = peaks.named(gpu.device)
+    flop_per_s = {peak.precision: peak.tflop_per_s * 1e12 for peak in device.peaks}
+    return {
+        "gpu": gpu.name,
+        "machine_type": machine.name,
+        "memory_gb": gpu.memory_gb,
+        **{f"{precision}_flop_per_s": flop_per_s.get(precision) for precision in Precision},
+        "bytes_per_s": device.bytes_per_s,
+        "vcpus": machine.vcpus,
+        "sold_on_demand": not machine.spot_only,
+        "zones": list(gpu.zones),
+        "gpus": price.gpus if price else machine.gpus[0],
+        **{name: getattr(price, name, None) for name in ("region", "usd_per_h", "usd_per_h_spot", "read", "source")},
+    }
 
 
 def render(form: TableFormat, *, wide: bool = False, price_list: PriceList | None = None) -> str:
     """The table as text; for people with notes below it, as wide as the terminal."""
-    rows = [offer.to_row() for offer in offers(price_list)]
+    found = list(rows(price_list))
     if form is not TableFormat.TABLE:
-        return tables.render(rows, DATA, form)
-    sources = dict.fromkeys(f"as of {row['read']}: {row['source']}" for row in rows if row["read"])
+        return tables.render(found, DATA, form)
+    sources = dict.fromkeys(f"as of {row['read']}: {row['source']}" for row in found if row["read"])
     notes = [wrapped(as_typed(note), terminal_width(sys.stdout)) for note in (*sources, *NOTES)]
-    return "\n".join([tables.render([_for_people(row) for row in rows], PEOPLE, form, wide=wide), "", *notes])
+    return "\n".join([tables.render([_for_people(row) for row in found], PEOPLE, form, wide=wide), "", *notes])
 
 
 def _for_people(row: Mapping[str, Any]) -> dict[str, Any]:

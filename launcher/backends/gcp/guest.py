@@ -118,10 +118,10 @@ class Guest:
                 f"projects/{self.text('project/project-id')}/zones/{self.zone}/instances/{self.text('instance/name')}"
             )
             url = f"{self.compute}/compute/v1/{where}"
-            asked = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"})  # noqa: S310 - ours
+            request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"})  # noqa: S310 - ours
             # No proxy: Google's own endpoint needs none on a VM.
             opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-            with opener.open(asked, timeout=LIMIT_S) as answer:
+            with opener.open(request, timeout=LIMIT_S) as answer:
                 document = json.loads(answer.read())
         except (ToolError, OSError, ValueError, KeyError):
             return {}

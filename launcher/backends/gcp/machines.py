@@ -162,18 +162,17 @@ class ComputeMachines:
         end_s = self.now_s() + REMOVE_S if vms else 0.0
         with ThreadPoolExecutor(AT_A_TIME) as workers:
             while not all(gone.get(vm) or vm in refused for vm in vms):
-                left = [vm for vm in vms if not gone.get(vm) and vm not in refused]
-                asked = [vm for vm in left if listed.get(vm) != "STOPPING"]
-                refused |= {
-                    vm: why for vm, why in zip(asked, workers.map(self._request_deletion, asked), strict=True) if why
-                }
+                remaining = [vm for vm in vms if not gone.get(vm) and vm not in refused]
+                undeleted = [vm for vm in remaining if listed.get(vm) != "STOPPING"]
+                reasons = zip(undeleted, workers.map(self._request_deletion, undeleted), strict=True)
+                refused |= {vm: why for vm, why in reasons if why}
                 try:
                     listed = {(vm.zone, vm.name): vm.status for vm in self.compute.instances()}
                 except ToolError:
                     listed = {}  # each VM is then looked up by itself
-                missing = [vm for vm in left if vm not in listed and vm not in refused]
+                missing = [vm for vm in remaining if vm not in listed and vm not in refused]
                 answers = workers.map(self._is_gone, missing)
-                gone |= dict.fromkeys(left, False) | dict(zip(missing, answers, strict=True))
+                gone |= dict.fromkeys(remaining, False) | dict(zip(missing, answers, strict=True))
                 if all(gone[vm] or vm in refused for vm in vms) or self.now_s() >= end_s:
                     break
                 self._sleep(PAUSE_S)

@@ -456,18 +456,8 @@ def _listed(
     gpu: GpuOffer, machine: MachineType, count: int, options: Options, region: str, price_list: PriceList | None
 ) -> Price | None:
     """Price of VM, disk and address in one region; None if neither today's list nor the table has VM and disk."""
-    if price_list:
-        price = price_list.price(
-            gpu,
-            machine,
-            count,
-            region,
-            spot=options.spot,
-            disk_gb=options.disk_gb,
-            external_ip=options.external_ip,
-        )
-        if price:
-            return price
+    if price_list and (price := price_list.price(gpu, machine, count, region, options)):
+        return price
     table = prices.load()
     vm = gpu.price(machine.name, gpus=count, region=region, spot=options.spot)
     disk = table.disk_usd_per_gb_month(gpu.disk_type, region)

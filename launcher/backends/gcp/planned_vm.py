@@ -357,8 +357,8 @@ def run_rows(plan: VmPlan) -> Iterator[tuple[str, str]]:
     spec = plan.spec
     times = "one run" if spec.repeats == 1 else f"{spec.repeats} runs, each in its own process"
     profile = "" if spec.profile is Profile.NONE else f", then a profile by {spec.profile}"
-    one = f"{shown(spec.title)}, on {spec.where}; {times}{profile}"
-    yield "plan", f"{plan.request.work}, each in its own process" if plan.request.task else one
+    single = f"{shown(spec.title)}, on {spec.where}; {times}{profile}"
+    yield "plan", f"{plan.request.work}, each in its own process" if plan.request.task else single
     if files := plan.request.files_text:
         yield "sends", files
     origin = plan.request.spec_origin.items()

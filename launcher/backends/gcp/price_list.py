@@ -23,6 +23,7 @@ from typing import Any
 
 from launcher.backends.gcp import gpus, refusals, services
 from launcher.backends.gcp.gpus import GpuOffer, MachineType
+from launcher.backends.gcp.options import Options
 from launcher.backends.gcp.services import Services
 from launcher.protocol.records import Price
 from workload.contract.errors import RooflaunchError
@@ -94,34 +95,24 @@ class PriceList:
         usual = self._sum(gpu, machine, count, region, spot=False) if spot else usd
         return None if usd is None or (usual is not None and usd > usual) else usd
 
-    def price(
-        self,
-        gpu: GpuOffer,
-        machine: MachineType,
-        count: int,
-        region: str,
-        *,
-        spot: bool,
-        disk_gb: int,
-        external_ip: bool,
-    ) -> Price | None:
-        """Everything that a launch is charged by the hour; None if a part is unknown."""
-        vm = self.vm_usd_per_h(gpu, machine, count, region, spot=spot)
+    def price(self, gpu: GpuOffer, machine: MachineType, count: int, region: str, options: Options) -> Price | None:
+        """Everything that a launch with these options is charged by the hour; None if a part is unknown."""
+        vm = self.vm_usd_per_h(gpu, machine, count, region, spot=options.spot)
         disk = self.usd(disk_part(gpu.disk_type), region) if gpu.disk_type in DISKS else None
-        address = self.usd(address_part(spot=spot), region) if external_ip else 0.0
+        address = self.usd(address_part(spot=options.spot), region) if options.external_ip else 0.0
         if vm is None or disk is None or address is None:
             return None
         return Price(
             usd_per_h=vm,
             source=SOURCE,
             read=self.read,
-            disk_usd_per_h=disk_usd_per_h(disk, disk_gb),
+            disk_usd_per_h=disk_usd_per_h(disk, options.disk_gb),
             address_usd_per_h=address,
         )
 
     def listed(self, gpu: GpuOffer, machine: MachineType, count: int, region: str) -> VmPrice | None:
         """Row of a price table; None if neither the usual nor the spot price is known."""
-        usual, spot = (self.vm_usd_per_h(gpu, machine, count, region, spot=each) for each in (False, True))
+        usual, spot = (self.vm_usd_per_h(gpu, machine, count, region, spot=is_spot) for is_spot in (False, True))
         if usual is None and spot is None:
             return None
         return VmPrice(
@@ -238,7 +229,9 @@ def cached(now_s: float) -> PriceLookup:
             document = json.loads(path.read_bytes())
             age_s = now_s - float(document["read_s"])
             if document["schema"] == CACHE_SCHEMA and 0 <= age_s <= MAX_AGE_S:
-                return PriceLookup(prices=_price_list([_kept(row) for row in document["skus"]], document["read_s"]))
+                return PriceLookup(
+                    prices=_price_list([_cached_sku(row) for row in document["skus"]], document["read_s"])
+                )
     return PriceLookup()
 
 
@@ -258,15 +251,15 @@ def current(
         return known
     answers: list[PriceLookup] = []
     asking = threading.Thread(
-        target=lambda: answers.append(_ask(project, now_s, connect or connected)), daemon=True, name="prices"
+        target=lambda: answers.append(_ask(project, now_s, connect or _connect)), daemon=True, name="prices"
     )
     asking.start()
     asking.join(wait_s)
     return answers[0] if answers else PriceLookup(why=f"Google's price list did not arrive within {wait_s:g} s")
 
 
-def connected(project: str) -> Services:
-    """Connection to Google's own service, or without credentials to the address in the variable."""
+def _connect(project: str) -> Services:
+    """Client for Cloud Billing; for the address in `ENDPOINT_VARIABLE`, if that is set, without credentials."""
     if not os.environ.get(ENDPOINT_VARIABLE):
         return services.connect(project)
     import requests  # noqa: PLC0415 - see the module
@@ -285,7 +278,7 @@ def _ask(project: str, now_s: float, connect: Callable[[str], Services]) -> Pric
         return PriceLookup(why=str(error), hint=error.hint)
     if not skus:
         return PriceLookup(why="Google's price list has no SKU of the kinds that are known here")
-    _keep(skus, now_s)
+    _write_cache(skus, now_s)
     return PriceLookup(prices=_price_list(skus, now_s))
 
 
@@ -298,7 +291,7 @@ def _cache_file() -> Path:
     return Path(folder) / "rooflaunch" / "gcp-prices.json"
 
 
-def _keep(skus: list[Sku], now_s: float) -> None:
+def _write_cache(skus: list[Sku], now_s: float) -> None:
     """Write the list to the cache, as a whole or not at all. A folder that cannot be written is no error."""
     content = json.dumps({"schema": CACHE_SCHEMA, "read_s": now_s, "skus": [asdict(sku) for sku in skus]})
     with suppress(OSError, RuntimeError):
@@ -307,6 +300,6 @@ def _keep(skus: list[Sku], now_s: float) -> None:
         replace_text(path, content, shared=True, durable=False)
 
 
-def _kept(row: dict[str, Any]) -> Sku:
+def _cached_sku(row: dict[str, Any]) -> Sku:
     texts = {item.name: str(row[item.name]) for item in fields(Sku) if item.name not in ("regions", "usd")}
     return Sku(**texts, regions=tuple(map(str, row["regions"])), usd=float(row["usd"]))

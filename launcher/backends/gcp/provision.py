@@ -62,10 +62,6 @@ class Scope(StrEnum):
     FATAL = "fatal"
 
 
-class StrangerError(ToolError):
-    """A VM that is not of this launch has the name, so it must not be deleted."""
-
-
 def provision(
     plan: VmPlan,
     compute: Compute,
@@ -182,8 +178,11 @@ class _Provisioning:
                 return 1, self._suggested.index(zone)
             return (2 if region_of(zone) in near else 3), 0
 
-        open_zones = [zone for zone in self._reach() if zone not in self._done and region_of(zone) not in self._blocked]
-        return min(open_zones, key=rank, default=None)
+        return min(self._open_zones(), key=rank, default=None)
+
+    def _open_zones(self) -> list[str]:
+        """Zones that may still be tried."""
+        return [zone for zone in self._reach() if zone not in self._done and region_of(zone) not in self._blocked]
 
     def _reach(self) -> list[str]:
         """Zones of the plan, then zones that the cloud has suggested although our table lacks them.
@@ -220,7 +219,7 @@ class _Provisioning:
         """Whether one of the quotas may have room for the VM. If none has, report the figures to the user."""
         wanted = self._plan.request.gpu_count
         known = {metric: quota for metric, quota in quotas.items() if quota is not None}
-        if len(known) < len(quotas) or any(quota.left >= wanted for quota in known.values()):
+        if len(known) < len(quotas) or any(quota.remaining >= wanted for quota in known.values()):
             return True
         figures = "; ".join(f"{metric} is {quota.limit:g}, {quota.usage:g} in use" for metric, quota in known.items())
         self._note(where, (OperationFault(code=QUOTA_EXCEEDED, message=f"{figures}, {wanted} wanted"),), self._now())
@@ -283,14 +282,14 @@ class _Provisioning:
         return None
 
     def _require_ours(self, zone: str, request_id: str) -> None:
-        """Raise `StrangerError` if the VM is not of this launch.
+        """Raise `ToolError` if the VM is not of this launch: then it must not be deleted.
 
         A 409 after a repeated insert means that the first one worked.
         """
         vm = self._compute.get(zone, self._name)
         if vm is not None and vm.request_id != request_id:
             self._may_live = False
-            raise StrangerError(
+            raise ToolError(
                 f"zone {zone} has another VM '{self._name}', which does not belong to this launch", hint="launch again"
             )
 
@@ -348,9 +347,7 @@ class _Provisioning:
 
     def _learn(self, zone: str, faults: tuple[OperationFault, ...]) -> None:
         """Record which zones are still worth trying after a failure; raise if none is."""
-        self._suggested += [
-            zone_named for fault in faults for zone_named in fault.zones_available if zone_named not in self._suggested
-        ]
+        self._suggested += [zone for fault in faults for zone in fault.zones_available if zone not in self._suggested]
         match reach(faults):
             case Scope.ZONE:
                 return
@@ -381,9 +378,9 @@ class _Provisioning:
         lines = [
             f"  {tried.zone}: {_error_text(tried.code, tried.message)} ({tried.seconds:.0f} s)" for tried in self._tried
         ]
-        left = [zone for zone in self._reach() if zone not in self._done and region_of(zone) not in self._blocked]
-        if left and self._now() >= self._end_s:
-            lines.append(f"  not tried, as {self._budget_s:g} s have passed: {', '.join(left)}")
+        untried = self._open_zones()
+        if untried and self._now() >= self._end_s:
+            lines.append(f"  not tried, as {self._budget_s:g} s have passed: {', '.join(untried)}")
         message = "\n".join([f"no {self._what()} is free; tried:", *lines])
         return NoCapacityError(message, hint=self._what_next())
 

@@ -44,10 +44,6 @@ _POLICY_CURES = {
 }
 
 
-class PolicyError(ToolError):
-    """An organisation's policy forbids the VM as it was requested, in every zone."""
-
-
 class AlreadyThereError(ToolError):
     """A VM of that name exists in the zone, perhaps made by an earlier try of the same request."""
 
@@ -150,9 +146,9 @@ def refused_for_good(message: str) -> ToolError | None:
                 "--vm-image with an image that can boot by UEFI, and --secure-boot"
             )
         policies = "policies forbid" if len(broken) > 1 else "policy forbids"
-        asked = "its administrator for an exception, or another --project"
-        return PolicyError(
-            f"the organisation's {policies} this VM: {', '.join(broken)}: {message}", hint="; ".join(cures) or asked
+        return ToolError(
+            f"the organisation's {policies} this VM: {', '.join(broken)}: {message}",
+            hint="; ".join(cures) or "its administrator for an exception, or another --project",
         )
     if _CUSTOM_MODE_TEXT.search(message):
         return ToolError(

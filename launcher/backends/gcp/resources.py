@@ -71,7 +71,7 @@ class Quota:
     usage: float
 
     @property
-    def left(self) -> float:
+    def remaining(self) -> float:
         return self.limit - self.usage
 
 

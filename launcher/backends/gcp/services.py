@@ -230,7 +230,7 @@ def _message_of(response: Response) -> tuple[str, frozenset[str]]:
     """Message and reasons of an error answer: https://google.aip.dev/193."""
     try:
         error = response.json()["error"]
-        reasons = frozenset(str(each.get("reason", "")) for each in error.get("details", ()))
+        reasons = frozenset(str(detail.get("reason", "")) for detail in error.get("details", ()))
         return str(error["message"]).splitlines()[0][:300], reasons
     except (ValueError, LookupError, TypeError, AttributeError):
         return f"HTTP {response.status_code}", frozenset()

@@ -74,7 +74,7 @@ NAMES = tuple(item.name for item in fields(Settings))
 
 
 def resolve_settings(
-    given: Mapping[str, str | None],
+    options: Mapping[str, str | None],
     environment: Mapping[str, str],
     config_folder: Path | None,
     *,
@@ -88,7 +88,7 @@ def resolve_settings(
     values: dict[str, str] = {}
     origins: dict[str, str] = {}
     for name in NAMES:
-        strongest = _first(name, given, environment, table)
+        strongest = _first(name, options, environment, table)
         if strongest:
             origins[name], values[name] = strongest
     if "project" not in values:
@@ -100,13 +100,13 @@ def resolve_settings(
 
 
 def _first(
-    name: str, given: Mapping[str, str | None], environment: Mapping[str, str], table: Mapping[str, object]
+    name: str, options: Mapping[str, str | None], environment: Mapping[str, str], table: Mapping[str, object]
 ) -> tuple[Origin, str] | None:
     """The strongest source that has the setting, and its checked value; None if no source has it."""
     variable = ENVIRONMENT_PREFIX + name.upper()
     example = RULES[name][2]
     sources: list[tuple[Origin, object, str, str]] = [
-        (Origin.OPTION, given.get(name), "", f"{_flag(name)} {example}"),
+        (Origin.OPTION, options.get(name), "", f"--{name.replace('_', '-')} {example}"),
         (Origin.ENVIRONMENT, environment.get(variable), f"{variable}: ", f"export {variable}={example}"),
         (Origin.CONFIG, table.get(name), f"{CONFIG_NAME}, [{TABLE}]: ", f'{name} = "{example}"'),
     ]
@@ -164,7 +164,3 @@ def _from_config(path: Path) -> Mapping[str, object]:
                 hint=f"the keys are {', '.join(NAMES)}{did_you_mean(key, NAMES, before='; ')}",
             )
     return table
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")

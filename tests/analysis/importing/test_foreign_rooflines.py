@@ -182,7 +182,7 @@ def test_figures_mark_lower_bounds_and_rank_them_last(tmp_path: Path) -> None:
     figures = {drawn.name: drawn for drawn in gather(analysis.load(results)).drawn if isinstance(drawn, Figure)}
     (roofline_of_steps,) = (figure for name, figure in figures.items() if name.startswith("roofline_"))
     assert (
-        "Pale points: the kernels of a profile, by their own time, not by the time of a step."
+        "Pale points: rates of a profile's kernels over their own time, not over a step's time."
         in roofline_of_steps.caption
     )
     assert "≥ marks a lower bound" in roofline_of_steps.caption

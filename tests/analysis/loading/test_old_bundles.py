@@ -14,7 +14,7 @@ import pytest
 from benchmarks.synthetic_bundles import make
 from tests.analysis.in_process import Analyze
 from workload.contract import bundle
-from workload.contract.bundle import Status
+from workload.contract.record import Status
 
 BUNDLES = Path(__file__).parents[2] / "bundles"
 OLD, EXPECTED = BUNDLES / "schema1", BUNDLES / "expected"

@@ -28,14 +28,12 @@ class FakeObject:
 class FakeStorage:
     """Holds one bucket's objects.
 
-    `before[name]` runs before a download of that object, and may raise or replace it; `spoil[name]` counts downloads
-    whose last byte arrives wrong; `break_after[name]` lists after how many bytes the next downloads break off.
-    `downloads` is what was asked for: (name, start).
+    `before[name]` runs before a download of that object, and may raise or replace it; `break_after[name]` lists after
+    how many bytes the next downloads break off. `downloads` is what was asked for: (name, start).
     """
 
     objects: dict[str, FakeObject] = field(default_factory=dict)
     before: dict[str, Callable[[], None]] = field(default_factory=dict)
-    spoil: dict[str, int] = field(default_factory=dict)
     break_after: dict[str, list[int]] = field(default_factory=dict)
     list_error: Exception | None = None
     downloads: list[tuple[str, int]] = field(default_factory=list)
@@ -126,9 +124,6 @@ class FakeBlob:
         if first >= len(held.content):
             raise api.RequestRangeNotSatisfiable("416")
         content = held.content
-        if storage.spoil.get(self.name, 0) > 0:
-            storage.spoil[self.name] -= 1
-            content = content[:-1] + bytes([content[-1] ^ 1])
         breaks = storage.break_after.get(self.name, [])
         end = first + breaks.pop(0) if breaks else len(content)
         for offset in range(first, min(end, len(content)), PIECE_BYTES):

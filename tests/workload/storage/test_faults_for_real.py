@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.workload.storage import gcs_server
+from tests.workload.storage.bundles import content_of, make_bundle
 from tests.workload.storage.faulty_proxy import Fault, FaultyProxy
 from tests.workload.storage.gcs_server import BUCKET, GcsServer
 from workload.contract import bundle
@@ -42,12 +42,6 @@ KEPT_TWICE = {(fault, 4) for fault in (Fault.REPLY_LOST, Fault.REPLY_BREAKS, Fau
 CODES = {ExitCode.TOOL, ExitCode.BAD_BUNDLE}
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GcsServer]:
-    with gcs_server.running(tmp_path_factory.mktemp("gcs") / "log") as running:
-        yield running
-
-
 @pytest.fixture
 def proxy(server: GcsServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyProxy]:
     """A failed request is repeated at once, and 256 kB are much."""
@@ -77,20 +71,12 @@ def make(tmp_path: Path) -> Make:
     log = os.urandom(3 * GRAIN_BYTES)
     numbers = iter(range(10_000))
 
-    def make_bundle(name: str) -> Path:
-        token = f"{next(numbers):06x}"
-        folder = bundle.create(tmp_path / "made", f"{abs(hash((str(tmp_path), name))):x}-{token}")
-        bundle.write_document(folder, {"run_id": folder.name, "status": "completed", "name": name})
-        (folder / "steps.csv").write_text("step,phase\n" + "0,measured\n" * 20)
-        (folder / "log.txt").write_bytes(log)
-        bundle.seal(folder)
-        return folder
+    def make(name: str) -> Path:
+        run_id = f"{abs(hash((str(tmp_path), name))):x}-{next(numbers):06x}"
+        files = {"steps.csv": b"step,phase\n" + b"0,measured\n" * 20, "log.txt": log}
+        return make_bundle(tmp_path / "made", run_id, files)
 
-    return make_bundle
-
-
-def content_of(folder: Path) -> dict[str, bytes]:
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return make
 
 
 def stored(server: GcsServer, folder: Path) -> dict[str, bytes]:

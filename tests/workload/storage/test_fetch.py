@@ -15,6 +15,7 @@ from google.api_core import exceptions as api
 from google.auth import exceptions as auth
 
 from analysis.commands import fetch as command
+from tests.workload.storage.bundles import make_bundle
 from tests.workload.storage.fake_gcs import NAME, FakeStorage
 from workload.contract import bundle
 from workload.contract.errors import BundleError, ExitCode, InterruptedRunError, NothingToDoError, ToolError, UsageError
@@ -36,17 +37,10 @@ Make = Callable[..., Path]
 def make(tmp_path: Path) -> Make:
     """`make(run_id)`: the folder of a real, small, complete bundle, apart from where bundles are fetched to."""
 
-    def make_bundle(run_id: str = RUN, *, steps: bytes = STEPS) -> Path:
-        folder = tmp_path / "made" / run_id
-        folder.mkdir(parents=True)
-        bundle.write_document(folder, {"run_id": run_id, "status": "completed"})
-        (folder / "steps.csv").write_bytes(steps)
-        (folder / "ncu").mkdir()
-        (folder / "ncu" / "kernels.csv").write_bytes(b"ID,Kernel Name\n")
-        bundle.seal(folder)
-        return folder
+    def make(run_id: str = RUN) -> Path:
+        return make_bundle(tmp_path / "made", run_id, {"steps.csv": STEPS, "ncu/kernels.csv": b"ID,Kernel Name\n"})
 
-    return make_bundle
+    return make
 
 
 @pytest.fixture
@@ -86,14 +80,6 @@ def test_round_trip(storage: FakeStorage, make: Make, output: Path) -> None:
     assert bundle.read(output / RUN).document["status"] == "completed"
     assert (output / RUN / "steps.csv").read_bytes() == STEPS
     assert storage.asked_for() == FILES
-
-
-def test_what_is_here_is_not_fetched_again(storage: FakeStorage, make: Make, output: Path) -> None:
-    storage.put_folder(make())
-    fetch_all(storage, output)
-    storage.asked_for()
-    assert only(fetch_all(storage, output)) == FetchedRun(run_id=RUN, state=FetchState.SKIPPED)
-    assert storage.asked_for() == []
 
 
 @pytest.mark.parametrize(
@@ -164,30 +150,6 @@ def test_a_run_complete_here_and_incomplete_there_stays(storage: FakeStorage, ma
         run_id=RUN, state=FetchState.SKIPPED, reason="complete here, not in the bucket"
     )
     bundle.read(output / RUN)
-
-
-def test_one_run_alone(storage: FakeStorage, make: Make, output: Path) -> None:
-    storage.put_folder(make(), "p/")
-    storage.put_folder(make(RUN + "b"), "p/")
-    source = parse_source(f"gs://{NAME}/p/runs/{RUN}")
-    assert only(fetch.fetch(storage.opened(), source, output)).run_id == RUN
-    assert [path.name for path in output.iterdir()] == [RUN]
-
-
-def test_hostile_names_are_refused_and_the_rest_goes_on(storage: FakeStorage, make: Make, output: Path) -> None:
-    storage.put_folder(make())
-    for name in ("../../evil", "..\\evil", "ncu/nul\0", "/etc/passwd", "C:evil"):
-        storage.put(f"runs/{RUN}/{name}")
-    report = fetch_all(storage, output)
-    assert only(report).state is FetchState.FETCHED
-    assert {each.name.removeprefix(f"runs/{RUN}/"): each.reason for each in report.refused} == {
-        "../../evil": "leaves its folder",
-        "..\\evil": "a backslash",
-        "ncu/nul\0": "a control character",
-        "/etc/passwd": "an empty part",
-        "C:evil": "a drive letter",
-    }
-    assert names_in(output.parent / "results") == [f"{RUN}/{name}" for name in FILES]
 
 
 @pytest.mark.parametrize(
@@ -358,13 +320,6 @@ def test_an_object_that_grows_on_the_way_fills_no_disk(storage: FakeStorage, mak
     assert not (output / RUN / "MANIFEST.json").exists()
 
 
-def test_a_manifest_that_arrives_wrong_comes_once_more(storage: FakeStorage, make: Make, output: Path) -> None:
-    storage.put_folder(make())
-    storage.spoil[f"runs/{RUN}/MANIFEST.json"] = 1
-    assert only(fetch_all(storage, output)).state is FetchState.FETCHED
-    assert storage.asked_for() == sorted([*FILES, "MANIFEST.json"])
-
-
 def test_many_bundles_are_listed_once_and_each_file_is_asked_for_once(
     storage: FakeStorage, make: Make, output: Path
 ) -> None:
@@ -383,28 +338,6 @@ def test_many_bundles_are_listed_once_and_each_file_is_asked_for_once(
     assert len(storage.downloads) == 20 * len(FILES)
     assert fetch_all(storage, output).count(FetchState.SKIPPED) == 20
     assert len(storage.downloads) == 20 * len(FILES), "what is here is compared by the list alone"
-
-
-def test_bytes_that_arrive_wrong_come_once_more(storage: FakeStorage, make: Make, output: Path) -> None:
-    storage.put_folder(make())
-    storage.spoil[f"runs/{RUN}/steps.csv"] = 1
-    assert only(fetch_all(storage, output)).state is FetchState.FETCHED
-    assert storage.asked_for() == sorted([*FILES, "steps.csv"])
-    assert (output / RUN / "steps.csv").read_bytes() == STEPS
-
-
-@pytest.mark.parametrize("name", ["steps.csv", "MANIFEST.json"])
-def test_bytes_that_always_arrive_wrong_leave_no_complete_folder(
-    storage: FakeStorage, make: Make, output: Path, name: str
-) -> None:
-    storage.put_folder(make())
-    storage.spoil[f"runs/{RUN}/{name}"] = 99
-    reason = {
-        "steps.csv": "steps.csv arrived damaged 2 times",
-        "MANIFEST.json": "MANIFEST.json arrived damaged 2 times",
-    }
-    assert only(fetch_all(storage, output)) == FetchedRun(run_id=RUN, state=FetchState.REFUSED, reason=reason[name])
-    assert not (output / RUN / "MANIFEST.json").exists()
 
 
 def test_a_connection_that_breaks_is_continued(storage: FakeStorage, make: Make, output: Path) -> None:

@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,14 +15,14 @@ import pytest
 
 from analysis.commands.fetch import FetchFormat, run_fetch
 from tests.waiting import until
-from tests.workload.storage import gcs_server
+from tests.workload.storage.bundles import STEPS, content_of, make_bundle
 from tests.workload.storage.gcs_server import BUCKET, GcsServer, Relay
 from workload.contract import bundle
-from workload.contract.errors import BundleError, ExitCode, NothingToDoError, ToolError, UsageError
+from workload.contract.errors import BundleError, ExitCode, ToolError, UsageError
 from workload.storage import fetch
 from workload.storage import gcs as bucket
 from workload.storage.address import parse_source
-from workload.storage.store import ObjectChangedError, Patience, UnreachableError
+from workload.storage.store import Patience, UnreachableError
 
 pytestmark = [pytest.mark.world, pytest.mark.slow]
 
@@ -48,17 +48,11 @@ sys.exit(code)
 Make = Callable[..., Path]
 
 
-@pytest.fixture(scope="module")
-def _running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GcsServer]:
-    with gcs_server.running(tmp_path_factory.mktemp("gcs") / "log") as server:
-        yield server
-
-
 @pytest.fixture
-def server(_running: GcsServer, monkeypatch: pytest.MonkeyPatch) -> GcsServer:
+def server(server: GcsServer, monkeypatch: pytest.MonkeyPatch) -> GcsServer:
     """One server for all tests of this file; each test uses a prefix of its own."""
-    monkeypatch.setenv("STORAGE_EMULATOR_HOST", _running.url)
-    return _running
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)
+    return server
 
 
 @pytest.fixture
@@ -70,19 +64,11 @@ def prefix(request: pytest.FixtureRequest) -> str:
 def make(tmp_path: Path) -> Make:
     """A real, complete bundle; its log.txt has `size` bytes that do not repeat."""
 
-    def make_bundle(index: int = 0, *, size: int = 20) -> Path:
-        run_id = f"20261121T142530Z-local-cpu-resnet18-b16-fp32-{index:06x}"
-        folder = bundle.create(tmp_path / "made", run_id)
-        bundle.write_document(folder, {"run_id": run_id, "status": "completed", "index": index})
-        (folder / "steps.csv").write_text("step,phase\n" + f"{index},measured\n" * 100)
-        (folder / "telemetry.csv").write_text("t_s\n")
-        (folder / "log.txt").write_bytes(os.urandom(size))
-        (folder / "ncu").mkdir()
-        (folder / "ncu" / "kernels.csv").write_text("ID\n")
-        bundle.seal(folder)
-        return folder
+    def make(index: int = 0, *, size: int = 20) -> Path:
+        files = {"steps.csv": STEPS, "telemetry.csv": b"t_s\n", "log.txt": os.urandom(size), "ncu/kernels.csv": b"ID\n"}
+        return make_bundle(tmp_path / "made", f"20261121T142530Z-local-cpu-resnet18-b16-fp32-{index:06x}", files)
 
-    return make_bundle
+    return make
 
 
 def start(url: str, *arguments: str, limit: str = "") -> subprocess.Popen[str]:
@@ -95,29 +81,6 @@ def start(url: str, *arguments: str, limit: str = "") -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
-
-
-def content_of(folder: Path) -> dict[str, bytes]:
-    return {
-        path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()
-    }
-
-
-def test_round_trip_and_nothing_twice(
-    server: GcsServer, prefix: str, make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    made = [make(index) for index in range(3)]
-    for folder in made:
-        server.put_folder(folder, f"{prefix}/")
-    assert run_fetch(source=f"gs://{BUCKET}/{prefix}/", output=tmp_path / "results") == ExitCode.DONE
-    for folder in made:
-        assert content_of(tmp_path / "results" / folder.name) == content_of(folder)
-        bundle.read(tmp_path / "results" / folder.name)
-    asked = len(server.downloads())
-    assert asked >= 3 * 6
-    assert run_fetch(source=f"gs://{BUCKET}/{prefix}", output=tmp_path / "results") == ExitCode.DONE
-    assert len(server.downloads()) == asked
-    assert capsys.readouterr().out.splitlines()[-1].startswith("fetched 0 (0 B), skipped 3, incomplete 0, refused 0")
 
 
 def test_200_bundles_in_parallel(server: GcsServer, prefix: str, make: Make, tmp_path: Path) -> None:
@@ -253,29 +216,6 @@ def test_hostile_names_of_a_real_server(
     assert [each["state"] for each in printed["runs"]] == ["fetched"]
     assert content_of(tmp_path / "results" / "here" / folder.name) == content_of(folder)
     assert [path for path in tmp_path.rglob("*") if "evil" in path.name or "passwd" in path.name] == []
-
-
-def test_an_incomplete_run(server: GcsServer, prefix: str, make: Make, tmp_path: Path) -> None:
-    folder = make()
-    server.put_folder(folder, f"{prefix}/", without=("MANIFEST.json",))
-    source, output = f"gs://{BUCKET}/{prefix}/runs/{folder.name}", tmp_path / "results"
-    with pytest.raises(NothingToDoError, match=r"^no complete run below .*; 1 run without MANIFEST\.json$"):
-        run_fetch(source=source, output=output)
-    assert not (output / folder.name).exists()
-    assert run_fetch(source=source, output=output, incomplete=True) == ExitCode.DONE
-    assert content_of(output / folder.name).keys() == content_of(folder).keys() - {"MANIFEST.json"}
-    server.put_folder(folder, f"{prefix}/")
-    assert run_fetch(source=source, output=output) == ExitCode.DONE
-    bundle.read(output / folder.name)
-
-
-def test_an_object_that_changes_after_the_list(server: GcsServer, prefix: str, tmp_path: Path) -> None:
-    server.put(f"{prefix}/x", b"old")
-    opened = bucket.connect(BUCKET, prefix=prefix)
-    (found,) = opened.objects(prefix)
-    server.put(f"{prefix}/x", b"new")
-    with (tmp_path / "x").open("wb") as sink, pytest.raises(ObjectChangedError):
-        opened.download(found, sink)
 
 
 @pytest.mark.usefixtures("server")

@@ -192,52 +192,43 @@ def test_the_frame_refuses_an_old_python() -> None:
     assert done.stderr == "rooflaunch needs Python 3.8 there; python3 is 3.6\n"
 
 
-@pytest.mark.world
-def test_an_unknown_host_key(machine: sshd.Machine, connection: Connection) -> None:
+def refusal(machine: sshd.Machine, connection: Connection, name: str, text: str) -> ToolError:
+    """The error of a login while a file of sshd, or of its client, has this text."""
     machine.cut_off()  # a connection that is kept would be used
-    known = machine.folder / "known_hosts"
-    before = known.read_text()
-    known.write_text("")
+    path = machine.folder / name
+    before = path.read_text()
+    path.write_text(text)
     try:
         with pytest.raises(ToolError) as refused:
             say(connection)
     finally:
-        known.write_text(before)
-    assert str(refused.value) == f"the host key of {machine.host} is not known here yet"
-    assert refused.value.hint == f"log in once by hand and compare it: ssh -p {machine.port} {machine.host}"
-    assert not isinstance(refused.value, LostError), "asking again is of no use"
+        path.write_text(before)
+    return refused.value
+
+
+@pytest.mark.world
+def test_an_unknown_host_key(machine: sshd.Machine, connection: Connection) -> None:
+    error = refusal(machine, connection, "known_hosts", "")
+    assert str(error) == f"the host key of {machine.host} is not known here yet"
+    assert error.hint == f"log in once by hand and compare it: ssh -p {machine.port} {machine.host}"
+    assert not isinstance(error, LostError), "asking again is of no use"
 
 
 @pytest.mark.world
 def test_another_host_key(machine: sshd.Machine, connection: Connection) -> None:
-    machine.cut_off()  # a connection that is kept would be used
-    known = machine.folder / "known_hosts"
-    before = known.read_text()
-    known.write_text(f"[127.0.0.1]:{machine.port} {(machine.folder / 'user.pub').read_text()}")
-    try:
-        with pytest.raises(ToolError) as refused:
-            say(connection)
-    finally:
-        known.write_text(before)
-    assert str(refused.value).startswith(f"{machine.host} has another host key than before: ")
-    assert f"ssh-keygen -R '[127.0.0.1]:{machine.port}'" in refused.value.hint
+    other = f"[127.0.0.1]:{machine.port} {(machine.folder / 'user.pub').read_text()}"
+    error = refusal(machine, connection, "known_hosts", other)
+    assert str(error).startswith(f"{machine.host} has another host key than before: ")
+    assert f"ssh-keygen -R '[127.0.0.1]:{machine.port}'" in error.hint
 
 
 @pytest.mark.world
 def test_a_key_that_is_refused(machine: sshd.Machine, connection: Connection) -> None:
-    machine.cut_off()  # a connection that is kept would be used
-    keys = machine.folder / "authorized_keys"
-    before = keys.read_text()
-    keys.write_text("")
-    try:
-        with pytest.raises(ToolError) as refused:
-            say(connection)
-    finally:
-        keys.write_text(before)
-    assert str(refused.value).startswith(f"{machine.host} refused the login: ")
-    assert str(refused.value).endswith("Permission denied (publickey).")
+    error = refusal(machine, connection, "authorized_keys", "")
+    assert str(error).startswith(f"{machine.host} refused the login: ")
+    assert str(error).endswith("Permission denied (publickey).")
     expected = f"passwords are not supported: ssh-add a key, or ssh-copy-id -p {machine.port} {machine.host}"
-    assert refused.value.hint == expected
+    assert error.hint == expected
 
 
 @pytest.mark.world

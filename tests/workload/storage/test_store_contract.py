@@ -9,7 +9,7 @@ import signal
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,13 @@ from launcher.agent.lease import Lease, take
 from launcher.jobs import launches
 from launcher.protocol.records import LAUNCHES, request_object, result_object, status_object
 from tests import sshd
-from tests.workload.storage import gcs_server, places
+from tests.workload.storage import places
+from tests.workload.storage.bundles import STEPS, content_of, make_bundle
 from tests.workload.storage.gcs_server import GcsServer
 from tests.workload.storage.places import Place
 from workload.contract import bundle
 from workload.contract.checksum import crc32c_of
 from workload.contract.errors import BundleError, ToolError
-from workload.storage import fetch as fetching
 from workload.storage.address import open_store, parse_source
 from workload.storage.fetch import FetchReport, FetchState, fetch
 from workload.storage.inventory import SealedRun, sealed_runs, take_stock
@@ -38,6 +38,7 @@ pytestmark = pytest.mark.world
 ROOT = Path(__file__).parents[3]
 NAME = "rooflaunch-t4-20261121-100000-0000aa"
 RUN = "20261121T142530Z-local-cpu-resnet18-b16-fp32-0000aa"
+FILES = {"steps.csv": STEPS, "empty.txt": b"", "ncu/kernels.csv": b"ID\n" * 60}
 HOSTILE = [
     "../evil",
     "a/../../evil",
@@ -54,23 +55,15 @@ HOSTILE = [
 ]
 
 
-@pytest.fixture(scope="module")
-def _running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GcsServer]:
-    with gcs_server.running(tmp_path_factory.mktemp("gcs") / "log") as server:
-        yield server
-
-
 @pytest.fixture(params=["gcs", "folder", "folder-without-links", pytest.param("ssh", marks=pytest.mark.server)])
-def place(
-    request: pytest.FixtureRequest, tmp_path: Path, _running: GcsServer, monkeypatch: pytest.MonkeyPatch
-) -> Place:
+def place(request: pytest.FixtureRequest, tmp_path: Path, server: GcsServer, monkeypatch: pytest.MonkeyPatch) -> Place:
     if request.param == "ssh":
         machine = request.getfixturevalue("sshd_machine")
         sshd.meet(machine, monkeypatch)
         return places.FolderOverSsh(machine, re.sub(r"\W", "-", request.node.name))
     if request.param == "gcs":
-        monkeypatch.setenv("STORAGE_EMULATOR_HOST", _running.url)
-        return places.Bucket(_running, re.sub(r"\W", "-", request.node.name))
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)
+        return places.Bucket(server, re.sub(r"\W", "-", request.node.name))
     if request.param == "folder":
         return places.Folder(tmp_path / "store")
     places.refuse_links(monkeypatch)
@@ -84,18 +77,7 @@ def store(place: Place) -> Store:
 
 @pytest.fixture
 def made(tmp_path: Path) -> Path:
-    return make_bundle(tmp_path / "made")
-
-
-def make_bundle(parent: Path, run_id: str = RUN, *, status: str = "completed") -> Path:
-    folder = bundle.create(parent, run_id)
-    bundle.write_document(folder, {"run_id": run_id, "status": status})
-    (folder / "steps.csv").write_text("step,phase\n" + "0,measured\n" * 100)
-    (folder / "empty.txt").touch()
-    (folder / "ncu").mkdir()
-    (folder / "ncu" / "kernels.csv").write_text("ID\n" * 60)
-    bundle.seal(folder)
-    return folder
+    return make_bundle(tmp_path / "made", RUN, FILES)
 
 
 def listed(store: Store, prefix: str = "") -> dict[str, StoredObject]:
@@ -373,13 +355,14 @@ def test_many_bundles_at_a_time(store: Store, made: Path) -> None:
         sent = list(pool.map(write_or_lose(lambda index: bool(upload(store, others[index % 4]))), range(8)))
     assert len(sent) == 8
     assert len(listed(store)) == 4 * 5
+    assert {downloaded(store, f"runs/{other.name}/steps.csv") for other in others} == {STEPS}
 
 
 def test_how_runs_ended_is_seen_in_a_list(place: Place, store: Store, tmp_path: Path) -> None:
     ids = {f"{RUN[:-2]}{index:02x}": status for index, status in enumerate(("completed", "failed", "out_of_memory"))}
     for run_id, status in ids.items():
-        upload(store, make_bundle(tmp_path / "made", run_id, status=status))
-    kept = make_bundle(tmp_path / "made", RUN)
+        upload(store, make_bundle(tmp_path / "made", run_id, FILES, status=status))
+    kept = make_bundle(tmp_path / "made", RUN, FILES)
     for name in ("run.json", "MANIFEST.json"):  # by other means, without labels
         place.put(f"runs/{RUN}/{name}", (kept / name).read_bytes())
     place.put("runs/unfinished/run.json", b"{}")
@@ -475,10 +458,6 @@ def fetch_all(place: Place, output: Path, *, store: Store | None = None, **optio
     """As `analyze fetch ADDRESS` does it."""
     source = parse_source(place.address)
     return fetch(store or open_store(source.address, probe=source.prefix), source, output, jobs=2, **options)
-
-
-def content_of(folder: Path) -> dict[str, bytes]:
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_what_is_uploaded_is_fetched_once(place: Place, store: Store, made: Path, tmp_path: Path) -> None:
@@ -578,43 +557,14 @@ def test_hostile_names_that_lie_there_are_refused(place: Place, store: Store, ma
     assert content_of(tmp_path / "results" / RUN) == content_of(made)
 
 
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [
-        ("../evil", "leaves its folder"),
-        ("/etc/passwd", "an absolute path"),
-        ("ncu", "a folder of other objects has this name"),
-    ],
-)
-def test_a_manifest_that_names_what_lies_elsewhere(
-    place: Place, store: Store, made: Path, tmp_path: Path, name: str, reason: str
-) -> None:
-    upload(store, made)
-    document = json.loads((made / "MANIFEST.json").read_text())
-    document["files"].append(document["files"][0] | {"name": name})
-    place.put(f"runs/{RUN}/MANIFEST.json", json.dumps(document).encode())
-    (outcome,) = fetch_all(place, tmp_path / "results").outcomes
-    assert outcome.reason == f"damaged in the {store.kind}: MANIFEST.json names '{name}': {reason}"
-    assert not (tmp_path / "results" / RUN).exists()
-
-
-def test_a_manifest_that_would_fill_the_memory(
-    place: Place, store: Store, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    upload(store, made)
-    monkeypatch.setattr(fetching, "MAX_DOCUMENT_BYTES", 100)
-    (outcome,) = fetch_all(place, tmp_path / "results").outcomes
-    size = (made / "MANIFEST.json").stat().st_size
-    assert outcome.reason == f"damaged in the {store.kind}: MANIFEST.json has {size} bytes"
-
-
 def test_one_run_alone(place: Place, store: Store, made: Path, tmp_path: Path) -> None:
-    other = make_bundle(tmp_path / "made", f"{RUN}b")
+    other = make_bundle(tmp_path / "made", f"{RUN}b", FILES)
     for folder in (made, other):
         upload(store, folder)
     source = parse_source(f"{place.address}/runs/{RUN}")
     report = fetch(open_store(source.address, probe=source.prefix), source, tmp_path / "results")
     assert [run.run_id for run in report.outcomes] == [RUN]
+    assert [path.name for path in (tmp_path / "results").iterdir()] == [RUN]
 
 
 @pytest.mark.slow

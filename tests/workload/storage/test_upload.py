@@ -3,16 +3,14 @@
 import gzip
 import io
 import os
-import shutil
-import threading
 import tracemalloc
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from google.api_core import exceptions as api
 
+from tests.workload.storage.bundles import STEPS, content_of, make_bundle
 from tests.workload.storage.strict_gcs import BUCKET, GRAIN_BYTES, StrictGcs, _Handler
 from workload.contract import bundle
 from workload.contract.checksum import crc32c_of
@@ -58,22 +56,12 @@ def opened(gcs: StrictGcs, _connected: tuple[StrictGcs, Bucket]) -> Bucket:
 @pytest.fixture
 def made(tmp_path: Path) -> Path:
     """A complete bundle."""
-    folder = bundle.create(tmp_path, RUN)
-    bundle.write_document(folder, {"run_id": RUN, "status": "completed"})
-    (folder / "steps.csv").write_text("step,phase\n" + "0,measured\n" * 100)
-    (folder / "log.txt").write_bytes(b"\r\nline\r\n" * 20)
-    (folder / "ncu").mkdir()
-    (folder / "ncu" / "kernels.csv").write_text("ID\n" * 60)
-    bundle.seal(folder)
-    return folder
+    files = {"steps.csv": STEPS, "log.txt": b"\r\nline\r\n" * 20, "ncu/kernels.csv": b"ID\n" * 60}
+    return make_bundle(tmp_path, RUN, files)
 
 
 def held(gcs: StrictGcs) -> dict[str, bytes]:
     return {name.removeprefix(f"runs/{RUN}/"): each.content for name, each in gcs.objects.items()}
-
-
-def content_of(folder: Path) -> dict[str, bytes]:
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def large_file(folder: Path, size: int = LARGE_BYTES) -> tuple[Path, str]:
@@ -175,18 +163,6 @@ def test_a_file_that_changes_during_the_upload(gcs: StrictGcs, opened: Bucket, m
         f"error: 'runs/{RUN}/steps.csv' differs from its checksum: it was changed after the run\nhint: run again"
     )
     assert "MANIFEST.json" not in held(gcs)
-
-
-def test_many_at_a_time(gcs: StrictGcs, opened: Bucket, made: Path) -> None:
-    """Threads share the bucket; two that store the same bundle end as one does."""
-    others = [made.parent / f"{RUN[:-2]}{index:02x}" for index in range(4)]
-    for other in others:
-        shutil.copytree(made, other)
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda folder: upload.upload(opened, folder), [*others, *others]))
-    assert len(gcs.objects) == 20
-    for other in others:
-        assert gcs.objects[f"runs/{other.name}/steps.csv"].content == (made / "steps.csv").read_bytes()
 
 
 # Objects
@@ -291,19 +267,6 @@ def test_writing_to_a_bucket_that_is_gone(opened: Bucket) -> None:
         Bucket(opened._client, "gone", Patience()).write("x", b"1")
 
 
-def test_what_is_written_is_read(gcs: StrictGcs, opened: Bucket) -> None:
-    assert opened.read("a/b") is None
-    assert opened.write("a/b", b"1") is True
-    assert opened.write("a/b", b"2") is True, "replaced"
-    assert opened.read("a/b") == b"2"
-    assert opened.write("a/b", b"3", if_absent=True) is False
-    assert opened.write("a/b", b"2", if_absent=True) is False
-    assert opened.read("a/b") == b"2"
-    assert opened.write("a/c", b"", if_absent=True) is True
-    assert opened.read("a/c") == b""
-    assert gcs.objects.keys() == {"a/b", "a/c"}
-
-
 @pytest.mark.parametrize("breaks", [1, 2])
 def test_who_wrote_it_knows_so_after_a_lost_answer(breaks: int, gcs: StrictGcs, opened: Bucket) -> None:
     gcs.fail["multipart"] = [0] * breaks
@@ -311,19 +274,6 @@ def test_who_wrote_it_knows_so_after_a_lost_answer(breaks: int, gcs: StrictGcs, 
     gcs.fail["multipart"] = [503]
     assert opened.write("x", b"yours", if_absent=True) is False
     assert gcs.objects["x"].content == b"mine"
-
-
-def test_of_many_writers_one_wins(gcs: StrictGcs, opened: Bucket) -> None:
-    start = threading.Barrier(8)
-
-    def write(index: int) -> bool:
-        start.wait(60)
-        return opened.write("x", b"%d" % index, if_absent=True)
-
-    with ThreadPoolExecutor(8) as pool:
-        won = list(pool.map(write, range(8)))
-    assert won.count(True) == 1
-    assert gcs.objects["x"].content == b"%d" % won.index(True)
 
 
 def test_what_arrives_is_compared_with_its_checksum(gcs: StrictGcs, opened: Bucket) -> None:
@@ -365,15 +315,6 @@ def test_a_log_in_page_of_the_network(opened: Bucket, monkeypatch: pytest.Monkey
     monkeypatch.setattr(_Handler, "_list", lambda self, _: self._send(200, b"<html>Welcome</html>"))
     with pytest.raises(UnreachableError, match=r"^another server than Cloud Storage answers at http://127"):
         opened.require_answer("")
-
-
-def test_folders(opened: Bucket) -> None:
-    for name in ("launches/b/status.json", "launches/a/request.json", "launches/a/result.json", "launches/top", "c/x"):
-        opened.write(name, b"1")
-    assert opened.folders("launches/") == ["a", "b"]
-    assert opened.folders("launches/a/") == []
-    assert opened.folders("") == ["c", "launches"]
-    assert opened.folders("nothing/") == []
 
 
 def test_how_a_bucket_is_set_up(gcs: StrictGcs, opened: Bucket) -> None:

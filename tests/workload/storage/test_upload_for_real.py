@@ -6,16 +6,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from tests.workload.storage import gcs_server
+from tests.workload.storage.bundles import STEPS, content_of, make_bundle
 from tests.workload.storage.gcs_server import BUCKET, GcsServer, Relay
 from workload.contract import bundle
-from workload.contract.checksum import crc32c_of
 from workload.contract.errors import BundleError
 from workload.storage import fetch, upload
 from workload.storage import gcs as bucket
@@ -40,20 +39,14 @@ print(re.search("VmHWM:\\\\s+(\\\\d+)", status.read_text())[1] if status.exists(
 Make = Callable[..., Path]
 
 
-@pytest.fixture(scope="module")
-def _running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GcsServer]:
-    with gcs_server.running(tmp_path_factory.mktemp("gcs") / "log") as server:
-        yield server
-
-
 @pytest.fixture
-def server(_running: GcsServer, monkeypatch: pytest.MonkeyPatch) -> GcsServer:
+def server(server: GcsServer, monkeypatch: pytest.MonkeyPatch) -> GcsServer:
     """One server for all tests of this file, run ids never repeat; a failed request is repeated at once."""
     from google.cloud.storage import retry
 
     monkeypatch.setattr(retry, "DEFAULT_RETRY", retry.DEFAULT_RETRY.with_delay(initial=0.02, maximum=0.1))
-    monkeypatch.setenv("STORAGE_EMULATOR_HOST", _running.url)
-    return _running
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)
+    return server
 
 
 @pytest.fixture
@@ -66,24 +59,12 @@ def opened(server: GcsServer) -> Bucket:
 def make(tmp_path: Path, request: pytest.FixtureRequest) -> Make:
     """A real, complete bundle; its log.txt has `size` bytes that do not repeat."""
 
-    def make_bundle(index: int = 0, *, size: int = 20) -> Path:
-        folder = bundle.create(tmp_path / "made", f"{re.sub(r'[^a-z0-9]+', '-', request.node.name)}-{index:06x}")
-        bundle.write_document(folder, {"run_id": folder.name, "status": "completed", "index": index})
-        (folder / "steps.csv").write_text("step,phase\n" + f"{index},measured\n" * 100)
-        (folder / "log.txt").write_bytes(os.urandom(size))
-        (folder / "empty.txt").touch()
-        (folder / "ncu").mkdir()
-        (folder / "ncu" / "kernels.csv").write_text("ID\n")
-        bundle.seal(folder)
-        return folder
+    def make(index: int = 0, *, size: int = 20) -> Path:
+        run_id = f"{re.sub(r'[^a-z0-9]+', '-', request.node.name)}-{index:06x}"
+        files = {"steps.csv": STEPS, "log.txt": os.urandom(size), "empty.txt": b"", "ncu/kernels.csv": b"ID\n"}
+        return make_bundle(tmp_path / "made", run_id, files)
 
-    return make_bundle
-
-
-def content_of(folder: Path) -> dict[str, bytes]:
-    return {
-        path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()
-    }
+    return make
 
 
 def bring(opened: Bucket, folder: Path, output: Path) -> fetch.FetchedRun:
@@ -98,14 +79,6 @@ def start(url: str, folder: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", SCRIPT, str(folder)], cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE
     )
-
-
-def test_what_is_uploaded_is_fetched(opened: Bucket, make: Make, tmp_path: Path) -> None:
-    folder = make(size=12 * MEBIBYTE)
-    assert upload.upload(opened, folder).files == 6
-    assert upload.upload(opened, folder) == upload.Uploaded(run_id=folder.name, files=0, bytes=0)
-    assert bring(opened, folder, tmp_path / "results").state is FetchState.FETCHED
-    assert content_of(tmp_path / "results" / folder.name) == content_of(folder)
 
 
 @pytest.mark.slow
@@ -161,19 +134,3 @@ def test_memory_stays_flat(server: GcsServer, make: Make) -> None:
     print(peak_kb)
     # One chunk of 8 MiB, and what the layers below hold of it.
     assert peak_kb[40 * MEBIBYTE] - peak_kb[20] < 30_000
-
-
-def test_an_object_is_made_once(opened: Bucket, make: Make) -> None:
-    folder = make()
-    name = f"launches/{folder.name}/result.json"
-    assert opened.read(name) is None
-    assert opened.write(name, b"1", if_absent=True) is True
-    assert opened.write(name, b"2", if_absent=True) is False
-    assert opened.read(name) == b"1"
-    assert folder.name in opened.folders("launches/")
-    path = folder / "steps.csv"
-    with path.open("rb") as content:
-        checksum = crc32c_of(content)
-    with pytest.raises(BundleError, match=rf"^another '{name}' is in bucket '{BUCKET}' already$"):
-        opened.upload(name, path, crc32c=checksum)
-    assert opened.read(name) == b"1"

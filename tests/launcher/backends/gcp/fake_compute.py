@@ -19,73 +19,29 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
 
 from tests.launcher.backends.gcp import wire
+from tests.launcher.backends.gcp.compute_bodies import (
+    ATTACHED,
+    BUNDLED,
+    IMAGE_FAMILIES,
+    N1,
+    ZONE,
+    RefusalError,
+    check_body,
+    gpus_of,
+    items_of,
+    plain_body,
+    quota_error,
+    stockout_error,
+)
 
-NAME = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 PROJECT = re.compile(r"[a-z][-a-z0-9]{4,28}[a-z0-9]")
-ZONE = re.compile(r"[a-z]+-[a-z]+\d+-[a-z]")
-LABEL_KEY = re.compile(r"[a-z][_\-a-z0-9]{0,62}")
-LABEL_VALUE = re.compile(r"[_\-a-z0-9]{0,63}")
 UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-ACCELERATOR = re.compile(r"(?:.*/)?zones/([^/]+)/acceleratorTypes/(nvidia-tesla-(?:t4|v100))")
-MACHINE = re.compile(r"(?:.*/)?zones/([^/]+)/machineTypes/([a-z0-9-]+)")
-# A family, or one image of it by the date that it has in its name.
-IMAGE = re.compile(r"(?:.*/)?projects/([^/]+)/global/images/(?:family/)?([^/]+?)(?:-v[0-9]{8})?")
-# How many GPUs come with a machine type, and the metric that counts them.
-BUNDLED = {
-    **{f"g2-standard-{size}": ("NVIDIA_L4_GPUS", 1) for size in (4, 8, 12, 16, 32)},
-    **{f"g2-standard-{size}": ("NVIDIA_L4_GPUS", count) for size, count in ((24, 2), (48, 4), (96, 8))},
-    **{f"a2-highgpu-{count}g": ("NVIDIA_A100_GPUS", count) for count in (1, 2, 4, 8)},
-    **{f"a2-ultragpu-{count}g": ("NVIDIA_A100_80GB_GPUS", count) for count in (1, 2, 4, 8)},
-    **{f"a3-highgpu-{count}g": ("NVIDIA_H100_GPUS", count) for count in (1, 2, 4, 8)},
-    "a3-ultragpu-8g": ("NVIDIA_H200_GPUS", 8),
-}
-N1 = re.compile(r"n1-(standard|highmem|highcpu)-(1|2|4|8|16|32|64|96)")
-# The most virtual CPUs beside a number of GPUs.
-N1_CPUS = {"t4": {1: 48, 2: 48, 4: 96}, "v100": {1: 12, 2: 24, 4: 48, 8: 96}}
-SPOT_ONLY = ("a3-highgpu-1g", "a3-highgpu-2g", "a3-highgpu-4g")
-ATTACHED = {"nvidia-tesla-t4": "NVIDIA_T4_GPUS", "nvidia-tesla-v100": "NVIDIA_V100_GPUS"}
 METRICS = sorted({*ATTACHED.values(), *(metric for metric, _ in BUNDLED.values())})
-IMAGE_FAMILIES = {
-    ("ubuntu-os-accelerator-images", "ubuntu-accelerator-2204-amd64-with-nvidia-580"),
-    ("ubuntu-os-accelerator-images", "ubuntu-accelerator-2404-amd64-with-nvidia-580"),
-    ("deeplearning-platform-release", "common-cu129-ubuntu-2204-nvidia-580"),
-    ("ubuntu-os-cloud", "ubuntu-2204-lts"),
-    ("ubuntu-os-cloud", "ubuntu-2404-lts-amd64"),
-    ("debian-cloud", "debian-12"),
-    ("cos-cloud", "cos-stable"),
-}
-METADATA_BYTES = 256 << 10
 SERIAL_BYTES = 1 << 20
 PLENTY = 1000.0
 # What the real one waits; here nothing that is under way takes long.
 WAIT_S = 2.0
 JOIN_S = 20.0
-# What an insert may say, here: more than the launcher sends is a mistake of the launcher's.
-BODY_FIELDS = {
-    "name", "machineType", "disks", "networkInterfaces", "scheduling", "metadata", "labels", "serviceAccounts",
-    "guestAccelerators", "tags", "description", "minCpuPlatform", "deletionProtection", "shieldedInstanceConfig",
-}  # fmt: skip
-
-
-class RefusalError(Exception):
-    """An answer that is no success; `reason` and `info` as Google writes them in its two formats."""
-
-    def __init__(self, status: int, message: str, reason: str = "invalid", info: str = "") -> None:
-        super().__init__(message)
-        self.status = status
-        self.reason = reason
-        self.info = info
-
-    def document(self) -> dict[str, Any]:
-        error: dict[str, Any] = {
-            "code": self.status,
-            "message": str(self),
-            "errors": [{"message": str(self), "domain": "global", "reason": self.reason}],
-        }
-        if self.info:
-            kind = "type.googleapis.com/google.rpc.ErrorInfo"
-            error["details"] = [{"@type": kind, "reason": self.info, "domain": "googleapis.com", "metadata": {}}]
-        return {"error": error}
 
 
 class Vm:
@@ -97,7 +53,7 @@ class Vm:
         self.body: dict[str, Any] = dict(body)
         self.name: str = body["name"]
         self.instance_id = instance_id
-        self.metadata: dict[str, str] = {each["key"]: each["value"] for each in _items(body)}
+        self.metadata: dict[str, str] = {each["key"]: each["value"] for each in items_of(body)}
         self.labels: dict[str, str] = dict(body.get("labels", {}))
         self.service_account: str = next((each["email"] for each in body.get("serviceAccounts", [])), "")
         self.guest_attributes: dict[str, dict[str, str]] = {}
@@ -583,9 +539,6 @@ class FakeCompute:
                 break
         return operation.document(self.url)
 
-    def _get_operation(self, names: dict[str, str], _: dict[str, str], __: bytes) -> dict[str, Any]:
-        return self._find_operation(names).document(self.url)
-
     def _find_operation(self, names: dict[str, str]) -> _Operation:
         with self._lock:
             found = self._operations.get(names["operation"])
@@ -721,10 +674,6 @@ class FakeCompute:
     def _project(self, names: dict[str, str], _: dict[str, str], __: bytes) -> dict[str, Any]:
         quotas = self._quota_rows("global", ["GPUS_ALL_REGIONS"])
         return {"kind": "compute#project", "name": names["project"], "quotas": quotas}
-
-    def _zones(self, _: dict[str, str], query: dict[str, str], __: bytes) -> dict[str, Any]:
-        page, following = self._page([f"us-central1-{letter}" for letter in "abcf"], query)
-        return {"items": [{"name": each} for each in page], **following}
 
     def _image(self, names: dict[str, str], _: dict[str, str], __: bytes) -> dict[str, Any]:
         if (names["project"], names["family"]) not in IMAGE_FAMILIES - self.renamed:
@@ -876,186 +825,8 @@ class FakeCompute:
         return []
 
 
-def stockout_error(zone: str, *, zones_available: str = "", with_details: bool = False) -> dict[str, Any]:
-    """As `operation.error.errors[]` has it."""
-    place = f"projects/test-project/zones/{zone}"
-    message = f"The zone '{place}' does not have enough resources available to fulfill the request."
-    if not with_details:
-        return {"code": "ZONE_RESOURCE_POOL_EXHAUSTED", "message": message}
-    # As kubernetes/k8s.io#9834 has it.
-    metadatas = {
-        "zone": zone,
-        "vmType": "n1-standard-4",
-        "attachment": "nvidia-tesla-t4:1",
-        "zonesAvailable": zones_available,
-    }
-    details = [
-        {"help": {"links": [{"url": "https://cloud.google.com/compute/docs/resource-error", "description": "docs"}]}},
-        {"localizedMessage": {"locale": "en-US", "message": f"A n1-standard-4 VM is currently unavailable in {zone}."}},
-        {"errorInfo": {"reason": "resource_availability", "domain": "compute.googleapis.com", "metadatas": metadatas}},
-    ]
-    return {"code": "ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS", "message": message, "errorDetails": details}
-
-
-def quota_error(where: str, metric: str, limit: float) -> dict[str, Any]:
-    """As `operation.error.errors[]` has it; `where`: a region or `global`."""
-    everywhere, limit = where == "global", float(limit)
-    place = "globally" if everywhere else f"in region {where}"
-    info = {
-        "metricName": f"compute.googleapis.com/{metric.lower()}",
-        "limitName": f"{metric.replace('_', '-')}-per-project-{'' if everywhere else 'region'}".rstrip("-"),
-        "limit": limit,
-        "dimensions": {"global": "global"} if everywhere else {"region": where},
-    }
-    message = f"Quota '{metric}' exceeded.  Limit: {limit} {place}."
-    return {"code": "QUOTA_EXCEEDED", "message": message, "errorDetails": [{"quotaInfo": info}]}
-
-
-def gpus_of(body: Mapping[str, Any]) -> tuple[str, int]:
-    """The standard quota's metric and the number of GPUs of a VM; ("", 0) for none."""
-    machine = str(body["machineType"]).rpartition("/")[2]
-    if machine in BUNDLED:
-        return BUNDLED[machine]
-    for each in body.get("guestAccelerators", []):
-        kind = str(each["acceleratorType"]).rpartition("/")[2]
-        return ATTACHED[kind], int(each["acceleratorCount"])
-    return "", 0
-
-
-def plain_body(name: str, zone: str) -> dict[str, Any]:
-    """The least that an insert needs, without a GPU."""
-    return {
-        "name": name,
-        "machineType": f"zones/{zone}/machineTypes/n1-standard-1",
-        "disks": [
-            {
-                "boot": True,
-                "autoDelete": True,
-                "initializeParams": {
-                    "sourceImage": "projects/ubuntu-os-cloud/global/images/family/ubuntu-2204-lts",
-                    "diskSizeGb": "10",
-                },
-            }
-        ],
-        "networkInterfaces": [{"network": "global/networks/default"}],
-        "scheduling": {
-            "automaticRestart": False,
-            "onHostMaintenance": "TERMINATE",
-            "instanceTerminationAction": "DELETE",
-            "maxRunDuration": {"seconds": "3600"},
-        },
-        "metadata": {"items": [{"key": "enable-guest-attributes", "value": "TRUE"}]},
-    }
-
-
-def check_body(body: Mapping[str, Any], zone: str) -> None:
-    """Refuse what the real one refuses, and what would let a VM outlive its limit."""
-    if unknown := set(body) - BODY_FIELDS:
-        raise RefusalError(400, f"Invalid JSON payload received. Unknown name {sorted(unknown)}")
-    for check in (_check_names, _check_machine, _check_scheduling, _check_disk, _check_network, _check_metadata):
-        check(body, zone)
-
-
-def _require(ok: object, path: str, value: object) -> None:
-    if not ok:
-        raise RefusalError(400, f"Invalid value for field 'resource.{path}': '{value}'.")
-
-
-def _check_names(body: Mapping[str, Any], zone: str) -> None:
-    _require(ZONE.fullmatch(zone), "zone", zone)
-    _require(NAME.fullmatch(str(body.get("name"))), "name", body.get("name"))
-    _check_labels(body.get("labels", {}), "labels")
-
-
-def _check_labels(labels: Mapping[str, Any], path: str) -> None:
-    _require(len(labels) <= 64, path, "more than 64")
-    for key, value in labels.items():
-        _require(LABEL_KEY.fullmatch(key) and LABEL_VALUE.fullmatch(str(value)), path, f"{key}={value}")
-
-
-def _check_machine(body: Mapping[str, Any], zone: str) -> None:
-    found = MACHINE.fullmatch(str(body.get("machineType")))
-    _require(found and found[1] == zone, "machineType", body.get("machineType"))
-    assert found
-    attached = body.get("guestAccelerators", [])
-    if found[2] in BUNDLED:
-        _require(not attached, "guestAccelerators", "the GPU comes with the machine type")
-        return
-    shape = N1.fullmatch(found[2])
-    _require(shape, "machineType", found[2])
-    _require(len(attached) <= 1, "guestAccelerators", attached)
-    for each in attached:
-        kind = ACCELERATOR.fullmatch(str(each.get("acceleratorType")))
-        _require(kind and kind[1] == zone, "guestAccelerators[0].acceleratorType", each.get("acceleratorType"))
-        assert kind
-        assert shape
-        limits = N1_CPUS[kind[2].rpartition("-")[2]]
-        count = each.get("acceleratorCount")
-        _require(count in limits, "guestAccelerators[0].acceleratorCount", count)
-        _require(int(shape[2]) <= limits[count], "machineType", f"{found[2]} with {count} GPUs")
-
-
-def _check_scheduling(body: Mapping[str, Any], _: str) -> None:
-    wanted = body.get("scheduling", {})
-    machine = str(body["machineType"]).rpartition("/")[2]
-    if gpus_of(body)[1]:
-        _require(wanted.get("onHostMaintenance") == "TERMINATE", "scheduling.onHostMaintenance", wanted)
-    model = wanted.get("provisioningModel", "STANDARD")
-    _require(model in ("STANDARD", "SPOT"), "scheduling.provisioningModel", model)
-    _require(model == "SPOT" or machine not in SPOT_ONLY, "scheduling.provisioningModel", f"{model} for {machine}")
-    restart = wanted.get("automaticRestart")
-    _require(restart is False or (restart is True and model == "STANDARD"), "scheduling.automaticRestart", restart)
-    action = wanted.get("instanceTerminationAction")
-    _require(action == "DELETE", "scheduling.instanceTerminationAction", action)
-    seconds = int(wanted.get("maxRunDuration", {}).get("seconds", 0))
-    _require(30 <= seconds <= 120 * 86400, "scheduling.maxRunDuration.seconds", seconds)
-
-
-def _check_disk(body: Mapping[str, Any], zone: str) -> None:
-    disks = body.get("disks", [])
-    _require(len(disks) == 1, "disks", f"{len(disks)} disks")
-    disk = disks[0]
-    _require(disk.get("boot") is True, "disks[0].boot", disk.get("boot"))
-    _require(disk.get("autoDelete") is True, "disks[0].autoDelete", disk.get("autoDelete"))
-    made = disk.get("initializeParams", {})
-    image = IMAGE.fullmatch(str(made.get("sourceImage")))
-    _require(image and (image[1], image[2]) in IMAGE_FAMILIES, "disks[0].initializeParams.sourceImage", made)
-    size = made.get("diskSizeGb")
-    # 64-bit integers are strings in Google's JSON.
-    _require(isinstance(size, str) and size.isdigit(), "disks[0].initializeParams.diskSizeGb", size)
-    kind = made.get("diskType", f"zones/{zone}/diskTypes/pd-standard")
-    _require(re.fullmatch(rf"(.*/)?zones/{zone}/diskTypes/[a-z-]+", kind), "disks[0].initializeParams.diskType", kind)
-    _check_labels(made.get("labels", {}), "disks[0].initializeParams.labels")
-
-
-def _check_network(body: Mapping[str, Any], _: str) -> None:
-    cards = body.get("networkInterfaces", [])
-    _require(len(cards) == 1, "networkInterfaces", cards)
-    for each in cards[0].get("accessConfigs", []):
-        _require(each.get("type", "ONE_TO_ONE_NAT") == "ONE_TO_ONE_NAT", "networkInterfaces[0].accessConfigs", each)
-    for account in body.get("serviceAccounts", []):
-        _require("@" in str(account.get("email")), "serviceAccounts[0].email", account.get("email"))
-        _require(account.get("scopes"), "serviceAccounts[0].scopes", account.get("scopes"))
-
-
-def _check_metadata(body: Mapping[str, Any], _: str) -> None:
-    items = _items(body)
-    keys = [each["key"] for each in items]
-    _require(len(keys) == len(set(keys)), "metadata.items", "the same key twice")
-    for each in items:
-        _require(re.fullmatch(r"[a-zA-Z0-9_-]{1,128}", each["key"]), "metadata.items.key", each["key"])
-        _require(isinstance(each["value"], str), "metadata.items.value", each["value"])
-    size = sum(len(each["value"].encode()) for each in items)
-    _require(size <= METADATA_BYTES, "metadata.items", f"{size} bytes")
-
-
 def _iso(epoch_s: float) -> str:
     return datetime.fromtimestamp(epoch_s, UTC).isoformat(timespec="milliseconds")
-
-
-def _items(body: Mapping[str, Any]) -> list[dict[str, str]]:
-    found: list[dict[str, str]] = body.get("metadata", {}).get("items", [])
-    return found
 
 
 def _path(names: Mapping[str, str]) -> str:
@@ -1088,11 +859,9 @@ ROUTES: tuple[tuple[str, re.Pattern[str], _Handling], ...] = (
     ("GET", re.compile(_PROJECT + "/aggregated/disks"), FakeCompute._aggregated_disks),
     ("DELETE", re.compile(_ZONE + "/disks/(?P<disk>[^/]+)"), FakeCompute._delete_disk),
     ("GET", re.compile(_ZONE + "/operations"), FakeCompute._list_operations),
-    ("GET", re.compile(_ZONE + "/operations/(?P<operation>[^/]+)"), FakeCompute._get_operation),
     ("POST", re.compile(_ZONE + "/operations/(?P<operation>[^/]+)/wait"), FakeCompute._wait),
     ("GET", re.compile(_PROJECT + "/regions/(?P<region>[^/]+)"), FakeCompute._region),
     ("GET", re.compile(_PROJECT), FakeCompute._project),
-    ("GET", re.compile(_PROJECT + "/zones"), FakeCompute._zones),
     ("GET", re.compile(_ZONE + "/machineTypes/(?P<machine>[^/]+)"), FakeCompute._machine_type),
     ("GET", re.compile(_PROJECT + "/global/images/family/(?P<family>[^/]+)"), FakeCompute._image),
 )

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from launcher.protocol.records import Request
-from tests.launcher.backends.gcp.fake_compute import FakeCompute, Vm, plain_body
+from tests.launcher.backends.gcp.compute_bodies import plain_body
+from tests.launcher.backends.gcp.fake_compute import FakeCompute, Vm
 from tests.launcher.backends.gcp.fake_metadata import FakeMetadata
 from tests.workload.storage.gcs_server import BUCKET
 from workload.contract.spec import resolve

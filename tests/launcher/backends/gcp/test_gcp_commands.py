@@ -237,13 +237,6 @@ def test_a_renamed_image_family_is_told_and_does_not_stop_a_launch(launch: Launc
 
 
 @pytest.mark.world
-def test_no_capacity_is_exit_code_5_with_what_was_tried(launch: Launch, clouds: Clouds) -> None:
-    with clouds() as cloud:
-        cloud.fake.stockout(ZONE)
-        assert f"  {ZONE}: ZONE_RESOURCE_POOL_EXHAUSTED" in launch(world_of(cloud), *GCP, "--no-fallback").error(5)
-
-
-@pytest.mark.world
 def test_the_doctor_looks_at_the_project_that_is_named(launch: Launch, clouds: Clouds) -> None:
     with clouds():
         done = launch(NOWHERE, "doctor", "gcp", *AT_HOME, "--format", "json")

@@ -25,7 +25,8 @@ from launcher.backends.gcp.resources import (
 )
 from launcher.protocol.backend import Condition, Listing, Output
 from tests.launcher.backends.gcp import fake_compute
-from tests.launcher.backends.gcp.fake_compute import Clock, FakeCompute, Vm, plain_body, quota_error, stockout_error
+from tests.launcher.backends.gcp.compute_bodies import plain_body, quota_error, stockout_error
+from tests.launcher.backends.gcp.fake_compute import Clock, FakeCompute, Vm
 from tests.ports import held_port
 from workload.contract.errors import ExitCode, RooflaunchError, ToolError, UsageError
 from workload.storage.store import UnreachableError
@@ -223,7 +224,7 @@ def test_quotas(fake: FakeCompute, compute: Compute) -> None:
     fake.set_quota("us-central1", "PREEMPTIBLE_NVIDIA_T4_GPUS", 0)
     compute.insert(A, gpu_body(), ID)
     found = compute.region_quotas("us-central1")["NVIDIA_T4_GPUS"]
-    assert (found, found.left) == (Quota(limit=4.0, usage=2.0), 2.0)
+    assert (found, found.remaining) == (Quota(limit=4.0, usage=2.0), 2.0)
     assert compute.project_quotas() == {"GPUS_ALL_REGIONS": Quota(limit=1000.0, usage=1.0)}
 
 

@@ -845,9 +845,9 @@ def test_a_bucket_as_the_real_client_sees_it(clouds: tuple[FakeCompute, StrictGc
     _, gcs = clouds
     bucket = storage.connect("strict-test", prefix="")
     gcs.permissions = set(doctor.BUCKET_PERMISSIONS)
-    assert doctor._writable_check(bucket).state is State.OK
+    assert [check.state for check in doctor._writable_checks(bucket)] == [State.OK]
     gcs.permissions.discard("storage.objects.delete")
-    assert doctor._writable_check(bucket).found == "you lack storage.objects.delete"
+    assert [check.found for check in doctor._writable_checks(bucket)] == ["you lack storage.objects.delete"]
     assert [each.state for each in doctor._access_checks(bucket)] == [State.NOTE]
 
 

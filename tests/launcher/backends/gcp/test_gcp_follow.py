@@ -31,7 +31,8 @@ class Cloud:
 
     name = "my-bucket"
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self.script: list[tuple[float, Callable[[], None]]] = []
         self.instance: Machine | None = THERE
         self.attributes: dict[str, str] = {}
@@ -136,13 +137,18 @@ class Cloud:
             raise ToolError(self.outage, hint="check the network")
 
 
+@pytest.fixture
+def cloud(tmp_path: Path) -> Cloud:
+    return Cloud(tmp_path)
+
+
 def run(
-    cloud: Cloud, output: Path, request: Request = REQUEST, calls: Counter[str] | None = None
+    cloud: Cloud, request: Request = REQUEST, calls: Counter[str] | None = None, output: Path | None = None
 ) -> tuple[WatchedLaunch, list[Event]]:
     events: list[Event] = []
     both: Any = cloud
     session = Session(machines=both, store=both, sleep=cloud.sleep, on_event=events.append)
-    followed = follow(session, request, ZONE, output=output, calls=calls)
+    followed = follow(session, request, ZONE, output=output or cloud.folder, calls=calls)
     return followed, events
 
 
@@ -158,15 +164,14 @@ def test_schedule(elapsed_s: float, every_s: float) -> None:
     assert interval_s(elapsed_s) == every_s
 
 
-def test_a_launch_that_goes_well(tmp_path: Path) -> None:
-    cloud = Cloud()
+def test_a_launch_that_goes_well(cloud: Cloud) -> None:
     for seconds, phase in ((40, LaunchPhase.BOOTED), (50, LaunchPhase.DRIVER_READY), (180, LaunchPhase.IMAGE_PULLED)):
         cloud.at(seconds, lambda phase=phase: cloud.phase(phase))  # type: ignore[misc]
     cloud.beats(200, 400)
     cloud.at(390, lambda: cloud.beat("uploading"))
     cloud.at(400, lambda: cloud.result(phases={LaunchPhase.FINISHED: "2026-11-21T12:06:40.000+00:00"}))
     calls = Counter[str]()
-    followed, events = run(cloud, tmp_path, calls=calls)
+    followed, events = run(cloud, calls=calls)
     assert followed.liveness is Liveness.ENDED
     assert followed.error is None
     assert not followed.is_gone
@@ -189,10 +194,9 @@ def test_a_launch_that_goes_well(tmp_path: Path) -> None:
     assert calls == {"bucket.list": looks, "bucket.read": 15}
 
 
-def test_a_vm_that_says_nothing_is_removed_after_its_boot_limit(tmp_path: Path) -> None:
-    cloud = Cloud()
+def test_a_vm_that_says_nothing_is_removed_after_its_boot_limit(cloud: Cloud, tmp_path: Path) -> None:
     cloud.at(40, lambda: cloud.phase(LaunchPhase.BOOTED))
-    followed, events = run(cloud, tmp_path / "new")
+    followed, events = run(cloud, output=tmp_path / "new")
     saved = tmp_path / "new" / f"{NAME}-serial.txt"
     assert followed.liveness is Liveness.NEVER_CAME_UP
     assert followed.is_gone
@@ -208,29 +212,26 @@ def test_a_vm_that_says_nothing_is_removed_after_its_boot_limit(tmp_path: Path) 
     ]
 
 
-def test_a_v100_gets_the_time_to_install_its_driver(tmp_path: Path) -> None:
-    cloud = Cloud()
+def test_a_v100_gets_the_time_to_install_its_driver(cloud: Cloud) -> None:
     cloud.at(1450, cloud.beat)
     cloud.at(1480, cloud.result)
-    assert run(cloud, tmp_path, INSTALLING)[0].liveness is Liveness.ENDED
-    assert run(Cloud(), tmp_path, INSTALLING)[0].error is not None
+    assert run(cloud, INSTALLING)[0].liveness is Liveness.ENDED
+    assert run(Cloud(cloud.folder), INSTALLING)[0].error is not None
 
 
-def test_silence_in_the_run_ends_it(tmp_path: Path) -> None:
-    cloud = Cloud()
+def test_silence_in_the_run_ends_it(cloud: Cloud) -> None:
     cloud.beats(200, 300)
-    followed, _ = run(cloud, tmp_path)
+    followed, _ = run(cloud)
     assert followed.liveness is Liveness.SILENT
     assert str(followed.error) == f"'{NAME}' has sent no heartbeat for 5 min"
     assert 290 + 300 < cloud.time_s - BEGAN_S < 290 + 300 + 45
     assert followed.heartbeat is not None, "what it uploaded is known"
 
 
-def test_a_vm_that_cannot_be_removed_is_told(tmp_path: Path) -> None:
-    cloud = Cloud()
+def test_a_vm_that_cannot_be_removed_is_told(cloud: Cloud) -> None:
     cloud.serial_text = ""
     cloud.deletion_works = False
-    followed, _ = run(cloud, tmp_path)
+    followed, _ = run(cloud)
     assert followed.error is not None
     assert not followed.is_gone
     assert followed.error.report() == (
@@ -240,11 +241,10 @@ def test_a_vm_that_cannot_be_removed_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("after_s", [0, 9])
-def test_a_result_that_arrives_as_the_vm_vanishes_counts(tmp_path: Path, after_s: float) -> None:
-    cloud = Cloud()
+def test_a_result_that_arrives_as_the_vm_vanishes_counts(cloud: Cloud, after_s: float) -> None:
     cloud.at(301, cloud.gone)
     cloud.at(310 + after_s, cloud.result)
-    followed, _ = run(cloud, tmp_path)
+    followed, _ = run(cloud)
     assert (followed.liveness, followed.is_gone, followed.error) == (Liveness.ENDED, True, None)
 
 
@@ -272,24 +272,20 @@ def test_a_result_that_arrives_as_the_vm_vanishes_counts(tmp_path: Path, after_s
     ],
     ids=["preempted", "deleted", "limit"],
 )
-def test_gone_without_a_result(
-    tmp_path: Path, gone_s: float, was_preempted: bool, ended: Liveness, report: str
-) -> None:
-    cloud = Cloud()
+def test_gone_without_a_result(cloud: Cloud, gone_s: float, was_preempted: bool, ended: Liveness, report: str) -> None:
     cloud.was_preempted = was_preempted
     cloud.beats(200, gone_s)
     cloud.at(gone_s, cloud.gone)
-    followed, _ = run(cloud, tmp_path)
+    followed, _ = run(cloud)
     assert followed.liveness is ended
     assert followed.is_gone
     assert followed.error is not None
     assert (followed.error.exit_code, followed.error.report()) == (6, report)
 
 
-def test_a_vm_that_stops_instead_of_vanishing_is_removed(tmp_path: Path) -> None:
-    cloud = Cloud()
+def test_a_vm_that_stops_instead_of_vanishing_is_removed(cloud: Cloud) -> None:
     cloud.at(90, lambda: setattr(cloud, "instance", replace(THERE, condition=Condition.STOPPED, status="TERMINATED")))
-    followed, _ = run(cloud, tmp_path)
+    followed, _ = run(cloud)
     assert (followed.liveness, followed.is_gone) == (Liveness.STOPPED, True)
     assert str(followed.error) == f"'{NAME}' stopped by itself (TERMINATED)"
 
@@ -301,54 +297,49 @@ def stand(cloud: Cloud, seconds: float, status: str) -> None:
 
 
 @pytest.mark.parametrize("status", ["TERMINATED", "REPAIRING"])
-def test_a_vm_that_its_host_stopped_is_awaited(tmp_path: Path, status: str) -> None:
-    cloud = Cloud()
+def test_a_vm_that_its_host_stopped_is_awaited(cloud: Cloud, status: str) -> None:
     cloud.beats(200, 400)
     stand(cloud, 400, status)
     stand(cloud, 1250, "RUNNING")
     cloud.at(1500, cloud.beat)
     cloud.at(1520, lambda: cloud.result(exit_code=6))
-    followed, events = run(cloud, tmp_path)
+    followed, events = run(cloud)
     assert followed.liveness is Liveness.ENDED
     waits = f"'{NAME}' is {status}: the cloud starts it again, to save its results"
     assert told(events, EventKind.NOTE) == [waits], "its silence meanwhile is no sign of anything"
 
 
-def test_a_vm_that_is_not_started_again_is_removed(tmp_path: Path) -> None:
-    cloud = Cloud()
+def test_a_vm_that_is_not_started_again_is_removed(cloud: Cloud) -> None:
     cloud.beats(200, 400)
     stand(cloud, 400, "TERMINATED")
-    followed, _ = run(cloud, tmp_path)
+    followed, _ = run(cloud)
     assert (followed.liveness, followed.is_gone) == (Liveness.STOPPED, True)
     assert str(followed.error) == f"'{NAME}' stopped and was not started again in 15 min"
     assert 1300 < cloud.time_s - BEGAN_S < 1340
 
 
-def test_a_vm_that_is_started_again_in_its_boot_gets_its_time(tmp_path: Path) -> None:
-    cloud = Cloud()
+def test_a_vm_that_is_started_again_in_its_boot_gets_its_time(cloud: Cloud) -> None:
     stand(cloud, 500, "TERMINATED")
     stand(cloud, 900, "RUNNING")
     cloud.at(1700, cloud.beat)
     cloud.at(1720, cloud.result)
-    assert run(cloud, tmp_path)[0].liveness is Liveness.ENDED
+    assert run(cloud)[0].liveness is Liveness.ENDED
 
 
-def test_a_vm_past_its_limit_is_removed(tmp_path: Path) -> None:
-    cloud = Cloud()
+def test_a_vm_past_its_limit_is_removed(cloud: Cloud) -> None:
     cloud.instance = replace(THERE, deadline_s=int(BEGAN_S) + 1000)
     cloud.beats(200, 2000)
-    followed, _ = run(cloud, tmp_path)
+    followed, _ = run(cloud)
     assert (followed.liveness, followed.is_gone) == (Liveness.OVERDUE, True)
     assert 1300 < cloud.time_s - BEGAN_S < 1340
 
 
-def test_a_network_that_is_away_changes_nothing_and_is_told_once(tmp_path: Path) -> None:
-    cloud = Cloud()
+def test_a_network_that_is_away_changes_nothing_and_is_told_once(cloud: Cloud) -> None:
     cloud.beats(200, 2400)
     cloud.at(400, lambda: setattr(cloud, "outage", "Compute Engine cannot be reached: no route"))
     cloud.at(1900, lambda: setattr(cloud, "outage", ""))
     cloud.at(2400, cloud.result)
-    followed, events = run(cloud, tmp_path)
+    followed, events = run(cloud)
     assert followed.liveness is Liveness.ENDED
     assert told(events, EventKind.NOTE) == [
         "Compute Engine cannot be reached: no route; the VM continues by itself; trying again",
@@ -358,20 +349,18 @@ def test_a_network_that_is_away_changes_nothing_and_is_told_once(tmp_path: Path)
     assert 20 < len(asked) < 40, "looks that fail are a minute apart"
 
 
-def test_an_outage_is_no_silence_of_the_vm(tmp_path: Path) -> None:
-    cloud = Cloud()
+def test_an_outage_is_no_silence_of_the_vm(cloud: Cloud) -> None:
     cloud.at(200, cloud.beat)
     cloud.at(250, lambda: setattr(cloud, "outage", "no route"))
     cloud.at(1000, lambda: setattr(cloud, "outage", ""))
     cloud.at(1150, cloud.beat)
     cloud.at(1200, cloud.result)
-    assert run(cloud, tmp_path)[0].liveness is Liveness.ENDED
+    assert run(cloud)[0].liveness is Liveness.ENDED
 
 
-def test_an_outage_beyond_the_limit_ends_it(tmp_path: Path) -> None:
-    cloud = Cloud()
+def test_an_outage_beyond_the_limit_ends_it(cloud: Cloud) -> None:
     cloud.outage = "no route"
-    followed, events = run(cloud, tmp_path)
+    followed, events = run(cloud)
     assert followed.liveness is Liveness.GIVEN_UP
     assert followed.error is not None
     assert followed.error.report() == (
@@ -382,20 +371,18 @@ def test_an_outage_beyond_the_limit_ends_it(tmp_path: Path) -> None:
     assert 3900 < cloud.time_s - BEGAN_S < 3970
 
 
-def test_what_the_vm_says_cannot_move_the_cursor(tmp_path: Path) -> None:
-    cloud = Cloud()
+def test_what_the_vm_says_cannot_move_the_cursor(cloud: Cloud) -> None:
     cloud.at(20, lambda: cloud.beat("\x1b[2Jstep\r\n1\x07"))
     cloud.at(40, cloud.result)
-    _, events = run(cloud, tmp_path)
+    _, events = run(cloud)
     assert "\\x1b[2Jstep 1\\x07" in told(events, EventKind.PROGRESS)
 
 
-def test_a_result_that_nobody_can_read_ends_no_vm_that_lives(tmp_path: Path) -> None:
-    cloud = Cloud()
+def test_a_result_that_nobody_can_read_ends_no_vm_that_lives(cloud: Cloud) -> None:
     cloud.at(20, lambda: cloud.put(result_object(NAME), b"no result"))
     cloud.beats(30, 900)
     cloud.at(900, cloud.gone)
-    followed, _ = run(cloud, tmp_path)
+    followed, _ = run(cloud)
     assert followed.liveness is Liveness.LOST
     assert followed.heartbeat is not None
     assert cloud.calls["stop"] == 0
@@ -406,13 +393,12 @@ def test_a_result_that_nobody_can_read_ends_no_vm_that_lives(tmp_path: Path) -> 
     )
 
 
-def test_foreign_objects_are_passed_over(tmp_path: Path) -> None:
-    cloud = Cloud()
+def test_foreign_objects_are_passed_over(cloud: Cloud) -> None:
     cloud.at(20, lambda: cloud.put(status_object(NAME), b"{"))
     cloud.at(30, lambda: cloud.put(result_object(NAME), b"no result"))
     cloud.at(60, cloud.result)
     cloud.phase(LaunchPhase.BOOTED)
     cloud.attributes["evil"] = "\x1b[2J"
-    followed, events = run(cloud, tmp_path)
+    followed, events = run(cloud)
     assert followed.liveness is Liveness.ENDED
     assert told(events, EventKind.PHASE) == ["booted"]

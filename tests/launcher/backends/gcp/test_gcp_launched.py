@@ -136,17 +136,6 @@ def test_down_all_asks_on_a_terminal_and_refuses_without(launch: Launch, clouds:
 
 
 @pytest.mark.world
-def test_down_that_is_not_confirmed_is_exit_code_4(launch: Launch, clouds: Clouds) -> None:
-    with clouds(fault=Fault.SILENT, scale=500) as cloud:
-        plan = cloud.plan()
-        cloud.run(plan, detach=True)
-        cloud.fake.delete_fails(1000)
-        assert f"not confirmed to be gone: VM {plan.name}" in launch(
-            world_of(cloud), "down", plan.name, *AT_HOME
-        ).error(4)
-
-
-@pytest.mark.world
 def test_down_works_without_the_bucket(launch: Launch, clouds: Clouds) -> None:
     with clouds(fault=Fault.SILENT) as cloud:
         plan = cloud.plan()

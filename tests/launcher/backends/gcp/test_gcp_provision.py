@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from launcher.backends.gcp import provision as provisioning
-from launcher.backends.gcp import refusals
 from launcher.backends.gcp.compute import Compute
 from launcher.backends.gcp.plan import Options, make_plan
 from launcher.backends.gcp.planned_vm import VmPlan
-from launcher.backends.gcp.provision import Scope, StrangerError, provision, reach, remove
+from launcher.backends.gcp.provision import Scope, provision, reach, remove
 from launcher.backends.gcp.resources import OperationFault
 from launcher.backends.gcp.settings import Settings
 from launcher.protocol.backend import Submitted, Tried
-from tests.launcher.backends.gcp.fake_compute import Clock, FakeCompute, plain_body
+from tests.launcher.backends.gcp.compute_bodies import plain_body
+from tests.launcher.backends.gcp.fake_compute import Clock, FakeCompute
 from workload.contract.errors import ExitCode, InterruptedRunError, NoCapacityError, ToolError
 from workload.contract.spec import resolve
 from workload.storage.store import UnreachableError
@@ -79,7 +79,7 @@ def test_a_policy_ends_the_launch_with_the_option_that_cures_it(
 ) -> None:
     said = "Constraint constraints/compute.requireShieldedVm violated for project projects/p."
     fake.operation_error(A, "CONDITION_NOT_MET", said)
-    with pytest.raises(refusals.PolicyError) as caught:
+    with pytest.raises(ToolError) as caught:
         go(plan_for(A), compute, clock)
     assert caught.value.report() == (
         "error: the organisation's policy forbids this VM: constraints/compute.requireShieldedVm: "
@@ -274,7 +274,7 @@ def test_a_conflict_with_our_own_insert_is_success(fake: FakeCompute, compute: C
 
 def test_a_conflict_with_another_vm_leaves_that_alone(fake: FakeCompute, compute: Compute, clock: Clock) -> None:
     stranger = fake.add_vm(NAME, A)
-    with pytest.raises(StrangerError) as caught:
+    with pytest.raises(ToolError) as caught:
         go(plan_for(A), compute, clock)
     assert str(caught.value) == f"zone {A} has another VM '{NAME}', which does not belong to this launch"
     assert fake.instances == [stranger]

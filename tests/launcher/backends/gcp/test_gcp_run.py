@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 import pytest
 
 from launcher.backends.gcp.plan import Options, make_plan
+from launcher.backends.gcp.planned_vm import VmPlan
 from launcher.jobs import liveness, watch
 from launcher.jobs import run as launching
 from launcher.jobs.launches import LaunchState
@@ -260,6 +261,16 @@ def test_detached_it_ends_by_itself_and_status_knows(clouds: Clouds) -> None:
         assert len(launch.seen.runs) == 1
 
 
+def run_until(cloud: Cloud, plan: VmPlan, text: str, error: BaseException) -> None:
+    """Follow a launch; the first event with this text raises the error."""
+
+    def stop(event: Event) -> None:
+        if text in event.text:
+            raise error
+
+    run(cloud.session(on_event=stop), plan, output=cloud.output)
+
+
 class Killed(BaseException):
     """What no code of ours handles: the process is gone."""
 
@@ -268,13 +279,8 @@ class Killed(BaseException):
 def test_a_launcher_that_is_killed_leaves_a_launch_that_ends_well(clouds: Clouds, when: LaunchPhase) -> None:
     with clouds() as cloud:
         plan = cloud.plan()
-
-        def die(event: Event) -> None:
-            if event.text == when:
-                raise Killed
-
         with pytest.raises(Killed):
-            run(cloud.session(on_event=die), plan, output=cloud.output)
+            run_until(cloud, plan, when, Killed())
         if when is LaunchPhase.REQUESTED:
             assert cloud.state(plan.name).state is LaunchState.REQUESTED
             assert cloud.fake.all_vms == []
@@ -294,13 +300,8 @@ def test_a_launcher_that_is_killed_leaves_a_launch_that_ends_well(clouds: Clouds
 def test_interrupted_while_following_the_vm_goes_on(clouds: Clouds, interrupt: BaseException) -> None:
     with clouds() as cloud:
         plan = cloud.plan()
-
-        def stop(event: Event) -> None:
-            if event.text == LaunchPhase.BOOTED:
-                raise interrupt
-
         with pytest.raises(LeftRunningError) as raised:
-            run(cloud.session(on_event=stop), plan, output=cloud.output)
+            run_until(cloud, plan, LaunchPhase.BOOTED, interrupt)
         assert raised.value.exit_code == ExitCode.INTERRUPTED
         assert raised.value.report() == (
             f"error: interrupted; '{plan.name}' keeps running in {ZONE}, uploads its bundles and ends by itself\n"
@@ -314,13 +315,8 @@ def test_interrupted_while_following_the_vm_goes_on(clouds: Clouds, interrupt: B
 def test_interrupted_while_provisioning_no_vm_is_left(clouds: Clouds, at: str) -> None:
     with clouds() as cloud:
         plan = cloud.plan()
-
-        def stop(event: Event) -> None:
-            if at in event.text:
-                raise KeyboardInterrupt
-
         with pytest.raises(InterruptedRunError) as raised:
-            run(cloud.session(on_event=stop), plan, output=cloud.output)
+            run_until(cloud, plan, at, KeyboardInterrupt())
         assert raised.value.report() == f"error: interrupted; no VM of '{plan.name}' is left\nhint: launch again"
         assert cloud.fake.instances == []
         assert cloud.result(plan.name).exit_code == ExitCode.INTERRUPTED
@@ -348,13 +344,8 @@ def test_interrupted_and_not_confirmed_is_told(clouds: Clouds) -> None:
     with clouds(fault=Fault.SILENT, scale=500) as cloud:
         plan = cloud.plan()
         cloud.fake.delete_fails(1000)
-
-        def stop(event: Event) -> None:
-            if event.text.endswith("the VM runs"):
-                raise KeyboardInterrupt
-
         with pytest.raises(InterruptedRunError) as raised:
-            run(cloud.session(on_event=stop), plan, output=cloud.output)
+            run_until(cloud, plan, "the VM runs", KeyboardInterrupt())
         assert raised.value.hint == f"launch down {plan.name}"
         assert cloud.bucket.read(result_object(plan.name)) is None
 

@@ -53,194 +53,115 @@ def result(**changes: Any) -> Result:
     return Result(**plain | changes)
 
 
-STATES: dict[str, tuple[Seen, float, LaunchState, str]] = {
-    "just requested": (Seen(name=NAME, request=REQUEST), 60, LaunchState.REQUESTED, "no VM yet"),
-    "the launcher died": (
-        Seen(name=NAME, request=REQUEST),
-        1201,
-        LaunchState.LOST,
-        "no VM was made, or it left nothing; perhaps the launcher was killed",
-    ),
+def seen(**changes: Any) -> Seen:
+    """What is known of the launch: its request, and these changes."""
+    return Seen(name=NAME, **{"request": REQUEST, **changes})
+
+
+def on_vm(**changes: Any) -> Seen:
+    return seen(**{"machine": machine(), **changes})
+
+
+TO_REAP = "its VM is TERMINATED, and its disk still costs money: launch reap"
+TRAINING = beat(200, LaunchPhase.RUN_STARTED)
+STATES: dict[str, tuple[Seen, float, str, str]] = {
+    "just requested": (seen(), 60, "requested", "no VM yet"),
+    "the launcher died": (seen(), 1201, "lost", "no VM was made, or it left nothing; perhaps the launcher was killed"),
     "the VM is made": (
-        Seen(name=NAME, request=REQUEST, machine=machine(condition=Condition.STARTING, status="STAGING")),
+        seen(machine=machine(condition=Condition.STARTING, status="STAGING")),
         60,
-        LaunchState.STARTING,
+        "starting",
         "staging",
     ),
-    "the VM boots": (
-        Seen(name=NAME, request=REQUEST, machine=machine()),
-        120,
-        LaunchState.STARTING,
-        "no heartbeat yet",
-    ),
-    "never came up": (
-        Seen(name=NAME, request=REQUEST, machine=machine()),
-        2101,
-        LaunchState.STALE,
-        "no heartbeat for 15 min and more",
-    ),
+    "the VM boots": (on_vm(), 120, "starting", "no heartbeat yet"),
+    "never came up": (on_vm(), 2101, "stale", "no heartbeat for 15 min and more"),
     "a V100 may take longer": (
-        Seen(name=NAME, request=replace(REQUEST, options={"driver": "install"}), machine=machine()),
+        on_vm(request=replace(REQUEST, options={"driver": "install"})),
         2101,
-        LaunchState.STARTING,
+        "starting",
         "no heartbeat yet",
     ),
-    "it trains": (
-        Seen(name=NAME, request=REQUEST, machine=machine(), heartbeat=beat(200, LaunchPhase.RUN_STARTED)),
-        220,
-        LaunchState.RUNNING,
-        "step 3 of 110",
-    ),
+    "it trains": (on_vm(heartbeat=TRAINING), 220, "running", "step 3 of 110"),
     "it profiles": (
-        Seen(
-            name=NAME,
-            request=REQUEST,
-            machine=machine(),
-            heartbeat=beat(200, LaunchPhase.RUN_ENDED, LaunchPhase.PROFILE_STARTED),
-        ),
+        on_vm(heartbeat=beat(200, LaunchPhase.RUN_ENDED, LaunchPhase.PROFILE_STARTED)),
         220,
-        LaunchState.RUNNING,
+        "running",
         "profiling",
     ),
-    "it uploads": (
-        Seen(
-            name=NAME,
-            request=REQUEST,
-            machine=machine(),
-            heartbeat=beat(200, LaunchPhase.RUN_ENDED, line="uploading"),
-        ),
-        220,
-        LaunchState.UPLOADING,
-        "uploading",
-    ),
-    "silent": (
-        Seen(name=NAME, request=REQUEST, machine=machine(), heartbeat=beat(200, LaunchPhase.RUN_STARTED)),
-        501,
-        LaunchState.STALE,
-        "no heartbeat for 5 min",
-    ),
-    "silent, and not for long": (
-        Seen(name=NAME, request=REQUEST, machine=machine(), heartbeat=beat(200, LaunchPhase.RUN_STARTED)),
-        499,
-        LaunchState.RUNNING,
-        "step 3 of 110",
-    ),
-    "stopped instead of deleted": (
-        Seen(name=NAME, request=REQUEST, machine=machine(**STOPPED)),
-        220,
-        LaunchState.STALE,
-        "its VM is TERMINATED, and its disk still costs money: launch reap",
-    ),
+    "it uploads": (on_vm(heartbeat=beat(200, LaunchPhase.RUN_ENDED, line="uploading")), 220, "uploading", "uploading"),
+    "silent": (on_vm(heartbeat=TRAINING), 501, "stale", "no heartbeat for 5 min"),
+    "silent, and not for long": (on_vm(heartbeat=TRAINING), 499, "running", "step 3 of 110"),
+    "stopped instead of deleted": (seen(machine=machine(**STOPPED)), 220, "stale", TO_REAP),
     "stopped, and about to start again": (
-        Seen(name=NAME, request=REQUEST, machine=stopped_at(220)),
+        seen(machine=stopped_at(220)),
         220 + 899,
-        LaunchState.STALE,
+        "stale",
         "its VM is TERMINATED, and the cloud may start it again, to save its results",
     ),
-    "stopped, and not started again": (
-        Seen(name=NAME, request=REQUEST, machine=stopped_at(220)),
-        220 + 900,
-        LaunchState.STALE,
-        "its VM is TERMINATED, and its disk still costs money: launch reap",
-    ),
-    "stopped, and never started again": (
-        Seen(name=NAME, request=REQUEST, machine=replace(stopped_at(220), restarts=False)),
-        230,
-        LaunchState.STALE,
-        "its VM is TERMINATED, and its disk still costs money: launch reap",
-    ),
-    "past its limit": (
-        Seen(name=NAME, request=REQUEST, machine=machine(), heartbeat=beat(3890)),
-        3901,
-        LaunchState.STALE,
-        "the VM is past its limit: launch reap",
-    ),
-    "done": (Seen(name=NAME, request=REQUEST, result=result()), 400, LaunchState.DONE, ""),
-    "done, and the VM is still there": (
-        Seen(name=NAME, request=REQUEST, result=result(), machine=machine()),
-        400,
-        LaunchState.DONE,
-        "its VM is still there",
-    ),
-    "done, and the VM was stopped": (
-        Seen(name=NAME, request=REQUEST, result=result(), machine=machine(**STOPPED)),
-        400,
-        LaunchState.DONE,
-        "its VM is TERMINATED, and its disk still costs money: launch reap",
-    ),
-    "failed": (
-        Seen(name=NAME, request=REQUEST, result=result(exit_code=6, error="the loss is nan")),
-        400,
-        LaunchState.FAILED,
-        "the loss is nan",
-    ),
-    "failed without a word": (
-        Seen(name=NAME, request=REQUEST, result=result(exit_code=6)),
-        400,
-        LaunchState.FAILED,
-        "exit code 6",
-    ),
+    "stopped, and not started again": (seen(machine=stopped_at(220)), 220 + 900, "stale", TO_REAP),
+    "stopped, and never started again": (seen(machine=replace(stopped_at(220), restarts=False)), 230, "stale", TO_REAP),
+    "past its limit": (on_vm(heartbeat=beat(3890)), 3901, "stale", "the VM is past its limit: launch reap"),
+    "done": (seen(result=result()), 400, "done", ""),
+    "done, and the VM is still there": (seen(result=result(), machine=machine()), 400, "done", "its VM is still there"),
+    "done, and the VM was stopped": (seen(result=result(), machine=machine(**STOPPED)), 400, "done", TO_REAP),
+    "failed": (seen(result=result(exit_code=6, error="the loss is nan")), 400, "failed", "the loss is nan"),
+    "failed without a word": (seen(result=result(exit_code=6)), 400, "failed", "exit code 6"),
     "ran into its own limit": (
-        Seen(name=NAME, request=REQUEST, result=result(exit_code=6, timed_out=True)),
+        seen(result=result(exit_code=6, timed_out=True)),
         400,
-        LaunchState.FAILED,
+        "failed",
         "the time limit was reached",
     ),
     "preempted, and said so": (
-        Seen(name=NAME, request=REQUEST, result=result(exit_code=6, preempted=True, error="taken back")),
+        seen(result=result(exit_code=6, preempted=True, error="taken back")),
         400,
-        LaunchState.PREEMPTED,
+        "preempted",
         "taken back",
     ),
-    "gone without a result": (
-        Seen(name=NAME, request=REQUEST, heartbeat=beat(200)),
-        400,
-        LaunchState.LOST,
-        "the VM is gone and left no result",
-    ),
+    "gone without a result": (seen(heartbeat=beat(200)), 400, "lost", "the VM is gone and left no result"),
     "gone at its limit": (
-        Seen(name=NAME, request=REQUEST, heartbeat=beat(200)),
+        seen(heartbeat=beat(200)),
         3700,
-        LaunchState.LOST,
+        "lost",
         "the time limit of 60 min was reached, without a result",
     ),
     "its zone does not answer": (
-        Seen(name=NAME, request=REQUEST, heartbeat=beat(200, LaunchPhase.RUN_STARTED), unanswered=(ZONE,)),
+        seen(heartbeat=TRAINING, unanswered=(ZONE,)),
         900,
-        LaunchState.UNKNOWN,
+        "unknown",
         f"it is unknown whether its VM exists: no answer from {ZONE}",
     ),
     "none of many zones answers": (
-        Seen(name=NAME, request=REQUEST, unanswered=("a", "b", "c", "d")),
+        seen(unanswered=("a", "b", "c", "d")),
         900,
-        LaunchState.UNKNOWN,
+        "unknown",
         "it is unknown whether its VM exists: no answer from a, b, c, …",
     ),
     "its zone does not answer, its bucket does": (
-        Seen(name=NAME, request=REQUEST, heartbeat=beat(200, LaunchPhase.RUN_STARTED), unanswered=(ZONE,)),
+        seen(heartbeat=TRAINING, unanswered=(ZONE,)),
         220,
-        LaunchState.RUNNING,
+        "running",
         f"step 3 of 110; it is unknown whether its VM exists: no answer from {ZONE}",
     ),
     "done, in a zone that does not answer": (
-        Seen(name=NAME, request=REQUEST, result=result(), unanswered=(ZONE,)),
+        seen(result=result(), unanswered=(ZONE,)),
         400,
-        LaunchState.DONE,
+        "done",
         f"it is unknown whether its VM is gone: no answer from {ZONE}",
     ),
-    "nothing but a log": (Seen(name=NAME), 400, LaunchState.LOST, "no readable request, no VM, no result"),
+    "nothing but a log": (Seen(name=NAME), 400, "lost", "no readable request, no VM, no result"),
     "a VM of another bucket": (
         Seen(name=NAME, machine=machine()),
         400,
-        LaunchState.STARTING,
+        "starting",
         "no request in this bucket; perhaps it is in another --bucket",
     ),
 }
 
 
-@pytest.mark.parametrize(("seen", "age_s", "state", "why"), STATES.values(), ids=list(STATES))
-def test_state(seen: Seen, age_s: float, state: LaunchState, why: str) -> None:
-    launch = judge(seen, LAUNCHED_S + age_s, was_preempted=lambda: False)
+@pytest.mark.parametrize(("known", "age_s", "state", "why"), STATES.values(), ids=list(STATES))
+def test_state(known: Seen, age_s: float, state: str, why: str) -> None:
+    launch = judge(known, LAUNCHED_S + age_s, was_preempted=lambda: False)
     assert (launch.state, launch.why) == (state, why)
 
 
@@ -251,7 +172,7 @@ def test_only_a_vm_that_vanished_is_asked_for_its_preemption() -> None:
         asked.append(1)
         return True
 
-    gone = Seen(name=NAME, request=REQUEST, heartbeat=beat(200))
+    gone = seen(heartbeat=beat(200))
     launch = judge(gone, LAUNCHED_S + 400, was_preempted=was_preempted)
     assert (launch.state, launch.why) == (LaunchState.PREEMPTED, "the cloud took the spot VM away")
     judge(replace(gone, machine=machine()), LAUNCHED_S + 220, was_preempted=was_preempted)
@@ -260,7 +181,7 @@ def test_only_a_vm_that_vanished_is_asked_for_its_preemption() -> None:
 
 
 def test_cost_so_far_is_that_of_the_vm_since_its_creation() -> None:
-    running = Seen(name=NAME, request=REQUEST, machine=machine())
+    running = seen(machine=machine())
     launch = judge(running, LAUNCHED_S + 30 + 1800, was_preempted=lambda: False)
     assert launch.usd == pytest.approx(0.27)
     assert judge(replace(running, result=result()), LAUNCHED_S, was_preempted=lambda: False).usd == 0.045
@@ -459,9 +380,9 @@ def test_a_zone_that_does_not_tell_of_preemptions_hides_no_launch(monkeypatch: p
 
 
 def test_table_of_launches() -> None:
-    seen = Seen(name=NAME, request=replace(REQUEST, spot=True), machine=machine(), heartbeat=beat(200, line="step 3"))
+    running = seen(request=replace(REQUEST, spot=True), machine=machine(), heartbeat=beat(200, line="step 3"))
     ended = Seen(name=NAMES[2], result=result(exit_code=6, error="a\x1b[2Jb\nc"))
-    found = [judge(each, LAUNCHED_S + 230, was_preempted=lambda: False) for each in (seen, ended)]
+    found = [judge(each, LAUNCHED_S + 230, was_preempted=lambda: False) for each in (running, ended)]
     assert render(found, LAUNCHED_S + 230).splitlines() == [
         "launch                                GPU      zone           state    age          USD    runs",
         "rooflaunch-t4-20261121-120000-3fa9c1  t4 spot  us-central1-a  running  3 min        0.030  0     step 3",
@@ -473,9 +394,9 @@ UNCOUNTED = "without disk, address, traffic and tax"
 
 
 def test_launch_named_in_detail() -> None:
-    seen = Seen(name=NAME, request=REQUEST, machine=machine(), heartbeat=beat(200, LaunchPhase.BOOTED))
+    booted = seen(machine=machine(), heartbeat=beat(200, LaunchPhase.BOOTED))
     text = render_one(
-        judge(seen, LAUNCHED_S + 230, was_preempted=lambda: False), as_store(Objects({})), LAUNCHED_S + 230
+        judge(booted, LAUNCHED_S + 230, was_preempted=lambda: False), as_store(Objects({})), LAUNCHED_S + 230
     )
     assert text.splitlines() == [
         f"launch     {NAME}",
@@ -491,7 +412,7 @@ def test_launch_named_in_detail() -> None:
         f"next       launch logs {NAME} -f",
         f"next       launch down {NAME}",
     ]
-    done = Seen(name=NAME, request=REQUEST, result=result())
+    done = seen(result=result())
     text = render_one(
         judge(done, LAUNCHED_S + 400, was_preempted=lambda: False), as_store(Objects({})), LAUNCHED_S + 400
     )

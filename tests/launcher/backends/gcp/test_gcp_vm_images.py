@@ -1,21 +1,19 @@
 """Which image the VM boots: what may be named, which of several there is, and what Secure Boot does to its driver."""
 
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 from launcher.backends.gcp import gpus
 from launcher.backends.gcp.gpus import Driver, VmImage
-from launcher.backends.gcp.plan import Options, find_image, make_plan
+from launcher.backends.gcp.plan import find_image
 from launcher.backends.gcp.planned_vm import VmPlan
 from launcher.backends.gcp.refusals import DeniedError
-from launcher.backends.gcp.settings import resolve_settings
 from launcher.jobs import liveness
 from launcher.protocol.records import Request
+from tests.launcher.backends.gcp.test_gcp_plan import planned
 from workload.contract.errors import ExitCode, ToolError, UsageError
-from workload.contract.spec import resolve
 from workload.storage.store import UnreachableError
 
 UBUNTU = "ubuntu-os-cloud/ubuntu-2404-lts-amd64"
@@ -25,17 +23,6 @@ FORMS = (
     "projects/PROJECT/global/images/IMAGE; got '{}'"
 )
 OTHER_DRIVER = "--no-secure-boot, or --vm-image of an image with a signed driver and --vm-driver preinstalled"
-
-
-def planned(gpu: str = "t4", *, device: str = "auto", **options: Any) -> VmPlan:
-    return make_plan(
-        resolve({"device": device}, {}, None),
-        Options(gpu=gpu, **options),
-        resolve_settings({"project": "my-project"}, {}, None, default_project=lambda: None)[0],
-        image=f"us-central1-docker.pkg.dev/my-project/rooflaunch/trainer@sha256:{'ab' * 32}",
-        now=datetime(2026, 11, 21, 14, 25, 30, tzinfo=UTC),
-        token="0a1b2c",
-    )
 
 
 def source_of(plan: VmPlan) -> str:
@@ -117,7 +104,7 @@ def test_the_plan_shows_it() -> None:
 
 
 def test_a_run_on_the_cpu_needs_no_driver_of_any_image() -> None:
-    plan = planned(device="cpu", vm_image=UBUNTU, secure_boot=True)
+    plan = planned(run={"device": "cpu"}, vm_image=UBUNTU, secure_boot=True)
     assert (plan.driver, plan.shielded["enableSecureBoot"]) == (Driver.NONE, True)
     assert plan.on_image(replace(plan.vm_image, name="x"), ()).driver is Driver.NONE
 

@@ -1,5 +1,6 @@
-"""Today's price list: asked page by page, kept for a day, and never waited for long."""
+"""Google's price list: a VM's price by hand, and nothing that only looks alike; asked page by page, kept for a day."""
 
+import copy
 import json
 import threading
 from collections.abc import Iterator
@@ -11,12 +12,145 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 import requests
 
-from launcher.backends.gcp import price_list
-from launcher.backends.gcp.price_list import PriceLookup
+from launcher.backends.gcp import gpus, price_list
+from launcher.backends.gcp.options import Options
+from launcher.backends.gcp.price_list import PriceLookup, Sku
 from launcher.backends.gcp.services import Services
-from tests.launcher.backends.gcp.canned_prices import SKUS
+from launcher.protocol.records import Price
+from tests.launcher.backends.gcp.canned_prices import ADDRESS, CORE, DISK, GPU, GPU_SPOT, RAM, SKUS, price_list_of, sku
 from tests.launcher.backends.gcp.fake_rest import disabled, refused
 from workload.contract.errors import ToolError
+
+T4 = gpus.require("t4")
+MACHINE = T4.machine_types["n1-standard-4"]
+HERE, THERE = "us-central1", "europe-west4"
+# Where a part of the list has its unit, and its price.
+EXPRESSION = ("pricingInfo", -1, "pricingExpression")
+AMOUNT = (*EXPRESSION, "tieredRates", -1, "unitPrice")
+
+
+def price(documents: Any, *, region: str = HERE, spot: bool = False, count: int = 1, **beside: Any) -> Price | None:
+    options = Options(gpu="t4", spot=spot, **beside)
+    return price_list_of(documents).price(T4, MACHINE, count, region, options)
+
+
+def replaced(part: dict[str, Any], path: tuple[Any, ...] = (), value: Any = None) -> list[dict[str, Any]]:
+    """The list with another value at a path in this part; without a path the list lacks the part."""
+    others = [document for document in SKUS if document is not part]
+    if not path:
+        return others
+    other = copy.deepcopy(part)
+    place: Any = other
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    return [*others, other]
+
+
+@pytest.mark.parametrize(
+    ("asked", "vm", "disk", "address"),
+    [
+        # 0.35 + 4 x 0.031611 + 15 x 0.004237; 100 x 0.10 / 672; the free hours are not counted on.
+        ({}, 0.539999, 0.0148810, 0.005),
+        ({"count": 2}, 0.889999, 0.0148810, 0.005),
+        ({"disk_gb": 200, "external_ip": False}, 0.539999, 0.0297619, 0.0),
+        # 0.21 + 4 x 0.0105 + 15 x 0.0014.
+        ({"spot": True}, 0.273, 0.0148810, 0.0025),
+        # 0.48 + 4 x 0.0348 + 15 x 0.00466; 100 x 0.11 / 672.
+        ({"region": THERE}, 0.6891, 0.0163690, 0.005),
+    ],
+    ids=["on demand", "two GPUs", "no address", "spot", "another region"],
+)
+def test_a_price_by_hand(asked: dict[str, Any], vm: float, disk: float, address: float) -> None:
+    found = price(SKUS, **asked)
+    assert found is not None
+    assert (found.usd_per_h, found.disk_usd_per_h, found.address_usd_per_h) == (
+        pytest.approx(vm, abs=1e-9),
+        pytest.approx(disk, abs=1e-7),
+        address,
+    )
+    assert (found.source, found.read) == ("Google's price list", "2026-11-21")
+
+
+@pytest.mark.parametrize("part", [GPU, CORE, RAM, DISK, ADDRESS], ids=lambda part: part["description"])
+def test_a_part_that_is_missing_makes_the_price_unknown(part: dict[str, Any]) -> None:
+    assert price(replaced(part)) is None
+
+
+@pytest.mark.parametrize("part", [GPU, CORE, RAM, DISK, ADDRESS], ids=lambda part: part["description"])
+def test_a_part_that_is_there_with_two_prices_makes_it_unknown(part: dict[str, Any]) -> None:
+    assert price([*SKUS, {**part, "skuId": "FFFF"}]) == price(SKUS), "the same price twice is one"
+    assert price([part, *replaced(part, (*AMOUNT, "nanos"), 1000)]) is None
+
+
+def test_a_region_that_the_list_lacks_is_unknown() -> None:
+    assert price(SKUS, region="asia-east1") is None
+    assert price(SKUS, region=THERE, spot=True) is None
+
+
+def test_a_spot_price_above_the_usual_one_is_bad_data() -> None:
+    as_dear, dearer = (replaced(GPU_SPOT, (*AMOUNT, "nanos"), nanos) for nanos in (476_999_000, 477_000_000))
+    assert price(as_dear, spot=True) is not None, "0.476999 + 0.063 is the usual price to the digit"
+    assert price(dearer, spot=True) is None
+
+
+def test_what_is_not_made_of_skus_here_has_no_price() -> None:
+    """Machines with local disks of their own, and the 80 GB A100, whose name has that of the other in it."""
+    there = sku("0020", "Nvidia Tesla A100 80GB GPU running in Americas", 3.9, group="GPU")
+    found = price_list_of([*SKUS, there])
+    for name in ("a100-80gb", "h100", "h200"):
+        gpu = gpus.require(name)
+        machine = gpu.machine_types[gpu.default_machine_type]
+        assert found.listed(gpu, machine, machine.gpus[0], HERE) is None
+    assert "0020" not in {each.sku_id for each in found.skus}
+
+
+def test_a_row_has_both_prices_or_the_one_that_is_known() -> None:
+    here, there = (price_list_of(SKUS).listed(T4, MACHINE, 1, region) for region in (HERE, THERE))
+    assert here is not None
+    assert there is not None
+    assert (here.usd_per_h, here.usd_per_h_spot) == (pytest.approx(0.539999), pytest.approx(0.273))
+    assert (there.usd_per_h, there.usd_per_h_spot) == (pytest.approx(0.6891), None)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ((*AMOUNT, "currencyCode"), "JPY"),
+        ((*EXPRESSION, "usageUnit"), "mo"),
+        ((*AMOUNT, "nanos"), 0),
+        ((*AMOUNT, "nanos"), "many"),
+        (("pricingInfo",), []),
+        (("category",), None),
+        (("serviceRegions",), [1]),
+    ],
+    ids=["in yen", "by the month", "free", "words", "no price", "no category", "numbers"],
+)
+def test_a_sku_of_another_form_is_passed_over(path: tuple[Any, ...], value: Any) -> None:
+    assert price(replaced(GPU, path, value)) is None
+
+
+@pytest.mark.parametrize("document", [None, [], "x", 1, {}, {"category": []}, {"pricingInfo": {}}])
+def test_what_is_no_sku_is_passed_over(document: Any) -> None:
+    assert price([document, *SKUS]) == price(SKUS)
+
+
+def test_of_a_timeline_the_last_price_counts() -> None:
+    dollar = replaced(GPU, AMOUNT, {"currencyCode": "USD", "units": "1", "nanos": 0})[-1]["pricingInfo"]
+    found = price(replaced(GPU, ("pricingInfo",), [*GPU["pricingInfo"], *dollar]))
+    assert found is not None
+    assert found.usd_per_h == pytest.approx(1.189999)
+
+
+def test_only_what_is_a_part_of_a_price_is_kept() -> None:
+    kept = price_list_of(SKUS).skus
+    assert all(isinstance(each, Sku) for each in kept)
+    assert {each.sku_id for each in kept}.isdisjoint(f"00{number}" for number in range(10, 19))
+    assert len(kept) == 14
+
+
+# The list of today.
+
 
 NOW_S = 1795262400.0  # 2026-11-21T12:00:00Z
 DAY_S = 24 * 3600
