@@ -23,7 +23,8 @@ from analysis.loading.run_row import RUN_COLUMNS
 from analysis.statistics import changes, trend
 from analysis.statistics.samples import Floats
 from analysis.variance import causes
-from workload.contract.bundle import TELEMETRY_COLUMNS, Status
+from workload.contract.bundle import TELEMETRY_COLUMNS
+from workload.contract.record import Status
 
 STEP_S = 1.0
 NOISE = 0.03

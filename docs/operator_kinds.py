@@ -10,8 +10,7 @@ from pathlib import Path
 import torch
 from torch._ops import OpOverload
 
-from workload.model.flop import ALLOCATIONS, HIDDEN_VIEWS, OVERWRITING, formula_of
-from workload.model.op_families import is_known
+from workload.model.flop import ALLOCATIONS, HIDDEN_VIEWS, OVERWRITING, formula_of, is_known
 
 TARGET = Path(__file__).parents[1] / "analysis" / "readers" / "traces" / "operator_kinds.csv"
 COLUMNS = ("name", "kind", "writes", "overwrites")

@@ -7,6 +7,7 @@ import io
 import os
 import re
 import shutil
+import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -299,10 +300,10 @@ class Running:
     def _while_running(self) -> AbstractContextManager[None]:
         return translated(f"the Docker engine stopped while container {self.name} ran", START_DOCKER)
 
-    def signal(self, name: str) -> None:
+    def send_signal(self, number: int) -> None:
         """Send a signal. A container that has already ended is ignored."""
         with suppress(Exception):
-            self._container.kill(signal=name)
+            self._container.kill(signal=signal.Signals(number).name)
 
 
 def _install_or_start() -> str:

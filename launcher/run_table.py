@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import median
 from typing import TypeVar
 
-from workload.contract.bundle import Bundle, Status
+from workload.contract.bundle import Bundle
 from workload.contract.invocation import as_typed
 from workload.contract.profile_record import LongestKernel, ProfileResult
-from workload.contract.record import Record, StepSeconds, Verdict
+from workload.contract.record import Record, Status, StepSeconds, Verdict
 from workload.contract.text import counted, percent, plain, seconds, si, unbroken, wrapped
 from workload.contract.verdict import (
     NAMES,

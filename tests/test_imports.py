@@ -5,6 +5,8 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -43,6 +45,18 @@ COMMAND_LINE = {"typer"}
 LAUNCH_BANS = {"torch", "torchvision", "pandas", "numpy", "docker", "google", "requests", "rich"}
 
 
+def loaded(code: str, **variables: str) -> set[str]:
+    """Modules that a process has loaded after `code`; `variables`: added to its environment."""
+    command = [sys.executable, "-c", f"{code}\nimport sys; print('LOADED', *sys.modules)"]
+    environment = {**os.environ, **variables}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT, env=environment)
+    return set(done.stdout.rpartition("LOADED")[2].split())
+
+
+def libraries_of(modules: Iterable[str]) -> set[str]:
+    return {name.partition(".")[0] for name in modules}
+
+
 def launch(*words: str) -> str:
     return f"import sys; sys.argv = {['launch', *words]}; from launcher.__main__ import main; main()"
 
@@ -76,13 +90,9 @@ def launch(*words: str) -> str:
     ],
 )
 def test_programs_load_little(code: str, banned: set[str]) -> None:
-    show = "import sys; print('LOADED', *{name.partition('.')[0] for name in sys.modules})"
-    done = subprocess.run(
-        [sys.executable, "-c", f"{code}\n{show}"], capture_output=True, text=True, check=True, cwd=ROOT
-    )
-    loaded = set(done.stdout.rpartition("LOADED")[2].split())
-    assert "workload" in loaded
-    assert not loaded & banned
+    libraries = libraries_of(loaded(code))
+    assert "workload" in libraries
+    assert not libraries & banned
 
 
 # What declares options may be loaded for a help text, and nothing that a command is made of.
@@ -105,19 +115,10 @@ DECLARING = {
 }
 
 
-def modules_of_ours(code: str, **environment: str) -> set[str]:
-    show = "import sys; print('LOADED', *sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", f"{code}\n{show}"],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=ROOT,
-        env={**os.environ, **environment},
-    )
-    loaded = set(done.stdout.rpartition("LOADED")[2].split())
-    assert not {name.partition(".")[0] for name in loaded} & LAUNCH_BANS
-    return {name for name in loaded if name.partition(".")[0] in ("launcher", "workload", "analysis")}
+def modules_of_ours(code: str, **variables: str) -> set[str]:
+    modules = loaded(code, **variables)
+    assert not libraries_of(modules) & LAUNCH_BANS
+    return {name for name in modules if name.partition(".")[0] in ("launcher", "workload", "analysis")}
 
 
 @pytest.mark.world
@@ -142,11 +143,7 @@ GPUS = {
         ("launch gcp --precision ", "bf16", set()),
         ("launch bu", "build", set()),
         ("launch gcp --gpu ", "v100", GPUS),
-        (
-            "launch gcp --gpu v100 --zone us-e",
-            "us-east1-b",
-            GPUS,
-        ),
+        ("launch gcp --gpu v100 --zone us-e", "us-east1-b", GPUS),
     ],
 )
 def test_completion_works_and_is_as_light(typed: str, offered: str, also: set[str]) -> None:
@@ -174,12 +171,19 @@ def test_only_the_shared_modules_cross() -> None:
     assert crossings("workload", {"launcher", "analysis"}) == set()
 
 
-def imports() -> dict[str, set[str]]:
-    """Each module of the packages, and those that it imports, wherever the import stands."""
-    names = {
+@cache
+def files() -> dict[str, Path]:
+    """Files of the packages by module."""
+    return {
         ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
         for path in sources.modules()
     }
+
+
+@cache
+def imports() -> dict[str, set[str]]:
+    """Each module of the packages, and those that it imports, wherever the import stands."""
+    names = files()
     return {
         name: {each if each in names else each.rpartition(".")[0] for each in imported(path)} & (names.keys() - {name})
         for name, path in names.items()
@@ -217,29 +221,19 @@ def test_imports_point_downwards() -> None:
 
 
 def reached_from(module: str) -> set[str]:
-    """Every module of `workload` that importing `module` loads, with itself."""
+    """Every module of ours that importing `module` loads, with itself."""
     reached, waiting = set[str](), {module}
     while waiting:
         name = waiting.pop()
         reached.add(name)
-        found = imported(file_of(name))
-        parents = {each.rpartition(".")[0] for each in found}
-        waiting |= {each for each in found | parents if each.startswith("workload.") and is_module(each)} - reached
+        loads = imports()[name] | {name.rpartition(".")[0]}
+        waiting |= (loads & files().keys()) - reached
     return reached
-
-
-def file_of(module: str) -> Path:
-    path = ROOT / module.replace(".", "/")
-    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-
-
-def is_module(name: str) -> bool:
-    return file_of(name).is_file()
 
 
 @pytest.mark.parametrize("module", sorted(CROSSING))
 def test_crossing_modules_are_standard_library_only(module: str) -> None:
-    found = {name.partition(".")[0] for each in reached_from(module) for name in imported(file_of(each))}
+    libraries = libraries_of(name for each in reached_from(module) for name in imported(files()[each]))
     allowed = (
         BORDER
         if module.startswith("workload.storage.")
@@ -247,15 +241,13 @@ def test_crossing_modules_are_standard_library_only(module: str) -> None:
         if module == "workload.contract.program"
         else set()
     )
-    assert found - sys.stdlib_module_names - {"workload", "_typeshed"} - OPTIONAL - allowed == set()
+    assert libraries - sys.stdlib_module_names - {"workload", "rooflaunch", "_typeshed"} - OPTIONAL - allowed == set()
 
 
 @pytest.mark.world
 def test_crossing_modules_load_no_library_of_a_cloud() -> None:
     """One process imports all of them."""
-    loading = f"import sys, {', '.join(sorted(CROSSING))}; print(*{{name.partition('.')[0] for name in sys.modules}})"
-    done = subprocess.run([sys.executable, "-c", loading], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert not set(done.stdout.split()) & BORDER
+    assert not libraries_of(loaded(f"import {', '.join(sorted(CROSSING))}")) & BORDER
 
 
 def test_no_pattern_is_possessive() -> None:

@@ -79,6 +79,7 @@ GPU_TRUTH_EXAMPLES = """examples:
 """
 # Default time limit in seconds: collecting all evidence of a GPU must cost no more of its time.
 GPU_TRUTH_S = 1500.0
+Command = Callable[[argparse.Namespace, Timeline], int]
 TRAINER_PACKAGES = ("torch", "torchvision", "numpy", "psutil")
 INSTALL = "pip install 'rooflaunch[trainer]'"
 
@@ -97,7 +98,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         with stoppable():
             parsed = parse(argv)
-            command: Callable[[argparse.Namespace, Timeline], int] = parsed.command
+            command: Command = parsed.command
             return command(parsed, timeline)
     except RooflaunchError as error:
         return _report(error)
@@ -147,22 +148,30 @@ def _parser() -> argparse.ArgumentParser:
     _add_script_ceilings(commands)
     _add_ceilings(commands)
     _add_gpu_truth(commands)
-    environment = commands.add_parser(
-        "env", help="print hardware and software of this machine, as JSON", allow_abbrev=False
+    environment = _add_command(
+        commands, "env", _environment, help="print hardware and software of this machine, as JSON"
     )
     environment.add_argument("--device", choices=tuple(Device), default=Device.AUTO)
-    environment.set_defaults(command=_environment)
-    models = commands.add_parser("models", help="list the models that can be trained", allow_abbrev=False)
-    models.set_defaults(command=_models)
+    _add_command(commands, "models", _models, help="list the models that can be trained")
+    return parser
+
+
+def _add_command(commands: Any, name: str, run: Command, **texts: str) -> argparse.ArgumentParser:
+    """Add a command with its `help`, `description` and `epilog`; without `help` it is not listed."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **texts
+    )
+    parser.set_defaults(command=run)
     return parser
 
 
 def _add_train(commands: Any) -> None:
-    train = commands.add_parser(
+    train = _add_command(
+        commands,
         "train",
+        _train,
         help="run one configuration and write a bundle",
         description="Train one configuration and write a bundle; prints the bundle's folder.",
-        allow_abbrev=False,
     )
     for option in options():
         if option.name not in SCRIPT_ONLY_OPTIONS:
@@ -180,24 +189,23 @@ def _add_train(commands: Any) -> None:
         )
     train.add_argument("-o", "--output", type=Path, default=Path("results"), help="folder for bundles (results)")
     train.add_argument("--context", help=argparse.SUPPRESS)
-    train.set_defaults(command=_train)
 
 
 def _add_profile(commands: Any) -> None:
-    profile = commands.add_parser(
+    profile = _add_command(
+        commands,
         "profile",
+        _profile,
         help="profile the configuration of complete bundles, each in a new process",
         description=PROFILE_TEXT,
         epilog=PROFILE_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     profile.add_argument("bundles", metavar="BUNDLE", type=Path, nargs="+", help="folder of a completed run")
     for option in _profile_options():
         # Without the defaults of a run: options left out are taken from the bundle.
         _add_option(profile, replace(option, default=None))
     profile.add_argument("--data", metavar="PATH", help="path that replaces {data} in the arguments of a script")
-    profile.set_defaults(command=_profile, script_words=())
+    profile.set_defaults(script_words=())
 
 
 def _profile_options() -> list[Option]:
@@ -205,73 +213,56 @@ def _profile_options() -> list[Option]:
 
 
 def _add_profiled_step(commands: Any) -> None:
-    """Add the command that a profile pass starts; without `help` it is not listed."""
-    step = commands.add_parser("profiled-step", allow_abbrev=False)
+    """Add the command that a profile pass starts."""
+    step = _add_command(commands, "profiled-step", _profiled_step)
     for option in options():
         _add_option(step, option)
     step.add_argument("--mode", required=True)
     step.add_argument("--report", type=Path, required=True)
     step.add_argument("--owner", type=int, required=True)
     step.add_argument("--warmup-steps", type=int)
-    step.set_defaults(command=_profiled_step)
 
 
 def _add_script_ceilings(commands: Any) -> None:
-    """Add the command that measures ceilings for a measured script; without `help` it is not listed."""
-    ceilings = commands.add_parser("script-ceilings", allow_abbrev=False)
+    """Add the command that measures ceilings for a measured script."""
+    ceilings = _add_command(commands, "script-ceilings", _script_ceilings)
     ceilings.add_argument("--device", type=Device, required=True)
     ceilings.add_argument("--precision", type=Precision, action="append", default=[])
     ceilings.add_argument("--output", type=Path, required=True)
     ceilings.add_argument("--fresh", action="store_true")
-    ceilings.set_defaults(command=_script_ceilings)
 
 
 def _add_option(parser: argparse.ArgumentParser, option: Option) -> None:
     """Add an option to the parser; the namespace holds only the options that are typed."""
     absent = argparse.SUPPRESS
     if option.kind is bool:
-        turn_on = "" if option.default else f"; off: {option.off_flag}"
-        parser.add_argument(
-            option.flag,
-            dest=option.name,
-            action="store_const",
-            const=True,
-            default=absent,
-            help=option.help + turn_on,
-        )
-        text = f"do not: {option.help}" if option.default else argparse.SUPPRESS
-        parser.add_argument(
-            option.off_flag, dest=option.name, action="store_const", const=False, default=absent, help=text
-        )
+        on_text = option.help + ("" if option.default else f"; off: {option.off_flag}")
+        off_text = f"do not: {option.help}" if option.default else argparse.SUPPRESS
+        for flag, value, text in ((option.flag, True, on_text), (option.off_flag, False, off_text)):
+            parser.add_argument(flag, dest=option.name, action="store_const", const=value, default=absent, help=text)
         return
     metavar = "|".join(option.choices) or ("N" if option.is_number else option.name.upper())
-    known = "" if option.default is None else f" ({option.default})"
-    text = option.help + known
+    text = option.help + ("" if option.default is None else f" ({option.default})")
     parser.add_argument(option.flag, dest=option.name, metavar=metavar, default=absent, help=text)
 
 
 def _add_ceilings(commands: Any) -> None:
-    ceilings = commands.add_parser(
-        "ceilings",
-        help="measure the best FLOP/s and bytes/s of this machine",
-        allow_abbrev=False,
-    )
+    ceilings = _add_command(commands, "ceilings", _ceilings, help="measure the best FLOP/s and bytes/s of this machine")
     ceilings.add_argument("--device", choices=tuple(Device), default=Device.AUTO)
     ceilings.add_argument(
         "--precision", choices=tuple(Precision), action="append", help="only this precision; repeatable"
     )
     ceilings.add_argument("--format", choices=("table", "json"), default="table")
-    ceilings.set_defaults(command=_ceilings)
 
 
 def _add_gpu_truth(commands: Any) -> None:
-    truth = commands.add_parser(
+    truth = _add_command(
+        commands,
         "gpu-truth",
+        _gpu_truth,
         help="check assumptions about GPUs on this machine's GPU",
         description=GPU_TRUTH_TEXT,
         epilog=GPU_TRUTH_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     truth.add_argument(
         "-o", "--output", type=Path, default=Path("gpu-truth"), help="folder for the results (gpu-truth)"
@@ -282,23 +273,22 @@ def _add_gpu_truth(commands: Any) -> None:
     )
     truth.add_argument("--again", action="store_true", help="repeat parts that exist already")
     truth.add_argument("--quick", action="store_true", help="tiny models and short loads: to try the collector itself")
-    truth.set_defaults(command=_gpu_truth)
 
 
 def _train(parsed: argparse.Namespace, timeline: Timeline) -> int:
-    given = _given(parsed)
+    typed = _typed_options(parsed)
     if parsed.context is None:
-        context, resolved = Context(), resolve(given, os.environ, Path.cwd())
+        context, resolved = Context(), resolve(typed, os.environ, Path.cwd())
     else:
         # The launcher has read the environment and the configuration; the context has the origins.
-        context, resolved = Context.from_argument(parsed.context), resolve(given, {}, None)
+        context, resolved = Context.from_argument(parsed.context), resolve(typed, {}, None)
     profiled_here = resolved.spec.profile is not Profile.NONE and not context.profile_later
     if resolved.spec.repeats > 1 or profiled_here:
         return repeat_trainer(resolved, context, parsed.output)
     return _train_once(resolved, context, parsed.output, timeline)
 
 
-def _given(parsed: argparse.Namespace) -> dict[str, object]:
+def _typed_options(parsed: argparse.Namespace) -> dict[str, object]:
     """Run options that were typed."""
     known = {option.name for option in options()}
     return {name: value for name, value in vars(parsed).items() if name in known}
@@ -343,17 +333,12 @@ def _profile(parsed: argparse.Namespace, _: Timeline) -> int:
     from workload.profile import profile_bundle  # noqa: PLC0415 - `--help` needs none of it
     from workload.profile.status import was_interrupted  # noqa: PLC0415
 
-    given = {
-        option.name: option.parse(getattr(parsed, option.name))
-        for option in _profile_options()
-        if hasattr(parsed, option.name)
-    }
-    code = ExitCode.DONE
+    known = {option.name: option for option in _profile_options()}
+    typed = {name: known[name].parse(value) for name, value in vars(parsed).items() if name in known}
+    request, code = profile_bundle.ProfileRequest(**typed), ExitCode.DONE
     for folder in parsed.bundles:
         raise_if_interrupted()
-        collected = profile_bundle.profile(
-            folder, profile_bundle.ProfileRequest(**given), parsed.script_words, data=parsed.data
-        )
+        collected = profile_bundle.profile(folder, request, parsed.script_words, data=parsed.data)
         if collected.is_collected:
             print(folder, flush=True)
         else:
@@ -368,7 +353,7 @@ def _profiled_step(parsed: argparse.Namespace, _: Timeline) -> int:
     from workload.profile.command import Mode  # noqa: PLC0415
     from workload.run import train  # noqa: PLC0415 - imports torch, which takes seconds
 
-    spec = resolve(_given(parsed), {}, None).spec
+    spec = resolve(_typed_options(parsed), {}, None).spec
     try:
         profiled_step.run(Mode(parsed.mode), spec, parsed.report, owner=parsed.owner, warmup_steps=parsed.warmup_steps)
     except Exception as error:
@@ -422,15 +407,8 @@ def _script_ceilings(parsed: argparse.Namespace, _: Timeline) -> int:
 
 def _gpu_truth(parsed: argparse.Namespace, _: Timeline) -> int:
     collect = from_checkout("benchmarks.gpu_truth.collect", "gpu-truth")
-    return int(
-        collect.run(
-            parsed.output,
-            max_seconds=parsed.max_seconds,
-            only=parsed.part,
-            again=parsed.again,
-            quick=parsed.quick,
-        )
-    )
+    limits = {"max_seconds": parsed.max_seconds, "again": parsed.again, "quick": parsed.quick}
+    return int(collect.run(parsed.output, only=parsed.part, **limits))
 
 
 def _environment(parsed: argparse.Namespace, _: Timeline) -> int:

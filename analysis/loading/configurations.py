@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pandas as pd
 
 from workload.contract.blocks_interval import FIRST_LOOK
-from workload.contract.bundle import Status
 from workload.contract.errors import ExitCode, RooflaunchError
+from workload.contract.record import Status
 from workload.contract.tables import Column, Role
 from workload.contract.text import si
 from workload.contract.verdict import busy_sentence
@@ -173,7 +173,7 @@ class Group:
         }
 
 
-def with_scripts_alike(runs: pd.DataFrame) -> pd.DataFrame:
+def with_usual_batch(runs: pd.DataFrame) -> pd.DataFrame:
     """Set the counted batch of runs of one script to its most frequent value; changes `runs` in place.
 
     Runs of one script have the same arguments, files and unit.

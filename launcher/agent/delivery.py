@@ -12,10 +12,9 @@ from launcher.agent.stop import Stop, Why
 from launcher.machine.task import FINAL
 from launcher.protocol.records import Price, Request, epoch_s
 from workload.contract import bundle
-from workload.contract.bundle import Status
 from workload.contract.environment_record import CloudFacts
 from workload.contract.errors import BundleError, RooflaunchError
-from workload.contract.record import Cost
+from workload.contract.record import Cost, Status
 from workload.storage.inventory import sealed_runs
 from workload.storage.store import ObjectExistsError, Store
 from workload.storage.upload import upload

@@ -1,5 +1,6 @@
 """Stops a run early in an orderly way, for whatever reason."""
 
+import signal
 import threading
 from enum import StrEnum
 
@@ -65,7 +66,7 @@ class Stop:
         presses = 0
         while True:
             if trainer := self._trainer:
-                trainer.signal("SIGTERM" if presses < self._presses else "SIGKILL")
+                trainer.send_signal(signal.SIGTERM if presses < self._presses else signal.SIGKILL)
             presses += 1
             if self.is_over(self._press_every_s):
                 return

@@ -171,7 +171,8 @@ def show_status(
 ) -> int:
     """Show what has become of launches.
 
-    It asks where they run and where their bundles go: it works on any machine, also for one whose command was ended.
+    It asks the place where they run and the store of their bundles. So it works on any computer, also after the command
+    that launched them was ended.
     """
     from launcher.jobs import commands
 
@@ -189,7 +190,7 @@ def show_logs(
 ) -> int:
     """Show what a launch prints.
 
-    Of a VM that is its serial port while it is there, then the log that it left in the bucket.
+    While a VM exists, this is the output of its serial port; afterwards it is the log in the bucket.
     """
     from launcher.jobs import commands
 
@@ -225,7 +226,7 @@ def reap(
 ) -> int:
     """Delete VMs that are stopped for good or past their time limit, and disks past it.
 
-    The cloud deletes a VM at its limit, and never one that is stopped; this is for what is left.
+    The cloud deletes a VM at its time limit, but never a stopped one. This command deletes what is left.
     """
     from launcher.jobs import commands
 

@@ -1,7 +1,7 @@
 """State of launches, from their records in the store and their machines. Reads, never writes.
 
-Machines are listed before the store is read. A machine ends itself only after its result is written, so one that is
-gone and has no result has lost it.
+Machines are listed before the store is read. A machine ends itself only after it has written its result, so a machine
+that is gone left no result if there is none in the store.
 """
 
 import json

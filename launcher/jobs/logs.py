@@ -15,7 +15,7 @@ from workload.storage.store import MAX_TEXT_BYTES
 EVERY_S = 5.0
 # Most parts of a machine's output to read at once; a serial port keeps 1 MB.
 MAX_PARTS = 64
-# A machine without new output is checked for its existence less often than for output.
+# Polls without new output after which to ask whether the machine still exists.
 QUIET_POLLS = 3
 
 

@@ -1,4 +1,4 @@
-"""Place that a command asks: its backend, and where its launches are. Imports little, for `launch --help`."""
+"""The place that a command works with: a backend, and where its launches are. Imports little, for `launch --help`."""
 
 import importlib
 import re

@@ -128,12 +128,12 @@ def follow(
     def stop(number: int, _: object) -> None:
         signals.append(number)
         if running:
-            running.signal(signal.Signals(number).name if len(signals) == 1 else "SIGKILL")
+            running.send_signal(number if len(signals) == 1 else signal.SIGKILL)
 
     with handled_by(stop), engine.started(container) as started:
         running = started
         if signals:  # received while the engine started the container
-            started.signal(signal.Signals(signals[0]).name)
+            started.send_signal(signals[0])
         ended = started.follow(on_stdout=on_line, on_stderr=lambda line: print(line, file=sys.stderr, flush=True))
     return replace(ended, signal=signals[0] if signals else None)
 

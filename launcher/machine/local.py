@@ -1,8 +1,6 @@
 """Runs on this machine: make a plan first, then run the trainer in a child process or in a container."""
 
 import shlex
-import signal
-import subprocess
 import sys
 from collections.abc import Mapping
 from contextlib import nullcontext, suppress
@@ -20,7 +18,7 @@ from launcher.machine.watcher import Watcher, repeated_every
 from workload.contract import bundle
 from workload.contract.bundle import Bundle
 from workload.contract.errors import BundleError, ExitCode, RooflaunchError, ToolError, UsageError
-from workload.contract.interrupt import Follower, run_child
+from workload.contract.interrupt import run_child
 from workload.contract.record import to_json
 from workload.contract.script import script_name, without_secrets
 from workload.contract.spec import Context, Profile, Resolved, RunSpec, arguments
@@ -197,17 +195,6 @@ def run(plan: LocalPlan, *, watcher: Watcher | None = None) -> LocalOutcome:
     return _run_process(plan, watcher) if plan.container is None else _run_container(plan, plan.container, watcher)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Child:
-    """A trainer that runs as a process."""
-
-    process: "subprocess.Popen[str]"
-
-    def signal(self, name: str) -> None:
-        """Send a signal to the process; ignored if it has already ended."""
-        self.process.send_signal(signal.Signals[name])
-
-
 def _run_process(plan: LocalPlan, watcher: Watcher | None) -> LocalOutcome:
     folders: list[Path] = []
 
@@ -217,22 +204,14 @@ def _run_process(plan: LocalPlan, watcher: Watcher | None) -> LocalOutcome:
         if watcher:
             watcher.on_bundle(folders[-1])
 
-    follower = None
-    if watcher:
-        on_started = watcher.on_started
-        follower = Follower(
-            on_message=watcher.on_message,
-            on_started=lambda process: on_started(_Child(process=process)),
-            apart=watcher.apart,
-        )
     try:
         folder, variables = None, dict[str, str]()
         if plan.workplace:
             folder = plan.workplace.folder
             variables = {**plan.workplace.variables, **script.variables(plan.spec)}
-        is_quiet = bool(plan.workplace) and follower is None and not sys.stderr.isatty()
+        is_quiet = bool(plan.workplace) and watcher is None and not sys.stderr.isatty()
         with repeated_every(lambda passed_s: _print_steps(plan, folders, passed_s)) if is_quiet else nullcontext():
-            ended = run_child(plan.command, on_line=keep, follower=follower, folder=folder, variables=variables)
+            ended = run_child(plan.command, on_line=keep, follower=watcher, folder=folder, variables=variables)
     finally:
         if watcher:
             watcher.on_ended()

@@ -8,31 +8,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from workload.contract.interrupt import Follower
 from workload.contract.text import LINE_EVERY_S
 
 
 class Trainer(Protocol):
     """A running trainer, in a container or as a process."""
 
-    def signal(self, name: str) -> None:
-        """Send a signal such as `SIGTERM`; ignored if the trainer has already ended."""
+    def send_signal(self, number: int, /) -> None:
+        """Send a signal such as `signal.SIGTERM`; ignored if the trainer has already ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Watcher:
+class Watcher(Follower):
     """Callbacks that receive a run's messages and its trainer, to stop it. Their provider handles signals itself.
 
     `on_started` and `on_ended` are called for the timing run, and again for the container of the profile pass; a
     process profiles itself. `on_bundle` is called as soon as the bundle's folder exists. A process's messages come from
-    a thread of their own, everything else from the caller's thread. `apart`: start a process in its own process group,
-    so that Ctrl-C on the terminal does not reach it.
+    a thread of their own, everything else from the caller's thread.
     """
 
-    on_message: Callable[[str], None]
     on_bundle: Callable[[Path], None]
     on_started: Callable[[Trainer], None]
     on_ended: Callable[[], None]
-    apart: bool = False
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """Wishes of the user of a sweep for all its threads: continue, or end in one of three ways."""
 
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -60,14 +61,14 @@ class Control:
             self._changed.notify_all()
             trainers = list(self._trainers) if self.is_leaving and not was_leaving else []
         for trainer in trainers:
-            trainer.signal("SIGINT")
+            trainer.send_signal(signal.SIGINT)
 
     def kill(self) -> None:
         """Kill the run on this machine at once (SIGKILL)."""
         with self._changed:
             trainers = list(self._trainers)
         for trainer in trainers:
-            trainer.signal("SIGKILL")
+            trainer.send_signal(signal.SIGKILL)
 
     def wait(self, seconds: float) -> None:
         """Wait for this many seconds, or until the wish changes."""
@@ -80,7 +81,7 @@ class Control:
         with self._changed:
             self._trainers.append(trainer)
         if self.is_leaving:
-            trainer.signal("SIGINT")
+            trainer.send_signal(signal.SIGINT)
 
     def ended(self) -> None:
         """Forget the trainer that has ended; only one runs at a time on this machine."""

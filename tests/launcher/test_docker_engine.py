@@ -1,5 +1,6 @@
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -462,9 +463,9 @@ def test_engine_that_goes_away_keeps_what_came(docker: FakeDocker) -> None:
 
 def test_signal_to_a_container_that_has_ended_is_nothing(docker: FakeDocker) -> None:
     with docker.engine().started(FULL) as running:
-        running.signal("SIGTERM")
+        running.send_signal(signal.SIGTERM)
         docker.containers.created[0].wait()
-        running.signal("SIGKILL")
+        running.send_signal(signal.SIGKILL)
     assert docker.containers.created[0].signals == ["SIGTERM"]
 
 

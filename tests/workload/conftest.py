@@ -1,13 +1,24 @@
-"""Machines that exist only as a tree of files, a few variables and what their tools print."""
+"""Machines that exist only as a tree of files, a few variables and what their tools print; ceilings that are clean."""
 
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
 from workload.environment.machine import HostSystem
 
 LayOut = Callable[..., HostSystem]
+Test = TypeVar("Test", bound=Callable[..., None])
+
+
+def in_a_copy(test: Test) -> Test:
+    """Mark a test that runs a script in a copy of a process that has loaded torch, which takes seconds."""
+    no_copies = pytest.mark.skipif(sys.platform == "darwin", reason="copies a process that has loaded torch")
+    return pytest.mark.slow(pytest.mark.world(no_copies(test)))
+
+
 # What tools print on a machine that has none of those which describe it.
 SILENT = {"systemd-detect-virt": None, "lscpu": None, "git": None}
 
@@ -48,3 +59,9 @@ def lay_out(tmp_path: Path) -> LayOut:
         return HostSystem(root=root, environ=environ or {}, tool=tool)
 
     return build
+
+
+@pytest.fixture
+def without_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine that tests run on may be as busy as it likes: its ceilings count as clean."""
+    monkeypatch.setattr("workload.measure.ceiling_rates.MeasuredRate.doubt", None)

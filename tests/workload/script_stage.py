@@ -1,9 +1,10 @@
-"""Scripts run as a user runs them, each in a copy of a process that has loaded torch and done nothing else."""
+"""Runs scripts as a user does, each in a copy of a process that has loaded torch and done nothing else."""
 
 import json
 import multiprocessing
 import os
 import runpy
+import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 
 from workload import cli
-from workload.steps import script_end
+from workload.steps import program
 
 SCRIPTS = Path(__file__).with_name("scripts")
 LIMIT_S = 110
@@ -60,7 +61,7 @@ def _child(work: Callable[[], int | None], folder: Path, out: Path, err: Path) -
 
 
 def run(work: Callable[[], int | None], folder: Path) -> Ran:
-    """`work` in a process whose folder is `folder`."""
+    """Run `work` in a new process with the working folder `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     out, err = folder / "out.txt", folder / "err.txt"
     process = COPIES.Process(target=_child, args=(work, folder, out, err))
@@ -73,7 +74,7 @@ def run(work: Callable[[], int | None], folder: Path) -> Ran:
 
 
 def plain(folder: Path, script: Path, *words: str) -> Ran:
-    """The script as Python runs it."""
+    """Run the script as Python does, without rooflaunch."""
     return run(partial(_as_python_does, script, words), folder)
 
 
@@ -83,8 +84,16 @@ def _as_python_does(script: Path, words: tuple[str, ...]) -> None:
     runpy.run_path(str(script), run_name="__main__")
 
 
+def trainer(folder: Path, *words: str) -> "subprocess.Popen[str]":
+    """A running `python -m workload` in `folder`; its output and errors are pipes."""
+    # One thread: two processes whose threads spin for the same cores slow each other down tenfold.
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
+    command, pipe = [sys.executable, "-m", "workload", *words], subprocess.PIPE
+    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment, cwd=folder)
+
+
 def measured(folder: Path, script: Path, *words: str, options: tuple[str, ...] = ()) -> Ran:
-    """The script under measurement, without ceilings; `options` are ours."""
+    """Measure the script, without ceilings; `options`: of `python -m rooflaunch script`."""
     results = folder / "results"
     given = ["--no-ceilings", "-o", str(results), *options]
     ran = run(partial(as_a_user_does, ["script", *given, "--", str(script), *words]), folder)
@@ -94,5 +103,5 @@ def measured(folder: Path, script: Path, *words: str, options: tuple[str, ...] =
 
 
 def as_a_user_does(words: list[str]) -> int:
-    script_end.ENDING_S = ENDING_S
+    program.ENDING_S = ENDING_S
     return cli.main(words)

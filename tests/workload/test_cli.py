@@ -1,4 +1,4 @@
-"""Options of the trainer's own door."""
+"""Options of the trainer's own command line."""
 
 import pytest
 
@@ -11,7 +11,7 @@ from workload.contract.errors import UsageError
     [(["--cpu"], "cpu"), (["--cuda"], "cuda"), (["--mps"], "mps"), (["--device", "cpu"], "cpu"), ([], None)],
 )
 def test_device_switches_as_of_launch_local(words: list[str], device: str | None) -> None:
-    given = cli._given(cli._parser().parse_args(["train", *words]))
+    given = cli._typed_options(cli._parser().parse_args(["train", *words]))
     assert given.get("device") == device
 
 

@@ -31,19 +31,19 @@ FIRST_LOOK = 8
 GROWTH = 1.25
 # Error probability of the interval of one look. With 5 % instead, coverage falls to 91 %.
 NOMINAL = 0.03
-# An interval is widened if the estimated correlation is above SUSPECTED - SUSPECTED_EARLIER / blocks: above -0.3 at 8
-# blocks, which may show a true 0.8 as so little, and above 0.2 at very many. It is widened for the estimate plus
-# CAUTION of its standard errors. Without CAUTION, intervals of blocks with a correlation of 0.8 cover 75 %; without the
-# threshold, independent blocks need half as many again.
+# An interval is widened if the estimated correlation is above SUSPECTED - SUSPECTED_EARLIER / blocks. That is -0.3 at 8
+# blocks, where a true correlation of 0.8 may be estimated so low, and approaches 0.2 at very many blocks. The interval
+# is widened for the estimate plus CAUTION standard errors. Without CAUTION, intervals of blocks with a correlation of
+# 0.8 cover 75 %; without the threshold, independent blocks need half as many again.
 SUSPECTED = 0.2
 SUSPECTED_EARLIER = 4.0
 CAUTION = 2.0
 MOST_CORRELATED = 0.95
 # Larger lags change a sum of powers of 0.95 by less than a millionth.
 MOST_LAGS = 400
-# Share of series without a trend that the test for a trend delays at each look.
+# Share of series without a trend in which the test finds one at a look, which delays the end.
 TREND = 0.05
-# Largest number of blocks that is predicted.
+# Totals of blocks above this are not predicted.
 MOST_EXPECTED = 10_000
 # Bisections for a quantile, which give 15 digits. From this many degrees of freedom on, an expansion in their inverse
 # is exact to 6 digits.

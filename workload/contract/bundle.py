@@ -30,15 +30,13 @@ from workload.contract.fields import encode
 from workload.contract.files import replace_text
 from workload.contract.record import SCHEMA_VERSION, JobPlace, Record, Status
 
-# `Status` was defined here once, and most modules still import it from here.
-__all__ = ["SCHEMA_VERSION", "Status"]
 MANIFEST = "MANIFEST.json"
 RECORD = "run.json"
 STEPS = "steps.csv"
 TELEMETRY = "telemetry.csv"
 LOG = "log.txt"
-# Key of a manifest, also stored as metadata of its object: facts of a complete run for lists, which then need not read
-# its run.json.
+# Key in a manifest, and metadata of its object in a store: facts of a complete run, so that lists of runs need not read
+# each run.json.
 LABELS = "labels"
 # Subfolder of results for damaged bundles whose runs were repeated. Hidden folders are not read as results.
 DAMAGED = ".damaged"

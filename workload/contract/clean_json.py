@@ -6,7 +6,7 @@ from typing import Any
 
 from workload.contract.fields import LARGEST, start
 
-# No name or message is longer: a traceback has a few thousand characters.
+# Longer texts are left out. A traceback, the longest text of ours, has a few thousand characters.
 MAX_CHARACTERS = 10_000
 # run.json is 6 deep. Python's json module, and any recursive reader, fails at about 1000.
 MAX_DEPTH = 30

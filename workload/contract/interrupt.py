@@ -40,7 +40,7 @@ SIGNALS_UNTIL_KILLED = 3
 # A trainer whose launcher is gone is killed after this time, even if its bundle is not sealed yet: whoever killed the
 # launcher wants the machine. On a busy machine the trainer has then ended within 15 s.
 ORPHAN_LIMIT_S = 11.0
-# Long enough for the callback that dropped the interruption to have returned.
+# After this time the callback that dropped the interruption has returned.
 AGAIN_S = 0.05
 
 
@@ -222,7 +222,7 @@ def run_child(
             # Without its lifeline the child ends too, and can say why.
             child.stdin.close()
         else:
-            # SIGTERM comes from programs, which may repeat it, and which use SIGKILL themselves if they mean it.
+            # Repeated SIGTERM does not kill: programs may repeat it, and send SIGKILL themselves if they want it.
             impatient = len(signals) >= SIGNALS_UNTIL_KILLED and number != signal.SIGTERM
             child.send_signal(signal.SIGKILL if impatient else number)
 

@@ -53,10 +53,10 @@ COMMANDS = {
         "fetch",
     ],
 }
-# An option of the program itself, as in `launch --help`.
+# Option of the program itself, as in `launch --help`.
 OPTION = "--?[a-z]+"
 PACKAGES = ("rooflaunch", "workload", *MODULES.values())
-# Not after a part of a path: a command that already has one is not changed.
+# A command after a part of a path is not changed.
 START = r"(?<![\w./\\-])"
 OURS = re.compile(
     "|".join(f"{START}{program}(?= (?:{'|'.join((*names, OPTION))})\\b)" for program, names in COMMANDS.items())

@@ -33,7 +33,7 @@ OTHER_VARIABLES = frozenset(
         "ROOFLAUNCH_LIMIT_S",
         "ROOFLAUNCH_COMMIT",
         "ROOFLAUNCH_IMAGE_DIGEST",
-        # Of every process of a job over ssh: launcher/backends/ssh/keeper.py
+        # Set for every process of a job over ssh: launcher/backends/ssh/keeper.py
         "ROOFLAUNCH_JOB",
         # launcher/backends/slurm/script.py
         "ROOFLAUNCH_END_S",
@@ -105,7 +105,7 @@ CIFAR10_IMAGE_SIZE = 32
 IMAGENET_IMAGE_SIZE = 224
 MAX_DEFAULT_WORKERS = 8
 # 100 steps of resnet18 take half a second on an H100: too short for its clock and power to settle, and for telemetry,
-# which samples once a second. On a CPU 20 steps take longer than that, but for the smallest models.
+# which samples once a second. On a CPU 20 steps take longer than that, except for the smallest models.
 GPU_MIN_SECONDS = 3.0
 # Options that a run of the user's own script has too; all others control our trainer.
 SCRIPT_OPTIONS = frozenset(
@@ -115,7 +115,7 @@ SCRIPT_OPTIONS = frozenset(
     },
 )
 SCRIPT_ONLY_OPTIONS = frozenset({"samples_per_step"})
-# Why a script lacks the other options, where "the script decides its …" is not the reason.
+# Reasons to refuse an option for a script, if "the script decides its NAME" is not the reason.
 WHY_REFUSED_FOR_SCRIPT = {
     "profile_step_bytes": "in a script only the kernels are counted",
     "profile_throughput": "in a script only the kernels are counted",

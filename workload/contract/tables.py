@@ -20,7 +20,7 @@ from workload.contract.text import NARROWEST, PREFIXES, WIDEST, printable, termi
 # Seconds have no prefix above 1: no kiloseconds.
 LARGEST_PREFIX = {"s": 1.0}
 GAP = "  "
-# A whole float above this is not shown as a count.
+# Floats above this are not shown as counts, even without decimals.
 MAX_COUNT = 1e15
 # Width if stdout is no terminal and COLUMNS is not set: an editor or a page shows this much without a scroll bar.
 USUAL_WIDTH = 100

@@ -49,7 +49,7 @@ def _prefixed(value: float, unit: str, prefixes: tuple[tuple[float, str], ...], 
     rounded = float(f"{value:.{digits}g}")
     factor, prefix = next((row for row in prefixes if abs(rounded) >= row[0]), prefixes[-1] if value else (1.0, ""))
     scaled = rounded / factor
-    # From 1000 on the prefixes have ended: all digits instead of an exponent.
+    # Above the largest prefix, show all digits instead of an exponent.
     figure = plain(scaled, digits) if abs(scaled) >= 10**digits else f"{scaled:.{digits}g}"
     return f"{figure} {prefix}{unit}"
 

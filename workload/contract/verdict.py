@@ -21,7 +21,7 @@ INPUT_BOUND_FRACTION = 0.10
 # (docs.nvidia.com/nsight-compute/ProfilingGuide, speed of light). A step is below its kernels, because it also has a
 # beginning and an end.
 LEAST_OF_ROOF = 0.5
-# Below this share of the step the device is idle for longer than it runs kernels.
+# Below this share of the step the device is idle longer than it runs kernels.
 LEAST_DEVICE_BUSY = 0.5
 # A ceiling is a median with a few per cent of noise. A run above this share shows that the ceiling is wrong.
 ABOVE_CEILING = 1.05

@@ -1,13 +1,13 @@
 """Translates the output of a failed ncu into a reason and a next step. Texts are those of Nsight Compute 2024.1.1."""
 
 import re
-from collections.abc import Sequence
 
 from workload.profile import preflight
 from workload.profile.status import ProfileError, ProfileStatus, unavailable
 
-# Prefixes of ncu's own lines.
-ERROR, WARNING = "==ERROR==", "==WARNING=="
+# Prefix of ncu's own lines.
+ERROR = "==ERROR=="
+LOOK = "ncu/ncu.log in the bundle has its output"
 NOTHING_PROFILED = ("No kernels were profiled", "No ranges were profiled")
 
 # (text that ncu prints, reason, hint), with a cause before its consequences.
@@ -73,10 +73,10 @@ def explain(output: str, facts: preflight.Facts) -> ProfileError | None:
 
 def own_error(output: str) -> ProfileError | None:
     """Error that our own profiled process printed last, in its two lines; None if there is none."""
-    found = re.findall(r"^error: (.+)\nhint: (.+)$", output, re.MULTILINE)
-    if not found:
+    errors = re.findall(r"^error: (.+)\nhint: (.+)$", output, re.MULTILINE)
+    if not errors:
         return None
-    reason, hint = found[-1]
+    reason, hint = errors[-1]
     return ProfileError(ProfileStatus.FAILED, f"the profiled process: {reason}", hint=hint)
 
 
@@ -85,14 +85,7 @@ def _unknown(output: str) -> ProfileError | None:
         return ProfileError(
             ProfileStatus.FAILED,
             "ncu profiled no kernel",
-            hint="ncu/ncu.log in the bundle has its output; --profile torch shows whether any kernels run",
+            hint=f"{LOOK}; --profile torch shows whether any kernels run",
         )
-    errors = _lines_of(output, ERROR)
-    if errors:
-        hint = "ncu/ncu.log in the bundle has its output"
-        return ProfileError(ProfileStatus.FAILED, f"ncu reports: {errors[0]}", hint=hint)
-    return None
-
-
-def _lines_of(output: str, mark: str) -> Sequence[str]:
-    return [line.removeprefix(mark).strip() for line in output.splitlines() if line.startswith(mark)]
+    errors = [line.removeprefix(ERROR).strip() for line in output.splitlines() if line.startswith(ERROR)]
+    return ProfileError(ProfileStatus.FAILED, f"ncu reports: {errors[0]}", hint=LOOK) if errors else None

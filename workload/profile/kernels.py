@@ -4,7 +4,6 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from workload.contract import ncu_csv
 from workload.contract.errors import ToolError
@@ -71,21 +70,12 @@ class Kernel:
         return None if add is None or mul is None or fma is None else add + mul + 2 * fma
 
 
-def read(path: Path, roles: Mapping[str, str]) -> tuple[list[Kernel], tuple[str, ...]]:
+def read(source: NcuSource, roles: Mapping[str, str]) -> tuple[list[Kernel], tuple[str, ...]]:
     """Kernel launches in the order of the table, and notes on unreadable cells; `roles`: by metric name.
 
     Metrics that share a role are added up. A metric without a column, in an unknown unit or without a number has no
-    value. Raises `ToolError` if the file has no table.
+    value. Raises `ToolError` if there is no table.
     """
-    return _read(NcuSource(path=path), roles)
-
-
-def parse(text: str, roles: Mapping[str, str]) -> tuple[list[Kernel], tuple[str, ...]]:
-    """Read the table in a text; see `read`."""
-    return _read(NcuSource(path=Path("kernels.csv"), content=text.encode()), roles)
-
-
-def _read(source: NcuSource, roles: Mapping[str, str]) -> tuple[list[Kernel], tuple[str, ...]]:
     try:
         head = ncu_csv.find(source)
         units, _ = ncu_csv.units_of(source, head)
@@ -95,8 +85,8 @@ def _read(source: NcuSource, roles: Mapping[str, str]) -> tuple[list[Kernel], tu
         kernels = [reader.kernel(row) for _, _, row in ncu_csv.rows(source, head) if reader.is_whole(row)]
     except NoTableError as error:
         lines = [line.strip() for line in error.text.splitlines()]
-        said = next((line for line in lines if line.startswith(ERROR)), next(filter(None, lines), "nothing"))
-        raise _unexpected(f"there is no table; ncu reports: {said}") from error
+        reported = next((line for line in lines if line.startswith(ERROR)), next(filter(None, lines), "nothing"))
+        raise _unexpected(f"there is no table; ncu reports: {reported}") from error
     except DamagedTableError as error:
         raise _unexpected(str(error)) from error
     return kernels, tuple(reader.notes(head.is_cut))
@@ -116,9 +106,9 @@ class _Reader:
 
     def is_whole(self, row: Sequence[str]) -> bool:
         """Whether the row has a cell under every column."""
-        whole = len(row) == self._width
-        self._broken_rows += not whole
-        return whole
+        is_whole = len(row) == self._width
+        self._broken_rows += not is_whole
+        return is_whole
 
     def kernel(self, row: Sequence[str]) -> Kernel:
         """Kernel launch in a whole row."""

@@ -14,6 +14,7 @@ from typing import Any
 from workload.contract import vocabulary
 from workload.contract.errors import InterruptedRunError, RooflaunchError
 from workload.contract.fields import encode, from_facts
+from workload.contract.ncu_csv import NcuSource
 from workload.contract.profile_record import ProfileResult
 from workload.contract.record import Record
 from workload.contract.spec import Profile, RunSpec
@@ -40,31 +41,13 @@ MINUTE_S = 60
 SHOW_MINUTES_FROM_S = 100
 COLD, WARM = "cold cache, per kernel", "warm cache, whole step"
 AGAIN = "python -m workload profile BUNDLE"
-LOOK = f"{FOLDER}/{LOG} in the bundle has its output"
 
 LOGGER = logging.getLogger("workload")
-
-_Extra = Callable[["_Counted", tool.Fitting], dict[str, Any]]
-
-
-class _Progress(Progress):
-    """Progress in kernels or passes instead of training steps."""
-
-    def __init__(self, total: int, unit: str) -> None:
-        super().__init__("profile", total, images_per_step=1)
-        self._unit = unit
-
-    def _counts(self, done: int) -> str:
-        elapsed_s = self._now() - self._started_s
-        each = f", {elapsed_s / done:.2g} s each" if done else ""
-        left_s = elapsed_s * (self._total - done) / done if done else 0.0
-        left = f", {duration(left_s)} left" if left_s > 0 else ""
-        return f"{done}/{self._total} {self._unit}{each}{left}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Counted:
-    """Results of the counting process; see `profiled`. `kernels_per_step`: None if it could not count."""
+    """Answer of the counting process, see `answers.count`; `start_s`: seconds until it had warmed up."""
 
     device: str
     compute_capability: str
@@ -86,7 +69,7 @@ class _Counted:
 
 @dataclass(frozen=True, kw_only=True)
 class _Plan:
-    """A run under ncu. `total`: number of kernels or passes at the end of the progress."""
+    """A run under ncu. `table`: its results. `total`: number of kernels or passes at the end, None if unknown."""
 
     name: str
     table: str
@@ -142,14 +125,16 @@ class NcuPass:
         self._require_same_gpu(counted)
         candidates = [tool.Ncu(path=path) for path in self._facts.ncus]
         fitting = tool.choose(candidates, counted.compute_capability)
-        plan = self._main_plan(counted, fitting)
+        chosen = metrics.choose(counted.compute_capability, self._spec.precision, fitting.metrics)
+        plan = self._kernel_plan("profile", counted, chosen, table="kernels", calibrated=True)
+        self._announce(plan)
         done = self._under_ncu(fitting, plan)
         if not done.launches:
-            raise self._why_nothing(done.end, plan.estimate)
-        found = self._describe(counted, fitting, plan, done)
+            raise self._error_without_profile(done.end, plan.estimate)
+        result = self._describe(counted, fitting, plan, done)
         if not (done.end.interrupted or done.end.timed_out):
-            found |= self._extras(counted, fitting)
-        return from_facts(ProfileResult, found | {"files": self._files()})
+            result |= self._further_runs(counted, fitting)
+        return from_facts(ProfileResult, result | {"files": self._files()})
 
     # --- counting
 
@@ -158,20 +143,17 @@ class NcuPass:
         LOGGER.info("profile    counting the kernels of a step")
         report = self._folder / "count.json"
         words = self._application.words(Mode.COUNT, report, None)
-        step_s = self._record.timing.step_s
-        limit_s = command.trace_limit_s((step_s.median if step_s else None) or 1.0, WARMUP_STEPS)
-        limit_s += self._application.setup_s
+        limit_s = command.trace_limit_s(self._record, WARMUP_STEPS) + self._application.setup_s
         end = self._start(words, limit_s=limit_s, under_ncu=False)
-        found = _answer(report)
-        if found is None:
-            raise self._why_not_counted(end, limit_s)
-        return _Counted(**found)
-
-    def _why_not_counted(self, end: End, limit_s: float) -> ProfileError:
-        broken_off = _broken_off(end, limit_s, "before a kernel was profiled")
-        own = diagnosis.own_error(end.output)
-        reason = f"the process that counts kernels ended with exit code {end.returncode}"
-        return broken_off or own or ProfileError(ProfileStatus.FAILED, reason, hint=LOOK)
+        answer = _answer(report)
+        if answer is None:
+            reason = f"the process that counts kernels ended with exit code {end.returncode}"
+            raise (
+                _cut_off(end, limit_s, "before a kernel was profiled")
+                or diagnosis.own_error(end.output)
+                or ProfileError(ProfileStatus.FAILED, reason, hint=diagnosis.LOOK)
+            )
+        return _Counted(**answer)
 
     def _require_same_gpu(self, counted: _Counted) -> None:
         timed = self._record.environment.device.name
@@ -183,38 +165,35 @@ class NcuPass:
 
     # --- runs under ncu
 
-    def _main_plan(self, counted: _Counted, fitting: tool.Fitting) -> _Plan:
-        chosen = metrics.choose(counted.compute_capability, self._spec.precision, fitting.metrics)
-        total = counted.kernels(self._spec.profile_steps, calibrated=True)
-        estimate = command.estimate_kernels(total, chosen.passes, counted.start_s)
-        self._announce(total, chosen, estimate)
+    def _kernel_plan(self, name: str, counted: _Counted, chosen: MetricSet, *, table: str, calibrated: bool) -> _Plan:
+        """Plan of a run that profiles each kernel of the steps, and of the calibration if it is `calibrated`."""
+        total = counted.kernels(self._spec.profile_steps, calibrated=calibrated)
         return _Plan(
-            name="profile",
-            table="kernels",
-            mode=Mode.CALIBRATED,
+            name=name,
+            table=table,
+            mode=Mode.CALIBRATED if calibrated else Mode.STEPS,
             metrics=chosen,
             replay=Replay.KERNEL,
             caches=Caches.ALL,
-            estimate=estimate,
+            estimate=command.estimate_kernels(total, chosen.passes, counted.start_s),
             total=total,
             warmup_steps=counted.warmup_steps,
         )
 
-    def _announce(self, total: int | None, chosen: MetricSet, estimate: ExpectedTime) -> None:
-        if chosen.missing:
-            LOGGER.info("note       this ncu does not have %s: unavailable", ", ".join(chosen.missing))
-        number = "an unknown number of" if total is None else f"{total}"
+    def _announce(self, plan: _Plan) -> None:
+        if plan.metrics.missing:
+            LOGGER.info("note       this ncu does not have %s: unavailable", ", ".join(plan.metrics.missing))
+        number = "an unknown number of" if plan.total is None else f"{plan.total}"
         steps = command.counted_steps(self._spec.profile_steps)
-        expected = duration(estimate.expected_s)
-        limit = duration(estimate.limit_s)
+        expected, limit = duration(plan.estimate.expected_s), duration(plan.estimate.limit_s)
         LOGGER.info("profile    %s kernels in %s: about %s, at most %s", number, steps, expected, limit)
 
     def _under_ncu(self, fitting: tool.Fitting, plan: _Plan) -> _Run:
         """Run a plan; if AMP skipped a step, repeat it after more warm-up."""
         notes: list[str] = []
-        for attempt in range(RETAKES + 1):
-            done = self._once_under_ncu(fitting, plan, plan.warmup_steps * 2**attempt)
-            if not done.skipped_steps or attempt == RETAKES:
+        for repetition in range(RETAKES + 1):
+            done = self._once_under_ncu(fitting, plan, plan.warmup_steps * 2**repetition)
+            if not done.skipped_steps or repetition == RETAKES:
                 break
             what = self._application.skipped(done.skipped_steps, self._spec.profile_steps)
             notes.append(f"{what} after {done.warmup_steps} warm-up steps: profiled again after twice as many")
@@ -223,50 +202,50 @@ class NcuPass:
 
     def _once_under_ncu(self, fitting: tool.Fitting, plan: _Plan, warmup_steps: int) -> _Run:
         ncu = fitting.ncu
-        report, answer = self._folder / f"{plan.name}.ncu-rep", self._folder / f"{plan.name}.json"
-        for leftover in (report, answer):
+        report, answer_file = self._folder / f"{plan.name}.ncu-rep", self._folder / f"{plan.name}.json"
+        for leftover in (report, answer_file):
             leftover.unlink(missing_ok=True)
         words = command.profile(
             ncu.path,
             report,
             plan.metrics,
-            self._application.words(plan.mode, answer, warmup_steps),
+            self._application.words(plan.mode, answer_file, warmup_steps),
             replay=plan.replay,
             caches=plan.caches,
             plain_suffixes=ncu.has_option("--disable-extra-suffixes"),
         )
         end = self._start(words, limit_s=plan.estimate.limit_s, under_ncu=True, plan=plan)
-        said = _answer(answer)
+        answer = _answer(answer_file)
         launches, notes = self._import(ncu, report, plan) if report.is_file() else ([], ())
         for note in notes:
             LOGGER.warning("note       %s", note)
         return _Run(
             end=end,
             launches=launches,
-            finished=said is not None,
+            finished=answer is not None,
             notes=notes,
-            skipped_steps=(said or {}).get("skipped_steps", 0),
+            skipped_steps=(answer or {}).get("skipped_steps", 0),
             warmup_steps=warmup_steps,
         )
 
     def _start(self, words: Sequence[str], *, limit_s: float, under_ncu: bool, plan: _Plan | None = None) -> End:
         self._echo(words, under_ncu=under_ncu)
-        watch = _Watch(plan) if plan else None
+        progress = _NcuProgress(plan) if plan else None
         try:
             end = supervise.run(
                 words,
                 log=self._folder / LOG,
                 limit_s=limit_s,
                 environment=command.LOCALE if under_ncu else None,
-                on_line=watch.on_line if watch else lambda _: None,
-                on_tick=watch.on_tick if watch else lambda: None,
+                on_line=progress.on_line if progress else lambda _: None,
+                on_tick=progress.on_tick if progress else lambda: None,
             )
         except OSError as error:
             hint = "the commands are in command.txt"
             raise ProfileError(ProfileStatus.FAILED, f"{words[0]} cannot be started: {error}", hint=hint) from error
         hide_secrets(self._folder / LOG, self._application)
-        if watch:
-            watch.finish()
+        if progress:
+            progress.finish(progress.done)
         return end
 
     def _echo(self, words: Sequence[str], *, under_ncu: bool) -> None:
@@ -291,15 +270,14 @@ class NcuPass:
                 timeout=IMPORT_LIMIT_S,
                 check=False,
             )
-        return kernels.read(table, plan.metrics.roles)
+        return kernels.read(NcuSource(path=table), plan.metrics.roles)
 
-    def _why_nothing(self, end: End, estimate: ExpectedTime) -> ProfileError:
-        said = diagnosis.explain(end.output, self._facts)
+    def _error_without_profile(self, end: End, estimate: ExpectedTime) -> ProfileError:
         reason = f"ncu ended with exit code {end.returncode} and without a profile"
         return (
-            _broken_off(end, estimate.limit_s, "before a kernel was profiled")
-            or said
-            or ProfileError(ProfileStatus.FAILED, reason, hint=LOOK)
+            _cut_off(end, estimate.limit_s, "before a kernel was profiled")
+            or diagnosis.explain(end.output, self._facts)
+            or ProfileError(ProfileStatus.FAILED, reason, hint=diagnosis.LOOK)
         )
 
     # --- results
@@ -348,11 +326,11 @@ class NcuPass:
     def _problem(self, plan: _Plan, done: _Run, complete: summary.Labelled | None) -> ProfileError | None:
         """Reason why the profile is incomplete; None if it is complete."""
         number = f"after {len(done.launches)} kernels"
-        said = diagnosis.explain(done.end.output, self._facts)
-        if broken_off := _broken_off(done.end, plan.estimate.limit_s, number):
-            return broken_off
-        if said:
-            return ProfileError(ProfileStatus.PARTIAL, f"{said}; {number}", hint=said.hint)
+        explained = diagnosis.explain(done.end.output, self._facts)
+        if cut_off := _cut_off(done.end, plan.estimate.limit_s, number):
+            return cut_off
+        if explained:
+            return ProfileError(ProfileStatus.PARTIAL, f"{explained}; {number}", hint=explained.hint)
         if complete is None:
             reason = "the table has no ranges: kernels of the steps and of the calibration cannot be distinguished"
         elif len(complete.steps) < self._spec.profile_steps or not done.end.ok:
@@ -361,7 +339,7 @@ class NcuPass:
             return self._skipped(done)
         else:
             return None
-        return ProfileError(ProfileStatus.PARTIAL, reason, hint=LOOK)
+        return ProfileError(ProfileStatus.PARTIAL, reason, hint=diagnosis.LOOK)
 
     def _skipped(self, done: _Run) -> ProfileError:
         what = self._application.skipped(done.skipped_steps, self._spec.profile_steps)
@@ -390,19 +368,19 @@ class NcuPass:
 
     # --- further runs
 
-    def _extras(self, counted: _Counted, fitting: tool.Fitting) -> dict[str, Any]:
+    def _further_runs(self, counted: _Counted, fitting: tool.Fitting) -> dict[str, Any]:
         """Results of the optional runs requested, until one is interrupted; the first profile is kept in any case."""
-        wanted: dict[str, tuple[bool, _Extra]] = {
-            "step_bytes": (self._spec.profile_step_bytes, self._step_bytes),
-            "throughput": (self._spec.profile_throughput, self._throughput),
+        requested = {
+            "step_bytes": self._step_bytes if self._spec.profile_step_bytes else None,
+            "throughput": self._throughput if self._spec.profile_throughput else None,
         }
-        found: dict[str, Any] = {}
-        for name, (is_wanted, work) in wanted.items():
-            if is_wanted:
-                found[name] = _attempt(name, partial(work, counted, fitting))
-                if found[name]["status"] == ProfileStatus.INTERRUPTED:
+        results: dict[str, Any] = {}
+        for name, run in requested.items():
+            if run:
+                results[name] = _result_or_error(name, partial(run, counted, fitting))
+                if results[name]["status"] == ProfileStatus.INTERRUPTED:
                     break
-        return found
+        return results
 
     def _step_bytes(self, counted: _Counted, fitting: tool.Fitting) -> dict[str, Any]:
         chosen = metrics.choose_step(fitting.metrics)
@@ -417,30 +395,19 @@ class NcuPass:
             total=chosen.passes,
             warmup_steps=counted.warmup_steps,
         )
-        done = self._whole(fitting, plan)
+        done = self._complete_run(fitting, plan)
         return _settings(plan, WARM, done) | summary.step_bytes(done.launches, self._spec.profile_steps)
 
     def _throughput(self, counted: _Counted, fitting: tool.Fitting) -> dict[str, Any]:
         chosen = metrics.choose_throughput(counted.compute_capability, fitting.metrics)
-        total = counted.kernels(self._spec.profile_steps, calibrated=False)
-        plan = _Plan(
-            name="throughput",
-            table="throughput",
-            mode=Mode.STEPS,
-            metrics=chosen,
-            replay=Replay.KERNEL,
-            caches=Caches.ALL,
-            estimate=command.estimate_kernels(total, chosen.passes, counted.start_s),
-            total=total,
-            warmup_steps=counted.warmup_steps,
-        )
-        done = self._whole(fitting, plan)
+        plan = self._kernel_plan("throughput", counted, chosen, table="throughput", calibrated=False)
+        done = self._complete_run(fitting, plan)
         labelled = summary.label(done.launches)
         if labelled is None:
-            raise ProfileError(ProfileStatus.FAILED, "the table has no ranges", hint=LOOK)
+            raise ProfileError(ProfileStatus.FAILED, "the table has no ranges", hint=diagnosis.LOOK)
         return _settings(plan, COLD, done) | summary.throughput(labelled)
 
-    def _whole(self, fitting: tool.Fitting, plan: _Plan) -> _Run:
+    def _complete_run(self, fitting: tool.Fitting, plan: _Plan) -> _Run:
         """Run a plan and return its result.
 
         Raises `ProfileError` if it is incomplete, because a part is of no use here.
@@ -448,7 +415,7 @@ class NcuPass:
         LOGGER.info("profile    %s: about %s", plan.name, duration(plan.estimate.expected_s))
         done = self._under_ncu(fitting, plan)
         if not done.launches or not done.end.ok or not done.finished:
-            raise self._why_nothing(done.end, plan.estimate)
+            raise self._error_without_profile(done.end, plan.estimate)
         if done.skipped_steps:
             raise self._skipped(done)
         return done
@@ -459,7 +426,8 @@ class NcuPass:
         return sorted(f"{FOLDER}/{path.name}" for path in self._folder.iterdir())
 
 
-def _attempt(name: str, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def _result_or_error(name: str, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Result of an optional run; if it fails, the record of its error, which is also logged."""
     try:
         return {"status": ProfileStatus.COMPLETED, "reason": None, "hint": None} | work()
     except ProfileError as error:
@@ -467,31 +435,34 @@ def _attempt(name: str, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     except InterruptedRunError as error:
         failed = ProfileError(ProfileStatus.INTERRUPTED, str(error), hint=AGAIN)
     except (RooflaunchError, OSError, subprocess.SubprocessError) as error:
-        failed = ProfileError(ProfileStatus.FAILED, str(error), hint=LOOK)
+        failed = ProfileError(ProfileStatus.FAILED, str(error), hint=diagnosis.LOOK)
     LOGGER.warning("note       %s: %s: %s", name, failed.status, failed)
     return encode(failed.recorded())
 
 
-class _Watch:
-    """Progress from ncu's output, whose lines come from a thread."""
+class _NcuProgress(Progress):
+    """Progress in kernels, or in passes over the step, read from ncu's output by another thread."""
 
     def __init__(self, plan: _Plan) -> None:
+        super().__init__("profile", plan.total or command.UNKNOWN_KERNELS, images_per_step=1)
         self._pattern = PROGRESS_LINES[plan.replay]
-        self._done = 0
-        unit = "kernels" if plan.replay is Replay.KERNEL else "passes"
-        self._progress = _Progress(plan.total or command.UNKNOWN_KERNELS, unit)
+        self._unit = "kernels" if plan.replay is Replay.KERNEL else "passes"
+        self.done = 0
 
     def on_line(self, line: str) -> None:
         """Count the kernels or passes that the line reports."""
-        self._done += len(self._pattern.findall(line))
+        self.done += len(self._pattern.findall(line))
 
     def on_tick(self) -> None:
         """Show the progress."""
-        self._progress.update(self._done)
+        self.update(self.done)
 
-    def finish(self) -> None:
-        """Print a last line."""
-        self._progress.finish(self._done)
+    def _counts(self, done: int) -> str:
+        elapsed_s = self._now() - self._started_s
+        each = f", {elapsed_s / done:.2g} s each" if done else ""
+        remaining_s = elapsed_s * (self._total - done) / done if done else 0.0
+        remaining = f", {duration(remaining_s)} left" if remaining_s > 0 else ""
+        return f"{done}/{self._total} {self._unit}{each}{remaining}"
 
 
 def _settings(plan: _Plan, bytes_are: str, done: _Run) -> dict[str, Any]:
@@ -505,7 +476,7 @@ def _settings(plan: _Plan, bytes_are: str, done: _Run) -> dict[str, Any]:
     }
 
 
-def _broken_off(end: End, limit_s: float, when: str) -> ProfileError | None:
+def _cut_off(end: End, limit_s: float, when: str) -> ProfileError | None:
     if end.interrupted:
         return ProfileError(ProfileStatus.INTERRUPTED, f"interrupted {when}", hint=AGAIN)
     if end.timed_out:
@@ -517,10 +488,10 @@ def _broken_off(end: End, limit_s: float, when: str) -> ProfileError | None:
 def _answer(report: Path) -> dict[str, Any] | None:
     """Result written by the profiled process; None if there is none."""
     try:
-        found: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))
+        answer: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    return found
+    return answer
 
 
 def duration(seconds: float) -> str:

@@ -1,6 +1,5 @@
 """Checks before a profile starts: each names an obstacle and its cure."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,32 +66,15 @@ def has_capability(status: str | None, bit: int) -> bool:
 
 def obstacle(facts: Facts) -> ProfileError | None:
     """First obstacle, or None."""
-    checks: tuple[Callable[[Facts], ProfileError | None], ...] = (_no_gpu_used, _no_driver, _no_ncu, _restricted)
-    return next((found for check in checks if (found := check(facts)) is not None), None)
-
-
-def _no_gpu_used(facts: Facts) -> ProfileError | None:
-    if facts.device is Device.CUDA:
-        return None
-    return unavailable(f"ncu needs an NVIDIA GPU; the run was on {facts.device}", hint="--profile torch")
-
-
-def _no_driver(facts: Facts) -> ProfileError | None:
-    if facts.driver:
-        return None
-    return unavailable(
-        "no NVIDIA driver is loaded here", hint="profile on the machine of the run; `nvidia-smi` shows the driver"
-    )
-
-
-def _no_ncu(facts: Facts) -> ProfileError | None:
-    return None if facts.ncus else tool.no_ncu()
-
-
-def _restricted(facts: Facts) -> ProfileError | None:
-    if not facts.admin_only or facts.is_admin:
-        return None
-    return restricted(facts)
+    if facts.device is not Device.CUDA:
+        return unavailable(f"ncu needs an NVIDIA GPU; the run was on {facts.device}", hint="--profile torch")
+    if not facts.driver:
+        return unavailable(
+            "no NVIDIA driver is loaded here", hint="profile on the machine of the run; `nvidia-smi` shows the driver"
+        )
+    if not facts.ncus:
+        return tool.no_ncu()
+    return restricted(facts) if facts.admin_only and not facts.is_admin else None
 
 
 def restricted(facts: Facts) -> ProfileError:

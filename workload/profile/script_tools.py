@@ -8,7 +8,7 @@ import functools
 import json
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,20 +18,17 @@ from torch.profiler import ProfilerActivity
 
 from workload.contract.errors import RunFailedError, ToolError
 from workload.contract.files import replace_text
-from workload.contract.spec import Device, Precision, Profile, RunSpec
-from workload.contract.vocabulary import calibration_range, step_range
+from workload.contract.spec import Device, Precision
+from workload.contract.vocabulary import step_range
 from workload.measure.clock import clock_for
 from workload.measure.recorder import Aside, StepPart, StepPhase
-from workload.profile import trace
+from workload.profile import answers
 from workload.profile.command import Mode, counted_steps
-from workload.steps.hidden_packages import shown
 from workload.steps.program import Program
 from workload.steps.session import Session
 from workload.steps.step import Limits, Step
 from workload.steps.step_work import Work
 
-# Steps timed without a profiler.
-TIMED_STEPS = 5
 # The profile is given up after this many steps that are not whole and usual. The end of an epoch has one.
 MOST_UNUSUAL = 50
 Part = StepPart | Aside
@@ -78,8 +75,9 @@ class ProfiledScript:
         self._request, self._name = request, program.name
         self._tool: Tool | None = None
         self._refuse_profilers()
-        limits = Limits(warmup=request.warmup, iterations=1, samples_per_step=None)
-        self.session = Session(limits, program, self._open, self._finish, goes_on=False, counts=False)
+        # No least time: the tool decides how many steps it needs.
+        limits = Limits(warmup=request.warmup, iterations=1, samples_per_step=None, min_seconds=0.0)
+        self.session = Session(limits, program, self._open_receiver, self._finish, goes_on=False, counts=False)
         self.session.unended = RunFailedError(
             f"{program.name} ignores the request to exit (it catches SystemExit, or waits for a thread or a "
             "process), but a profile can be written only after it has ended",
@@ -97,10 +95,15 @@ class ProfiledScript:
 
         torch.profiler.profile.start = start_alone  # type: ignore[method-assign, assignment]
 
-    def _open(self, step: Step, _: Work | None, used: Device) -> "ProfiledSteps":
-        del step
-        self._tool = _tool(self._request, used)
-        return ProfiledSteps(self._tool, used, self.session)
+    def _open_receiver(self, _: Step, __: Work | None, device: Device) -> "ProfiledSteps":
+        match self._request.mode:
+            case Mode.TRACE:
+                self._tool = Trace(self._request, device)
+            case Mode.COUNT:
+                self._tool = Count(self._request)
+            case Mode.CALIBRATED | Mode.STEPS:
+                self._tool = Counters(self._request)
+        return ProfiledSteps(self._tool, device, self.session)
 
     def _finish(self) -> None:
         self.is_done = True
@@ -110,7 +113,7 @@ class ProfiledScript:
         assert self._tool is not None
         replace_text(self._request.report, json.dumps(self._tool.answer()), durable=False)
 
-    def nothing(self) -> RunFailedError:
+    def error_without_profile(self) -> RunFailedError:
         """Error for a script that ended without failure, but before it was profiled."""
         steps = self.session.optimizer_steps
         return RunFailedError(
@@ -120,26 +123,16 @@ class ProfiledScript:
         )
 
 
-def _tool(request: Request, used: Device) -> Tool:
-    match request.mode:
-        case Mode.TRACE:
-            return Trace(request, used)
-        case Mode.COUNT:
-            return Count(request)
-        case Mode.CALIBRATED | Mode.STEPS:
-            return Counters(request)
-
-
 class ProfiledSteps:
     """Receiver of steps in place of a `Region`; passes those after the warm-up to the profiling tool."""
 
-    def __init__(self, tool: Tool, used: Device, session: Session) -> None:
+    def __init__(self, tool: Tool, device: Device, session: Session) -> None:
         self.phase = StepPhase.WARMUP
         self.is_open = False
         # A profiler starts and stops with the steps.
         self.instant = None
         self._tool, self._session = tool, session
-        self._clock = clock_for(used)
+        self._clock = clock_for(device)
         self._number = self._unusual = self._skipped = 0
         self._is_behind_gap = False
         self._parts: list[Part] = []
@@ -232,18 +225,18 @@ class Trace:
     would write into freed memory.
     """
 
-    def __init__(self, request: Request, used: Device) -> None:
+    def __init__(self, request: Request, device: Device) -> None:
         self.wants_more = True
-        self._request, self._used = request, used
-        self._clock = clock_for(used)
+        self._request, self._device = request, device
+        self._clock = clock_for(device)
         self._profiler: torch.profiler.profile | None = None
         self._label: torch.profiler.record_function | None = None
         self._labels = 0
         self._began_s = 0.0
         self._plain_s: float | None = None
         self._first = 0
-        # Seconds of each kept step, by the number of the label around it.
-        self._step_s: dict[int, float] = {}
+        # Seconds of each kept step, by its label.
+        self._step_s: dict[str, float] = {}
 
     def begin(self, usual: tuple[Part, ...]) -> None:
         """Put a label around the step."""
@@ -252,14 +245,14 @@ class Trace:
         if self._plain_s is not None:
             if self._profiler is None:
                 self._start()
-            self._label = torch.profiler.record_function(_label(self._labels))
+            self._label = torch.profiler.record_function(answers.label(self._labels))
             self._label.__enter__()
         self._began_s = time.perf_counter()
 
     def _start(self) -> None:
         if torch._C._autograd._profiler_enabled():  # noqa: SLF001 - a second one would end the first without a word
             raise _two_profilers()
-        self._profiler = _Profiler(activities=None if self._used is Device.CUDA else (ProfilerActivity.CPU,))
+        self._profiler = _Profiler(activities=answers.activities(self._device))
         self._profiler.start()
 
     def passed(self, part: Part) -> None:
@@ -283,49 +276,21 @@ class Trace:
             self._plain_s = step_s
         elif is_whole:
             self._first = self._first or number
-            self._step_s[self._labels - 1] = step_s
+            self._step_s[answers.label(self._labels - 1)] = step_s
         self.wants_more = len(self._step_s) < self._request.steps
 
     def answer(self) -> dict[str, Any]:
         """Result in the form of our own trainer's trace; called after the script has ended."""
         assert self._profiler is not None
-        folder, steps, is_gpu = self._request.report.parent, self._request.steps, self._used is Device.CUDA
         self._profiler.stop()
-        self._profiler.export_chrome_trace(str(folder / trace.TRACE))
-        labels = {_label(number) for number in self._step_s}
-        rows = trace.kernels_within(trace.read(folder / trace.TRACE), labels) if is_gpu else self._operators(labels)
-        trace.write(folder / trace.TABLE, rows)
-        return {
-            "steps": steps,
-            "rows": "kernels" if is_gpu else "operators",
-            "calls_per_step": sum(row.calls for row in rows) / steps,
-            "step_s": list(self._step_s.values()),
-            "step_without_profiler_s": self._plain_s,
-            "time_s_per_step": sum(row.total_s for row in rows) / steps,
-            "top": trace.top(rows, steps),
-            "device": torch.cuda.get_device_name() if is_gpu else None,
-            "torch": torch.__version__,
-            "warmup_steps": self._first,
-        }
-
-    def _operators(self, labels: Collection[str]) -> list[trace.TraceRow]:
-        assert self._profiler is not None
-        events = self._profiler.events() or []
-        windows = [(row.time_range.start, row.time_range.end) for row in events if row.name in labels]
-        calls, total_us = Counter[str](), Counter[str]()
-        for row in events:
-            start = row.time_range.start
-            if not row.is_user_annotation and any(low <= start <= high for low, high in windows):
-                calls[row.key] += 1
-                total_us[row.key] += row.self_cpu_time_total
-        return trace.ordered(
-            trace.TraceRow(name=name, calls=number, total_s=total_us[name] / trace.US_PER_S)
-            for name, number in calls.items()
+        answer = answers.write_trace(
+            self._profiler,
+            self._request.report.parent,
+            self._device,
+            step_s=self._step_s,
+            step_without_profiler_s=self._plain_s,
         )
-
-
-def _label(number: int) -> str:
-    return f"step {number}"
+        return answer | {"warmup_steps": self._first}
 
 
 class Count:
@@ -352,7 +317,7 @@ class Count:
         self._began_s = time.perf_counter()
         if self._start_s is None:
             self._start_s = self._began_s - self._request.began_s
-        if len(self._step_s) >= TIMED_STEPS and not self._is_counted:
+        if len(self._step_s) >= answers.TIMED_STEPS and not self._is_counted:
             self._profiler = _Profiler(activities=[ProfilerActivity.CUDA])
             self._profiler.start()
 
@@ -366,7 +331,7 @@ class Count:
         if self._profiler:
             self._profiler.stop()
             if is_whole:
-                self._kernels, self._is_counted = _kernels_of(self._profiler, self._request.report.parent), True
+                self._kernels, self._is_counted = answers.kernels_in(self._profiler), True
             self._profiler = None
         elif is_whole and not self._is_counted:
             self._step_s.append(step_s)
@@ -376,23 +341,10 @@ class Count:
         self.wants_more = self._warmup is None or not self._is_counted
 
     def answer(self) -> dict[str, Any]:
-        """Result in the form of our own trainer's, with the products of known size that precede the steps."""
-        from workload.profile import profiled_step  # noqa: PLC0415 - imports torchvision, which the script may not need
-
-        products = profiled_step.calibration_products(_spec(self._request))
-        properties = torch.cuda.get_device_properties()
-        return {
-            "device": properties.name,
-            "compute_capability": f"{properties.major}.{properties.minor}",
-            "free_bytes": torch.cuda.mem_get_info()[0],
-            "torch": torch.__version__,
-            "step_s": sum(self._step_s) / len(self._step_s),
-            "start_s": self._start_s,
-            "warmup_steps": self._warmup,
-            "kernels_per_step": self._kernels,
-            "calibration_kernels": profiled_step.kernels_of(lambda: [product() for product in products.values()]),
-            "calibration_flop": dict.fromkeys(products, 2 * profiled_step.PRODUCT_EDGE**3),
-        }
+        """Result in the form of our own trainer's."""
+        step_s = sum(self._step_s) / len(self._step_s)
+        answer = answers.count(self._request.precision, step_s=step_s, kernels_per_step=self._kernels)
+        return answer | {"start_s": self._start_s, "warmup_steps": self._warmup}
 
 
 class Counters:
@@ -411,20 +363,10 @@ class Counters:
         """Start the profiler before the first step, and open the range of the step's first part."""
         if not self._is_on:
             self._is_on = True
-            torch.cuda.synchronize()
-            torch.cuda.profiler.start()
-            if self._request.mode is Mode.CALIBRATED:
-                self._calibrate()
+            is_calibrated = self._request.mode is Mode.CALIBRATED
+            answers.start_profiler(answers.calibration_products(self._request.precision) if is_calibrated else {})
         self._usual, self._place = usual, 0
         self._open()
-
-    def _calibrate(self) -> None:
-        with shown():
-            from workload.profile import profiled_step  # noqa: PLC0415 - imports torchvision, which the script may not need
-
-        for name, product in profiled_step.calibration_products(_spec(self._request)).items():
-            with profiled_step.process_range(calibration_range(name)):
-                product()
 
     def _open(self) -> None:
         part = RANGES.get(self._usual[self._place]) if self._place < len(self._usual) else None
@@ -449,23 +391,9 @@ class Counters:
         self._taken += 1
         self._broken += not is_whole
         if self._taken >= self._request.steps:
-            torch.cuda.synchronize()
-            torch.cuda.profiler.stop()
+            answers.stop_profiler()
             self.wants_more = False
 
     def answer(self) -> dict[str, Any]:
         """Numbers of profiled, broken and preceding steps."""
         return {"steps": self._taken, "skipped_steps": self._broken, "warmup_steps": self._first}
-
-
-def _kernels_of(profiler: torch.profiler.profile, folder: Path) -> int | None:
-    """Number of kernels in the profile; None if it has none."""
-    path = folder / trace.TRACE
-    profiler.export_chrome_trace(str(path))
-    number = sum(row.calls for row in trace.kernels(trace.read(path)))
-    path.unlink()
-    return number or None
-
-
-def _spec(request: Request) -> RunSpec:
-    return RunSpec(device=Device.CUDA, precision=request.precision, profile=Profile.NCU)

@@ -1,4 +1,7 @@
-"""Runs a child process with a log and a time limit, and ends its whole process group."""
+"""Runs a child process with a log and a time limit, and ends its whole process group; the child can watch its parent.
+
+Standard library only.
+"""
 
 import os
 import signal
@@ -11,12 +14,15 @@ from pathlib import Path
 from threading import Thread
 from typing import IO
 
-from workload.contract.errors import InterruptedRunError
+from workload.contract.errors import ExitCode, InterruptedRunError
 
 # When interrupted, ncu writes a report of the kernels so far; for a thousand kernels that takes seconds.
 GRACE_S = 30.0
 TICK_S = 0.5
 READER_LIMIT_S = 5.0
+OWNER_CHECK_S = 1.0
+# The original function: `os._exit` itself is wrapped while a script is measured.
+LEAVE = os._exit
 
 OnLine = Callable[[str], None]
 OnTick = Callable[[], None]
@@ -121,3 +127,25 @@ def _end_group(child: "subprocess.Popen[str]", grace_s: float) -> None:
 def _signal(child: "subprocess.Popen[str]", number: signal.Signals) -> None:
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, number)
+
+
+def end_with(owner: int) -> None:
+    """End this process when the process `owner` is gone, even by SIGKILL, because this one holds a GPU."""
+
+    def watch() -> None:
+        while is_alive(owner):
+            time.sleep(OWNER_CHECK_S)
+        LEAVE(ExitCode.INTERRUPTED)
+
+    Thread(target=watch, daemon=True).start()
+
+
+def is_alive(process_id: int) -> bool:
+    """Whether a process with this number exists."""
+    try:
+        os.kill(process_id, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -6,10 +6,9 @@ Standard library only.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from workload.contract.bundle import Status
 from workload.contract.environment_record import Environment
 from workload.contract.fields import from_facts
-from workload.contract.record import ComplexityRecord, JobPlace, Memory, Record, Repeat, Spec, Timing
+from workload.contract.record import ComplexityRecord, JobPlace, Memory, Record, Repeat, Spec, Status, Timing
 from workload.contract.spec import Context, Profile
 from workload.profile.status import before_the_pass
 

@@ -16,7 +16,6 @@ import torch
 
 from workload import log
 from workload.contract import bundle, verdict
-from workload.contract.bundle import Status
 from workload.contract.fields import from_facts
 from workload.contract.interrupt import interruption_deferred
 from workload.contract.invocation import as_typed
@@ -27,6 +26,7 @@ from workload.contract.record import (
     Record,
     SkippedSteps,
     Spec,
+    Status,
     Timing,
 )
 from workload.contract.script import slug
@@ -84,14 +84,10 @@ class Request:
 class _Measurement:
     """Measurement of a finished phase of the script: the record at its beginning, its times and its notes."""
 
-    phase: Phase
+    phase: Phase  # with its number of steps in the script, measured or not
     record: Record
     timing: Timing
     notes: list[str]
-
-    def is_longer_than(self, other: "_Measurement") -> bool:
-        """Whether this phase had more steps in the script, measured or not."""
-        return self.phase.steps > other.phase.steps
 
 
 class ScriptRun:
@@ -219,7 +215,7 @@ class ScriptRun:
     def _set_aside(self) -> None:
         """Keep the steps of the finished phase if it is the longest so far."""
         current, kept = self._measurement(), self._longest
-        if current and (kept is None or current.is_longer_than(kept)):
+        if current and (kept is None or current.phase.steps > kept.phase.steps):
             self._longest = current
             for path, aside in self._files():
                 path.replace(aside)
@@ -229,14 +225,12 @@ class ScriptRun:
         current, kept = self._measurement(), self._longest
         if kept is None:
             return current
-        is_current = current is not None and current.is_longer_than(kept)
-        for path, aside in self._files():
-            if is_current:
+        if current and current.phase.steps > kept.phase.steps:
+            for _, aside in self._files():
                 aside.unlink()
-            else:
-                aside.replace(path)
-        if is_current:
             return current
+        for path, aside in self._files():
+            aside.replace(path)
         assert self._run is not None
         self._run.record, self._notes = kept.record, list(kept.record.notes or ())
         return kept
@@ -289,17 +283,14 @@ class ScriptRun:
         known = replace(known, setup_s=self._timeline.setup_s(), phases=self._timeline.phases())
         if measured is None:
             return known
-        known = measured.summarize(known)
-        gaps = {
-            gap.value: GapSeconds(number=total.number, seconds=total.seconds)
-            for gap, total in measured.totals.gaps.items()
-        }
-        known = replace(known, tokens=sum(self.session.tokens) or None)
-        skipped = self.session.skipped
+        skipped, gaps = self.session.skipped, measured.totals.gaps
         if skipped:
             counts = {phase.value: skipped[phase] for phase in StepPhase}
             known = replace(known, skipped_steps=SkippedSteps(**counts))
-        return replace(known, gaps=gaps or None)
+        seconds_by_gap = {
+            gap.value: GapSeconds(number=total.number, seconds=total.seconds) for gap, total in gaps.items()
+        }
+        return replace(measured.summarize(known), tokens=sum(self.session.tokens) or None, gaps=seconds_by_gap or None)
 
     def _measure_ceilings(self, precision: str | None) -> CeilingsRecord | None:
         """Measure ceilings in a separate process, free of the script's settings and memory, while the script waits."""
@@ -335,13 +326,15 @@ class ScriptRun:
         spec, script, figures = record.spec, record.spec.script, record.timing
         flop_per_s, share = verdict.flop_per_s(record), verdict.share_of_ceiling(record)
         rate = figures.images_per_s or 0.0
-        of = f"  ({percent(share)} of the measured {spec.precision} ceiling)" if share else ""
+        share_text = f"  ({percent(share)} of the measured {spec.precision} ceiling)" if share else ""
         step_s = record.timing.step_s
         rows = {
             f"{script.unit}/s": f"{plain(rate, 4)}  (one run: no interval)",
             **({"tokens/s": plain(figures.tokens / (figures.measured_s or 1.0), 4)} if figures.tokens else {}),
             "step time": f"{seconds(step_s.median or 0.0)}  (median of {counted(int(step_s.n or 0), 'step')})",
-            "FLOP/s": f"{si(flop_per_s, 'FLOP/s')} while stepping{of}" if flop_per_s else "no FLOP were counted",
+            "FLOP/s": f"{si(flop_per_s, 'FLOP/s')} while stepping{share_text}"
+            if flop_per_s
+            else "no FLOP were counted",
             "limited by": _limit_words(record),
             **({"busy": record.bound.busy} if record.bound and record.bound.busy else {}),
             "data waits": f"{percent(figures.data_wait_fraction or 0.0)} of the wall time",
@@ -349,8 +342,8 @@ class ScriptRun:
             "bundle": str(self.folder),
             "next": f"analyze report {self._request.output}",
         }
-        on = f"{spec.device}: {record.environment.device.name or spec.device}"
-        lines = [f"{script.command}, {spec.precision}, on {on}", f"  {script.step}", ""]
+        device_name = record.environment.device.name or spec.device
+        lines = [f"{script.command}, {spec.precision}, on {spec.device}: {device_name}", f"  {script.step}", ""]
         return "\n".join([*lines, *(f"  {name:<13} {text}" for name, text in rows.items())])
 
 
@@ -395,21 +388,20 @@ def _is_compiled() -> bool:
 
 
 def _complexity(step: Step, work: Work) -> ComplexityRecord:
-    tally, shown = work.tally, list(work.unattributed.items())
-    per_sample = step.samples
+    tally = work.tally
     return ComplexityRecord(
         parameters=step.parameters,
-        forward_mac_per_image=round(work.forward_flop / 2 / per_sample),
-        forward_flop_per_image=round(work.forward_flop / per_sample),
+        forward_mac_per_image=round(work.forward_flop / 2 / step.samples),
+        forward_flop_per_image=round(work.forward_flop / step.samples),
         train_flop_per_step=tally.flop,
-        train_flop_per_image=round(tally.flop / per_sample),
+        train_flop_per_image=round(tally.flop / step.samples),
         flop_by_op=tally.flop_by_op,
         bytes_per_step_lower=tally.bytes_lower,
         bytes_per_step_upper=tally.bytes_upper,
         uncounted=work.uncounted or None,
         method=METHOD,
         unattributed_share=work.unattributed_share,
-        unattributed=dict(shown),
+        unattributed=dict(work.unattributed),
         flop_by_precision=work.flop_by_precision,
         copied_to_device_bytes=work.copied_to_device_bytes or None,
         copied_to_device_s=work.copied_to_device_s or None,
@@ -428,19 +420,16 @@ def _variation(work: Work) -> Iterator[str]:
 def _phase_notes(phases: Sequence[Phase], longest: Phase) -> list[str]:
     """Note on the script's other phases, with their numbers of steps."""
     others = [f"{counted(phase.steps, 'step')} of {phase.step.what}" for phase in phases if phase is not longest]
-    if not others:
-        return []
-    return [
-        (f"the script's longest phase is measured, {counted(longest.steps, 'step')}; other phases: {'; '.join(others)}")
-    ]
+    steps = counted(longest.steps, "step")
+    return [f"the script's longest phase is measured, {steps}; other phases: {'; '.join(others)}"] if others else []
 
 
 def _notes(record: Record, limits: Limits) -> list[str]:
     """Notes for the reader of the figures."""
-    notes, spec, work, taken = [], record.spec, record.complexity, record.timing.step_s
+    notes, spec, work, step_s = [], record.spec, record.complexity, record.timing.step_s
     iterations = int(spec.iterations or 0)
-    if taken and record.status is Status.COMPLETED and (taken.n or 0) < iterations:
-        notes.append(f"the script ended after {int(taken.n or 0)} of {iterations} measured steps")
+    if step_s and record.status is Status.COMPLETED and (step_s.n or 0) < iterations:
+        notes.append(f"the script ended after {int(step_s.n or 0)} of {iterations} measured steps")
     if spec.script and spec.script.unit != "images":
         notes.append(f"throughput counts {spec.script.unit}")
     if work and (work.unattributed_share or 0.0) >= UNATTRIBUTED_NOTE_FROM:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import rooflaunch
 from workload import log
-from workload.contract.bundle import Status
 from workload.contract.errors import (
     ExitCode,
     InterruptedRunError,
@@ -24,7 +23,8 @@ from workload.contract.errors import (
     UsageError,
 )
 from workload.contract.interrupt import pending_interruption
-from workload.contract.spec import Context, Profile, options
+from workload.contract.record import Status
+from workload.contract.spec import Context, Option, Profile, options
 from workload.contract.text import counted
 from workload.measure.timing import Timeline
 from workload.run.repeats import repeat_script
@@ -120,9 +120,11 @@ def run(parsed: Namespace, timeline: Timeline) -> int:
         raise UsageError("--fresh-ceilings and --no-ceilings contradict each other", hint="leave one of the two out")
     script = program.resolve(parsed.script_words, data=parsed.data)
     program.refuse_distributed()
-    given = parsed.context or parsed.series
-    context = Context() if given is None else Context.from_argument(given)
-    repeats, profile, profile_steps = (_parsed(parsed, name) for name in ("repeats", "profile", "profile_steps"))
+    facts = parsed.context or parsed.series
+    context = Context() if facts is None else Context.from_argument(facts)
+    repeats, profile, profile_steps = (
+        _option(name).parse(getattr(parsed, name)) for name in ("repeats", "profile", "profile_steps")
+    )
     if repeats > 1 or (profile is not Profile.NONE and not context.profile_later):
         return repeat_script(parsed, script, context, repeats=repeats, profile=profile)
     is_launched = parsed.context is not None
@@ -162,37 +164,34 @@ def run(parsed: Namespace, timeline: Timeline) -> int:
 
 
 def _counts(parsed: Namespace) -> dict[str, Any]:
-    known = {option.name: option for option in options()}
-    per_step = known["batch_size"]
-    rows = {name: known[name] for name in ("warmup", "iterations", "min_seconds")} | {"samples_per_step": per_step}
-    counts = {}
-    for name, option in rows.items():
+    counts: dict[str, Any] = {}
+    for name in ("warmup", "iterations", "min_seconds", "samples_per_step"):
+        # The number of samples in a step has the rules of a batch size.
+        option = _option("batch_size" if name == "samples_per_step" else name)
         text = getattr(parsed, name)
         try:
             counts[name] = None if text is None else option.parse(text)
         except UsageError as error:
-            flag = "--" + name.replace("_", "-")
             rule = str(error).partition(" must ")[2]
+            flag = "--" + name.replace("_", "-")
             raise UsageError(f"{name.replace('_', ' ')} must {rule}", hint=f"{flag} {option.example}") from error
     return counts
 
 
-def _parsed(parsed: Namespace, name: str) -> Any:
-    """Parsed value of an option that our own trainer has too."""
-    option = next(option for option in options() if option.name == name)
-    return option.parse(getattr(parsed, name))
+def _option(name: str) -> Option:
+    """Option that our own trainer has too."""
+    return next(option for option in options() if option.name == name)
 
 
 def _announcer(bundles: Path | None, *, to_stdout: bool) -> Callable[[Path], None]:
     """Function that reports the bundle's folder, to a file and to stdout as requested."""
-    name = _printer() if to_stdout else None
+    print_folder = _printer() if to_stdout else lambda _: None
     path = bundles and bundles.absolute()
 
     def announce(folder: Path) -> None:
         if path:
             path.write_text(f"{folder}\n", encoding="utf-8")
-        if name:
-            name(folder)
+        print_folder(folder)
 
     return announce
 
@@ -222,10 +221,10 @@ def _observe_exits(measured: "ScriptRun", name: str) -> None:
     for other in ("execv", "execve"):
         original = getattr(os, other)
 
-        def become(*given: Any, original: Any = original) -> Any:
+        def become(*args: Any, original: Any = original) -> Any:
             if os.getpid() == process and measured.session.active:
                 log.LOGGER.warning("note       %s replaces itself by another program, which is not measured", name)
-            return original(*given)
+            return original(*args)
 
         setattr(os, other, become)
 
@@ -274,29 +273,20 @@ def _failed(measured: "ScriptRun", script: program.Program, end: program.End, *,
 
     Returns the exit code.
     """
-    steps = measured.measured_steps
-    what = _failure(script, end)
+    from workload.environment import device  # noqa: PLC0415 - torch is there by now
+
+    steps, is_exit = measured.measured_steps, end.error is None or isinstance(end.error, SystemExit)
+    how = f"ended with exit code {end.code}" if is_exit else f"failed with {type(end.error).__name__}"
+    what = f"{script.name} {how}"
     after = f"after {counted(steps, 'measured step')}" if measured.folder else "before its training step was known"
     kept = f"; they are in its bundle: {measured.folder}" if steps else ""
-    is_memory = isinstance(end.error, Exception) and _is_of_memory(end.error)
+    is_memory = isinstance(end.error, Exception) and device.is_out_of_memory(end.error)
     with suppress(RooflaunchError):
         measured.close(Status.OUT_OF_MEMORY if is_memory else Status.FAILED, f"{what} {after}")
     log.LOGGER.error("error: %s %s%s", what, after, kept)
     if not is_launched:
         return end.code
     return OutOfDeviceMemoryError.exit_code if is_memory else RunFailedError.exit_code
-
-
-def _failure(script: program.Program, end: program.End) -> str:
-    if isinstance(end.error, SystemExit) or end.error is None:
-        return f"{script.name} ended with exit code {end.code}"
-    return f"{script.name} failed with {type(end.error).__name__}"
-
-
-def _is_of_memory(error: Exception) -> bool:
-    from workload.environment import device  # noqa: PLC0415 - torch is there by now
-
-    return device.is_out_of_memory(error)
 
 
 def _error_without_steps(measured: "ScriptRun", script: program.Program) -> RooflaunchError:

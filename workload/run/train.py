@@ -17,7 +17,6 @@ import torch
 from torch import nn
 
 from workload.contract import bundle, verdict
-from workload.contract.bundle import Status
 from workload.contract.errors import OutOfDeviceMemoryError, RooflaunchError, RunFailedError
 from workload.contract.fields import from_facts
 from workload.contract.interrupt import interruption_deferred, pending_interruption, raise_if_interrupted
@@ -27,6 +26,7 @@ from workload.contract.record import (
     Record,
     SkippedSteps,
     Spec,
+    Status,
 )
 from workload.contract.spec import Context, Device, KeptCeilings, Precision, Resolved, RunSpec, options
 from workload.contract.text import counted, cpu_share, percent, seconds, si
@@ -276,8 +276,8 @@ def _skipped(run: Record) -> list[str]:
     skipped, step_s = run.timing.skipped_steps, run.timing.step_s
     if not skipped or not skipped.measured or not step_s:
         return []
-    of = f"AMP skipped {skipped.measured} of {counted(int(step_s.n or 0), 'measured step')}"
-    note = f"{of}: a gradient overflowed in fp16, and the optimizer was skipped"
+    share = f"{skipped.measured} of {counted(int(step_s.n or 0), 'measured step')}"
+    note = f"AMP skipped {share}: a gradient overflowed in fp16, and the optimizer was skipped"
     LOGGER.warning("note       %s", note)
     return [note]
 

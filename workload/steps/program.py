@@ -1,4 +1,7 @@
-"""Runs the user's script in this process as Python itself would run it. Standard library only, and no torch."""
+"""Runs the user's script in this process as Python itself would run it, and ends a script that has been measured.
+
+Standard library only, and no torch.
+"""
 
 import importlib.util
 import io
@@ -6,21 +9,26 @@ import os
 import runpy
 import signal
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, TracebackType
-from typing import Any
 
+from workload import log
 from workload.contract.errors import ExitCode, InterruptedRunError, UsageError
 from workload.contract.script import DATA, main_file
 from workload.steps.hidden_packages import ROOT, hidden
-from workload.steps.script_end import EndOfScript
 
 EXAMPLE = "python -m rooflaunch script -- train.py --lr 0.1"
 STEP_HINT = "mark the end of a step in the script: `import rooflaunch`, then `rooflaunch.step_done()` after each update"
+# A last checkpoint, the end of worker processes and a logger's upload take seconds.
+ENDING_S = 60.0
+# The original function: `os._exit` itself is wrapped while a script is measured.
+LEAVE = os._exit
 # Frames of these packages are left out of tracebacks.
 OURS = tuple(f"{ROOT / name}{os.sep}" for name in ("rooflaunch", "workload"))
 
@@ -60,7 +68,14 @@ class Program:
             code = compile(source.read(), main.__file__, "exec", dont_inherit=True)
         # Not removed later: worker processes, pickles and functions that run at exit look for it.
         sys.modules["__main__"] = main
-        exec(code, main.__dict__)  # noqa: S102 - this is what was asked for
+        exec(code, main.__dict__)  # noqa: S102 - the user's own script
+
+
+class EndOfScript(SystemExit):
+    """Raised inside the script's optimizer step, as if the script had called `sys.exit(0)` there."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
 
 
 @dataclass(kw_only=True)
@@ -85,9 +100,10 @@ def run_script(script: Program) -> End:
 
 def _run(script: Program) -> End:
     streams = sys.stdout, sys.stderr
-    before = _interrupts_as_usual()
+    # Ctrl-C raises KeyboardInterrupt, which many training scripts catch.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        # Not our streams, which drop output that cannot be written: the script may want to know.
+        # Our own streams drop output that cannot be written; the script must get the error.
         sys.stdout, sys.stderr = sys.__stdout__ or sys.stdout, sys.__stderr__ or sys.stderr
         script.run()
     except EndOfScript:
@@ -97,7 +113,8 @@ def _run(script: Program) -> End:
     except InterruptedRunError as error:
         return End(code=ExitCode.INTERRUPTED, error=error)
     except KeyboardInterrupt:
-        return End(code=ExitCode.INTERRUPTED, error=_interrupted())
+        hint = "run again; the unfinished bundle keeps its steps"
+        return End(code=ExitCode.INTERRUPTED, error=InterruptedRunError("interrupted by Ctrl-C", hint=hint))
     except BaseException as error:  # noqa: BLE001 - whatever a script may raise
         show_traceback(error)
         return End(code=ExitCode.BUG, error=error)
@@ -110,13 +127,29 @@ def _run(script: Program) -> End:
     return End()
 
 
-def _interrupts_as_usual() -> Any:
-    """Let Ctrl-C raise KeyboardInterrupt, which many training scripts catch; return the previous handler."""
-    return signal.signal(signal.SIGINT, signal.default_int_handler)
+def end_by_force_after(name: str, code: int, *, last_words: str = "") -> None:
+    """End this process with `code` if the script `name` has not ended within `ENDING_S` seconds.
 
+    A script may catch SystemExit, or wait for a thread. `last_words`: an error to log before the forced end.
+    """
+    limit_s = ENDING_S
 
-def _interrupted() -> InterruptedRunError:
-    return InterruptedRunError("interrupted by Ctrl-C", hint="run again; the unfinished bundle keeps its steps")
+    def watch() -> None:
+        time.sleep(limit_s)
+        if last_words:
+            log.LOGGER.error("%s", last_words)
+        log.LOGGER.warning(
+            "note       %s did not end within %g s after the request to exit (it catches SystemExit, or "
+            "waits for a thread or a process): it was killed; the measurements are written",
+            name,
+            limit_s,
+        )
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError, AttributeError):
+                stream.flush()
+        LEAVE(code)
+
+    threading.Thread(target=watch, name="end of the script", daemon=True).start()
 
 
 def resolve(words: Sequence[str], *, data: str | None = None) -> Program:
@@ -125,14 +158,14 @@ def resolve(words: Sequence[str], *, data: str | None = None) -> Program:
     `data`: replaces `{data}` in the script's arguments.
     """
     path = main_file(words, Path.cwd(), example=EXAMPLE, python=f"this Python, {sys.executable}")
-    given = tuple(words if data is None else (word.replace(DATA, data) for word in words))
+    filled = tuple(words if data is None else (word.replace(DATA, data) for word in words))
     if path is None:
-        return _module(words, given)
+        return _module(words, filled)
     path = path.resolve()
-    return Program(words=tuple(words), module=None, path=path, arguments=given[1:], folder=path.parent)
+    return Program(words=tuple(words), module=None, path=path, arguments=filled[1:], folder=path.parent)
 
 
-def _module(words: Sequence[str], given: Sequence[str]) -> Program:
+def _module(words: Sequence[str], filled: Sequence[str]) -> Program:
     sys.path.insert(0, str(Path.cwd()))
     try:
         with hidden():
@@ -148,7 +181,7 @@ def _module(words: Sequence[str], given: Sequence[str]) -> Program:
         words=tuple(words),
         module=words[1],
         path=None,
-        arguments=tuple(given[2:]),
+        arguments=tuple(filled[2:]),
         folder=origin.parent if origin else Path.cwd(),
     )
 

@@ -1,14 +1,15 @@
-"""Definition of the script's training step: its rule, its data, and the number of steps to measure."""
+"""A script's training step: its rule, its data, the number of steps to measure, and the interface of receivers."""
 
 import weakref
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import torch
 
 from workload.contract.spec import GPU_MIN_SECONDS, Device
+from workload.measure.recorder import Aside, StepPart, StepPhase
 from workload.steps.batches import Batch, Unit
 from workload.steps.step_finder import Pattern, Segment
 
@@ -147,7 +148,7 @@ class Optimizers:
         parameters = list(_parameters_of(optimizer))
         shapes = tuple((tensor.shape, tensor.dtype, tensor.requires_grad) for tensor in parameters)
         key = (type(optimizer), shapes)
-        # Those of a kind are described by the first: a script may make thousands.
+        # The first optimizer of a kind describes all of them: a script may make thousands.
         return self._kinds.setdefault(
             key,
             Optimizer(
@@ -229,3 +230,53 @@ def _data_words(samples: int, unit: Unit, tokens: Sequence[int], loaders: Sequen
         high = max(tokens)
         amount += f" of {low:,} tokens" if low == high else f" of {low:,} to {high:,} tokens"
     return f"{amount} from {'DataLoaders' if len(places) > 1 else 'DataLoader'} at {' and '.join(places)}"
+
+
+# --- receivers of steps
+
+
+class Marks(Protocol):
+    """Records the parts of a step; see `workload.measure.recorder.Recorder`."""
+
+    def mark(self, part: StepPart | Aside, mark: Any = None) -> int:
+        """Assign the time since the last mark to `part`; return the number of parts of the step.
+
+        The time ends now, or at `mark`, which was taken earlier.
+        """
+
+    def relabel(self, parts: int, aside: Aside, *, but: StepPart | None = None) -> None:
+        """Reassign the first `parts` parts of the open step to `aside`, except parts of kind `but`."""
+
+
+class StepReceiver(Protocol):
+    """Receives the steps after the counted ones, and times or profiles them."""
+
+    phase: StepPhase
+    is_open: bool
+
+    @property
+    def wants_more(self) -> bool:
+        """Whether more steps are needed than the measured steps requested."""
+
+    @property
+    def recorder(self) -> Marks:
+        """Recorder of the parts of a step while `is_open`."""
+
+    def enter(self, phase: StepPhase) -> None:
+        """Begin a phase of steps."""
+
+    @property
+    def instant(self) -> Callable[[], Any] | None:
+        """Function that takes a mark of an event reported later; None if events must be reported as they happen."""
+
+    def begin(self, mark: Any = None) -> None:
+        """Begin a step, now or at `mark`, which was taken earlier."""
+
+    def end(self, images: int, *, is_step: bool) -> None:
+        """End the step. `images`: samples that it trained on; `is_step`: False if it was no training step."""
+
+    def leave(self) -> object:
+        """End the phase."""
+
+    def close(self) -> None:
+        """Finish: no step will follow."""

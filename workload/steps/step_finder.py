@@ -13,7 +13,7 @@ from functools import cached_property
 
 from workload.contract.text import counted
 
-# A sequence that came three times is the rule. Every later step is checked against it.
+# A sequence that was repeated three times is the rule. Every later step is checked against it.
 REPEATS = 3
 # A script without a rule is refused after this many optimizer steps, enough to show a rule of up to 66.
 MOST_SEGMENTS = 200
@@ -90,11 +90,11 @@ class Seen(Enum):
     """Meaning of an optimizer's step."""
 
     UNKNOWN = auto()  # no rule so far
-    FOUND = auto()  # with it the rule is known, and a training step has just ended
+    FOUND = auto()  # it completes the rule, and ends a training step
     INSIDE = auto()  # a part of a training step
     STEP = auto()  # the end of a training step
     IRREGULAR = auto()  # the end of something that was no training step
-    LOST = auto()  # the rule holds no longer, or never did: another one is looked for
+    LOST = auto()  # the rule no longer holds: the search begins again
     UNCLEAR = auto()  # there is no rule
 
 
@@ -112,17 +112,17 @@ class StepFinder:
 
     def add(self, segment: Segment) -> Seen:
         """Take the segment of an optimizer's step and return its meaning."""
-        is_split = self._successors.hear(segment)
+        is_split = self._successors.record(segment)
         self._segments.append(segment)
         if self.pattern is None:
             return self._search()
         # An optimizer that was taken for the successor of another one steps in turn with it.
-        return self._lose() if is_split else self._follow(self.pattern, self._successors.named(segment))
+        return self._lose() if is_split else self._follow(self.pattern, self._successors.with_first_optimizer(segment))
 
     def _search(self) -> Seen:
         self._searched += 1
         if self._candidate is None:
-            segments = [self._successors.named(segment) for segment in self._segments]
+            segments = [self._successors.with_first_optimizer(segment) for segment in self._segments]
             self._candidate = find(segments)
             # If the script did something else first, this is the middle of a step: wait for its end.
             self._position = _segments_since_end(self._candidate, segments) if self._candidate else 0
@@ -150,7 +150,7 @@ class StepFinder:
 
     def _follow_irregular_step(self, keys: list[tuple[int, int, bool]]) -> Seen:
         last = list(self._segments)[-len(keys) :]
-        if [self._successors.named(segment).key for segment in last] != keys:
+        if [self._successors.with_first_optimizer(segment).key for segment in last] != keys:
             self._off_the_rule += 1
             return self._lose() if self._off_the_rule > MOST_IRREGULAR * len(keys) else Seen.INSIDE
         # The last segments are a whole step again, whose beginning was not recognised.
@@ -191,7 +191,7 @@ class _Successors:
         self._steady: set[int] = set()
         self._in_a_row: tuple[int, int] = (-1, 0)
 
-    def hear(self, segment: Segment) -> bool:
+    def record(self, segment: Segment) -> bool:
         """Record an optimizer's step. Return True if an optimizer taken for a successor turns out not to be one."""
         number, is_split = segment.optimizer, False
         known, times = self._in_a_row
@@ -228,7 +228,7 @@ class _Successors:
             self._first[later] = first
             later = self._later.get(later)
 
-    def named(self, segment: Segment) -> Segment:
+    def with_first_optimizer(self, segment: Segment) -> Segment:
         """Rename the segment's optimizer to the first of the optimizers that step one after another."""
         first = self._first.get(segment.optimizer, segment.optimizer)
         return segment if first == segment.optimizer else replace(segment, optimizer=first)
@@ -240,10 +240,10 @@ def find(segments: Sequence[Segment]) -> Pattern | None:
     keys = [segment.key for segment in segments]
     passes = any(segment.backward + segment.closures for segment in segments)
     for length in range(1, len(keys) // REPEATS + 1):
-        once = keys[-length:]
-        if keys[-REPEATS * length :] == once * REPEATS and {key[0] for key in once} == in_use:
+        candidate = keys[-length:]
+        if keys[-REPEATS * length :] == candidate * REPEATS and {key[0] for key in candidate} == in_use:
             last = list(segments[-length:])
-            start = _first_of_step(last)
+            start = _start_of_step(last)
             pattern = Pattern(segments=tuple(last[start:] + last[:start]))
             # A sequence without a backward pass is only a part of a step, in which several optimizers follow one pass.
             if pattern.backward or not passes:
@@ -262,7 +262,7 @@ def _in_use(segments: Sequence[Segment]) -> set[int]:
     return {number for number in last if end - last[number] < min(LONGEST, REPEATS * turn[number])}
 
 
-def _first_of_step(segments: Sequence[Segment]) -> int:
+def _start_of_step(segments: Sequence[Segment]) -> int:
     """Index of a step's first segment: one with data after one without, else with a backward pass after one without.
 
     Returns 0 if no segment, or more than one, begins in this way.

@@ -15,6 +15,7 @@ from typing import Any, Self
 
 from workload.contract import bundle, record
 from workload.contract.errors import BundleError
+from workload.contract.record import SCHEMA_VERSION
 from workload.storage.names import clashes, why_unsafe
 from workload.storage.store import Store, StoredObject
 
@@ -149,9 +150,9 @@ def read_document(run: RemoteRun, name: str, content: bytes) -> dict[str, Any]:
     version = document.get("schema_version") if isinstance(document, dict) else None
     if type(version) is not int or version < 1:
         raise run.damaged(f"{name} has no schema_version")
-    if version > bundle.SCHEMA_VERSION:
+    if version > SCHEMA_VERSION:
         raise BundleError(
-            f"{name} has bundle schema {version}; this version reads up to schema {bundle.SCHEMA_VERSION}",
+            f"{name} has bundle schema {version}; this version reads up to schema {SCHEMA_VERSION}",
             hint="upgrade rooflaunch to the version that wrote it, or a newer one",
         )
     assert isinstance(document, dict)

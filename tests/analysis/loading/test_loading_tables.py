@@ -11,6 +11,7 @@ from analysis.loading.run_row import CEILING_COLUMNS, RUN_COLUMNS
 from benchmarks.synthetic_bundles import make
 from workload.contract import bundle
 from workload.contract.errors import ExitCode, NothingToDoError, UsageError
+from workload.contract.record import Status
 
 
 def test_tables_of_two_runs(tmp_path: Path) -> None:
@@ -73,7 +74,7 @@ def test_remarks_of_a_loaded_run_are_problems_each_time(tmp_path: Path) -> None:
         ]
 
 
-@pytest.mark.parametrize("status", [status for status in bundle.Status if status != "completed"])
+@pytest.mark.parametrize("status", [status for status in Status if status != "completed"])
 def test_runs_that_broke_off_are_loaded(tmp_path: Path, status: str) -> None:
     make(tmp_path, 1, status=status, error="why", timing__step_s=None, bound=None, ceilings=None)
     runs = analysis.load(tmp_path).runs

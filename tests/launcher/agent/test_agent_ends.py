@@ -15,8 +15,8 @@ from launcher.protocol import records
 from launcher.protocol.records import Result, utc
 from launcher.protocol.task import TaskRun
 from workload.contract import bundle
-from workload.contract.bundle import Status
 from workload.contract.errors import ExitCode, ToolError
+from workload.contract.record import Status
 from workload.contract.spec import RunSpec
 
 

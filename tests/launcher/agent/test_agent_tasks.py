@@ -7,8 +7,8 @@ from benchmarks.synthetic_bundles import make
 from launcher.agent.agent import MARGIN_S
 from launcher.agent.stop import Stop
 from launcher.protocol.task import TaskRun
-from workload.contract.bundle import Status
 from workload.contract.errors import ExitCode
+from workload.contract.record import Status
 from workload.contract.spec import Device, RunSpec
 from workload.storage.upload import upload
 

@@ -18,9 +18,8 @@ from launcher.machine.containers import ContainerLimits
 from launcher.machine.local import LocalPlan
 from launcher.machine.runtime import Choice
 from workload.contract import bundle
-from workload.contract.bundle import Status
 from workload.contract.errors import ExitCode, OutOfDeviceMemoryError, RunFailedError, ToolError, UsageError
-from workload.contract.record import Record, Spec, to_json
+from workload.contract.record import Record, Spec, Status, to_json
 from workload.contract.spec import RunSpec, resolve
 
 PROCESS = Choice(runtime=Runtime.PROCESS, why="asked for")

@@ -15,9 +15,8 @@ from launcher.machine.runtime import Choice
 from launcher.machine.task import End, Outcome, work_through
 from launcher.protocol.task import Task, TaskRun
 from workload.contract import bundle
-from workload.contract.bundle import Status
 from workload.contract.errors import ExitCode, ToolError
-from workload.contract.record import CeilingsRecord, Record, Repeat, Settling, Spec
+from workload.contract.record import CeilingsRecord, Record, Repeat, Settling, Spec, Status
 from workload.contract.spec import Context, Profile, Resolved, RunSpec
 
 CODES = {

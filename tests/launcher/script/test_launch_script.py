@@ -12,8 +12,8 @@ import pytest
 from launcher.machine import local, task
 from launcher.machine.script import Workplace
 from workload.contract import bundle
-from workload.contract.bundle import Status
 from workload.contract.errors import ExitCode, UsageError
+from workload.contract.record import Status
 from workload.contract.spec import SCRIPT_OPTIONS, Context, RunSpec, options, resolve
 from workload.run import unfinished
 

@@ -18,7 +18,7 @@ from launcher.sweep.until import Until
 from tests.launcher.backends.gcp.canned_cloud import QUICK, ZONE, Cloud, Clouds
 from tests.launcher.backends.gcp.canned_vm import Fault
 from tests.launcher.sweep.cloudy import cloud_sweep, ports_of, swept, t4
-from workload.contract.bundle import Status
+from workload.contract.record import Status
 from workload.storage.inventory import sealed_in
 
 pytestmark = [pytest.mark.world, pytest.mark.slow]

@@ -1,6 +1,7 @@
 """A sweep on stderr, and what its threads are told."""
 
 import io
+import signal
 import threading
 
 import pytest
@@ -97,8 +98,8 @@ class Trainer:
     def __init__(self) -> None:
         self.signals: list[str] = []
 
-    def signal(self, name: str) -> None:
-        self.signals.append(name)
+    def send_signal(self, number: int) -> None:
+        self.signals.append(signal.Signals(number).name)
 
 
 def test_who_leaves_interrupts_what_runs_here_and_a_wish_never_weakens() -> None:

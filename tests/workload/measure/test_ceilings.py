@@ -1,4 +1,4 @@
-"""Time-boxing on a clock that only work moves, the cache of measurements, and one real probe."""
+"""Time limits of probes on a fake clock that only work advances, and one real probe."""
 
 import json
 import os
@@ -79,13 +79,14 @@ def test_the_edge_doubles_until_a_call_takes_5_ms(flop_per_s: float, edge: int) 
     assert grown_edge(FakeMachine(flop_per_s=flop_per_s)) == edge
 
 
-def test_memory_ends_the_growth() -> None:
-    assert grown_edge(FakeMachine(flop_per_s=1e15), largest_edge=4096) == 4096
-    assert grown_edge(FakeMachine(flop_per_s=1e15), largest_edge=4095) == 2048
-
-
-def test_out_of_memory_keeps_the_size_that_fitted() -> None:
-    assert grown_edge(FakeMachine(flop_per_s=1e15, largest_edge=1024)) == 1024
+@pytest.mark.parametrize(
+    ("largest_that_fits", "largest_edge", "edge"),
+    [(None, 4096, 4096), (None, 4095, 2048), (1024, 10**6, 1024)],
+    ids=["free memory", "a little less", "out of memory: the size before is kept"],
+)
+def test_memory_ends_the_growth(largest_that_fits: int | None, largest_edge: int, edge: int) -> None:
+    machine = FakeMachine(flop_per_s=1e15, largest_edge=largest_that_fits)
+    assert grown_edge(machine, largest_edge=largest_edge) == edge
 
 
 def test_another_failure_during_growth_is_raised() -> None:
@@ -135,7 +136,7 @@ def test_a_fall_off_a_fast_path_is_bounded_too() -> None:
 
 @dataclass(kw_only=True)
 class StarvedMachine(FakeMachine):
-    """The calls whose numbers are in `waits` wait for a CPU before they run, in seconds."""
+    """A machine whose calls wait for a CPU; `waits`: seconds by the call's number."""
 
     waits: dict[int, float] = field(default_factory=dict)
 
@@ -192,7 +193,7 @@ def test_the_sensors_are_read_under_load_at_half_time() -> None:
 
 @dataclass(kw_only=True)
 class Throttling(FakeMachine):
-    """A GPU at 1590 MHz for `burst_s` seconds of work, then at 900 MHz for good: as a T4 does at its power limit."""
+    """A GPU that slows down from 1590 to 900 MHz after `burst_s` seconds of work, as a T4 does at its power limit."""
 
     burst_s: float = 1.0
 
@@ -225,13 +226,13 @@ def test_the_ceiling_of_a_device_that_throttles_is_what_it_sustains() -> None:
 
 
 def test_one_that_throttles_late_is_sustained_by_the_last_third() -> None:
-    """After 1.7 s: most of the samples, and hence their median, are still of the burst."""
+    """It throttles after 1.7 s, so most samples, and hence their median, are from before."""
     rate = loaded(Throttling(flop_per_s=1, burst_s=1.7), load_s=1.5)
     assert (rate.median, rate.roof) == (pytest.approx(1590e9), pytest.approx(900e9))
 
 
 def test_without_a_load_a_slower_end_is_recorded_and_no_verdict() -> None:
-    """On a CPU: its samples take less than a second, in which a neighbour's work looks the same."""
+    """A CPU is not loaded first. Its samples take less than a second, in which a neighbour's work looks the same."""
     rate = loaded(Throttling(flop_per_s=1, burst_s=0.1), load_s=0.0)
     assert (rate.first_third, rate.last_third) == (pytest.approx(1590e9), pytest.approx(900e9))
     assert (rate.burst, rate.sustained, rate.slowdown, rate.load_s) == (None, None, None, 0.0)
@@ -294,7 +295,7 @@ def test_a_slowdown_is_said_while_it_is_measured(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_rate_of_an_older_file_is_its_median() -> None:
-    """Bundles of before have one figure only."""
+    """Bundles of earlier versions have only the median, not burst and sustained rates."""
     old = {"median": 5.0, "best": 6.0, "min": 4.0, "p5": 4.5, "p95": 5.5, "samples": 30, "size": 128}
     assert MeasuredRate.from_json(old).roof == 5.0
 
@@ -313,14 +314,8 @@ def test_a_rate_by_hand() -> None:
     [
         ({}, None),
         ({"cpus": 1.81, "cpus_wanted": 2.0}, None),
-        (
-            {"cpus": 1.49, "cpus_wanted": 2.0},
-            "the machine was busy: the samples got 1.5 of 2 CPUs",
-        ),
-        (
-            {"cpus": 0.31, "cpus_wanted": 1.5},
-            "the machine was busy: the samples got 0.3 of 1.5 CPUs",
-        ),
+        ({"cpus": 1.49, "cpus_wanted": 2.0}, "the machine was busy: the samples got 1.5 of 2 CPUs"),
+        ({"cpus": 0.31, "cpus_wanted": 1.5}, "the machine was busy: the samples got 0.3 of 1.5 CPUs"),
         ({"cpus": 0.04, "cpus_wanted": 1.0}, "the machine was busy: the samples got 4 % of one CPU"),
         ({"samples": 3}, None),
         ({"samples": 1}, "there was only time for 1 sample"),
@@ -333,35 +328,24 @@ def test_doubt_about_a_rate(changes: dict[str, Any], doubt: str | None) -> None:
 
 
 BUSY = {"cpus": 0.5, "cpus_wanted": 2.0}
+MEASURED_AGAIN = "fp32: the machine was busy: the samples got 0.5 of 2 CPUs; measuring again"
+BUSY_TWICE = "the machine was busy: the samples got 0.5 of 2 CPUs, in 2 attempts"
 
 
 @pytest.mark.parametrize(
-    ("busy_attempts", "said"),
-    [
-        (0, []),
-        (1, ["fp32: the machine was busy: the samples got 0.5 of 2 CPUs; measuring again"]),
-        (
-            2,
-            [
-                "fp32: the machine was busy: the samples got 0.5 of 2 CPUs; measuring again",
-                "continuing without a ceiling: the machine was busy: the samples got 0.5 of 2 CPUs, in 2 attempts",
-            ],
-        ),
-    ],
+    ("busy_attempts", "messages"),
+    [(0, []), (1, [MEASURED_AGAIN]), (2, [MEASURED_AGAIN, f"continuing without a ceiling: {BUSY_TWICE}"])],
 )
 def test_a_disturbed_product_is_measured_again_and_then_unknown(
-    monkeypatch: pytest.MonkeyPatch, busy_attempts: int, said: list[str]
+    monkeypatch: pytest.MonkeyPatch, busy_attempts: int, messages: list[str]
 ) -> None:
     rates = iter([*[replace(rate(28e9), **BUSY)] * busy_attempts, rate(180e9), rate(180e9)])
     monkeypatch.setattr(ceilings, "product_rate", lambda *_: next(rates))
     reported: list[str] = []
     measured = ceilings.measure(Device.CPU, precisions=["fp32"], bandwidth=False, progress=reported.append)
-    assert reported[1:] == said
-    if busy_attempts < 2:
-        assert (measured.flop_per_s, measured.unavailable) == ({"fp32": rate(180e9)}, {})
-    else:
-        why = "the machine was busy: the samples got 0.5 of 2 CPUs, in 2 attempts"
-        assert (measured.flop_per_s, measured.unavailable) == ({}, {"fp32": why})
+    assert reported[1:] == messages
+    expected = ({"fp32": rate(180e9)}, {}) if busy_attempts < 2 else ({}, {"fp32": BUSY_TWICE})
+    assert (measured.flop_per_s, measured.unavailable) == expected
 
 
 @pytest.mark.usefixtures("small_arrays")
@@ -422,12 +406,6 @@ def test_a_product_on_a_cpu_knows_how_many_cpus_it_wanted_and_got() -> None:
 
 # --- precision settings
 
-SETTINGS: dict[str, Callable[[], object]] = {
-    "highest": lambda: torch.set_float32_matmul_precision("highest"),
-    "high": lambda: torch.set_float32_matmul_precision("high"),
-    "medium": lambda: torch.set_float32_matmul_precision("medium"),
-}
-
 
 @pytest.fixture
 def restored_settings() -> Iterator[None]:
@@ -446,10 +424,10 @@ def settings() -> tuple[object, ...]:
 
 
 @pytest.mark.usefixtures("restored_settings")
-@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("setting", ["highest", "high", "medium"])
 @pytest.mark.parametrize(("precision", "inside"), [("fp32", "ieee"), ("tf32", "tf32"), ("amp", "ieee")])
 def test_the_tf32_switches_are_set_and_put_back(setting: str, precision: str, inside: str) -> None:
-    SETTINGS[setting]()
+    torch.set_float32_matmul_precision(setting)
     before = settings()
     seen: list[object] = []
 
@@ -622,12 +600,6 @@ def small_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ceilings, "LARGEST_FOOTPRINT_BYTES", 48 * MB)
 
 
-@pytest.fixture
-def without_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The machine that tests run on may be as busy as it likes."""
-    monkeypatch.setattr(MeasuredRate, "doubt", None)
-
-
 @pytest.mark.usefixtures("small_arrays", "without_doubt")
 def test_a_real_measurement_on_this_cpu() -> None:
     random_state, before, said = torch.random.get_rng_state(), settings(), []
@@ -667,7 +639,7 @@ def test_copy_and_triad_count_the_bytes_they_move() -> None:
 
 
 class Ticking:
-    """A second passes between one mark and the next."""
+    """A clock whose marks are one second apart."""
 
     def __init__(self) -> None:
         self._ticks = counter()
@@ -746,7 +718,7 @@ def test_the_table_has_a_line_a_rate() -> None:
     ]
 
 
-def test_theidentity_knows_the_machine_and_its_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_identity_knows_the_machine_and_its_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
     plain = ceilings.identity(Device.CPU)
     assert plain["device"]

@@ -1,9 +1,8 @@
-"""`--profile torch` for real on this machine's CPU, and what `train` does with a profile."""
+"""Real profiles by `--profile torch` on this machine's CPU, started by `train` and by `profile`."""
 
 import csv
 import gzip
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.waiting import until
+from tests.workload.script_stage import trainer
 from workload import cli
 from workload.contract import bundle
 from workload.contract.errors import ExitCode
@@ -21,14 +21,6 @@ pytestmark = [pytest.mark.world, pytest.mark.slow, pytest.mark.timeout(400)]
 
 ROOT = Path(__file__).parents[3]
 TINY = ["--model", "resnet18", "--device", "cpu", "--image-size", "32", "--batch-size", "2", "--warmup", "1"]
-
-
-def start(folder: Path, *words: str) -> "subprocess.Popen[str]":
-    # One thread: two processes whose threads spin for the same cores slow each other down tenfold.
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "workload", *words]
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment, cwd=folder)
 
 
 def finish(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
@@ -43,7 +35,7 @@ def record_of(folder: Path) -> dict[str, Any]:
 
 def test_train_with_repeats_and_a_trace(tmp_path: Path) -> None:
     words = [*TINY, "--iterations", "2", "--no-ceilings", "--repeats", "2", "--profile", "torch"]
-    code, output, error = finish(start(tmp_path, "train", *words, "--profile-steps", "3", "-o", "out"))
+    code, output, error = finish(trainer(tmp_path, "train", *words, "--profile-steps", "3", "-o", "out"))
     assert code == ExitCode.DONE, error
     first, second = (tmp_path / line for line in output.splitlines())
     profile = record_of(first)["profile"]
@@ -77,7 +69,7 @@ def test_train_with_repeats_and_a_trace(tmp_path: Path) -> None:
 @pytest.mark.night(part="trainer")
 def test_profile_that_cannot_be_had_is_no_failed_run(tmp_path: Path) -> None:
     words = [*TINY, "--iterations", "1", "--no-ceilings", "--profile", "ncu"]
-    code, output, error = finish(start(tmp_path, "train", *words, "-o", "out"))
+    code, output, error = finish(trainer(tmp_path, "train", *words, "-o", "out"))
     assert code == ExitCode.DONE
     folder = tmp_path / output.strip()
     assert "error: profile unavailable: ncu needs an NVIDIA GPU; the run was on cpu\nhint: --profile torch" in error
@@ -106,7 +98,7 @@ def test_launcher_profiles_later(tmp_path: Path, capsys: pytest.CaptureFixture[s
 @pytest.mark.night(part="kills")
 def test_ctrl_c_during_the_pass_leaves_a_whole_bundle_and_no_process(tmp_path: Path) -> None:
     words = [*TINY, "--iterations", "1", "--no-ceilings", "--profile", "torch", "--profile-steps", "100000"]
-    with start(tmp_path, "train", *words, "-o", "out") as process:
+    with trainer(tmp_path, "train", *words, "-o", "out") as process:
         assert process.stdout is not None
         folder = tmp_path / process.stdout.readline().strip()
         owner = child_of_the_pass(folder)

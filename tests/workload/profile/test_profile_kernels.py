@@ -3,7 +3,8 @@ from pathlib import Path
 import pytest
 
 from workload.contract.errors import ToolError
-from workload.profile.kernels import Kernel, parse, read
+from workload.contract.ncu_csv import NcuSource
+from workload.profile.kernels import Kernel, read
 
 ROLES = {
     "smsp__sass_thread_inst_executed_op_fadd_pred_on.sum": "fp32_add",
@@ -29,6 +30,10 @@ WIDE = f"""==PROF== Connected to process 11884 (/usr/bin/python3.12)
 """
 
 
+def parse(text: str, roles: dict[str, str]) -> tuple[list[Kernel], tuple[str, ...]]:
+    return read(NcuSource(path=Path("kernels.csv"), content=text.encode()), roles)
+
+
 def test_columns_are_found_by_name() -> None:
     first, second = parse(WIDE, ROLES)[0]
     assert first.name == 'void k<float, "a">(int, T1 *)'
@@ -46,7 +51,7 @@ def test_columns_are_found_by_name() -> None:
 def test_windows_file(tmp_path: Path) -> None:
     path = tmp_path / "kernels.csv"
     path.write_bytes(b"\xef\xbb\xbf" + WIDE.partition("\n")[2].replace("\n", "\r\n").encode())
-    assert [kernel.name for kernel in read(path, ROLES)[0]][1] == "fill"
+    assert [kernel.name for kernel in read(NcuSource(path=path), ROLES)[0]][1] == "fill"
 
 
 def test_metric_without_a_column_has_no_value() -> None:

@@ -1,4 +1,4 @@
-"""The profiled process without a GPU: its ranges, its watch over the one who started it."""
+"""The profiled process without a GPU: its ranges, its answers, and its end with the process that started it."""
 
 import os
 import subprocess
@@ -15,13 +15,13 @@ from workload.contract.errors import ExitCode
 from workload.contract.spec import Device, Precision, RunSpec
 from workload.contract.vocabulary import calibration_of, calibration_range, step_of
 from workload.measure.recorder import StepPart
-from workload.profile import ncu_pass, owner, profiled_step
+from workload.profile import answers, ncu_pass, profiled_step, supervise
 
 ROOT = Path(__file__).parents[3]
 
 
 class FakeNvtx:
-    """Open ranges by handle; ending one that is not open raises."""
+    """Fake NVTX ranges by handle; ending a range that is not open raises."""
 
     def __init__(self) -> None:
         self.open: dict[int, str] = {}
@@ -41,7 +41,8 @@ class FakeNvtx:
 @pytest.fixture
 def nvtx(monkeypatch: pytest.MonkeyPatch) -> FakeNvtx:
     fake = FakeNvtx()
-    monkeypatch.setattr(profiled_step, "nvtx", fake)
+    for module in (answers, profiled_step):
+        monkeypatch.setattr(module, "nvtx", fake)
     return fake
 
 
@@ -71,16 +72,15 @@ def test_accumulated_passes_have_theirs(nvtx: FakeNvtx) -> None:
 
 
 def test_range_closes_with_an_error(nvtx: FakeNvtx) -> None:
-    with pytest.raises(ValueError, match="x"), profiled_step.process_range("calibration fp32"):
+    with pytest.raises(ValueError, match="x"), answers.process_range("calibration fp32"):
         raise ValueError("x")
     assert nvtx.open == {}
 
 
 def test_every_precision_is_calibrated_in_what_it_computes_in() -> None:
-    assert set(profiled_step.PRODUCTS) == set(Precision)
+    assert set(answers.PRODUCTS) == set(Precision)
     names = {
-        precision: [profiled_step.TYPE_NAMES[each] for each in products]
-        for precision, products in profiled_step.PRODUCTS.items()
+        precision: [answers.TYPE_NAMES[each] for each in products] for precision, products in answers.PRODUCTS.items()
     }
     assert names == {
         Precision.FP32: ["fp32"],
@@ -88,12 +88,12 @@ def test_every_precision_is_calibrated_in_what_it_computes_in() -> None:
         Precision.AMP: ["fp16", "fp32"],
         Precision.BF16: ["bf16", "fp32"],
     }
-    for name in profiled_step.TYPE_NAMES.values():
+    for name in answers.TYPE_NAMES.values():
         assert calibration_of(calibration_range(name)) == name
 
 
 class FakeCuda:
-    """The calls in their order; a range must lie between profiler start and stop."""
+    """Records CUDA calls in their order."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, nvtx: FakeNvtx) -> None:
         self.calls: list[str] = []
@@ -106,7 +106,7 @@ class FakeCuda:
         monkeypatch.setattr(cuda, "get_device_properties", lambda: properties)
         monkeypatch.setattr(nvtx, "range_start", self._recorded(nvtx.range_start))
         product = {"fp32": lambda: self.calls.append("product")}
-        monkeypatch.setattr(profiled_step, "calibration_products", lambda _: product)
+        monkeypatch.setattr(answers, "calibration_products", lambda _: product)
 
     def _recorded(self, start: Callable[[str], int]) -> Callable[[str], int]:
         def range_start(name: str) -> int:
@@ -138,7 +138,7 @@ def test_whole_step_runs_without_calibration(nvtx: FakeNvtx, monkeypatch: pytest
 
 
 class FakeStep:
-    """A training step of which AMP skips those with these numbers, from 0."""
+    """A training step; AMP skips the calls with the numbers `skips`, counted from 0."""
 
     def __init__(self, *skips: int) -> None:
         self.taken = self.skipped = 0
@@ -173,7 +173,7 @@ def test_steps_that_amp_skips_under_ncu_are_told(nvtx: FakeNvtx, monkeypatch: py
 def test_what_amp_skipped_is_taken_again(skips: tuple[int, ...], trained: int) -> None:
     step = FakeStep(*skips)
     session = session_of(step)
-    session.whole(lambda: session.train(1))
+    session.without_skips(lambda: session.train(1))
     assert step.taken == trained
 
 
@@ -181,7 +181,7 @@ def test_count_says_what_the_pass_needs(nvtx: FakeNvtx, monkeypatch: pytest.Monk
     with profiled_step._prepared(TINY, 1) as session:
         FakeCuda(monkeypatch, nvtx)
         counts = iter([60, 1])
-        monkeypatch.setattr(profiled_step, "kernels_of", lambda work: (work(), next(counts))[1])
+        monkeypatch.setattr(answers, "kernels_of", lambda work: (work(), next(counts))[1])
         found = profiled_step._count(session)
     assert found.pop("step_s") > 0
     assert found == {
@@ -205,8 +205,8 @@ def test_data_comes_from_the_profiled_process_itself(images: Path) -> None:
 
 
 def test_owner_is_alive_or_not() -> None:
-    assert owner.is_alive(os.getpid())
-    assert owner.is_alive(1)
+    assert supervise.is_alive(os.getpid())
+    assert supervise.is_alive(1)
 
 
 @pytest.mark.slow
@@ -214,7 +214,7 @@ def test_owner_is_alive_or_not() -> None:
 def test_process_ends_with_its_owner(tmp_path: Path) -> None:
     gone = subprocess.Popen([sys.executable, "-c", "pass"])
     gone.wait()
-    assert not owner.is_alive(gone.pid)
+    assert not supervise.is_alive(gone.pid)
     words = ["--mode", "trace", "--report", str(tmp_path / "r.json"), "--owner", str(gone.pid)]
     tiny = ["--device", "cpu", "--image-size", "32", "--batch-size", "2", "--profile-steps", "100000"]
     done = subprocess.run(

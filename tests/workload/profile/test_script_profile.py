@@ -5,8 +5,6 @@ import gzip
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -14,24 +12,24 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from torch import cuda
 
-from tests.workload.script_stage import SCRIPTS, Ran, as_a_user_does, run
+from tests.workload.conftest import in_a_copy
+from tests.workload.script_stage import SCRIPTS, Ran, as_a_user_does, run, trainer
 from workload import cli
 from workload.contract import bundle
 from workload.contract import script as scripts
-from workload.contract.bundle import Status
 from workload.contract.errors import ExitCode, RooflaunchError
-from workload.contract.record import Record, ScriptFacts, Spec, Timing
+from workload.contract.record import Record, ScriptFacts, Spec, Status, Timing
 from workload.contract.spec import Device, Precision, Profile
 from workload.measure.recorder import Aside, StepPart, StepPhase
-from workload.profile import profiled_script, script_tools
-from workload.profile import profiled_step as trainers
+from workload.profile import answers, profiled_script, script_tools
 from workload.profile.command import Mode
-from workload.profile.script_tools import Count, Counters, ProfiledSteps, Request
+from workload.profile.script_tools import Count, Counters, ProfiledScript, ProfiledSteps, Request
 from workload.steps import script_facts
+from workload.steps.program import Program
 
-ROOT = Path(__file__).parents[3]
 USUAL = (Aside.OTHER, StepPart.DATA, StepPart.FORWARD, StepPart.BACKWARD, StepPart.OPTIMIZER)
 
 
@@ -39,24 +37,26 @@ USUAL = (Aside.OTHER, StepPart.DATA, StepPart.FORWARD, StepPart.BACKWARD, StepPa
 
 
 def profiled_run(folder: Path, script: Path, *words: str, steps: int = 1, warmup: int = 1) -> Ran:
-    """The process that a profile pass starts."""
+    """Run a script as a profile pass does."""
     report = folder / "answer.json"
     options = ["--mode", "trace", "--report", str(report), "--owner", str(os.getpid()), "--steps", str(steps)]
     options += ["--warmup-steps", str(warmup), "--precision", "fp32"]
     return run(partial(as_a_user_does, ["profiled-script", *options, "--", str(script), *words]), folder)
 
 
-@pytest.mark.slow
-@pytest.mark.world
-@pytest.mark.skipif(sys.platform == "darwin", reason="copies a process that has loaded torch")
+def calls_of(folder: Path) -> dict[str, int]:
+    with (folder / "kernels.csv").open() as table:
+        return {row["name"]: int(row["calls"]) for row in csv.DictReader(table)}
+
+
+@in_a_copy
 def test_operators_are_those_of_whole_steps(tmp_path: Path) -> None:
     ran = profiled_run(tmp_path, SCRIPTS / "accumulation.py", steps=2)
     assert ran.code == 0, ran.err
     answer = json.loads((tmp_path / "answer.json").read_text())
     assert (answer["steps"], answer["rows"], len(answer["step_s"])) == (2, "operators", 2)
     assert answer["step_without_profiler_s"] > 0
-    with (tmp_path / "kernels.csv").open() as table:
-        calls = {row["name"]: int(row["calls"]) for row in csv.DictReader(table)}
+    calls = calls_of(tmp_path)
     # Two steps of four backward passes over two layers; the first layer's input needs no gradient.
     assert (calls["aten::addmm"], calls["aten::mm"]) == (2 * 4 * 2, 2 * 4 * 3)
     with gzip.open(tmp_path / "trace.json.gz") as trace:
@@ -121,9 +121,7 @@ PROFILED: dict[str, tuple[dict[str, str], int, int, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.world
-@pytest.mark.skipif(sys.platform == "darwin", reason="copies a process that has loaded torch")
-@pytest.mark.slow
+@in_a_copy
 @pytest.mark.parametrize("name", PROFILED)
 def test_what_is_no_step_is_not_profiled(name: str, tmp_path: Path) -> None:
     parts, products, code, message = PROFILED[name]
@@ -133,16 +131,12 @@ def test_what_is_no_step_is_not_profiled(name: str, tmp_path: Path) -> None:
     assert ran.code == code, ran.err
     assert ran.err.endswith(message)
     if not code:
-        with (tmp_path / "kernels.csv").open() as table:
-            calls = {row["name"]: int(row["calls"]) for row in csv.DictReader(table)}
-        assert calls["aten::addmm"] == products
+        assert calls_of(tmp_path)["aten::addmm"] == products
     else:
         assert not (tmp_path / "answer.json").exists()
 
 
-@pytest.mark.world
-@pytest.mark.skipif(sys.platform == "darwin", reason="copies a process that has loaded torch")
-@pytest.mark.slow
+@in_a_copy
 def test_a_script_that_does_not_end_has_no_profile(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     loop = GAPS.format(begin="", after="", between="").replace("for epoch in range(20):", "def train():")
@@ -160,14 +154,11 @@ def test_repeats_and_a_profile_from_the_command_line(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(GAPS.format(begin="", after="", between="print(epoch, sys.argv[2], flush=True)"))
     words = ["script", "--no-ceilings", "--warmup", "1", "--iterations", "3", "--repeats", "2", "--profile", "torch"]
     token = "hf_" + 24 * "x"
-    command = [sys.executable, "-m", "workload", *words, "--profile-steps", "2", "--", "train.py", "--token", token]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert set(done.stdout.splitlines()) == {f"{epoch} {token}" for epoch in range(3)}, "the script's own output alone"
-    assert done.stderr.startswith(
+    with trainer(tmp_path, *words, "--profile-steps", "2", "--", "train.py", "--token", token) as process:
+        output, error = process.communicate(timeout=200)
+    assert process.returncode == 0, error
+    assert set(output.splitlines()) == {f"{epoch} {token}" for epoch in range(3)}, "the script's own output alone"
+    assert error.startswith(
         "script     train.py runs from its start 2 times to be measured and once more for the profile: it writes and"
         " sends everything 3 times\nrepeat 1 of 2\n"
     )
@@ -190,11 +181,7 @@ def test_a_signal_ends_the_series_and_its_script(number: signal.Signals, tmp_pat
         )
     )
     words = ["script", "--no-ceilings", "--warmup", "1", "--iterations", "5000", "--repeats", "2", "--", "train.py"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    pipe = subprocess.PIPE
-    with subprocess.Popen(
-        [sys.executable, "-m", "workload", *words], cwd=tmp_path, env=environment, stdout=pipe, stderr=pipe, text=True
-    ) as process:
+    with trainer(tmp_path, *words) as process:
         assert process.stdout is not None
         for line in process.stdout:
             if line == "10\n":
@@ -214,7 +201,7 @@ def test_a_signal_ends_the_series_and_its_script(number: signal.Signals, tmp_pat
 def script_bundle(folder: Path, argv: tuple[str, ...], sha256: str | None = None) -> Path:
     folder.mkdir()
     script = folder.parent / "train.py"
-    files = {"train.py": sha256 or script_facts._sha256(script)}
+    files = {"train.py": sha256 or script_facts.sha256_of(script)}
     shown = scripts.redacted(argv)
     record = Record(
         run_id=folder.name,
@@ -346,11 +333,19 @@ def test_bad_options_are_refused(
     assert capsys.readouterr().err == f"error: {error}\nhint: {hint}\n"
 
 
-# --- under ncu, as far as it shows without a GPU
+# --- on a GPU, as far as it shows without one
+
+
+def test_a_profile_takes_no_more_steps_than_requested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A measurement on a GPU adds steps until 3 s have passed; a trace would count them as steps of the profile."""
+    monkeypatch.setattr(torch.profiler.profile, "start", torch.profiler.profile.start)
+    program = Program(words=("t.py",), module=None, path=tmp_path / "t.py", arguments=(), folder=tmp_path)
+    profiled = ProfiledScript(request(Mode.TRACE, steps=1), program)
+    assert profiled.session._limits.filled(Device.CUDA) == (2, 1, 0.0)
 
 
 class FakeCuda:
-    """What is done to the GPU, in order; ranges by name, one at a time."""
+    """Records CUDA calls in order: a range's name when it opens, `-` when it closes."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[str] = []
@@ -362,8 +357,8 @@ class FakeCuda:
         monkeypatch.setattr(cuda.nvtx, "range_end", lambda _: self.calls.append("-"))
         monkeypatch.setattr(cuda, "mem_get_info", lambda: (5, 9))
         monkeypatch.setattr(cuda, "get_device_properties", lambda: SimpleNamespace(name="NVIDIA L4", major=8, minor=9))
-        monkeypatch.setattr(trainers, "calibration_products", lambda _: {"fp32": lambda: self.calls.append("product")})
-        monkeypatch.setattr(trainers, "kernels_of", lambda _: 1)
+        monkeypatch.setattr(answers, "calibration_products", lambda _: {"fp32": lambda: self.calls.append("product")})
+        monkeypatch.setattr(answers, "kernels_of", lambda _: 1)
 
     def _open(self, name: str) -> int:
         self.calls.append(name)
@@ -444,7 +439,7 @@ def test_a_step_that_is_no_whole_one_is_said_to_be(
 
 def test_counting_says_after_which_steps_whole_ones_come(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu, tool = FakeCuda(monkeypatch), Count(request(Mode.COUNT, steps=3))
-    monkeypatch.setattr(script_tools, "_kernels_of", lambda *_: next(gpu.kernels))
+    monkeypatch.setattr(answers, "kernels_in", lambda _: next(gpu.kernels))
     monkeypatch.setattr(script_tools, "_Profiler", lambda **_: SimpleNamespace(start=lambda: None, stop=lambda: None))
     receiver = warmed_up(tool, FakeSession())
     take(receiver, *USUAL)  # step 2, behind a gap

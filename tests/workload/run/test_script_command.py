@@ -1,13 +1,12 @@
-"""The command line of `python -m rooflaunch script`, and what is refused before a script runs."""
+"""The command line of `python -m rooflaunch script`, its errors, and the ends of scripts."""
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.workload.script_stage import measured
+from tests.workload.conftest import in_a_copy
+from tests.workload.script_stage import measured, trainer
 from workload import cli
 from workload.contract import bundle
 from workload.contract.errors import ExitCode, UsageError
@@ -185,21 +184,12 @@ ENDS: dict[str, tuple[str, int, str, str, str | None]] = {
         "hint: --warmup 0 --iterations 3, or more epochs",
         "failed",
     ),
-    "never trains": (
-        "import torch\nprint('well')",
-        6,
-        "well\n",
-        RUN_ALONE,
-        None,
-    ),
+    "never trains": ("import torch\nprint('well')", 6, "well\n", RUN_ALONE, None),
     "updates by hand": (
         f"{LOOP}model(torch.ones(4)).sum().backward()",
         2,
         "",
-        (
-            "hint: mark the end of a step in the script: `import rooflaunch`, then `rooflaunch.step_done()` "
-            "after each update"
-        ),
+        MARK_STEPS,
         None,
     ),
     "updates by hand for long": (
@@ -232,28 +222,24 @@ ENDS: dict[str, tuple[str, int, str, str, str | None]] = {
         "completed",
     ),
 }
-DAILY = {"fails later", "too few steps", "cleans up"}
 
 
-@pytest.mark.slow
-@pytest.mark.world
-@pytest.mark.skipif(sys.platform == "darwin", reason="copies a process that has loaded torch")
-@pytest.mark.parametrize("name", [name for name in ENDS if name in DAILY])
-def test_a_script_keeps_its_own_end(name: str, tmp_path: Path) -> None:
-    check_end(name, tmp_path)
-
-
-@pytest.mark.world
-@pytest.mark.skipif(sys.platform == "darwin", reason="copies a process that has loaded torch")
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in ENDS if name not in DAILY])
+@in_a_copy
+@pytest.mark.parametrize("name", ENDS)
 def test_every_script_keeps_its_own_end(name: str, tmp_path: Path) -> None:
-    check_end(name, tmp_path)
+    text, code, printed, last_line, status = ENDS[name]
+    script = tmp_path / "script.py"
+    script.write_text(text)
+    ran = measured(tmp_path / "run", script, options=("--warmup", "2", "--iterations", "5"))
+    assert (ran.code, ran.out) == (code, printed), ran.err
+    assert ran.err.rstrip("\n").endswith(last_line.format(name="script.py", folder=ran.folder))
+    assert (ran.record and ran.record["status"]) == status
+    if "raise" in text:
+        assert "Traceback (most recent call last):\n  File" in ran.err
+        assert "workload/script" not in ran.err, "the traceback is the script's alone"
 
 
-@pytest.mark.slow
-@pytest.mark.world
-@pytest.mark.skipif(sys.platform == "darwin", reason="copies a process that has loaded torch")
+@in_a_copy
 def test_a_refusal_is_said_once_and_a_script_that_goes_on_ends_by_itself(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(f"{BY_HAND}for _ in range(700):\n    loss().backward(); update([w.grad])\nprint('done')")
@@ -265,24 +251,23 @@ def test_a_refusal_is_said_once_and_a_script_that_goes_on_ends_by_itself(tmp_pat
 # Two phases of a script: their optimizers and steps, how the sentence on the measured one begins, and the note.
 HEAD, ALL = ("SGD", "model[1].parameters()"), ("SGD", "model.parameters()")
 ADAM = ("Adam", "model.parameters()")
+LONGEST = "the script's longest phase is measured, 20 steps; other phases:"
 PHASES = {
     "head, then all": (
         ((HEAD, 12), (ALL, 20)),
         "1 backward pass and 1 SGD step, 4 samples",
-        ("the script's longest phase is measured, 20 steps; other phases: 12 steps of 1 backward pass and 1 SGD step"),
+        f"{LONGEST} 12 steps of 1 backward pass and 1 SGD step",
     ),
     "SGD, then Adam": (
         ((ALL, 20), (ADAM, 12)),
         "1 backward pass and 1 SGD step, 4 samples",
-        ("the script's longest phase is measured, 20 steps; other phases: 12 steps of 1 backward pass and 1 Adam step"),
+        f"{LONGEST} 12 steps of 1 backward pass and 1 Adam step",
     ),
     "an optimizer an epoch": (((ADAM, 6),) * 5, "1 backward pass and 1 Adam step, 4 samples", None),
 }
 
 
-@pytest.mark.slow
-@pytest.mark.world
-@pytest.mark.skipif(sys.platform == "darwin", reason="copies a process that has loaded torch")
+@in_a_copy
 @pytest.mark.parametrize("name", PHASES)
 def test_the_longest_phase_is_measured(name: str, tmp_path: Path) -> None:
     phases, step, note = PHASES[name]
@@ -328,11 +313,9 @@ for (x,) in DataLoader(TensorDataset(torch.ones(8, 4)), batch_sampler=batches):
 """
 
 
-@pytest.mark.slow
-@pytest.mark.world
-@pytest.mark.skipif(sys.platform == "darwin", reason="copies a process that has loaded torch")
+@in_a_copy
 def test_steps_that_are_smaller_than_the_first_are_measured_all_the_same(tmp_path: Path) -> None:
-    """No step holds the samples that the first ones had: counting ends after some tries."""
+    """No later step has as many samples as the first ones: counting gives up after some steps."""
     script = tmp_path / "train.py"
     script.write_text(SMALLER_LATER)
     ran = measured(tmp_path / "run", script, options=("--warmup", "2", "--iterations", "5"))
@@ -340,9 +323,7 @@ def test_steps_that_are_smaller_than_the_first_are_measured_all_the_same(tmp_pat
     assert (ran.code, ran.record["timing"]["step_s"]["n"]) == (0, 5)
 
 
-@pytest.mark.slow
-@pytest.mark.world
-@pytest.mark.skipif(sys.platform == "darwin", reason="copies a process that has loaded torch")
+@in_a_copy
 def test_the_steps_of_an_optimizer_that_is_not_of_torch(tmp_path: Path) -> None:
     (tmp_path / "fastai").mkdir()
     (tmp_path / "fastai/__init__.py").touch()
@@ -359,24 +340,10 @@ def test_the_steps_of_an_optimizer_that_is_not_of_torch(tmp_path: Path) -> None:
 
 @pytest.mark.world
 def test_a_script_that_needs_no_torch(tmp_path: Path) -> None:
-    """In a process of its own: the others here are copies of one that has loaded torch."""
+    """A new process, because the copies that other tests use have loaded torch."""
     (tmp_path / "script.py").write_text("print('well')")
-    words = [sys.executable, "-m", "workload", "script", "--", "script.py"]
-    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
-    ran = subprocess.run(words, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=100, check=False)
-    assert (ran.returncode, ran.stdout) == (6, "well\n"), ran.stderr
-    assert ran.stderr.endswith("\nhint: name the script that trains, not a script that starts it\n")
+    with trainer(tmp_path, "script", "--", "script.py") as process:
+        output, error = process.communicate(timeout=100)
+    assert (process.returncode, output) == (6, "well\n"), error
+    assert error.endswith("\nhint: name the script that trains, not a script that starts it\n")
     assert not (tmp_path / "results").exists()
-
-
-def check_end(name: str, tmp_path: Path) -> None:
-    text, code, printed, last_line, status = ENDS[name]
-    script = tmp_path / "script.py"
-    script.write_text(text)
-    ran = measured(tmp_path / "run", script, options=("--warmup", "2", "--iterations", "5"))
-    assert (ran.code, ran.out) == (code, printed), ran.err
-    assert ran.err.rstrip("\n").endswith(last_line.format(name="script.py", folder=ran.folder))
-    assert (ran.record and ran.record["status"]) == status
-    if "raise" in text:
-        assert "Traceback (most recent call last):\n  File" in ran.err
-        assert "workload/script" not in ran.err, "the traceback is the script's alone"

@@ -1,13 +1,11 @@
-"""The trainer as a user runs it: tiny configurations, real steps, real bundles."""
+"""Real runs of the trainer with tiny configurations, and their bundles."""
 
 import errno
 import json
 import logging
-import os
 import resource
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -22,13 +20,14 @@ import pytest
 import torch
 
 from tests.waiting import until
+from tests.workload.script_stage import trainer
 from workload import cli
 from workload.contract import bundle
 from workload.contract.environment_record import DeviceFacts, Environment
 from workload.contract.errors import ExitCode
 from workload.contract.record import Record, Spec, Status, Timing
 from workload.contract.spec import Device, RunSpec
-from workload.measure import ceiling_rates, settle
+from workload.measure import settle
 from workload.model import models
 from workload.run import train
 
@@ -83,6 +82,9 @@ def test_completed_run_holds_together(capsys: pytest.CaptureFixture[str]) -> Non
     assert record["spec_origin"]["seed"] == "default"
     assert record["usage"]["max_rss_bytes"] > 100e6
     assert record["environment"]["place"] == "local-cpu"
+    assert timing["skipped_steps"] is None, "only AMP skips steps"
+    assert torch.get_float32_matmul_precision() == "highest", "fp32 is fp32"
+    assert not torch.backends.cudnn.allow_tf32
 
 
 @dataclass
@@ -123,7 +125,7 @@ def test_a_measured_region_has_a_least_duration(
 def test_steps_are_added_and_counted(
     images: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a clock that a step moves by 0.2 s."""
+    """Each step advances a fake clock by 0.2 s."""
     ticks = counter()
     monkeypatch.setattr(train, "at_least", partial(train.at_least, now=lambda: 0.2 * next(ticks)))
     data = ["--dataset", str(images), "--workers", "0"]
@@ -153,11 +155,6 @@ def test_steps_that_amp_skipped_are_recorded_and_said(
     note = "AMP skipped 2 of 4 measured steps: a gradient overflowed in fp16, and the optimizer was skipped"
     assert note in record["notes"]
     assert f"note       {note}" in capsys.readouterr().err
-
-
-def test_without_amp_nothing_is_said_of_skipped_steps() -> None:
-    _, folder = run("--iterations", "1")
-    assert record_of(folder)["timing"]["skipped_steps"] is None
 
 
 def test_random_labels_are_learned() -> None:
@@ -201,12 +198,6 @@ def test_accumulation_counts_every_batch() -> None:
     assert flop[0] == pytest.approx(4 * flop[1])
 
 
-def test_fp32_is_fp32() -> None:
-    run("--iterations", "1")
-    assert torch.get_float32_matmul_precision() == "highest"
-    assert not torch.backends.cudnn.allow_tf32
-
-
 @pytest.mark.parametrize(
     ("device", "used", "waited", "note"),
     [
@@ -247,31 +238,17 @@ def test_image_folder_shows_data_waits(images: Path) -> None:
     assert record["environment"]["host"]["dataset_storage"]["mount_point"]
 
 
-@pytest.fixture
-def without_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The machine that tests run on may be as busy as it likes: its ceilings count as clean."""
-    monkeypatch.setattr(ceiling_rates.MeasuredRate, "doubt", None)
-
-
 @pytest.mark.usefixtures("without_doubt")
-def test_ceilings_come_first_and_are_reused() -> None:
-    _, first = run("--iterations", "1", ceilings=True)
-    _, second = run("--iterations", "1", ceilings=True)
-    measured, reused = record_of(first), record_of(second)
-    assert measured["ceilings"]["age_s"] == 0
+def test_ceilings_come_first_and_are_reused_unless_fresh_ones_are_requested() -> None:
+    lines: tuple[list[str], ...] = ([], [], ["--fresh-ceilings"])
+    measured, reused, fresh = (record_of(run("--iterations", "1", *words, ceilings=True)[1]) for words in lines)
+    assert measured["ceilings"]["age_s"] == fresh["ceilings"]["age_s"] == 0
     assert reused["ceilings"]["age_s"] > 0
     assert measured["ceilings"]["flop_per_s"] == reused["ceilings"]["flop_per_s"]
     assert list(measured["timing"]["phases"]).index("ceilings") < list(measured["timing"]["phases"]).index("warmup")
     theoretical_s = measured["complexity"]["theoretical_step_s"]
     assert 0 < theoretical_s < measured["timing"]["step_s"]["median"]
     assert measured["bound"]["bound"] in {"input", "overhead", "compute", "memory", "neither", None}
-
-
-@pytest.mark.usefixtures("without_doubt")
-def test_fresh_ceilings() -> None:
-    run("--iterations", "1", ceilings=True)
-    _, second = run("--iterations", "1", "--fresh-ceilings", ceilings=True)
-    assert record_of(second)["ceilings"]["age_s"] == 0
 
 
 def in_a_block(**context: object) -> list[str]:
@@ -441,7 +418,7 @@ def test_step_that_fails_keeps_what_was_measured(
 
 
 def test_the_time_of_a_step_that_was_broken_off_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its images are not either: together they would say less images/s than there were."""
+    """The images of an unfinished step do not count, so its time must not count either."""
     plain, taken, unfinished_s = models.loss, counter(), 3.0
 
     def loss(*given: torch.Tensor) -> torch.Tensor:
@@ -471,7 +448,7 @@ def any_algorithm() -> Iterator[None]:
 def test_an_operation_that_is_never_deterministic_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`put_` is one on a CPU too; on a GPU the backward pass of adaptive pooling (alexnet, vgg) is."""
+    """`put_` has no deterministic version on a CPU; on a GPU the backward pass of adaptive pooling has none."""
 
     def loss(output: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
         torch.zeros(3).put_(torch.tensor([0]), torch.tensor([1.0]))
@@ -520,11 +497,7 @@ def fail_at(step: int, error: Exception, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def start(*words: str, file_limit_bytes: int | None = None) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "workload", "train", *TINY, "-o", "out", "--no-ceilings", *words]
-    root = str(Path(__file__).parents[3])
-    # One thread: two processes whose threads spin for the same cores slow each other down tenfold.
-    environment = os.environ | {"PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    process = trainer(Path(), "train", *TINY, "-o", "out", "--no-ceilings", *words)
     if file_limit_bytes:
         resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (file_limit_bytes, file_limit_bytes))
     return process
@@ -602,7 +575,7 @@ def test_disk_that_fills_up_is_said() -> None:
 @AT_NIGHT
 @pytest.mark.parametrize("precision", ["bf16", "amp"])
 def test_reduced_precision_runs_on_any_cpu(precision: str) -> None:
-    """In a process of its own: what this CPU cannot do has to be found before oneDNN is first used."""
+    """A new process, because missing instructions of this CPU must be found before oneDNN is first used."""
     with start("--iterations", "2", "--precision", precision) as process:
         output, error = process.communicate(timeout=120)
     assert process.returncode == 0, error

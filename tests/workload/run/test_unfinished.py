@@ -4,9 +4,8 @@ from pathlib import Path
 import pytest
 
 from workload.contract import bundle
-from workload.contract.bundle import Status
 from workload.contract.errors import InterruptedRunError, OutOfDeviceMemoryError, RunFailedError
-from workload.contract.record import Record, Repeat, Spec
+from workload.contract.record import Record, Repeat, Spec, Status
 from workload.contract.spec import Context, Device, RunSpec
 from workload.run import unfinished
 

@@ -22,7 +22,7 @@ from launcher.protocol.task import TaskRun
 from tests.launcher.backends.gcp.fake_compute import Vm
 from tests.workload.storage.gcs_server import GcsServer
 from workload.contract import bundle
-from workload.contract.bundle import Status
+from workload.contract.record import Status
 
 # What the phases take, in seconds: facts/gce.md has 3 min 35 s from insert to a usable VM (preinstalled driver), and no
 # figures for its parts or for what follows.
