@@ -15,7 +15,7 @@ import numpy as np
 from scipy.signal import lfilter
 from scipy.stats import ttest_ind
 
-from analysis.statistics import comparison, components, explained, intervals, periods, steady, trend
+from analysis.statistics import autocorrelation, comparison, components, intervals, periods, steady, trend
 from analysis.statistics.samples import Floats, Interval
 
 STEPS = 100
@@ -130,7 +130,9 @@ def shares(rng: np.random.Generator, scale: float) -> Iterator[str]:
         times = correlation * clock + np.sqrt(1 - correlation**2) * rest
         truth = (6 / np.pi * np.arcsin(correlation / 2)) ** 2
         name = f"share explained, 200 steps, correlation {correlation}, rho {rho}"
-        yield row(name, ((explained.share_explained(a, b).interval, truth) for a, b in zip(times, clock, strict=True)))
+        yield row(
+            name, ((autocorrelation.share_explained(a, b).interval, truth) for a, b in zip(times, clock, strict=True))
+        )
 
 
 def alarms(rng: np.random.Generator, scale: float) -> Iterator[str]:

@@ -33,8 +33,8 @@ def main(folders: Sequence[str]) -> int:
     code = ExitCode.DONE
     for folder in folders:
         try:
-            found = read(Path(folder))
-            print(f"{found.record.run_id}: {found.record.status}, {len(found.files)} files verified")
+            bundle = read(Path(folder))
+            print(f"{bundle.record.run_id}: {bundle.record.status}, {len(bundle.files)} files verified")
         except RooflaunchError as error:
             print(error.report(), file=sys.stderr)
             code = ExitCode.BAD_BUNDLE

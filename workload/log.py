@@ -127,6 +127,6 @@ class Progress:
     def _counts(self, done: int) -> str:
         elapsed_s = self._now() - self._started_s
         rate = done * self._images_per_step / elapsed_s if elapsed_s > 0 else 0.0
-        left_s = elapsed_s * (self._total - done) / done if done else None
-        left = f", {left_s:.0f} s left" if left_s else ""
-        return f"{done}/{self._total} steps, {rate:.1f} images/s{left}"
+        remaining_s = elapsed_s * (self._total - done) / done if done else None
+        remaining = f", {remaining_s:.0f} s left" if remaining_s else ""
+        return f"{done}/{self._total} steps, {rate:.1f} images/s{remaining}"

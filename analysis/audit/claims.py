@@ -83,8 +83,8 @@ def read(path: Path) -> list[Claim]:
     unknown = [name for name in lines.fieldnames or () if name not in known]
     lacking = [name for name in REQUIRED if name not in (lines.fieldnames or ())]
     if unknown or lacking:
-        what = f"has the unknown column '{unknown[0][:80]}'" if unknown else f"has no column {lacking[0]}"
-        raise UsageError(f"'{path}' {what}", hint=f"columns: {', '.join(known)}")
+        fault = f"has the unknown column '{unknown[0][:80]}'" if unknown else f"has no column {lacking[0]}"
+        raise UsageError(f"'{path}' {fault}", hint=f"columns: {', '.join(known)}")
     try:
         return [_claim(path, number, row) for number, row in enumerate(lines, start=2)]
     except csv.Error as error:
@@ -184,9 +184,9 @@ def wrong_peak(claim: Claim) -> str | None:
     if low * (1 - PEAK_WITHIN) <= stated <= high * (1 + PEAK_WITHIN):
         return None
     span = f"{low / 1e12:g} to {high / 1e12:g}" if low < high else f"{high / 1e12:g}"
-    of = sorted({gpu.gpu for gpu in peaks.gpus() for row in gpu.peaks if row.tflop_per_s * 1e12 == stated})
-    whose = f", which is that of {', '.join(of)}" if of else ""
-    return f"{stated / 1e12:g} TFLOP/s{whose}; {peak.gpu} has {span}"
+    owners = sorted({gpu.gpu for gpu in peaks.gpus() for row in gpu.peaks if row.tflop_per_s * 1e12 == stated})
+    owner_words = f", which is that of {', '.join(owners)}" if owners else ""
+    return f"{stated / 1e12:g} TFLOP/s{owner_words}; {peak.gpu} has {span}"
 
 
 def above_peak(claim: Claim) -> str | None:

@@ -68,29 +68,29 @@ def labels_disagree(case: Case) -> str | None:
 
 def _device_labels(case: Case) -> Iterator[str]:
     device, capability = case["device_name"], case["compute_capability"]
-    for what, text in _labels(case):
+    for source, text in _labels(case):
         for gpu in sorted(gpus_named(text)):
             known = gpus_named(device) if device else set()
             if known and gpu not in known:
-                yield f"{what} '{text}' names {gpu}, the device is '{device}'"
+                yield f"{source} '{text}' names {gpu}, the device is '{device}'"
             elif capability and (expected := capability_of(gpu)) not in {None, capability}:
-                yield f"{what} '{text}' names {gpu}, compute capability {expected}; the device has {capability}"
+                yield f"{source} '{text}' names {gpu}, compute capability {expected}; the device has {capability}"
 
 
 def _labels(case: Case) -> Iterator[tuple[str, str]]:
     imported = case.record.imported
-    given, labels = (imported.given, imported.labels) if imported else (None, None)
+    options, labels = (imported.given, imported.labels) if imported else (None, None)
     # The import has compared these labels already.
     is_compared = bool(imported and imported.contradictions)
-    for what, text in (
+    for source, text in (
         ("the file", case["imported_file"]),
         ("the place", case["place"]),
-        ("--gpu", given.gpu if given and not is_compared else None),
+        ("--gpu", options.gpu if options and not is_compared else None),
         ("the file's label", labels.get("device_name") if labels and not is_compared else None),
         ("the device", case["device_name"]),
     ):
         if text:
-            yield what, text
+            yield source, text
 
 
 def _configuration_labels(case: Case) -> Iterator[str]:

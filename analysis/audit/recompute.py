@@ -1,7 +1,6 @@
 """Rules on the timing figures of run.json: each is computed again from steps.csv."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
@@ -22,83 +21,42 @@ ENDING_S = 0.2
 CLOCKS_WITHIN = 1e-3
 
 
-@dataclass(frozen=True, kw_only=True)
-class RecordedFigure:
-    """A figure of run.json: its column in `runs`, and a function that recomputes it from steps.csv."""
-
-    column: str
-    again: Callable[[Case], float | None]
-    # Largest change of the figure by the rounding in steps.csv.
-    rounding: Callable[[Case], float]
-
-    @property
-    def field(self) -> str:
-        """Path of the figure in run.json."""
-        return PLACES[self.column]
-
-
-def _nothing(_: Case) -> float:
-    return 0.0
-
-
-def _of_a_time(_: Case) -> float:
-    return ROUNDING_S
-
-
-def _of_a_share(case: Case) -> float:
-    return ROUNDING_S * case.step_s.size / case["measured_s"] if case["measured_s"] else 0.0
+def _known(values: Floats) -> Floats:
+    return values[np.isfinite(values)]
 
 
 def _described(name: str) -> Callable[[Case], float | None]:
-    def again(case: Case) -> float | None:
+    def figure(case: Case) -> float | None:
         seconds = _known(case.step_s)
         return getattr(StepSeconds.from_seconds(seconds.tolist()), name) if seconds.size else None
 
-    return again
-
-
-def _known(values: Floats) -> Floats:
-    return values[np.isfinite(values)]
+    return figure
 
 
 def _images(case: Case) -> float:
     return float(np.nansum(case.measured("images")))
 
 
-def _of_the_wall(seconds: Callable[[Case], Floats]) -> Callable[[Case], float | None]:
-    def again(case: Case) -> float | None:
-        return float(np.nansum(seconds(case))) / case["measured_s"] if case["measured_s"] else None
-
-    return again
+def _over_wall(total: Callable[[Case], float]) -> Callable[[Case], float | None]:
+    return lambda case: total(case) / case["measured_s"] if case["measured_s"] else None
 
 
-def _rate(case: Case) -> float | None:
-    return _images(case) / case["measured_s"] if case["measured_s"] else None
+# Figures of run.json by their column in `runs`, computed from steps.csv.
+FIGURES: Mapping[str, Callable[[Case], float | None]] = {
+    "images": _images,
+    "stated_images_per_s": _over_wall(_images),
+    "steps": lambda case: float(_known(case.step_s).size),
+    **{f"step_{name}_s": _described(name) for name in ("median", "mean", "stdev", "min", "max", "p5", "p95")},
+    "data_wait_fraction": _over_wall(lambda case: float(np.nansum(case.measured("data_s")))),
+    "explained_fraction": _over_wall(lambda case: float(np.nansum(case.iteration_s))),
+}
 
 
-FIGURES = (
-    RecordedFigure(column="images", again=_images, rounding=_nothing),
-    RecordedFigure(column="stated_images_per_s", again=_rate, rounding=_nothing),
-    RecordedFigure(
-        column="steps",
-        again=lambda case: float(_known(case.step_s).size),
-        rounding=_nothing,
-    ),
-    *(
-        RecordedFigure(column=f"step_{name}_s", again=_described(name), rounding=_of_a_time)
-        for name in ("median", "mean", "stdev", "min", "max", "p5", "p95")
-    ),
-    RecordedFigure(
-        column="data_wait_fraction",
-        again=_of_the_wall(lambda case: case.measured("data_s")),
-        rounding=_of_a_share,
-    ),
-    RecordedFigure(
-        column="explained_fraction",
-        again=_of_the_wall(lambda case: case.iteration_s),
-        rounding=_of_a_share,
-    ),
-)
+def _rounding(column: str, case: Case) -> float:
+    """Largest change of a figure by the rounding in steps.csv, in the unit of the figure."""
+    if column.endswith("_fraction"):
+        return ROUNDING_S * case.step_s.size / case["measured_s"] if case["measured_s"] else 0.0
+    return ROUNDING_S if column.startswith("step_") else 0.0
 
 
 def other_figures(case: Case) -> str | None:
@@ -110,15 +68,15 @@ def other_figures(case: Case) -> str | None:
 
 
 def _differing(case: Case) -> Iterator[str]:
-    for figure in FIGURES:
-        stated = case[figure.column]
+    for column, recompute in FIGURES.items():
+        stated = case[column]
         if stated is None:
             continue
-        again = figure.again(case)
-        if again is None:
-            yield f"{figure.field} is {stated:.6g}, but steps.csv gives no such figure"
-        elif abs(stated - again) > figure.rounding(case) + DIGITS * abs(again):
-            yield f"{figure.field} is {stated:.6g}, steps.csv gives {again:.6g}"
+        figure = recompute(case)
+        if figure is None:
+            yield f"{PLACES[column]} is {stated:.6g}, but steps.csv gives no such figure"
+        elif abs(stated - figure) > _rounding(column, case) + DIGITS * abs(figure):
+            yield f"{PLACES[column]} is {stated:.6g}, steps.csv gives {figure:.6g}"
 
 
 def other_wall_time(case: Case) -> str | None:

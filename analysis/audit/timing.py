@@ -71,9 +71,9 @@ def _denied(odd: Mask, timer: Floats, stamps: Floats) -> bool:
     return abs(_ratio(odd, stamps) - 1) <= STAMPS_ALIKE < abs(_ratio(odd, timer) - 1)
 
 
-def _denial(which: str, odd: Mask, timer: Floats, stamps: Floats) -> str:
+def _denial(steps: str, odd: Mask, timer: Floats, stamps: Floats) -> str:
     read, stamped = _ratio(odd, timer), _ratio(odd, stamps)
-    return f"{which}: the timer reads {percent(read)} of the other steps, the time stamps {percent(stamped)}"
+    return f"{steps}: the timer reads {percent(read)} of the other steps, the time stamps {percent(stamped)}"
 
 
 GAP_CURE = (
@@ -172,10 +172,12 @@ def short_warmup(case: Case) -> str | None:
     if moved <= CHANGE:
         return None
     ratio = float(np.median(first) / np.median(rest))
-    which = "the first step" if first.size == 1 else f"the first {first.size}"
-    take = "takes" if first.size == 1 else "take"
-    moves = "it moves" if first.size == 1 else "they move"
-    return f"{which} of {steps.size} steps {take} {ratio:.2f} x the rest; {moves} the mean by {signed_percent(moved)}"
+    subject = "the first step" if first.size == 1 else f"the first {first.size}"
+    verb = "takes" if first.size == 1 else "take"
+    effect = "it moves" if first.size == 1 else "they move"
+    return (
+        f"{subject} of {steps.size} steps {verb} {ratio:.2f} x the rest; {effect} the mean by {signed_percent(moved)}"
+    )
 
 
 def changed(case: Case) -> str | None:
@@ -189,8 +191,8 @@ def drifting(case: Case) -> str | None:
     if not state.drifts or state.drift is None or state.drift.change is None:
         return None
     change = state.drift.change
-    much = percent(abs(change), decimals=1)
-    return f"steps get {much} {'slower' if change > 0 else 'faster'} over {state.drift.n} steps"
+    size = percent(abs(change), decimals=1)
+    return f"steps get {size} {'slower' if change > 0 else 'faster'} over {state.drift.n} steps"
 
 
 def stalled(case: Case) -> str | None:
@@ -257,8 +259,8 @@ def broken_off(case: Case) -> str | None:
     if case["status"] in {Status.COMPLETED, Status.RUNNING}:
         return f"{done} of {planned:.0f} steps, and yet completed" if planned and 0 < done < planned else None
     # Steps that were added for --min-seconds have no planned number.
-    of = f"{done} of {planned:.0f} steps" if planned and done <= planned else counted(done, "step")
-    return f"{case['status'].replace('_', ' ')} after {of}"
+    progress = f"{done} of {planned:.0f} steps" if planned and done <= planned else counted(done, "step")
+    return f"{case['status'].replace('_', ' ')} after {progress}"
 
 
 def skipped_by_amp(case: Case) -> str | None:
@@ -277,8 +279,8 @@ def incomplete_series(evidence: AuditEvidence) -> Iterator[Hit]:
     for case in logs:
         siblings = [rows[other.run_id] for other in logs if _same_series(case, other)]
         if rows[case.run_id] < max(siblings):
-            what = f"{case['model']} at batch size {case['batch_size']:.0f}"
-            other_log = f"another log of {what} in '{case['place']}' has {max(siblings)}"
+            configuration = f"{case['model']} at batch size {case['batch_size']:.0f}"
+            other_log = f"another log of {configuration} in '{case['place']}' has {max(siblings)}"
             figure = f"stops after {counted(rows[case.run_id], 'row')}; {other_log}"
             yield Hit(subject=(case.run_id,), figure=figure)
 

@@ -211,11 +211,11 @@ def _by_what_differs(compared: Sequence[Case], options: _Options) -> Pairing:
         differing = [options.baseline[0]]
     pairings = [pairing for fact in differing if (pairing := _paired(compared, fact, options)).pairs]
     if not pairings:
-        where = f"they differ in {', '.join(map(label, differing))}" if differing else "they agree in everything"
+        difference = f"they differ in {', '.join(map(label, differing))}" if differing else "they agree in everything"
         runs = counted(len(compared), "measured run")
         raise NothingToDoError(
             f"nothing to compare: among {runs} no two differ in one fact and agree in everything else"
-            + (f"; {where}" if len(compared) > 1 else ""),
+            + (f"; {difference}" if len(compared) > 1 else ""),
             hint="add folders with other runs: analyze compare RESULTS MORE_RESULTS",
         )
     first, *others = pairings

@@ -62,22 +62,22 @@ def known_values(
     facts: Sequence[Mapping[str, Any]], first: str, more: Sequence[str]
 ) -> Mapping[Any, dict[str, set[Any]]]:
     """Known values of each column in `more`, by value of `first`; an unknown value is no difference."""
-    held: dict[Any, dict[str, set[Any]]] = defaultdict(lambda: defaultdict(set))
+    values: dict[Any, dict[str, set[Any]]] = defaultdict(lambda: defaultdict(set))
     for run in facts:
         for column in more:
             if run[column] is not None:
-                held[run[first]][column].add(run[column])
-    return held
+                values[run[first]][column].add(run[column])
+    return values
 
 
 def _named(
     facts: Sequence[Mapping[str, Any]], first: str, more: Sequence[str], forms: Mapping[str, Callable[[Any], str]]
 ) -> list[str]:
-    held = known_values(facts, first, more)
+    values = known_values(facts, first, more)
     short = unlike(run[first] if run[first] is not None else f"unknown {first.removesuffix('_name')}" for run in facts)
     names = []
     for run in facts:
-        varying = [column for column in more if len(held[run[first]][column]) > 1]
+        varying = [column for column in more if len(values[run[first]][column]) > 1]
         parts = [_part(forms.get(column, str), run[column], column) for column in varying]
         name = short[run[first] if run[first] is not None else f"unknown {first.removesuffix('_name')}"]
         names.append(f"{name} ({', '.join(parts)})" if parts else name)

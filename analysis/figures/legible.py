@@ -25,22 +25,22 @@ def legible(material: Material) -> tuple[Material, str]:
     represents the device: of those with the most configurations, the one with the middle throughput. Every point is
     still a measured one. The sentence is empty if nothing is left out.
     """
-    number_of = len(material.environments)
-    if number_of <= MOST_ENVIRONMENTS:
+    count = len(material.environments)
+    if count <= MOST_ENVIRONMENTS:
         return material, ""
     device_of = _devices(material)
     if len(set(device_of.values())) == 1:
         kept = _of_one_device(material, device_of)
-        what = f"{number_of} environments with one device: the {MOST_ENVIRONMENTS} fastest are drawn"
+        words = f"{count} environments with one device: the {MOST_ENVIRONMENTS} fastest are drawn"
     else:
-        kept, what = _by_device(material, device_of), f"{number_of} environments: each device is one of its machines"
+        kept = _by_device(material, device_of)
+        words = f"{count} environments: for each device and model, the machine with the middle throughput is drawn"
         drawn = list(dict.fromkeys(kept.values()))
-        what += ", for each model the one in the middle"
         if len(drawn) > MOST_ENVIRONMENTS:
             fastest = set(_order(material, kept)[:MOST_ENVIRONMENTS])
             kept = {pair: name for pair, name in kept.items() if name in fastest}
-            what += f"; of {counted(len(drawn), 'device')} the {MOST_ENVIRONMENTS} fastest"
-    return _reduced(material, kept), f"{what}; the tables show all. "
+            words += f"; of {counted(len(drawn), 'device')} the {MOST_ENVIRONMENTS} fastest"
+    return _reduced(material, kept), f"{words}; the tables show all. "
 
 
 def _devices(material: Material) -> dict[str, str]:

@@ -147,8 +147,8 @@ def _split(
         chosen = results if len(rows) == len(every) else replace(results, runs=results.runs.iloc[rows])
         part = table(chosen) if table else every
         if len(part):
-            held = every.iloc[rows]
-            known = dict(zip(_tuples(held, keys), _tuples(held, names), strict=True))
+            runs = every.iloc[rows]
+            known = dict(zip(_tuples(runs, keys), _tuples(runs, names), strict=True))
             looked_up = pd.DataFrame([known[key] for key in _tuples(part, keys)], columns=list(names), index=part.index)
             parts.append(pd.concat([part, looked_up], axis=1))
     return _plausible(pd.concat(parts, ignore_index=True)) if parts else pd.DataFrame()
@@ -166,8 +166,8 @@ def _rounds(every: pd.DataFrame, keys: Sequence[str], names: Sequence[str]) -> l
     seen: dict[tuple[Any, ...], dict[tuple[Any, ...], int]] = defaultdict(dict)
     rounds: dict[int, list[int]] = defaultdict(list)
     for number, (key, name) in enumerate(zip(_tuples(every, keys), _tuples(every, names), strict=True)):
-        held = seen[key]
-        rounds[held.setdefault(name, len(held))].append(number)
+        round_of = seen[key]
+        rounds[round_of.setdefault(name, len(round_of))].append(number)
     return list(rounds.values())
 
 
@@ -185,12 +185,12 @@ def by_speed(every: pd.DataFrame, table: pd.DataFrame, column: str) -> list[str]
 def _variants(facts: Sequence[Mapping[str, Any]]) -> list[str]:
     """Precision of each run, and other facts of the configuration that differ between runs of its model."""
     columns = [name for name in CONFIGURATION if name not in (*TASK, "batch_size", "precision")]
-    held = labels.known_values(facts, "model", columns)
+    values = labels.known_values(facts, "model", columns)
     return [
         ", ".join(
             [
                 labels.shown(run["precision"] or "unknown precision"),
-                *(labels.shown(shown(name, run[name])) for name in columns if len(held[run["model"]][name]) > 1),
+                *(labels.shown(shown(name, run[name])) for name in columns if len(values[run["model"]][name]) > 1),
             ]
         )
         for run in facts

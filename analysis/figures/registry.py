@@ -203,9 +203,9 @@ def _scaling(material: Material) -> Iterator[Figure]:
     if table.empty or table["env"].nunique() < 2:  # noqa: PLR2004
         return
     top = table.sort_values("relative").iloc[-1]
-    where = f"{top['series']} at batch {top['batch_size']:g}, {top['env']}"
+    point = f"{top['series']} at batch {top['batch_size']:g}, {top['env']}"
     gain = (
-        f"Largest gain: {number(top['relative'], 3)} times, {where}"
+        f"Largest gain: {number(top['relative'], 3)} times, {point}"
         if top["relative"] > 1
         else "No larger batch was faster than the smallest"
     )
@@ -227,7 +227,7 @@ def _efficiency(material: Material) -> Iterator[Figure]:
     yield Figure(
         name="efficiency_comparison",
         title="Attained share of the device's roof",
-        caption=f"{_shared(table, 'env', 'of')}FLOP of the formulas divided by the unprofiled step time, for the "
+        caption=f"{_shared(table, 'env', 'of')}The model's FLOP divided by the step time without a profiler, for the "
         "fastest configuration of each model and environment, divided by "
         f"{' and by '.join(roof.removeprefix('of ') for roof in roofs)} of its precision. "
         f"{_intervals(table, 'fraction')}",
@@ -265,9 +265,9 @@ def _models(material: Material) -> Iterator[Figure]:
         return
     yield Figure(
         name="model_comparison",
-        title=f"Models: work per {units.one(material.unit)} and throughput",
-        caption=f"{_shared(known, 'env')}Best throughput against training FLOP per {units.one(material.unit)}. On a "
-        "dotted diagonal the attained FLOP/s are equal: a model further up and to the right uses the device "
+        title=f"Models: work per {units.singular(material.unit)} and throughput",
+        caption=f"{_shared(known, 'env')}Best throughput against training FLOP per {units.singular(material.unit)}. "
+        "On a dotted diagonal the attained FLOP/s are equal: a model further up and to the right uses the device "
         f"better. {_intervals(known, 'images_per_s')}",
         text=_rate_text(known),
         chart=throughput.models(material, known),
@@ -427,9 +427,9 @@ def _in(table: pd.DataFrame, env: str) -> pd.DataFrame:
 # --- words
 
 
-def _first(items: Sequence[T], what: str) -> tuple[Sequence[T], str]:
+def _first(items: Sequence[T], noun: str) -> tuple[Sequence[T], str]:
     """The first `MOST_OF_A_KIND` items, and a sentence for their captions (empty if no item is left out)."""
-    left_out = f"The first {MOST_OF_A_KIND} of {len(items)} {what}. " if len(items) > MOST_OF_A_KIND else ""
+    left_out = f"The first {MOST_OF_A_KIND} of {len(items)} {noun}. " if len(items) > MOST_OF_A_KIND else ""
     return items[:MOST_OF_A_KIND], left_out
 
 
@@ -465,7 +465,7 @@ def _listed(parts: Sequence[str], total: int) -> str:
 def _rate_text(table: pd.DataFrame) -> str:
     rows = table.sort_values("images_per_s", ascending=False).to_dict("records")
     parts = [
-        f"{row['series']}, batch {_batch(row)}, {row['env']}: {number(row['images_per_s'])} {units.of(row)}/s"
+        f"{row['series']}, batch {_batch(row)}, {row['env']}: {number(row['images_per_s'])} {units.unit_of(row)}/s"
         f"{_between(row)}"
         for row in rows[:MOST_LISTED]
     ]
@@ -499,9 +499,9 @@ def _roofline_caption(points: pd.DataFrame, roofs: pd.DataFrame) -> str:
 def _source_caption(points: pd.DataFrame) -> str:
     meanings = {
         "counters": "Filled points: FLOP and DRAM bytes from the GPU's counters.",
-        "under the profiler": "Pale points: the kernels of a profile, by their own time, not by the time of a step.",
-        "modelled": "Hollow points: FLOP by formula and modelled bytes. The dashed line goes from each operation using "
-        "memory (low intensity) to every tensor moved once (high intensity).",
+        "under the profiler": "Pale points: rates of a profile's kernels over their own time, not over a step's time.",
+        "modelled": "Hollow points: FLOP by formula, bytes by a model. The dashed line goes from the bytes if every "
+        "operation reads and writes memory (low intensity) to those if every tensor is moved once (high intensity).",
     }
     texts = [text for source, text in meanings.items() if source in set(points["source"])]
     if "note" in points and points["note"].astype(str).str.contains(TRACED_TIME, regex=False).any():

@@ -38,7 +38,7 @@ LOG_FROM = 30.0
 # as the figures, and would press them against zero. A longer one ends in an arrowhead.
 MOST_OF_A_BAR = 3.0
 ARROW_SIZE = 55
-# Characters per line of a name beside an axis or in a legend: two fit side by side on a phone.
+# Most characters per line of a name, at an axis and in a legend: short enough for a phone.
 AXIS_CHARACTERS, LEGEND_CHARACTERS = 20, 40
 # Beyond these decimals or this size, an exponent is easier to read.
 MOST_DECIMALS, MOST_PLAIN = 6, 1e7
@@ -228,7 +228,7 @@ def picked(table: pd.DataFrame, *fields: str) -> tuple[list[alt.Parameter], Any]
 
 
 def layered(layers: Iterable[Any], parameters: Sequence[alt.Parameter], *, width: int = WIDTH, height: int) -> Drawing:
-    """Chart of several layers, with the parameters of `picked`."""
+    """Chart of several layers; `parameters`: what a click on a legend entry selects, from `picked`."""
     return alt.layer(*layers).add_params(*parameters).properties(width=width, height=height)
 
 

@@ -11,15 +11,7 @@ from analysis.loading.rows import rows as rows_of
 from analysis.report import words
 from analysis.report.content import Picture, Report, Section, figures_of
 from analysis.report.evidence import ReportEvidence
-from analysis.report.sections import (
-    answer,
-    complexity,
-    context,
-    design,
-    measurements,
-    rooflines,
-    variability,
-)
+from analysis.report.sections import answer, complexity, context, measurements, rooflines
 from workload.contract.text import counted
 
 # Sections to act on come first; the sections that support them are folded.
@@ -27,9 +19,9 @@ SECTIONS: tuple[Callable[[ReportEvidence], Section], ...] = (
     answer.section,
     measurements.section,
     rooflines.section,
-    variability.section,
+    measurements.variability,
     context.audit,
-    design.section,
+    context.method,
     complexity.section,
     context.environment,
     context.reproduce,
@@ -67,15 +59,15 @@ def _units(runs: pd.DataFrame, unit: str) -> list[str]:
         return []
     models: dict[str, list[str]] = {}
     for row in rows_of(runs[["model", "unit"]]):
-        models.setdefault(units.of(row), []).append(row["model"])
+        models.setdefault(units.unit_of(row), []).append(row["model"])
     return ["units: " + ", ".join(f"{unit} ({words.listed(names)})" for unit, names in models.items())]
 
 
 def _findings(evidence: ReportEvidence) -> list[str]:
     """Number of findings by severity: `audit: 2 warnings, 3 notes`."""
     counts = Counter(finding.severity for finding in evidence.findings)
-    found = [counted(counts[severity], str(severity)) for severity in Severity if counts[severity]]
-    return [f"audit: {', '.join(found)}"] if found else []
+    parts = [counted(counts[severity], str(severity)) for severity in Severity if counts[severity]]
+    return [f"audit: {', '.join(parts)}"] if parts else []
 
 
 def _configurations(evidence: ReportEvidence) -> int:

@@ -52,15 +52,17 @@ def command(record: Record) -> str:
     except UsageError:
         return "# its spec cannot be read"
     words_of_spec = [printable(word) for word in arguments(spec)]
-    where = record.environment
-    match where.backend or "local":
+    environment = record.environment
+    match environment.backend or "local":
         case "local":
-            return shlex.join([*_local(where, spec), *_without_device(words_of_spec)])
+            return shlex.join([*_local(environment, spec), *_without_device(words_of_spec)])
         case "gcp":
-            gpu = _gpu(where)
+            gpu = _gpu(environment)
             if gpu is None:
                 return "# it ran on Compute Engine, on a GPU whose name is not in its bundle"
-            return shlex.join(["launch", "gcp", "--gpu", gpu, *_machine(where.cloud), *_without_device(words_of_spec)])
+            return shlex.join(
+                ["launch", "gcp", "--gpu", gpu, *_machine(environment.cloud), *_without_device(words_of_spec)]
+            )
         case _:
             # For any other backend: on a similar machine, the trainer itself does the same.
             return shlex.join(["python", "-m", "workload", "train", *words_of_spec])
@@ -83,28 +85,28 @@ def _script(spec: Spec) -> str:
 
 def _import(imported: Imported) -> str:
     """`analyze import FILE` with the options of the original import."""
-    given = encode(imported.given) if imported.given else {}
+    options = encode(imported.given) if imported.given else {}
     options_given = [
-        word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", printable(str(value)))
+        word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", printable(str(value)))
     ]
     return shlex.join(["analyze", "import", printable(imported.file or "FILE"), *options_given])
 
 
-def _local(where: Environment, spec: RunSpec) -> list[str]:
-    chosen = ["--runtime", where.runtime] if where.runtime in ("process", "docker") else []
+def _local(environment: Environment, spec: RunSpec) -> list[str]:
+    chosen = ["--runtime", environment.runtime] if environment.runtime in ("process", "docker") else []
     device = [f"--{spec.device}"] if spec.device is not Device.AUTO else []
     return ["launch", "local", *chosen, *device]
 
 
-def _gpu(where: Environment) -> str | None:
+def _gpu(environment: Environment) -> str | None:
     """The GPU's name for the launcher, as `t4`: from the place, which contains GPU and zone, else from the device.
 
     If several devices share a name, the memory distinguishes them. None if unknown.
     """
-    place, zone = where.place or "", (where.cloud and where.cloud.zone) or ""
+    place, zone = environment.place or "", (environment.cloud and environment.cloud.zone) or ""
     if zone and place.startswith("gcp-") and place.endswith(f"-{zone}"):
         return printable(place.removeprefix("gcp-").removesuffix(f"-{zone}"))
-    gpu = peaks.find_gpu(where.device.name, memory_bytes=where.device.memory_total_bytes)
+    gpu = peaks.find_gpu(environment.device.name, memory_bytes=environment.device.memory_total_bytes)
     return ON_COMPUTE_ENGINE.get(gpu.gpu) if gpu else None
 
 

@@ -17,16 +17,21 @@ ABSENT = "\N{EN DASH}"
 ROWS_UNFOLDED = 24
 # Most characters of a text; a bundle may contain a text of any length.
 MOST_CHARACTERS = 5000
+
+
+def facts(**headings: str) -> tuple[Column, ...]:
+    """Columns of facts, by name, with their headings."""
+    return tuple(Column(name=name, heading=heading, role=Role.FACT) for name, heading in headings.items())
+
+
 # Columns that name a configuration: by the names of figures, and by the facts of its runs.
 OF_FIGURES = (
-    Column(name="env", heading="environment", role=Role.FACT),
-    Column(name="task", heading="model", role=Role.FACT),
+    *facts(env="environment", task="model"),
     Column(name="batch_size", heading="batch", digits=0),
     Column(name="variant", heading="precision", role=Role.FACT),
 )
 OF_FACTS = (
-    Column(name="place", heading="environment", role=Role.FACT),
-    Column(name="model", heading="model", role=Role.FACT),
+    *facts(place="environment", model="model"),
     Column(name="batch_size", heading="batch", digits=0),
     Column(name="precision", heading="precision", role=Role.FACT),
 )
@@ -87,7 +92,7 @@ def between(low: Any, high: Any, digits: int = 3) -> str:
 
 def rate_with_interval(row: Mapping[str, Any], field: str = "images_per_s", unit: str | None = None) -> str:
     """`123 images/s (95 % interval 120 to 126, 3 runs)`, or the reason why there is no interval."""
-    shown = f"{figure(row[field], 4)} {unit or f'{units.of(row)}/s'}"
+    shown = f"{figure(row[field], 4)} {unit or f'{units.unit_of(row)}/s'}"
     if is_known(row.get(f"{field}_low")):
         ends = between(row[f"{field}_low"], row[f"{field}_high"], 4)
         return f"{shown} (95 % interval {ends}, {counted(int(row['runs']), 'run')})"

@@ -1,4 +1,4 @@
-"""Autocorrelation of step times, and the number of independent steps that a run is worth."""
+"""Correlation of step times with earlier ones, and with a covariate, for example clock or temperature."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ import numpy.typing as npt
 from scipy.special import ndtri
 from scipy.stats import rankdata
 
-from analysis.statistics.samples import Floats, ordered
+from analysis.statistics.samples import LEVEL, Estimate, Floats, Interval, Method, ordered
 from workload.contract.text import counted
 
 # Fewer steps cannot show a correlation: the standard error of one lag is 1 / sqrt(n) > 0.35.
@@ -17,6 +17,8 @@ LEAST_STEPS = 8
 # with lag 1 = 0.95 a third of the series get no interval, the others' intervals cover 86 %
 # (benchmarks/coverage.py).
 LEAST_FOR_INTERVAL = 100
+# An interval of a correlation needs more than 3 + z^2 / 9 independent pairs to be informative.
+LEAST_EFFECTIVE_PAIRS = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +76,9 @@ def too_short(steps: int) -> str | None:
     """Reason why this number of steps gives no interval; None if it is enough."""
     if steps >= LEAST_FOR_INTERVAL:
         return None
-    return f"{counted(steps, 'step')}: at least {LEAST_FOR_INTERVAL} tell how they correlate: no interval"
+    return (
+        f"{counted(steps, 'step')}: no interval, because {LEAST_FOR_INTERVAL} are needed to estimate their correlation"
+    )
 
 
 def cautious_time(scores: Floats, *, trend: bool = False) -> float:
@@ -99,3 +103,67 @@ def unbiased_lag1(rho: float, *, n: float, runs: int = 1, trend: bool = False) -
         return 0.0
     unbiased = (n * rho + 2) / (n - 5) if trend else (n * rho + 1) / (n - 4)
     return float(min(unbiased, 1 - 2 / n))
+
+
+# --- covariates
+
+
+def share_explained(values: npt.ArrayLike, covariate: npt.ArrayLike, *, level: float = LEVEL) -> Estimate:
+    """Squared rank correlation (Spearman), 0 to 1, of two series in the order of time; incomplete pairs are dropped.
+
+    With ranks, a few slow steps do not matter, and 1 / clock explains as much as the clock. Two slow waves correlate by
+    chance, so the interval counts effective pairs: n / (1 + 2 x sum of the products of both autocorrelations)
+    (Bartlett, JRSS 98, 1935). Fisher's z with the standard error of Bonett & Wright, Psychometrika 65 (2000). Raises
+    `ValueError` if the shapes differ or are not 1-D.
+    """
+    first, second = (np.atleast_1d(np.asarray(side, dtype=np.float64)) for side in (values, covariate))
+    if first.shape != second.shape or first.ndim != 1:
+        raise ValueError(f"two series of equal length are needed; got shapes {first.shape} and {second.shape}")
+    known = np.isfinite(first) & np.isfinite(second)
+    first, second = first[known], second[known]
+    n = first.size
+    if refusal := _no_share(first, second):
+        return Estimate(value=None, n=n, reason=refusal)
+    ranks = np.asarray(rankdata(first), dtype=np.float64), np.asarray(rankdata(second), dtype=np.float64)
+    correlation = float(np.clip(np.corrcoef(*ranks)[0, 1], -1.0, 1.0))
+    effective = effective_pairs(*ranks)
+    if effective < LEAST_EFFECTIVE_PAIRS:
+        reason = f"{n} pairs are worth {effective:.1f} independent ones: no interval"
+        return Estimate(value=correlation**2, n=n, reason=reason)
+    low, high = _squared(*_fisher(correlation, effective=effective, level=level))
+    interval = Interval(low=low, high=high, level=level, method=Method.FISHER_Z)
+    chance = "" if low > 0 else ": the explained share may be chance"
+    reason = f"{n} pairs are worth {effective:.0f} independent ones{chance}"
+    return Estimate(value=correlation**2, interval=interval, n=n, reason=reason)
+
+
+def _no_share(first: Floats, second: Floats) -> str | None:
+    if first.size < LEAST_STEPS:
+        return f"{counted(first.size, 'pair')}: at least {LEAST_STEPS} are needed"
+    if np.ptp(first) == 0:
+        return "the values do not vary: nothing to explain"
+    if np.ptp(second) == 0:
+        return "the covariate does not vary: it explains nothing"
+    return None
+
+
+def effective_pairs(first: Floats, second: Floats) -> float:
+    """Number of independent pairs, at most n; the sum stops at the first pair of products below 0 (Geyer's rule)."""
+    products = acf(first)[1:] * acf(second)[1:]
+    pairs = products[: products.size // 2 * 2].reshape(-1, 2).sum(axis=1)
+    positive = pairs > 0
+    stop = pairs.size if positive.all() else int(np.argmin(positive))
+    return float(first.size / max(1.0, 1 + 2 * pairs[:stop].sum()))
+
+
+def _fisher(correlation: float, *, effective: float, level: float) -> tuple[float, float]:
+    if abs(correlation) == 1:
+        return correlation, correlation
+    reach = float(ndtri((1 + level) / 2)) * np.sqrt((1 + correlation**2 / 2) / (effective - 3))
+    middle = np.arctanh(correlation)
+    return float(np.tanh(middle - reach)), float(np.tanh(middle + reach))
+
+
+def _squared(low: float, high: float) -> tuple[float, float]:
+    ends = sorted((low**2, high**2))
+    return (0.0 if low < 0 < high else ends[0]), ends[1]

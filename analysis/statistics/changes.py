@@ -134,7 +134,7 @@ def scan(series: Floats) -> Scan | None:
     is_line = line_gain > gains[best]
     fit, at = (line, 0) if is_line else (split, best)
     start, stop = int(starts[best]), int(stops[best])
-    found = Scan(
+    change = Scan(
         shape=Shape.LINE if is_line else Shape.SHIFT if stop == n else Shape.PHASE,
         start=0 if is_line else start * width,
         stop=series.size if is_line or stop == n else stop * width,
@@ -145,7 +145,7 @@ def scan(series: Floats) -> Scan | None:
         lag1=unbiased_after_change(float(fit.lag1[at]), n=n),
         points=n,
     )
-    return replace(found, is_wave=found.certain and not is_line and _is_wave(points, start, stop))
+    return replace(change, is_wave=change.certain and not is_line and _is_wave(points, start, stop))
 
 
 def _is_wave(points: Floats, start: int, stop: int) -> bool:
@@ -196,7 +196,7 @@ def _split(points: Floats, starts: Indices, stops: Indices) -> _Fit:
     sizes = stops - starts
     inside = sums[stops] - sums[starts]
     level, other = inside / sizes, -inside / (n - sizes)
-    # Sums of the fitted level times the previous point, times the next point, and times the next level.
+    # Three sums of products: fitted level x previous point, fitted level x next point, fitted level x next level.
     before = other * sums[n - 1] + (level - other) * (sums[stops - 1] - sums[starts - 1])
     after = other * (sums[n] - sums[1]) + (level - other) * (
         sums[np.minimum(stops + 1, n)] - sums[np.minimum(starts + 1, n)]

@@ -248,14 +248,14 @@ def compare_within_blocks(
     """
     blocks = shared_blocks(baseline, other)
     first, second = ([_logs(side[block]) for block in blocks] for side in (baseline, other))
-    found = contrast or _contrast(baseline, other)
-    difference, reason = difference_of(found)
+    used = contrast or _contrast(baseline, other)
+    difference, reason = difference_of(used)
     runs = [np.concatenate(side) if side else np.empty(0) for side in (first, second)]
     offered = sum(np.size(figures) for side in (baseline, other) for figures in side.values())
     left_out = offered - runs[0].size - runs[1].size
     reasons = [reason, f"{counted(left_out, 'run')} without a partner in the same block left out" if left_out else None]
     return Comparison(
-        ratio=None if found.value is None else _ratio(found.value),
+        ratio=None if used.value is None else _ratio(used.value),
         interval=difference.interval(level) if difference else None,
         p_value=difference.p_value if difference else None,
         difference=difference,
@@ -267,8 +267,8 @@ def compare_within_blocks(
             blocks=len(blocks),
             left_out=left_out,
             narrower=_narrower(difference, *runs, level=level),
-            shared=found.shared,
-            noisy=found.noisy,
+            shared=used.shared,
+            noisy=used.noisy,
         ),
     )
 

@@ -27,6 +27,7 @@ from workload.contract.text import counted
 # Normal score of a one-sided 80 % limit. With the estimate itself, 3 % of audits of slow noise report a difference;
 # with a 95 % limit, few real differences are found.
 UPPER_SCORE = 0.8416
+NO_MORE_THAN_STEPS = "runs differ no more than the steps within them explain"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,14 +81,19 @@ def variance_split(runs: Runs, *, level: float = LEVEL) -> VarianceSplit:
     series = [steps for steps in kept if steps.size >= LEAST_STEPS and np.ptp(steps) > 0]
     parts = _parts(series) if series else None
     reason = _refusal(len(series), offered=len(kept))
+    if parts and len(series) >= LEAST_REPLICATES:
+        between, icc = _between(parts, level=level), _icc(parts, level=level)
+    else:
+        few = f"{too_few(len(series), 'run')} for a spread" if len(series) >= LEAST_FOR_SPREAD else reason
+        between = icc = Estimate(value=None, n=len(series), reason=few)
     total = sum(steps.size for steps in series)
     return VarianceSplit(
         runs=len(series),
         steps=total,
         effective=float(parts.effective.sum()) if parts else None,
         within=_within(parts, level=level, n=total),
-        between=_between(parts, level=level, reason=reason),
-        icc=_icc(parts, level=level, reason=reason),
+        between=between,
+        icc=icc,
         reason=reason,
     )
 
@@ -149,8 +155,10 @@ def above_noise(
     noise_degrees: float,
     coefficient: float = 1.0,
     level: float = LEVEL,
-) -> tuple[float, Interval]:
-    """Standard deviation of a random effect, with its interval.
+    n: int,
+    if_zero: str,
+) -> Estimate:
+    """Standard deviation of a random effect, with its interval; `if_zero`: reason if the noise explains all of it.
 
     `mean_square` estimates `coefficient` x variance of the effect + `noise`. Both are modelled as chi-square variables
     over their degrees of freedom; a negative variance is set to 0. Interval: Williams, Biometrika 49 (1962), and Tukey.
@@ -161,7 +169,8 @@ def above_noise(
         for tail in reversed(_tails(level))
     ]
     interval = Interval(low=ends[0] ** 0.5, high=ends[1] ** 0.5, level=level, method=Method.F_AND_CHI2)
-    return (max(0.0, mean_square - noise) / coefficient) ** 0.5, interval
+    value = (max(0.0, mean_square - noise) / coefficient) ** 0.5
+    return Estimate(value=value, interval=interval, n=n, reason=None if value else if_zero)
 
 
 def plain_stdev(mean_square: float, degrees: float, *, level: float = LEVEL) -> tuple[float, Interval]:
@@ -177,47 +186,28 @@ def _within(parts: _Parts | None, *, level: float, n: int) -> Estimate:
     return Estimate(value=value, interval=interval, n=n)
 
 
-def _too_few(parts: _Parts | None, reason: str | None) -> Estimate | None:
-    """Estimate without a value if there are too few runs for a spread between them, else None."""
-    number = 0 if parts is None else parts.means.size
-    if number >= LEAST_REPLICATES:
-        return None
-    return Estimate(
-        value=None, n=number, reason=f"{too_few(number, 'run')} for a spread" if number >= LEAST_FOR_SPREAD else reason
-    )
-
-
-def _between(parts: _Parts | None, *, level: float, reason: str | None) -> Estimate:
-    if refused := _too_few(parts, reason):
-        return refused
-    assert parts is not None
+def _between(parts: _Parts, *, level: float) -> Estimate:
     degrees, noise_degrees = parts.degrees
-    value, interval = above_noise(
+    return above_noise(
         float(parts.means.var(ddof=1)),
         degrees,
         noise=parts.within_variance / parts.steps,
         noise_degrees=noise_degrees,
         level=level,
+        n=parts.means.size,
+        if_zero=NO_MORE_THAN_STEPS,
     )
-    return Estimate(value=value, interval=interval, n=parts.means.size, reason=_no_more_than_noise(value))
 
 
-def _icc(parts: _Parts | None, *, level: float, reason: str | None) -> Estimate:
-    if refused := _too_few(parts, reason):
-        return refused
-    assert parts is not None
-
+def _icc(parts: _Parts, *, level: float) -> Estimate:
     def share(ratio: float) -> float:
         return max(0.0, (ratio - 1) / (ratio - 1 + parts.steps))
 
     low, high = (share(parts.ratio / _f(tail, parts.degrees)) for tail in reversed(_tails(level)))
     interval = Interval(low=low, high=high, level=level, method=Method.F_AND_CHI2)
     value = share(parts.ratio)
-    return Estimate(value=value, interval=interval, n=parts.means.size, reason=_no_more_than_noise(value))
-
-
-def _no_more_than_noise(value: float) -> str | None:
-    return "runs differ no more than the steps within them explain" if value == 0 else None
+    reason = None if value else NO_MORE_THAN_STEPS
+    return Estimate(value=value, interval=interval, n=parts.means.size, reason=reason)
 
 
 def differ(figures: npt.ArrayLike, steps: Sequence[npt.ArrayLike]) -> float | None:

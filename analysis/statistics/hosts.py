@@ -5,13 +5,13 @@ effect of a host on all configurations alike belongs to the host; an effect on o
 """
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 
 import numpy as np
 from scipy.special import fdtrc
 
-from analysis.statistics.components import above_noise, plain_stdev
+from analysis.statistics.components import NO_MORE_THAN_STEPS, above_noise, plain_stdev
 from analysis.statistics.samples import (
     LEAST_REPLICATES,
     LEVEL,
@@ -84,7 +84,7 @@ def machine_split(runs: Sequence[PlacedRun], *, level: float = LEVEL) -> Machine
         hosts=len(hosts),
         zones=len(zones),
         between_runs=_runs(known, rest, level=level, lost=lost),
-        between_hosts=_hosts(len(hosts), by_host, rest, n=len(hosts), level=level),
+        between_hosts=_hosts(len(hosts), by_host, rest, level=level),
         between_zones=_zones(zones, by_zone, by_host, rest, level=level),
     )
 
@@ -145,39 +145,43 @@ def _runs(runs: Sequence[PlacedRun], rest: _Stratum | None, *, level: float, los
         return Estimate(value=None, n=n, reason="; ".join(text for text in (few, lost) if text))
     if rest.degrees < LEAST_REPLICATES - 1:
         return Estimate(value=None, n=n, reason=f"{too_few(n, 'run')} for a spread")
-    words: str | None = None
     noises = np.array([run.noise for run in runs if run.noise is not None])
     if noises.size < n:
         value, interval = plain_stdev(rest.mean_square, rest.degrees, level=level)
-        words = "the noise of steps within runs is part of it"
+        estimate = Estimate(value=value, interval=interval, n=n, reason="the noise of steps within runs is part of it")
     else:
         degrees = _satterthwaite([(run.noise or 0.0, run.noise_degrees) for run in runs])
-        value, interval = above_noise(
-            rest.mean_square, rest.degrees, noise=float(noises.mean()), noise_degrees=degrees, level=level
+        estimate = above_noise(
+            rest.mean_square,
+            rest.degrees,
+            noise=float(noises.mean()),
+            noise_degrees=degrees,
+            level=level,
+            n=n,
+            if_zero=NO_MORE_THAN_STEPS,
         )
-        words = None if value else "runs differ no more than the steps within them explain"
-    return Estimate(value=value, interval=interval, n=n, reason="; ".join(filter(None, (words, lost))) or None)
+    return replace(estimate, reason="; ".join(filter(None, (estimate.reason, lost))) or None)
 
 
-def _hosts(count: int, by_host: _Stratum | None, rest: _Stratum | None, *, n: int, level: float) -> Estimate:
-    if count < 2:  # noqa: PLR2004 - a variance needs two
-        return Estimate(value=None, n=n, reason=f"unknown: {counted(count, 'host')}")
+def _hosts(n: int, by_host: _Stratum | None, rest: _Stratum | None, *, level: float) -> Estimate:
+    if n < 2:  # noqa: PLR2004 - a variance needs two
+        return Estimate(value=None, n=n, reason=f"unknown: {counted(n, 'host')}")
     if by_host is None:
         return Estimate(value=None, n=n, reason="unknown: one host in each zone, or hosts and configurations coincide")
     if rest is None:
         together, _ = plain_stdev(by_host.mean_square, by_host.degrees, level=level)
         reason = f"unknown: one run on each host; hosts and runs together vary by {100 * together:.2g} %"
         return Estimate(value=None, n=n, reason=reason)
-    value, interval = above_noise(
+    return above_noise(
         by_host.mean_square,
         by_host.degrees,
         noise=rest.mean_square,
         noise_degrees=rest.degrees,
         coefficient=by_host.hosts,
         level=level,
+        n=n,
+        if_zero="hosts differ no more than the runs on them explain",
     )
-    nothing_left = None if value else "hosts differ no more than the runs on them explain"
-    return Estimate(value=value, interval=interval, n=n, reason=nothing_left)
 
 
 def _zones(
@@ -196,16 +200,16 @@ def _zones(
     # The noise is positive, but its estimate may be negative if runs on a host vary much and hosts by chance do not.
     noise = max(0.0, sum(weight * part.mean_square for weight, part in parts))
     degrees = _satterthwaite([(weight * part.mean_square, part.degrees) for weight, part in parts])
-    value, interval = above_noise(
+    return above_noise(
         by_zone.mean_square,
         by_zone.degrees,
         noise=noise,
         noise_degrees=degrees,
         coefficient=by_zone.zones,
         level=level,
+        n=n,
+        if_zero="zones differ no more than the hosts in them explain",
     )
-    nothing_left = None if value else "zones differ no more than the hosts in them explain"
-    return Estimate(value=value, interval=interval, n=n, reason=nothing_left)
 
 
 # --- position of a run in its block

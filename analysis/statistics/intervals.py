@@ -57,13 +57,13 @@ def over_blocks(figures: Sequence[float]) -> Estimate:
     The interval is valid although earlier blocks were tested before, and allows for correlated blocks. Raises
     `ValueError` for fewer blocks than the first test needs.
     """
-    stand = interval_at_look(single_contrast(figures), target=1.0)
-    if stand.blocks < FIRST_LOOK:
-        raise ValueError(f"{stand.blocks} blocks: the rule looks at {FIRST_LOOK} or more")
-    if stand.low is None or stand.high is None:
-        return Estimate(value=stand.value, n=stand.blocks, reason=stand.reason)
-    interval = Interval(low=stand.low, high=stand.high, method=Method.BLOCKS)
-    return Estimate(value=stand.value, interval=interval, n=stand.blocks, reason=stand.width)
+    look = interval_at_look(single_contrast(figures), target=1.0)
+    if look.blocks < FIRST_LOOK:
+        raise ValueError(f"{look.blocks} blocks: the rule looks at {FIRST_LOOK} or more")
+    if look.low is None or look.high is None:
+        return Estimate(value=look.value, n=look.blocks, reason=look.reason)
+    interval = Interval(low=look.low, high=look.high, method=Method.BLOCKS)
+    return Estimate(value=look.value, interval=interval, n=look.blocks, reason=look.width)
 
 
 def no_spread(figures: Floats) -> str | None:

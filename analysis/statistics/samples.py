@@ -111,7 +111,7 @@ def ordered(values: npt.ArrayLike, *, least: int) -> tuple[Floats, str | None]:
     if kept.size < least:
         return kept, f"{counted(kept.size, 'step')}: at least {least} are needed"
     if np.ptp(kept) == 0:
-        return kept, f"all {kept.size} steps read the same: nothing varies"
+        return kept, f"all {kept.size} steps have the same time: nothing varies"
     return kept, None
 
 

@@ -17,7 +17,7 @@ LEAST_STEPS = 20
 LEAST_SCANNED = 18
 # A smaller relative change does not affect a decision between machines, even if it is certain.
 TOLERANCE = 0.01
-# One or two first steps are too few for a scan. They are a warm-up if they are this many times as far from the median
+# One or two first steps are too few for a scan. They are a warm-up if they are FIRST_APART times as far from the median
 # as any later step.
 MOST_FIRST = 2
 FIRST_APART = 2.0
@@ -65,7 +65,6 @@ class SteadyState:
     n: int
     steady: bool | None
     warmup_steps: int | None
-    level_value: float | None
     drift: Drift | None
     change: Change | None = None
     drifts: bool = False
@@ -104,13 +103,11 @@ def steady_state(values: npt.ArrayLike, *, tolerance: float = TOLERANCE) -> Stea
     n = series.size
     without = int((series <= 0).sum())
     if without > MOST_WITHOUT_TIME * n:
-        refusal = f"{without} of {n} steps read 0 s: no level"
+        refusal = f"{without} of {n} steps have a time of 0 s: no level"
     elif refusal and n >= LEAST_STEPS and np.isfinite(np.asarray(values, dtype=np.float64)).all():
-        return SteadyState(
-            n=n, steady=True, warmup_steps=0, level_value=float(series[0]), drift=None, reason="all steps read the same"
-        )
+        return SteadyState(n=n, steady=True, warmup_steps=0, drift=None, reason="all steps have the same time")
     if refusal:
-        return SteadyState(n=n, steady=None, warmup_steps=None, level_value=None, drift=None, reason=refusal)
+        return SteadyState(n=n, steady=None, warmup_steps=None, drift=None, reason=refusal)
     warmup, result = _warmup(series, tolerance=tolerance)
     rest = series[warmup:]
     trend = drift(rest)
@@ -125,7 +122,6 @@ def steady_state(values: npt.ArrayLike, *, tolerance: float = TOLERANCE) -> Stea
         n=n,
         steady=steady,
         warmup_steps=warmup,
-        level_value=level if steady else None,
         drift=trend,
         change=change,
         drifts=drifts,
@@ -177,8 +173,8 @@ def _without_exceptions(series: Floats) -> Floats:
 
 
 def _repeated(series: Floats) -> Stalls | None:
-    found = stalls(series, repeated=True)
-    return found if found.count else None
+    repeated = stalls(series, repeated=True)
+    return repeated if repeated.count else None
 
 
 def _ratio(some: Floats, others: Floats) -> float:

@@ -12,7 +12,7 @@ import pandas as pd
 from analysis.loading.cases import Case, cases
 from analysis.loading.configurations import CONFIGURATION, PLACE
 from analysis.loading.tables import Tables
-from analysis.statistics.explained import share_explained
+from analysis.statistics.autocorrelation import share_explained
 from analysis.statistics.samples import Floats, Mask
 from workload.contract import peaks, verdict
 from workload.contract.record import Status
@@ -167,7 +167,7 @@ def capped_by_design(case: Case) -> int | None:
     return CAPPED_BY_DESIGN.get(gpu.gpu) if gpu else None
 
 
-# --- followed by the steps
+# --- causes that the step times follow
 
 
 def _followed(case: Case, covariate: Covariate) -> Iterator[Cause]:
@@ -196,9 +196,9 @@ def _followed(case: Case, covariate: Covariate) -> Iterator[Cause]:
 
 
 def _moved_along(case: Case, covariate: Covariate, at: Floats, values: Floats, slow_steps: Mask) -> Iterator[Cause]:
-    """A clock that is lower while the steps are slow. The change of level itself is certain: the audit reports it.
+    """A clock that is lower during the slow steps of a run whose speed changed; the audit reports that change.
 
-    A correlation cannot show this cause: two levels with one change are worth two pairs, however many steps there are.
+    A correlation cannot show this cause: two levels count as two independent pairs, however many steps there are.
     """
     ends = case.measured("ended_at_s")
     slow = slow_steps[np.minimum(np.searchsorted(ends, at), ends.size - 1)]
@@ -225,8 +225,8 @@ def _at_steps(case: Case, at: Floats, values: Floats) -> Floats:
 
 def _held(case: Case, reason: Reason, share: float) -> Cause:
     at, masks = case.samples("clock_event_reasons")
-    held = ((masks.astype(np.int64) & REASON_BITS[reason]) != 0).astype(np.float64)
-    follows = share_explained(case.step_s, _at_steps(case, at, held)) if at.size >= LEAST_SAMPLES else None
+    is_held = ((masks.astype(np.int64) & REASON_BITS[reason]) != 0).astype(np.float64)
+    follows = share_explained(case.step_s, _at_steps(case, at, is_held)) if at.size >= LEAST_SAMPLES else None
     limit = capped_by_design(case) if reason is Reason.POWER_CAP else None
     evidence = f"in {percent(share)} of {at.size} samples"
     if limit:
@@ -387,13 +387,13 @@ def spills(every: Sequence[Case]) -> dict[str, Spill]:
     for case in every:
         if case["images_per_s"] and case["status"] == Status.COMPLETED:
             series.setdefault(tuple(case[fact] for fact in facts), []).append(case)
-    return {run_id: spill for same in series.values() for run_id, spill in _spills_in(same)}
+    return {run_id: spill for runs in series.values() for run_id, spill in _spills_in(runs)}
 
 
-def _spills_in(same: Sequence[Case]) -> Iterator[tuple[str, Spill]]:
+def _spills_in(configuration_runs: Sequence[Case]) -> Iterator[tuple[str, Spill]]:
     """Spills among the runs of one configuration, in order of batch size."""
     best: Case | None = None
-    for _, group in groupby(sorted(same, key=_batch_size), key=_batch_size):
+    for _, group in groupby(sorted(configuration_runs, key=_batch_size), key=_batch_size):
         runs = list(group)
         for case in runs:
             if best and case["images_per_s"] < SPILL_RATIO * best["images_per_s"]:

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,13 @@ from analysis.statistics.trend import Drift, drift
 from analysis.variance.causes import causes
 from workload.contract.tables import Column, Role
 
+
+def _with_interval(column: Column) -> tuple[Column, Column, Column]:
+    """The column of a figure, and those of the ends of its interval."""
+    low, high = (replace(column, name=f"{column.name}_{end}", heading=end) for end in ("low", "high"))
+    return column, low, high
+
+
 WITHIN_COLUMNS = (
     Column(name="run_id", heading="run", role=Role.FACT),
     Column(name="place", heading="place", role=Role.FACT),
@@ -50,9 +57,7 @@ WITHIN_COLUMNS = (
     Column(name="effective_steps", heading="worth steps", digits=3),
     Column(name="warmup_steps", heading="warm-up left"),
     Column(name="steady", heading="steady"),
-    Column(name="drift", heading="drift", unit="%", digits=2),
-    Column(name="drift_low", heading="low", unit="%", digits=2),
-    Column(name="drift_high", heading="high", unit="%", digits=2),
+    *_with_interval(Column(name="drift", heading="drift", unit="%", digits=2)),
     Column(name="period_steps", heading="period", optional=True),
     Column(name="period_ratio", heading="ratio", digits=3, optional=True),
     Column(name="note", heading="note", optional=True, role=Role.NOTE),
@@ -60,18 +65,12 @@ WITHIN_COLUMNS = (
 )
 BETWEEN_COLUMNS = (
     *NAMED_COLUMNS,
-    Column(name="images_per_s", heading="{unit}/s"),
-    Column(name="images_per_s_low", heading="low"),
-    Column(name="images_per_s_high", heading="high"),
+    *_with_interval(Column(name="images_per_s", heading="{unit}/s")),
     Column(name="runs", heading="runs"),
     Column(name="interval", heading="interval", role=Role.NOTE),
-    Column(name="cov_between", heading="between runs", unit="%", digits=3),
-    Column(name="cov_between_low", heading="low", unit="%", digits=3),
-    Column(name="cov_between_high", heading="high", unit="%", digits=3),
+    *_with_interval(Column(name="cov_between", heading="between runs", unit="%", digits=3)),
     Column(name="cov_within", heading="within runs", unit="%", digits=3),
-    Column(name="icc", heading="ICC", digits=3),
-    Column(name="icc_low", heading="low", digits=3),
-    Column(name="icc_high", heading="high", digits=3),
+    *_with_interval(Column(name="icc", heading="ICC", digits=3)),
     Column(name="effective_steps", heading="worth steps", digits=3),
     Column(name="note", heading="note", optional=True, role=Role.NOTE),
     *DATA_DETAILS,
@@ -96,23 +95,13 @@ CAUSE_COLUMNS = (
 MACHINE_COLUMNS = (
     *NAMED_COLUMNS,
     Column(name="runs", heading="runs"),
-    Column(name="cov_runs", heading="CoV of runs", unit="%", digits=3),
-    Column(name="cov_runs_low", heading="low", unit="%", digits=3),
-    Column(name="cov_runs_high", heading="high", unit="%", digits=3),
+    *_with_interval(Column(name="cov_runs", heading="CoV of runs", unit="%", digits=3)),
     Column(name="hosts", heading="hosts"),
-    Column(name="cov_hosts", heading="CoV of hosts", unit="%", digits=3, optional=True),
-    Column(name="cov_hosts_low", heading="low", unit="%", digits=3, optional=True),
-    Column(name="cov_hosts_high", heading="high", unit="%", digits=3, optional=True),
+    *_with_interval(Column(name="cov_hosts", heading="CoV of hosts", unit="%", digits=3, optional=True)),
     Column(name="zones", heading="zones", optional=True),
-    Column(name="cov_zones", heading="CoV of zones", unit="%", digits=3, optional=True),
-    Column(name="cov_zones_low", heading="low", unit="%", digits=3, optional=True),
-    Column(name="cov_zones_high", heading="high", unit="%", digits=3, optional=True),
-    Column(name="first_ratio", heading="first in block", digits=4, optional=True),
-    Column(name="first_ratio_low", heading="low", digits=4, optional=True),
-    Column(name="first_ratio_high", heading="high", digits=4, optional=True),
-    Column(name="place_ratio", heading="per position", digits=4, optional=True),
-    Column(name="place_ratio_low", heading="low", digits=4, optional=True),
-    Column(name="place_ratio_high", heading="high", digits=4, optional=True),
+    *_with_interval(Column(name="cov_zones", heading="CoV of zones", unit="%", digits=3, optional=True)),
+    *_with_interval(Column(name="first_ratio", heading="first in block", digits=4, optional=True)),
+    *_with_interval(Column(name="place_ratio", heading="per position", digits=4, optional=True)),
     Column(name="p_order", heading="p (order)", digits=2, optional=True),
     Column(name="configurations", heading="configurations", detail=True),
     Column(name="note", heading="note", optional=True, role=Role.NOTE),
@@ -259,8 +248,8 @@ def _machine(runs: Sequence[Case]) -> dict[str, Any]:
         **order.per_place.columns("place_ratio"),
         "p_order": order.p_value,
         "note": joined(
-            f"{what}: {reason}"
-            for what, reason in (
+            f"{name}: {reason}"
+            for name, reason in (
                 ("between runs", split.between_runs.reason),
                 ("between hosts", split.between_hosts.reason),
                 # Machines outside a cloud have no zone, and runs without blocks have no order.

@@ -279,17 +279,8 @@ def _loops(bench: Bench) -> dict[str, Any]:
 
 def _refusals(bench: Bench) -> dict[str, Any]:
     """Error messages of this product for absent devices; needs no GPU."""
-    small = [
-        "--model",
-        "squeezenet1_1",
-        "--batch-size",
-        "2",
-        "--image-size",
-        "64",
-        "--iterations",
-        "2",
-        "--no-ceilings",
-    ]
+    small = ["--model", "squeezenet1_1", "--batch-size", "2", "--image-size", "64"]
+    small += ["--iterations", "2", "--no-ceilings"]
     hidden = {"CUDA_VISIBLE_DEVICES": ""}
     cases = {
         "mps": bench.train(*small, "--device", "mps", limit_s=120),
@@ -333,6 +324,20 @@ def _tests(bench: Bench) -> dict[str, Any]:
 
 
 ON_GPU, UNDER_NCU = frozenset({PartNeed.GPU}), frozenset({PartNeed.GPU, PartNeed.NCU})
+
+
+def _profile_part(precision: str) -> EvidencePart:
+    collect = partial(_profile, precision)
+    return EvidencePart(
+        name=f"profile-{precision}", what="ResNet18 under ncu", about_s=110, collect=collect, needs=UNDER_NCU
+    )
+
+
+def _model_part(model: str, about_s: int) -> EvidencePart:
+    collect = partial(_model, model)
+    return EvidencePart(name=model, what="four precisions", about_s=about_s, collect=collect, needs=ON_GPU)
+
+
 # The most decisive parts come first, in case a call is cut off.
 PARTS: tuple[EvidencePart, ...] = (
     EvidencePart(name="machine", what="GPU, driver, torch", about_s=20, collect=_machine),
@@ -342,24 +347,12 @@ PARTS: tuple[EvidencePart, ...] = (
     ),
     EvidencePart(name="counters", what="known kernels under ncu", about_s=70, collect=_counters, needs=UNDER_NCU),
     EvidencePart(name="ceilings", what="rates from idle, with sensors", about_s=90, collect=_ceilings, needs=ON_GPU),
-    EvidencePart(
-        name="profile-amp", what="ResNet18 under ncu", about_s=110, collect=partial(_profile, "amp"), needs=UNDER_NCU
-    ),
-    EvidencePart(
-        name="profile-fp32", what="ResNet18 under ncu", about_s=110, collect=partial(_profile, "fp32"), needs=UNDER_NCU
-    ),
-    EvidencePart(
-        name="resnet50", what="four precisions", about_s=80, collect=partial(_model, "resnet50"), needs=ON_GPU
-    ),
-    EvidencePart(
-        name="resnet18", what="four precisions", about_s=70, collect=partial(_model, "resnet18"), needs=ON_GPU
-    ),
-    EvidencePart(
-        name="mobilenet_v2", what="four precisions", about_s=70, collect=partial(_model, "mobilenet_v2"), needs=ON_GPU
-    ),
-    EvidencePart(
-        name="vit_b_16", what="four precisions", about_s=80, collect=partial(_model, "vit_b_16"), needs=ON_GPU
-    ),
+    _profile_part("amp"),
+    _profile_part("fp32"),
+    _model_part("resnet50", 80),
+    _model_part("resnet18", 70),
+    _model_part("mobilenet_v2", 70),
+    _model_part("vit_b_16", 80),
     EvidencePart(name="names", what="every kernel's name", about_s=60, collect=_names, needs=ON_GPU),
     EvidencePart(
         name="failures", what="out of memory, deterministic, compile", about_s=150, collect=_failures, needs=ON_GPU
@@ -367,11 +360,7 @@ PARTS: tuple[EvidencePart, ...] = (
     EvidencePart(name="loops", what="instruments against none", about_s=40, collect=_loops),
     EvidencePart(name="refusals", what="devices that are not there", about_s=30, collect=_refusals),
     EvidencePart(name="interrupt", what="Ctrl-C under ncu", about_s=130, collect=_interrupt, needs=UNDER_NCU),
-    EvidencePart(
-        name="profile-tf32", what="ResNet18 under ncu", about_s=110, collect=partial(_profile, "tf32"), needs=UNDER_NCU
-    ),
-    EvidencePart(
-        name="profile-bf16", what="ResNet18 under ncu", about_s=110, collect=partial(_profile, "bf16"), needs=UNDER_NCU
-    ),
+    _profile_part("tf32"),
+    _profile_part("bf16"),
     EvidencePart(name="tests", what="the project's tests for a GPU", about_s=130, collect=_tests, needs=ON_GPU),
 )

@@ -7,7 +7,6 @@ import json
 import os
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.cuda import nvtx
 
 from benchmarks.gpu_truth import kernels, loops
@@ -25,13 +24,13 @@ from workload.contract.spec import Device, Precision, RunSpec
 from workload.environment import device
 from workload.environment.nvml import GpuSensors
 from workload.measure import ceilings
-from workload.measure.clock import Clock, clock_for
+from workload.measure.clock import clock_for
 from workload.model import models
-from workload.profile import trace
+from workload.profile import answers
+from workload.profile.supervise import end_with
 from workload.steps.data import open_source
 from workload.steps.training_step import TrainingStep
 
-OWNER_CHECK_S = 1.0
 # Compile targets: one with HFMA2.MMA, one without, and a newer one.
 COMPILED_FOR = ("80", "89", "90")
 # Seconds of launches queued between two readings of the sensors.
@@ -168,7 +167,8 @@ def loads(seconds: str, idle_s: str) -> dict[str, Any]:
             continue
         edge = _edge(used)
         with ceilings.matmul_precision(precision):
-            call, work = _product(used, precision, edge), 2 * edge**3
+            call = ceilings.product_maker(used, ceilings.DTYPES[precision])(edge)
+            work = 2 * edge**3
             found[precision] = {"work": work, "rows": _load(used, call, float(seconds), float(idle_s), read)}
     array = torch.ones(2**28 if on_gpu else 2**20, device=used.value)
     other = torch.empty_like(array)
@@ -183,42 +183,24 @@ def _edge(used: Device) -> int:
     return 4096 if torch.cuda.get_device_properties().total_memory < SMALL_MEMORY_BYTES else 8192
 
 
-def _product(used: Device, precision: Precision, edge: int) -> Callable[[], Tensor]:
-    left, right = (torch.randn(edge, edge, device=used.value).to(ceilings.DTYPES[precision]) for _ in range(2))
-    out = torch.empty_like(left)
-    return lambda: torch.mm(left, right, out=out)
-
-
 def _load(
     used: Device, call: Callable[[], object], seconds: float, idle_s: float, read: Callable[[], Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
     """Rows about every 50 ms, each with seconds per call and sensor readings."""
-    clock = clock_for(used)
-    call()
-    clock.synchronize()
-    calls = max(1, int(ROW_S / max(min(_timed(clock, call, 1) for _ in range(TIMINGS)), SHORTEST_S)))
+    probe = ceilings.Probe(clock=clock_for(used))
+    probe.warm_up(call)
+    calls = max(1, int(ROW_S / max(min(probe.call_s(call) for _ in range(TIMINGS)), SHORTEST_S)))
     time.sleep(idle_s)
     rows, began_s = [], time.perf_counter()
     while (at_s := time.perf_counter() - began_s) < seconds:
         row: dict[str, Any] = {"t_s": round(at_s, 4)}
-        row["call_s"] = _timed(clock, call, calls, partial(_put, row, read))
+        row["call_s"] = probe.call_s(call, calls=calls, meanwhile=partial(_put, row, read))
         rows.append(row)
     return rows
 
 
 def _put(row: dict[str, Any], read: Callable[[], Mapping[str, Any]]) -> None:
     row.update(read())
-
-
-def _timed(clock: Clock, call: Callable[[], object], calls: int, meanwhile: Callable[[], object] = dict) -> float:
-    """Device seconds per call, over `calls` calls; `meanwhile` runs on the host while a GPU executes them."""
-    start = clock.mark()
-    for _ in range(calls):
-        call()
-    end = clock.mark()
-    meanwhile()
-    clock.synchronize()
-    return clock.seconds_between(start, end) / calls
 
 
 def _sensors() -> Callable[[], Mapping[str, Any]]:
@@ -262,26 +244,21 @@ def names() -> dict[str, Any]:
 
 
 def _names(model: str, precision: str) -> list[dict[str, Any]]:
-    given = RunSpec(model=model, precision=Precision(precision), batch_size=32)
-    spec = given.filled(Device.CUDA, cpus=1)
+    spec = RunSpec(model=model, precision=Precision(precision), batch_size=32).filled(Device.CUDA, cpus=1)
     device.prepare(spec, cpus=1)
     batches = open_source(spec).batches()
     step = TrainingStep(models.build(model, num_classes=1000, image_size=spec.image_size or 224), spec)
     loops.bare(step, batches, clock_for(spec.device), 3)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
         loops.bare(step, batches, clock_for(spec.device), 1)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / trace.TRACE
-        profiler.export_chrome_trace(str(path))
-        rows = trace.kernels(trace.read(path))
-    return [{"name": row.name[:NAME_CHARACTERS], "calls": row.calls, "s": row.total_s} for row in rows[:NAMES_KEPT]]
+    rows = answers.kernel_rows(profiler)[:NAMES_KEPT]
+    return [{"name": row.name[:NAME_CHARACTERS], "calls": row.calls, "s": row.total_s} for row in rows]
 
 
 def paired(model: str, batch_size: str, image_size: str, pairs: str, steps: str) -> dict[str, Any]:
     """Compare the measured loop with instruments with the bare one."""
     used = device.choose(Device.AUTO)
-    given = RunSpec(model=model, batch_size=int(batch_size), image_size=int(image_size))
-    spec = given.filled(used, cpus=1)
+    spec = RunSpec(model=model, batch_size=int(batch_size), image_size=int(image_size)).filled(used, cpus=1)
     found = loops.measure(spec, pairs=int(pairs), steps=int(steps))
     return {"device": used.value, "model": model, "batch_size": int(batch_size), "steps": int(steps), "ratios": found}
 
@@ -298,17 +275,11 @@ PROBES: dict[str, Callable[..., dict[str, Any]]] = {
 
 def main(words: Sequence[str]) -> None:
     """Run one probe and write its answer to a file."""
-    name, answer, *arguments = words
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
-    found = PROBES[name](*arguments)
-    replace_text(Path(answer), json.dumps(found), durable=False)
-
-
-def _end_with(parent: int) -> None:
-    """End this process when its parent is gone, so that it does not hold the GPU; under ncu the parent is ncu."""
-    while os.getppid() == parent:
-        time.sleep(OWNER_CHECK_S)
-    os._exit(1)
+    name, path, *arguments = words
+    # Under ncu the parent is ncu.
+    end_with(os.getppid())
+    answer = PROBES[name](*arguments)
+    replace_text(Path(path), json.dumps(answer), durable=False)
 
 
 if __name__ == "__main__":

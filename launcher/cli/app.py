@@ -174,13 +174,12 @@ def build_image(
     from launcher import docker_engine
     from launcher.images import build as building
     from launcher.images import contents
-    from launcher.images import sif as apptainer
 
     row = contents.require_flavour(flavour)
     if repository and not push:
         raise UsageError(f"--repository is only for --push; got {repository}", hint="add --push")
     target = building.require_repository(repository) if push else None
-    tool = apptainer.require_tool(sif) if sif else None
+    tool = building.require_apptainer(sif) if sif else None
     docker = docker_engine.connect()
     if pin:
         print(f"{row.base} is {building.pin(docker, row)}", file=sys.stderr)
@@ -198,7 +197,7 @@ def build_image(
     if target:
         built = building.push(docker, built, target)
     if sif and tool:
-        apptainer.write(tool, built.tag, sif)
+        building.write_sif(tool, built.tag, sif)
     print(json.dumps(built.to_json(), indent=1) if output_format is Format.JSON else as_typed(built.text()))
     return ExitCode.DONE
 

@@ -95,23 +95,21 @@ def code_of_script(words: Sequence[str], where: Path) -> Code:
 
 
 @contextmanager
-def exported(asked: tuple[str, str], where: Path, code: Code = TRAINERS) -> Iterator[Exports]:
+def exported(names: tuple[str, str], where: Path, code: Code = TRAINERS) -> Iterator[Exports]:
     """Export both commits of the git repository that contains `where`. Raises `UsageError` or `ToolError`."""
     root = _root(where, "run launch duel in a checkout of rooflaunch; for a script of your own add -- train.py")
     with tempfile.TemporaryDirectory(prefix="rooflaunch-duel-") as text:
         # Folder names of equal length: the size of the environment shifts the stack, which measurably changes speed.
-        a, b = (_export(root, name, Path(text) / variant, code) for name, variant in zip(asked, "AB", strict=True))
+        a, b = (_export(root, name, Path(text) / variant, code) for name, variant in zip(names, "AB", strict=True))
         links = () if code.path else _linked(root, (a.folder, b.folder))
-        yield Exports(a=a, b=b, root=root, links=links, warnings=tuple(_warnings(root, asked, code)))
+        yield Exports(a=a, b=b, root=root, links=links, warnings=tuple(_warnings(root, names, code)))
 
 
-def _warnings(root: Path, asked: tuple[str, str], code: Code) -> Iterator[str]:
+def _warnings(root: Path, names: tuple[str, str], code: Code) -> Iterator[str]:
     changed = _git(root, "status", "--porcelain", "--", code.path or ".").splitlines()
-    if changed and WORKING_TREE not in asked:
-        files, of = counted(len(changed), "file"), f" of {code.path}/" if code.path else ""
-        yield (
-            f"{files}{of} changed since the last commit, and belong to neither side (to compare them: --commit HEAD .)"
-        )
+    if changed and WORKING_TREE not in names:
+        files = counted(len(changed), "file") + (f" of {code.path}/" if code.path else "")
+        yield (f"{files} changed since the last commit, and belong to neither side (to compare them: --commit HEAD .)")
 
 
 def _export(root: Path, name: str, folder: Path, code: Code) -> Export:
@@ -141,7 +139,7 @@ def _linked(root: Path, folders: Sequence[Path]) -> tuple[str, ...]:
     Returns the names.
     """
     ignored = _git(root, "ls-files", "--others", "--ignored", "--exclude-standard", "--directory", "-z").split("\0")
-    links = [name for name in ignored if name and not _is_remade(root / name)]
+    links = [name for name in ignored if name and not _is_cache(root / name)]
     for folder in folders:
         for name in links:
             link = folder / name.rstrip("/")
@@ -151,7 +149,8 @@ def _linked(root: Path, folders: Sequence[Path]) -> tuple[str, ...]:
     return tuple(links)
 
 
-def _is_remade(path: Path) -> bool:
+def _is_cache(path: Path) -> bool:
+    """Whether a path is a cache or a virtual environment, which programs make again if it is missing."""
     parts = PurePosixPath(path).parts
     return path.suffix in (".pyc", ".pyo") or bool(set(parts) & set(CACHES)) or (path / "pyvenv.cfg").exists()
 

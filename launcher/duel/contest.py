@@ -131,10 +131,10 @@ class Work:
 
     def __str__(self) -> str:
         """Words for a table: `16 images and 1.2 GFLOP`."""
-        samples = (
-            "" if self.unit == STEPS else f"{self.samples:g} {self.unit if self.samples != 1 else one_of(self.unit)}"
-        )
-        return " and ".join(filter(None, (samples, si(self.flop, "FLOP") if self.flop else ""))) or "not known"
+        unit = self.unit if self.samples != 1 else singular(self.unit)
+        samples = "" if self.unit == STEPS else f"{self.samples:g} {unit}"
+        flop = si(self.flop, "FLOP") if self.flop else ""
+        return " and ".join(filter(None, (samples, flop))) or "not known"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,8 +158,8 @@ class Measured:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compared:
-    """Measure that compares A and B: seconds per step, or per sample if their steps are not the same work.
+class Comparison:
+    """Figure that compares A and B: seconds per step, or per sample if their steps are not the same work.
 
     `a`, `b`: the work of a step, None before both are known.
     """
@@ -197,14 +197,14 @@ class Compared:
         )
         return f"a step is different work, A {self.a} and B {self.b}: {how}"
 
-    def seconds(self, one: Measured, *, wall: bool = False) -> float:
-        """Compared seconds of a segment."""
+    def seconds(self, segment: Measured, *, wall: bool = False) -> float:
+        """Compared seconds of a segment: of its median step, or with `wall` of its wall time."""
         if self.by_sample:
-            return one.wall_sample_s if wall else one.sample_s
-        return one.wall_step_s if wall else one.step_s
+            return segment.wall_sample_s if wall else segment.sample_s
+        return segment.wall_step_s if wall else segment.step_s
 
 
-def one_of(unit: str) -> str:
+def singular(unit: str) -> str:
     """Singular of a unit: `image` for `images`."""
     return unit.removesuffix("s")
 
@@ -213,15 +213,15 @@ def _are_close(a: float, b: float) -> bool:
     return abs(a - b) <= SAME_WORK * max(a, b)
 
 
-def compared(segments: Sequence[Measured]) -> Compared:
-    """Measure for these segments.
+def comparison_of(segments: Sequence[Measured]) -> Comparison:
+    """Comparison for these segments.
 
-    The first segment of each side decides, so that the measure never changes during a duel.
+    The first segment of each side decides, so that the comparison never changes during a duel.
     """
-    first: dict[str, Work] = {}
-    for one in segments:
-        first.setdefault(one.variant, one.work)
-    return Compared(a=first.get("A"), b=first.get("B"))
+    works: dict[str, Work] = {}
+    for segment in segments:
+        works.setdefault(segment.variant, segment.work)
+    return Comparison(a=works.get("A"), b=works.get("B"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,9 +236,9 @@ class Outcome:
     interrupted: InterruptedRunError | None = None
 
     @property
-    def compared(self) -> Compared:
-        """Measure by which the sides were compared."""
-        return compared(self.segments)
+    def comparison(self) -> Comparison:
+        """How the sides were compared."""
+        return comparison_of(self.segments)
 
 
 class OutOfTimeError(Exception):
@@ -255,11 +255,6 @@ class Measure(Protocol):
         """
 
 
-def new_name() -> str:
-    """New random name of a duel; its digits are the seed of its order."""
-    return f"duel-{secrets.token_hex(3)}"
-
-
 def fight(
     pair: Pair,
     budget: Budget,
@@ -269,8 +264,11 @@ def fight(
     name: str | None = None,
     now: Callable[[], float] = time.monotonic,
 ) -> Outcome:
-    """Run segments until the duel is decided. Raises the error of a side that fails."""
-    measure, name, began_s = measure or run_segment, name or new_name(), now()
+    """Run segments until the duel is decided. Raises the error of a side that fails.
+
+    The digits of `name` are the seed of the order; they are random by default.
+    """
+    measure, name, began_s = measure or run_segment, name or f"duel-{secrets.token_hex(3)}", now()
     segments: list[Measured] = []
     interrupted: InterruptedRunError | None = None
     ended: str | None = None
@@ -278,7 +276,7 @@ def fight(
         if position % SEGMENTS == 0:
             state = judge(as_segments(segments), margin=budget.margin)
             ended = budget.ended(position, now() - began_s)
-            if position == SEGMENTS and (text := compared(segments).text):
+            if position == SEGMENTS and (text := comparison_of(segments).text):
                 tell(text)
             if position:
                 tell(state.reason)
@@ -305,15 +303,15 @@ def fight(
 
 def as_segments(measured: Sequence[Measured], *, wall: bool = False) -> list[Segment]:
     """Segments with the compared seconds, in the form that `launcher.duel.decision` judges."""
-    by = compared(measured)
+    comparison = comparison_of(measured)
     return [
         Segment(
-            position=one.position,
-            variant=one.variant,
-            seconds=by.seconds(one, wall=wall),
-            is_busy=one.busy is not None,
+            position=segment.position,
+            variant=segment.variant,
+            seconds=comparison.seconds(segment, wall=wall),
+            is_busy=segment.busy is not None,
         )
-        for one in measured
+        for segment in measured
     ]
 
 
@@ -323,22 +321,23 @@ def as_segments(measured: Sequence[Measured], *, wall: bool = False) -> list[Seg
 def run_segment(side: Side, *, name: str, position: int, left_s: float, tell: Tell) -> Measured:
     """Run a segment to its end. Its bundle records the duel and the position, even if the run broke off."""
     block, place = divmod(position, SEGMENTS)
-    what = f"run {position + 1}, of {side.variant}"
-    with _heard(left_s) as heard, repeated_every(lambda passed_s: tell(f"{what}: {duration(passed_s)} so far")):
-        outcome = local.run(side.plan, watcher=heard.watcher)
-        for one in outcome.bundles:
+    run = f"run {position + 1}, of {side.variant}"
+    with _relay(left_s) as relay, repeated_every(lambda passed_s: tell(f"{run}: {duration(passed_s)} so far")):
+        outcome = local.run(side.plan, watcher=relay.watcher)
+        for sealed in outcome.bundles:
             job = JobPlace(name=name, variant=side.variant, block=block + 1, position=place + 1)
-            bundle.place_in_job(one.path, job)
-    if heard.signals:
-        raise interruption(heard.signals[0])
-    if heard.is_out_of_time and not (outcome.exit_code == ExitCode.DONE and outcome.bundles):
+            bundle.place_in_job(sealed.path, job)
+    if relay.signals:
+        raise interruption(relay.signals[0])
+    is_done = outcome.exit_code == ExitCode.DONE and bool(outcome.bundles)
+    if relay.is_out_of_time and not is_done:
         raise OutOfTimeError
-    if outcome.exit_code != ExitCode.DONE or not outcome.bundles:
-        raise _failed(side, position, outcome, heard.lines)
+    if not is_done:
+        raise _failed(side, position, outcome, relay.lines)
     return _measured(outcome.bundles[0], side, position)
 
 
-class _Heard:
+class _Relay:
     """Keeps a trainer's last lines of output, and passes signals on to the trainer."""
 
     def __init__(self) -> None:
@@ -378,20 +377,20 @@ class _Heard:
 
 
 @contextmanager
-def _heard(left_s: float) -> Iterator[_Heard]:
-    """Watcher of a trainer that asks it to end after `left_s` seconds, and kills it if it does not."""
-    heard = _Heard()
+def _relay(left_s: float) -> Iterator[_Relay]:
+    """Relay to a trainer that asks it to end after `left_s` seconds, and kills it if it does not."""
+    relay = _Relay()
     after_s = max(0.0, left_s)
     timers = [
-        threading.Timer(after_s, heard.end, [signal.SIGTERM]),
-        threading.Timer(after_s + UNTIL_KILLED_S, heard.end, [signal.SIGKILL]),
+        threading.Timer(after_s, relay.end, [signal.SIGTERM]),
+        threading.Timer(after_s + UNTIL_KILLED_S, relay.end, [signal.SIGKILL]),
     ]
     for timer in timers:
         timer.daemon = True
         timer.start()
     try:
-        with handled_by(heard.stop):
-            yield heard
+        with handled_by(relay.stop):
+            yield relay
     finally:
         for timer in timers:
             timer.cancel()
@@ -399,15 +398,15 @@ def _heard(left_s: float) -> Iterator[_Heard]:
 
 def _failed(side: Side, position: int, outcome: LocalOutcome, lines: deque[str]) -> RooflaunchError:
     """Error of a segment that failed, with the side's name in front."""
-    said = {key: text for key, _, text in (line.partition(": ") for line in lines) if key in ("error", "hint")}
+    messages = {key: text for key, _, text in (line.partition(": ") for line in lines) if key in ("error", "hint")}
     recorded = outcome.bundles[0].record.error if outcome.bundles else None
     if outcome.error:
         why, hint = str(outcome.error), outcome.error.hint
     else:
         # The last line of a traceback has the class of the error; the bundle has only its text.
         last = lines[-1] if lines else f"exit code {outcome.exit_code}"
-        why = said.get("error") or (last if outcome.exit_code == ExitCode.BUG else recorded) or last
-        hint = said.get("hint", "")
+        why = messages.get("error") or (last if outcome.exit_code == ExitCode.BUG else recorded) or last
+        hint = messages.get("hint", "")
     usual = "run python -m workload train with its options to see the whole error"
     if side.plan.workplace:
         # The script's own message; our trainer reports only the class of its error.
@@ -435,7 +434,7 @@ def _measured(sealed: Bundle, side: Side, position: int) -> Measured:
         flop=record.complexity.train_flop_per_step if record.complexity else None,
     )
     # A trainer of another version may not record this.
-    said = record.bound.busy if record.bound else None
+    recorded_busy = record.bound.busy if record.bound else None
     return Measured(
         position=position,
         variant=side.variant,
@@ -446,5 +445,5 @@ def _measured(sealed: Bundle, side: Side, position: int) -> Measured:
         work=work,
         folder=sealed.path,
         files=script.sha256 if script else None,
-        busy=said or verdict.competition(record),
+        busy=recorded_busy or verdict.competition(record),
     )

@@ -129,17 +129,17 @@ class DuelState:
     @property
     def reason(self) -> str:
         """Figures behind the verdict or its absence, and how busy the machine was; without the verdict itself."""
-        return self._verdict_words + self._busy_words
+        return self._verdict_text + self._busy_text
 
     @property
-    def _busy_words(self) -> str:
+    def _busy_text(self) -> str:
         if not self.busy:
             return ""
         alone = f", and without these runs it is unknown whether B is {self.withheld}" if self.withheld else ""
         return f"; {self.busy} of {SEGMENTS * self.quadruples} runs on a busy machine{alone}"
 
     @property
-    def _verdict_words(self) -> str:
+    def _verdict_text(self) -> str:
         after = f"after {counted(self.quadruples, 'quadruple')}"
         about = f"; about {counted(self.expected, 'quadruple')} more would decide it" if self.expected else ""
         match self.verdict:
@@ -158,9 +158,9 @@ class DuelState:
 
 def order(seed: int) -> Iterator[str]:
     """Variant of each position, without end; each quadruple is ABBA or BAAB at random."""
-    lot = random.Random(seed)  # noqa: S311 - repeatable, and no secret
+    rng = random.Random(seed)  # noqa: S311 - repeatable, and no secret
     while True:
-        yield from lot.choice(PATTERNS)
+        yield from rng.choice(PATTERNS)
 
 
 def judge(
@@ -215,18 +215,19 @@ def _quadruples(segments: Sequence[Segment]) -> tuple[list[_Quadruple], int]:
     quadruples, apart, left_out = list[_Quadruple](), list[float](), 0
     ordered = sorted(segments, key=lambda segment: segment.position)
     for number, group in groupby(ordered, key=lambda segment: segment.position // SEGMENTS):
-        four = list(group)
-        positions, pattern = [segment.position for segment in four], "".join(segment.variant for segment in four)
-        whole = list(range(number * SEGMENTS, (number + 1) * SEGMENTS))
-        is_last = four[-1] is ordered[-1] and positions == whole[: len(four)] and len(four) < SEGMENTS
-        if is_last and any(known.startswith(pattern) for known in PATTERNS):
+        members = list(group)
+        positions = [segment.position for segment in members]
+        pattern = "".join(segment.variant for segment in members)
+        expected = list(range(number * SEGMENTS, (number + 1) * SEGMENTS))
+        is_begun = len(members) < SEGMENTS and positions == expected[: len(members)]
+        if is_begun and members[-1] is ordered[-1] and any(known.startswith(pattern) for known in PATTERNS):
             break
-        if positions != whole or pattern not in PATTERNS:
+        if positions != expected or pattern not in PATTERNS:
             raise ValueError(f"segments {positions} are '{pattern}': four in a row must be {' or '.join(PATTERNS)}")
-        if not all(isfinite(segment.seconds) and segment.seconds > 0 for segment in four):
+        if not all(isfinite(segment.seconds) and segment.seconds > 0 for segment in members):
             left_out += 1
             continue
-        outer_1, inner_1, inner_2, outer_2 = (log(segment.seconds) for segment in four)
+        outer_1, inner_1, inner_2, outer_2 = (log(segment.seconds) for segment in members)
         outer, inner = outer_1 - outer_2, inner_1 - inner_2
         for difference in (outer, inner):
             insort(apart, abs(difference))
@@ -236,7 +237,7 @@ def _quadruples(segments: Sequence[Segment]) -> tuple[list[_Quadruple], int]:
                 difference=sign * (inner_1 + inner_2 - outer_1 - outer_2) / 2,
                 spread=max(MEDIAN_TO_SPREAD * median(apart), LEAST_SPREAD),
                 within=(outer**2 + inner**2) / 2,
-                busy=sum(segment.is_busy for segment in four),
+                busy=sum(segment.is_busy for segment in members),
             )
         )
     return quadruples, left_out
@@ -321,7 +322,7 @@ class _Claims:
 
 def _log_mean(logs: Sequence[float]) -> float:
     largest = max(logs)
-    return largest + log(sum(exp(one - largest) for one in logs) / len(logs))
+    return largest + log(sum(exp(value - largest) for value in logs) / len(logs))
 
 
 def _log_capital(quadruples: Sequence[_Quadruple], shift: float, sign: int) -> float:
@@ -345,16 +346,16 @@ def _state(
 ) -> DuelState:
     is_early = len(quadruples) < LEAST_QUADRUPLES
     ends = None if is_early else _interval(quadruples, limit=log(2 / error))
-    middle = _middle([quadruple.difference for quadruple in quadruples]) if quadruples else None
-    if middle is not None and ends:
-        middle = min(max(middle, ends[0]), ends[1])
-    needed = _needed(quadruples, middle, margin=margin, limit=log(2 / error))
+    difference = _difference([quadruple.difference for quadruple in quadruples]) if quadruples else None
+    if difference is not None and ends:
+        difference = min(max(difference, ends[0]), ends[1])
+    needed = _needed(quadruples, difference, margin=margin, limit=log(2 / error))
     expected = None if verdict or needed is None else max(needed - len(quadruples), 1)
     if ended and verdict is None:
         verdict = DuelVerdict.NOT_DECIDABLE
     return DuelState(
         verdict=verdict,
-        ratio=None if middle is None else exp(middle),
+        ratio=None if difference is None else exp(difference),
         low=exp(ends[0]) if ends else None,
         high=exp(ends[1]) if ends else None,
         level=1 - error,
@@ -384,18 +385,22 @@ def _interval(quadruples: Sequence[_Quadruple], *, limit: float) -> tuple[float,
     return (ends[0], ends[1]) if ends[0] < ends[1] else None
 
 
-def _middle(differences: Sequence[float]) -> float:
-    """Median of the means of all pairs: Hodges & Lehmann, Annals of Mathematical Statistics 34 (1963)."""
+def _difference(differences: Sequence[float]) -> float:
+    """Estimate of the difference: median of the means of all pairs.
+
+    Hodges & Lehmann, Annals of Mathematical Statistics 34 (1963).
+    """
     recent = differences[-MOST_FOR_PAIRS:]
     return median((first + second) / 2 for number, first in enumerate(recent) for second in recent[number:])
 
 
-def _needed(quadruples: Sequence[_Quadruple], middle: float | None, *, margin: float, limit: float) -> int | None:
+def _needed(quadruples: Sequence[_Quadruple], difference: float | None, *, margin: float, limit: float) -> int | None:
     """Approximate total of quadruples for a verdict, by the t-test's evidence; None if unknown or too many."""
-    if middle is None or len(quadruples) < LEAST_FOR_SPREAD:
+    if difference is None or len(quadruples) < LEAST_FOR_SPREAD:
         return None
-    spread = max(MAD_TO_SPREAD * median(abs(one.difference - middle) for one in quadruples), LEAST_SPREAD)
-    square = (min(abs(middle - log1p(margin)), abs(middle - log1p(-margin))) / spread) ** 2
+    deviations = [abs(quadruple.difference - difference) for quadruple in quadruples]
+    spread = max(MAD_TO_SPREAD * median(deviations), LEAST_SPREAD)
+    square = (min(abs(difference - log1p(margin)), abs(difference - log1p(-margin))) / spread) ** 2
     for count in range(LEAST_QUADRUPLES, MOST_EXPECTED + 1):
         part = PRIOR / (count + PRIOR)
         if (log(part) + count * log((1 + square) / (1 + part * square))) / 2 > limit:

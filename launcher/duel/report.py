@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from launcher.duel.contest import MOST_MARGIN, STEPS, Budget, Outcome, Work, one_of
+from launcher.duel.contest import MOST_MARGIN, STEPS, Budget, Outcome, Work, singular
 from launcher.duel.decision import LEAST_QUADRUPLES, SEGMENTS, DuelState, DuelVerdict
 from launcher.duel.sides import VARIANTS, Pair
 from workload.contract import bundle
@@ -102,8 +102,8 @@ class Result:
         """Warnings about the comparison, each a sentence: files that changed, equal code, a busy machine."""
         notes = list(self.pair.warnings)
         state, wall = self.outcome.state, self.outcome.wall
-        files = {one.variant: one.files for one in self.outcome.segments if one.files}
-        if any(one.files != files.get(one.variant) for one in self.outcome.segments):
+        files = {segment.variant: segment.files for segment in self.outcome.segments if segment.files}
+        if any(segment.files != files.get(segment.variant) for segment in self.outcome.segments):
             notes.append("the script's files changed during the duel: a duel of commits (--commit) compares copies")
         if self.pair.compares_code and not self.pair.are_equal and len(files) > 1 and len(set(files.values())) == 1:
             notes.append(
@@ -129,31 +129,31 @@ class Result:
         outcome = self.outcome
         segments = [
             {
-                "position": one.position,
-                "variant": one.variant,
-                "s_per_step": one.step_s,
-                "s_per_sample": one.sample_s,
-                "wall_s_per_step": one.wall_step_s,
-                "wall_s_per_sample": one.wall_sample_s,
-                "busy": one.busy,
-                "bundle": str(one.folder),
+                "position": segment.position,
+                "variant": segment.variant,
+                "s_per_step": segment.step_s,
+                "s_per_sample": segment.sample_s,
+                "wall_s_per_step": segment.wall_step_s,
+                "wall_s_per_sample": segment.wall_sample_s,
+                "busy": segment.busy,
+                "bundle": str(segment.folder),
             }
-            for one in outcome.segments
+            for segment in outcome.segments
         ]
         return {
             "name": outcome.name,
             "verdict": self.verdict,
             "exit_code": self.exit_code,
-            "compared": "throughput" if outcome.compared.by_sample else "time of a step",
-            "unit": outcome.compared.unit,
+            "compared": "throughput" if outcome.comparison.by_sample else "time of a step",
+            "unit": outcome.comparison.unit,
             "are_equal": self.pair.are_equal,
-            **_state(outcome.state),
-            "wall_time": {"verdict": outcome.wall.verdict, **_state(outcome.wall)},
+            **_state_json(outcome.state),
+            "wall_time": {"verdict": outcome.wall.verdict, **_state_json(outcome.wall)},
             **{
                 name: {
                     "label": self.pair.side(name).label,
                     "spec": self.pair.side(name).plan.spec.to_json(),
-                    "s": self._middle(name),
+                    "s": self._median_s(name),
                     "work": None if (work := self._work(name)) is None else asdict(work),
                 }
                 for name in VARIANTS
@@ -169,12 +169,12 @@ class Result:
         """Result as lines of text."""
         outcome = self.outcome
         spread = outcome.state.spread
-        apart = "" if spread is None else f"; runs of the same side differ by {percent(spread)}"
+        noise = "" if spread is None else f"; runs of the same side differ by {percent(spread)}"
         rows = [
-            *self._first(),
+            *self._opening_rows(),
             ("verdict", f"{self._headline()}: {outcome.state.reason}"),
             *((name, f"{self._figure(name)}  ({self.pair.side(name).label})") for name in VARIANTS),
-            ("runs", f"{len(outcome.segments)} in {duration(outcome.elapsed_s)}{apart}"),
+            ("runs", f"{len(outcome.segments)} in {duration(outcome.elapsed_s)}{noise}"),
             ("bundles", f"{self.output}/ ({outcome.name})"),
             *(("note", note) for note in self.notes),
         ]
@@ -188,17 +188,17 @@ class Result:
             "|---|---|---|",
             _row("what", [self.pair.side(name).label for name in VARIANTS]),
             _row("median step", [self._figure(name) for name in VARIANTS]),
-            _row("runs", [str(sum(one.variant == name for one in outcome.segments)) for name in VARIANTS]),
+            _row("runs", [str(sum(each.variant == name for each in outcome.segments)) for name in VARIANTS]),
         ]
         facts = [
             "interval of B against A, " + state.interval if state.low is not None else "no interval",
             f"{counted(state.quadruples, 'quadruple')} in {duration(outcome.elapsed_s)}",
-            *self._machine(),
+            *self._machine_facts(),
         ]
         notes = "".join(f"\n- {_cell(note)}" for note in self.notes)
         return (
             f"### launch duel: {self._headline()}\n\n"
-            + "".join(f"{_cell(text)}.\n\n" for text in (*(first for _, first in self._first()), state.reason))
+            + "".join(f"{_cell(text)}.\n\n" for text in (*(text for _, text in self._opening_rows()), state.reason))
             + "\n".join(rows)
             + f"\n\n{_cell('; '.join(facts))}.\n{notes}\n"
         )
@@ -211,42 +211,44 @@ class Result:
             case DuelVerdict.SAME:
                 return f"B is {sign}, by less than {margin}" if sign else f"the same within {margin}"
             case DuelVerdict.NOT_DECIDABLE:
-                nothing = "not decidable on this machine within the budget"
-                return f"B is {sign}, and whether by {margin} or more is {nothing}" if sign else nothing
+                undecided = "not decidable on this machine within the budget"
+                return f"B is {sign}, and whether by {margin} or more is {undecided}" if sign else undecided
             case DuelVerdict.SLOWER | DuelVerdict.FASTER:
                 return f"B is {self.verdict} by {margin} or more"
 
-    def _first(self) -> list[tuple[str, str]]:
-        """Sentences to read before the verdict."""
-        different = self.outcome.compared.text
+    def _opening_rows(self) -> list[tuple[str, str]]:
+        """Labelled sentences to read before the verdict."""
+        different = self.outcome.comparison.text
         rows = [("note", EQUAL)] if self.pair.are_equal else []
         return [*rows, ("compared", different)] if different else rows
 
     def _work(self, variant: str) -> Work | None:
-        return self.outcome.compared.a if variant == "A" else self.outcome.compared.b
+        return self.outcome.comparison.a if variant == "A" else self.outcome.comparison.b
 
-    def _middle(self, variant: str) -> float | None:
-        by = self.outcome.compared
-        times = [by.seconds(one) for one in self.outcome.segments if one.variant == variant]
+    def _median_s(self, variant: str) -> float | None:
+        """Median of the compared seconds of a side's segments; None without a segment."""
+        comparison = self.outcome.comparison
+        times = [comparison.seconds(each) for each in self.outcome.segments if each.variant == variant]
         return median(times) if times else None
 
     def _figure(self, variant: str) -> str:
-        middle, work, by = self._middle(variant), self._work(variant), self.outcome.compared
-        if middle is None or work is None:
+        median_s, work, comparison = self._median_s(variant), self._work(variant), self.outcome.comparison
+        if median_s is None or work is None:
             return "-"
-        if by.by_sample:
-            return f"{seconds(middle)} per {one_of(by.unit)}, {plain(1 / middle, 4)} {by.unit}/s"
-        rate = "" if work.unit == STEPS else f", {plain(work.samples / middle, 4)} {work.unit}/s"
-        return f"{seconds(middle)} a step{rate}"
+        if comparison.by_sample:
+            unit = comparison.unit
+            return f"{seconds(median_s)} per {singular(unit)}, {plain(1 / median_s, 4)} {unit}/s"
+        rate = "" if work.unit == STEPS else f", {plain(work.samples / median_s, 4)} {work.unit}/s"
+        return f"{seconds(median_s)} a step{rate}"
 
-    def _machine(self) -> list[str]:
+    def _machine_facts(self) -> list[str]:
         """Device and torch version of the first run; [] if unknown."""
-        for one in self.outcome.segments[:1]:
-            if (one.folder / RECORD).is_file():
-                environment = bundle.read_record(one.folder).environment
-                torch = environment.software and environment.software.torch
-                return [text for text in (environment.device.name, f"torch {torch}" if torch else None) if text]
-        return []
+        folder = self.outcome.segments[0].folder if self.outcome.segments else None
+        if folder is None or not (folder / RECORD).is_file():
+            return []
+        environment = bundle.read_record(folder).environment
+        torch = environment.software and environment.software.torch
+        return [text for text in (environment.device.name, f"torch {torch}" if torch else None) if text]
 
 
 def require_writable(summary: Path | None) -> None:
@@ -276,7 +278,7 @@ def _limits(budget: Budget) -> dict[str, Any]:
     }
 
 
-def _state(state: DuelState) -> dict[str, Any]:
+def _state_json(state: DuelState) -> dict[str, Any]:
     return {
         "reason": state.reason,
         "ratio": state.ratio,

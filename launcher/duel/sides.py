@@ -98,28 +98,27 @@ def prepared(request: Request, environment: Mapping[str, str]) -> Iterator[Pair]
     Raises `UsageError` or `ToolError`.
     """
     # With commits or images, the words are one script for both sides, not a side of their own.
-    is_shared = is_script(request.words) and BETWEEN not in request.words
-    both = bool(request.commits or request.images)
-    asked = [bool(request.words) and not (is_shared and both), request.commits is not None, request.images is not None]
-    if sum(asked) == 0:
+    is_shared = is_script(request.words) and BETWEEN not in request.words and bool(request.commits or request.images)
+    kinds = (bool(request.words) and not is_shared, request.commits is not None, request.images is not None)
+    if sum(kinds) == 0:
         raise UsageError("a duel needs two sides: options, commits or images", hint=EXAMPLE)
-    if sum(asked) > 1:
+    if sum(kinds) > 1:
         raise UsageError(
             "a duel compares either options, or commits, or images", hint="options of both sides stand before --"
         )
-    if request.data is not None and not any(is_script(words) for words in (request.words, after(request.words))):
+    if request.data is not None and not any(is_script(words) for words in (request.words, words_of_b(request.words))):
         raise UsageError("--data is only for your own script", hint=f"leave --data out, or {SCRIPT_EXAMPLE}")
     if request.commits and request.words:
         code = commits.code_of_script(request.words, Path.cwd())
         with commits.exported(request.commits, Path.cwd(), code) as exports:
-            yield _of_script_commits(request, environment, exports)
+            yield _pair_of_script_commits(request, environment, exports)
     elif request.commits:
         with commits.exported(request.commits, Path.cwd()) as exports:
-            yield _of_commits(request, environment, exports)
+            yield _pair_of_commits(request, environment, exports)
     elif request.images:
-        yield _of_images(request, environment, request.images)
+        yield _pair_of_images(request, environment, request.images)
     else:
-        yield _of_words(request, environment)
+        yield _pair_of_words(request, environment)
 
 
 def is_script(words: Sequence[str]) -> bool:
@@ -127,33 +126,41 @@ def is_script(words: Sequence[str]) -> bool:
     return bool(words) and (words[0] == "-m" or not words[0].startswith("-"))
 
 
-def after(words: Sequence[str]) -> Sequence[str]:
+def words_of_b(words: Sequence[str]) -> Sequence[str]:
     """Command-line words of side B."""
     return words[list(words).index(BETWEEN) + 1 :] if BETWEEN in words else ()
 
 
-def _of_words(request: Request, environment: Mapping[str, str]) -> Pair:
+def _pair(labels: Sequence[str], plans: Sequence[LocalPlan], **facts: Any) -> Pair:
+    """Pair of the sides with these labels and plans. `facts`: the other fields of `Pair`."""
+    sides = zip(VARIANTS, labels, plans, strict=True)
+    a, b = (Side(variant=variant, label=label, plan=plan) for variant, label, plan in sides)
+    return Pair(a=a, b=b, **facts)
+
+
+def _pair_of_words(request: Request, environment: Mapping[str, str]) -> Pair:
     choice = Choice(runtime=Runtime.PROCESS, why="a duel of options")
     a_words, b_words = both = split(request.words)
     if is_script(a_words) != is_script(b_words):
-        side, other = ("A", "B") if is_script(a_words) else ("B", "A")
-        named, words = (a_words, b_words) if side == "A" else (b_words, a_words)
+        script, options_only = ("A", a_words), ("B", b_words)
+        if is_script(b_words):
+            script, options_only = options_only, script
         raise UsageError(
-            f"{side} is the script '{scripts.script_name(named)}', but {other} is '{shlex.join(words)}', which "
-            "is not a script",
+            f"{script[0]} is the script '{scripts.script_name(script[1])}', but {options_only[0]} is "
+            f"'{shlex.join(options_only[1])}', which is not a script",
             hint=SCRIPT_EXAMPLE,
         )
-    sides = []
+    labels, plans = [], []
     for variant, words in zip(VARIANTS, both, strict=True):
         if is_script(words):
+            labels.append(scripts.command_line(words))
             resolved = _resolved(request.shared, environment, script=words)
-            plan = _plan(request, resolved, choice, workplace=_workplace(request, words, environment))
-            sides.append(Side(variant=variant, label=scripts.command_line(words), plan=plan))
-            continue
-        plan = _plan(request, _resolved({**request.shared, **parse(words, variant)}, environment), choice)
-        sides.append(Side(variant=variant, label=shlex.join(words) or "no options of its own", plan=plan))
-    a, b = sides
-    return Pair(a=a, b=b, are_equal=a.plan.spec == b.plan.spec)
+            plans.append(_plan(request, resolved, choice, workplace=_workplace(request, words, environment)))
+        else:
+            labels.append(shlex.join(words) or "no options of its own")
+            resolved = _resolved({**request.shared, **parse(words, variant)}, environment)
+            plans.append(_plan(request, resolved, choice))
+    return _pair(labels, plans, are_equal=plans[0].spec == plans[1].spec)
 
 
 def _workplace(request: Request, words: Sequence[str], environment: Mapping[str, str]) -> Workplace:
@@ -164,18 +171,18 @@ def _workplace(request: Request, words: Sequence[str], environment: Mapping[str,
     return workplace
 
 
-def _of_script_commits(request: Request, environment: Mapping[str, str], exports: Exports) -> Pair:
+def _pair_of_script_commits(request: Request, environment: Mapping[str, str], exports: Exports) -> Pair:
     """Pair of one script at two commits, each in a copy of the user's folder."""
-    here_below = Path.cwd().resolve().relative_to(exports.root.resolve())
+    subfolder = Path.cwd().resolve().relative_to(exports.root.resolve())
     data = local_script.folder_of_data(request.data)
-    words = _from_here(request.words)
+    words = _relative_words(request.words)
     resolved = _resolved(request.shared, environment, script=words)
     choice = Choice(runtime=Runtime.PROCESS, why="a duel of commits")
     # The sides run in temporary folders.
     request = replace(request, output=request.output.absolute())
-    sides = []
-    for variant, export in zip(VARIANTS, (exports.a, exports.b), strict=True):
-        folder = export.folder / here_below
+    plans = []
+    for export in (exports.a, exports.b):
+        folder = export.folder / subfolder
         folder.mkdir(parents=True, exist_ok=True)
         if not folder.resolve().is_relative_to(export.folder.resolve()):
             raise UsageError(
@@ -186,12 +193,10 @@ def _of_script_commits(request: Request, environment: Mapping[str, str], exports
             folder=folder, data=data, commit=export.commit, variables=_imports(exports.root, export.folder, environment)
         )
         workplace.require(words)
-        plan = _plan(request, resolved, choice, workplace=workplace)
-        sides.append(Side(variant=variant, label=export.label, plan=plan))
-    a, b = sides
-    return Pair(
-        a=a,
-        b=b,
+        plans.append(_plan(request, resolved, choice, workplace=workplace))
+    return _pair(
+        (exports.a.label, exports.b.label),
+        plans,
         are_equal=exports.a.tree == exports.b.tree,
         compares_code=True,
         warnings=exports.warnings,
@@ -199,7 +204,7 @@ def _of_script_commits(request: Request, environment: Mapping[str, str], exports
     )
 
 
-def _from_here(words: Sequence[str]) -> tuple[str, ...]:
+def _relative_words(words: Sequence[str]) -> tuple[str, ...]:
     """Command-line words, with the script's path relative to the working folder, as in every copy of the repository."""
     if words[0] == "-m" or not Path(words[0]).is_absolute():
         return tuple(words)
@@ -216,15 +221,14 @@ def _facts(words: Sequence[str], data: str, exports: Exports) -> Iterator[tuple[
     if exports.links:
         named = ", ".join(exports.links[:SHOWN_LINKS])
         more = len(exports.links) - SHOWN_LINKS
-        rest = f" and {more} more" if more > 0 else ""
-        yield "links", f"{named}{rest}: ignored by git, used in place in {exports.root} by both sides"
+        others = f" and {more} more" if more > 0 else ""
+        yield "links", f"{named}{others}: ignored by git, used in place in {exports.root} by both sides"
 
 
 def _imports(root: Path, folder: Path, environment: Mapping[str, str]) -> dict[str, str]:
     """PYTHONPATH for a copy: import paths below the repository, such as an editable install's, lead to the copy."""
     ours = Path(scripts.__file__).parents[2]
-    given = environment.get("PYTHONPATH")
-    python_path = list(filter(None, (given or "").split(os.pathsep)))
+    python_path = list(filter(None, environment.get("PYTHONPATH", "").split(os.pathsep)))
     # The first entry is the folder of the program that runs now.
     installed = [path for path in map(Path, sys.path[1:]) if not path.is_relative_to(sys.prefix) and path != ours]
     below = [str(path) for path in installed if path.is_absolute() and path.is_relative_to(root)]
@@ -235,48 +239,40 @@ def _imports(root: Path, folder: Path, environment: Mapping[str, str]) -> dict[s
     return {"PYTHONPATH": os.pathsep.join(moved)} if moved else {}
 
 
-def _of_commits(request: Request, environment: Mapping[str, str], exports: Exports) -> Pair:
-    plain = _plan(
-        request, _resolved(request.shared, environment), Choice(runtime=Runtime.PROCESS, why="a duel of commits")
-    )
+def _pair_of_commits(request: Request, environment: Mapping[str, str], exports: Exports) -> Pair:
+    choice = Choice(runtime=Runtime.PROCESS, why="a duel of commits")
+    plain = _plan(request, _resolved(request.shared, environment), choice)
     python_path = [path for path in (environment.get("PYTHONPATH"),) if path]
-    sides = [
-        Side(
-            variant=variant,
-            label=export.label,
-            plan=replace(
-                plain,
-                command=(
-                    "env",
-                    # Python would look in the working folder first.
-                    "PYTHONSAFEPATH=1",
-                    f"PYTHONPATH={os.pathsep.join((str(export.folder), *python_path))}",
-                    f"ROOFLAUNCH_COMMIT={export.commit}",
-                    *plain.command,
-                ),
-            ),
+    plans = []
+    for export in (exports.a, exports.b):
+        variables = (
+            # Python would look in the working folder first.
+            "PYTHONSAFEPATH=1",
+            f"PYTHONPATH={os.pathsep.join((str(export.folder), *python_path))}",
+            f"ROOFLAUNCH_COMMIT={export.commit}",
         )
-        for variant, export in zip(VARIANTS, (exports.a, exports.b), strict=True)
-    ]
-    a, b = sides
-    return Pair(a=a, b=b, are_equal=exports.a.tree == exports.b.tree, compares_code=True, warnings=exports.warnings)
+        plans.append(replace(plain, command=("env", *variables, *plain.command)))
+    return _pair(
+        (exports.a.label, exports.b.label),
+        plans,
+        are_equal=exports.a.tree == exports.b.tree,
+        compares_code=True,
+        warnings=exports.warnings,
+    )
 
 
-def _of_images(request: Request, environment: Mapping[str, str], names: tuple[str, str]) -> Pair:
-    words, sides = request.words, []
+def _pair_of_images(request: Request, environment: Mapping[str, str], names: tuple[str, str]) -> Pair:
+    words = request.words
     resolved = _resolved(request.shared, environment, script=words)
     workplace = _workplace(request, words, environment) if words else None
     if words:
         local_script.require_visible(words, Path.cwd())
     choices = [choose(Runtime.DOCKER, resolved.spec, image=name) for name in names]
     outside = outside_facts()
-    for variant, name, choice in zip(VARIANTS, names, choices, strict=True):
-        plan = _plan(request, resolved, choice, outside=outside, workplace=workplace)
-        assert choice.image is not None
-        sides.append(Side(variant=variant, label=f"{name} ({choice.image.id[:19]})", plan=plan))
-    a, b = sides
-    images = [side.plan.choice.image for side in sides]
-    return Pair(a=a, b=b, are_equal=images[0] == images[1])
+    plans = [_plan(request, resolved, choice, outside=outside, workplace=workplace) for choice in choices]
+    ids = [choice.image.id if choice.image else "" for choice in choices]
+    labels = [f"{name} ({image_id[:19]})" for name, image_id in zip(names, ids, strict=True)]
+    return _pair(labels, plans, are_equal=choices[0].image == choices[1].image)
 
 
 def _plan(
@@ -290,9 +286,9 @@ def _plan(
     return plan
 
 
-def _resolved(given: Mapping[str, object], environment: Mapping[str, str], *, script: Sequence[str] = ()) -> Resolved:
+def _resolved(typed: Mapping[str, object], environment: Mapping[str, str], *, script: Sequence[str] = ()) -> Resolved:
     """Run options with a duel's defaults: segments of 3 s, and no ceilings, which a duel does not compare."""
-    resolved = resolve(given, environment, Path.cwd(), script=script)
+    resolved = resolve(typed, environment, Path.cwd(), script=script)
     models.require(resolved.spec.model)
     plain = RunSpec()
     changes: dict[str, Any] = {name: getattr(plain, name) for name in LEFT_OUT}
@@ -330,9 +326,9 @@ def parse(words: Sequence[str], variant: str) -> dict[str, object]:
             switches |= {option.flag: (option.name, True), option.off_flag: (option.name, False)}
         else:
             valued[option.flag] = option
-    given: dict[str, object] = {}
-    rest = iter(words)
-    for word in rest:
+    chosen: dict[str, object] = {}
+    remaining = iter(words)
+    for word in remaining:
         flag, equals, value = word.partition("=")
         if flag[2:].removeprefix("no-").replace("-", "_") in LEFT_OUT:
             raise UsageError(
@@ -340,13 +336,13 @@ def parse(words: Sequence[str], variant: str) -> dict[str, object]:
                 hint=f"leave {flag} out; --max-segments limits the runs",
             )
         if flag in switches and not equals:
-            name, given[name] = switches[flag][0], switches[flag][1]
+            name, chosen[name] = switches[flag]
         elif flag in valued:
-            taken = value if equals else next(rest, None)
-            if taken is None:
+            text = value if equals else next(remaining, None)
+            if text is None:
                 raise UsageError(f"{flag} of {variant} needs a value", hint=f"{flag} {valued[flag].example}")
-            given[valued[flag].name] = taken
+            chosen[valued[flag].name] = text
         else:
             meant = did_you_mean(flag, [*switches, *valued], after=" ")
             raise UsageError(f"'{word}' of {variant} is no run option", hint=f"{meant}launch local --help lists all")
-    return given
+    return chosen

@@ -1,8 +1,10 @@
-"""`launch build`: build an image from a recipe, unless the engine has it, and push it if asked."""
+"""`launch build`: build an image from a recipe, unless the engine has it; push it, or write it to a file (`--sif`)."""
 
 import os
 import re
+import shlex
 import shutil
+import subprocess
 import sys
 import time
 from collections import deque
@@ -24,7 +26,7 @@ LAST_LINES = 15
 NEEDED_BYTES = 14 * 10**9
 STEP_WIDTH = 100
 # Purpose of a step of docker/Dockerfile, by the start of its command. A test covers each step that takes time.
-WORDS = (
+PURPOSES = (
     (r"FROM ", "the base image"),
     (r"RUN apt-get ", "packages of the system"),
     (r"RUN mkdir /opt/ncu", "Nsight Compute"),
@@ -117,7 +119,15 @@ def build(engine: Engine, recipe: Recipe, *, network: str | None = None, cached:
     if not recipe.platform:
         # The plain name is the newest image of the flavour, for `docker run rooflaunch:cpu` by hand on this machine.
         engine.tag(image.id, f"{contents.REPOSITORY}:{recipe.flavour.name}")
-    return _built(recipe, image, seconds=time.monotonic() - began_s, cached=existing is not None)
+    return built_of(
+        image,
+        flavour=recipe.flavour.name,
+        tag=recipe.tag,
+        base=recipe.base,
+        base_digest=recipe.base_digest,
+        seconds=time.monotonic() - began_s,
+        cached=existing is not None,
+    )
 
 
 def logged(tag: str, events: Iterator[EngineEvent]) -> str:
@@ -128,24 +138,27 @@ def logged(tag: str, events: Iterator[EngineEvent]) -> str:
         return _follow(events, written, log)
 
 
-def held(recipe: Recipe, image: Image) -> Built:
-    """`Built` for an image for this code that the engine has, on any base."""
-    return replace(_built(recipe, image, seconds=0.0, cached=True), tag=image.name)
+def existing(recipe: Recipe, image: Image) -> Built:
+    """Result for an image for this code that the engine has, on any base."""
+    flavour, base, digest = recipe.flavour.name, recipe.base, recipe.base_digest
+    return built_of(image, flavour=flavour, tag=image.name, base=base, base_digest=digest)
 
 
-def held_as(image: Image, base: Image) -> Built:
-    """`Built` for an image of the engine that was made from `base`."""
+def built_of(
+    image: Image, *, flavour: str, tag: str, base: str, base_digest: str, seconds: float = 0.0, cached: bool = True
+) -> Built:
+    """Result for an image of the engine. `seconds`, `cached`: by default those of an image that was built before."""
     return Built(
-        flavour=image.labels.get(contents.FLAVOUR_LABEL, ""),
-        tag=image.name,
+        flavour=flavour,
+        tag=tag,
         image_id=image.id,
         digest=image.digest,
-        base=base.name,
-        base_digest=base.digest,
+        base=base,
+        base_digest=base_digest,
         size_bytes=image.size_bytes,
         commit=image.labels.get("org.opencontainers.image.revision", ""),
-        seconds=0.0,
-        cached=True,
+        seconds=seconds,
+        cached=cached,
         architecture=image.architecture,
     )
 
@@ -168,7 +181,7 @@ def push(engine: Engine, built: Built, repository: str) -> Built:
     name = f"{repository}:{built.tag.rpartition(':')[2]}"
     engine.tag(built.image_id, name)
     print(f"pushing {name}", file=sys.stderr)
-    digest, shown, again = "", _Shown(sys.stderr), "docker login, then launch build --push again"
+    digest, shown, again = "", _ProgressLine(sys.stderr), "docker login, then launch build --push again"
     for event in engine.push(name):
         if event.error:
             shown.clear()
@@ -233,7 +246,7 @@ def _events(engine: Engine, recipe: Recipe, *, network: str | None, cached: bool
         recipe.context(),
         dockerfile=contents.DOCKERFILE,
         tag=recipe.tag,
-        build_args=recipe.build_args(version=contents.version()),
+        build_args=recipe.build_args(),
         labels={contents.INPUTS_LABEL: recipe.inputs},
         network=network,
         cached=cached,
@@ -243,7 +256,7 @@ def _events(engine: Engine, recipe: Recipe, *, network: str | None, cached: bool
 
 def _follow(events: Iterator[EngineEvent], log: TextIO, path: Path) -> str:
     """Log and show a build; return the image's id. Raises `ToolError` with the output of the failing step."""
-    shown, last, step, image_id = _Shown(sys.stderr), deque[str](maxlen=LAST_LINES), "the start", ""
+    shown, last, step, image_id = _ProgressLine(sys.stderr), deque[str](maxlen=LAST_LINES), "the start", ""
     hint = f"the whole log: {path}"
     try:
         for event in events:
@@ -261,7 +274,7 @@ def _follow(events: Iterator[EngineEvent], log: TextIO, path: Path) -> str:
                 log.write(event.error + "\n")
                 output = "".join(f"\n  {line}" for line in last)
                 message = f"the build failed at {step}\n  {event.error.strip()}{output}"
-                raise BuildFailedError(message, hint=f"{_around(event.error + output)}{hint}")
+                raise BuildFailedError(message, hint=f"{_hint_of(event.error + output)}{hint}")
     except RooflaunchError as error:
         shown.clear()
         raise type(error)(str(error), hint=error.hint if error.hint.endswith(hint) else hint) from error
@@ -271,7 +284,7 @@ def _follow(events: Iterator[EngineEvent], log: TextIO, path: Path) -> str:
     return image_id
 
 
-def _around(error: str) -> str:
+def _hint_of(error: str) -> str:
     """Hint if a registry cannot be reached, or if another machine's programs cannot run; else empty."""
     if "exec format error" in error:
         return f"{EMULATION}; "
@@ -285,23 +298,34 @@ def _shortened(command: str) -> str:
     return words if len(words) <= STEP_WIDTH else words[: STEP_WIDTH - 1] + "…"
 
 
-def _built(recipe: Recipe, image: Image, *, seconds: float, cached: bool) -> Built:
-    return Built(
-        flavour=recipe.flavour.name,
-        tag=recipe.tag,
-        image_id=image.id,
-        digest=image.digest,
-        base=recipe.base,
-        base_digest=recipe.base_digest,
-        size_bytes=image.size_bytes,
-        commit=image.labels.get("org.opencontainers.image.revision", ""),
-        seconds=seconds,
-        cached=cached,
-        architecture=image.architecture,
-    )
+def require_apptainer(path: Path) -> str:
+    """Path of Apptainer's program, called singularity in older versions. Call it before a build, which takes minutes.
+
+    Raises `UsageError` for a file that would not be a `.sif` or has no folder, `ToolError` without the program.
+    """
+    if path.suffix != ".sif":
+        raise UsageError(f"--sif makes a file whose name ends in .sif; got '{path}'", hint="--sif rooflaunch.sif")
+    if not path.absolute().parent.is_dir():
+        raise UsageError(f"--sif: there is no folder '{path.parent}'", hint="make it, or name another folder")
+    tool = shutil.which("apptainer") or shutil.which("singularity")
+    if tool is None:
+        raise ToolError(
+            "apptainer, which makes a .sif file of the image, is not installed",
+            hint="install Apptainer here; or push the image (--push), so that the cluster's Apptainer can pull it",
+        )
+    return tool
 
 
-class _Shown:
+def write_sif(tool: str, tag: str, path: Path) -> None:
+    """Write the engine's image to a file for Apptainer, replacing an existing one. Raises `ToolError` if that fails."""
+    command = [tool, "build", "--force", str(path), f"docker-daemon:{tag}"]
+    print(shlex.join(command), file=sys.stderr)
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, check=False)
+    if done.returncode != 0:
+        raise ToolError(f"apptainer ended with exit code {done.returncode}", hint="its messages above give the reason")
+
+
+class _ProgressLine:
     """Progress on stderr: a line for each step; on a terminal also the newest output, in one line with a bar."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -312,10 +336,10 @@ class _Shown:
     def step(self, number: int, total: int, command: str) -> None:
         done = BAR_WIDTH * (number - 1) // total
         self._bar = f"[{'#' * done}{'.' * (BAR_WIDTH - done)}] "
-        words = next((words for start, words in WORDS if re.match(start, command)), None)
-        if words is None and SILENT.match(command):
+        purpose = next((purpose for start, purpose in PURPOSES if re.match(start, command)), None)
+        if purpose is None and SILENT.match(command):
             return
-        text = f"step {number} of {total}: {words or _shortened(command)}"
+        text = f"step {number} of {total}: {purpose or _shortened(command)}"
         self.clear()
         width = shutil.get_terminal_size().columns - 1
         print(text[:width] if self._is_terminal else text, file=self._stream, flush=True)

@@ -101,7 +101,8 @@ class Recipe:
     @cached_property
     def inputs(self) -> str:
         """Hash of our files and the versions; an image for this code has it as a label."""
-        return _hash(*_words(self.files), *_pairs(self.flavour.versions))
+        hashes = {name: hashlib.sha256(content).hexdigest() for name, content in self.files.items()}
+        return _hash(*_pairs(hashes), *_pairs(self.flavour.versions))
 
     @property
     def tag(self) -> str:
@@ -110,7 +111,7 @@ class Recipe:
         content = _hash(self.inputs, *source, self.commit, *filter(None, [self.platform]))
         return f"{REPOSITORY}:{self.flavour.name}-{content[:HASH_DIGITS]}"
 
-    def build_args(self, *, version: str) -> dict[str, str]:
+    def build_args(self) -> dict[str, str]:
         """Arguments of the Dockerfile."""
         return {
             **self.flavour.versions,
@@ -119,19 +120,24 @@ class Recipe:
             "TORCH_INDEX": "" if self.index == PIP_DEFAULT else self.index,
             "NCU_URL": self.flavour.ncu_url or "",
             "FLAVOUR": self.flavour.name,
-            "VERSION": version,
+            "VERSION": __version__,
             "COMMIT": self.commit,
         }
 
     def context(self) -> bytes:
-        """Build context: an uncompressed tar, byte for byte the same for the same files."""
-        packed = io.BytesIO()
-        with tarfile.open(fileobj=packed, mode="w") as archive:
-            for name, content in sorted(self.files.items()):
-                entry = tarfile.TarInfo(name)
-                entry.size, entry.mode = len(content), 0o644
-                archive.addfile(entry, io.BytesIO(content))
-        return packed.getvalue()
+        """Build context of the files."""
+        return tar_of(self.files)
+
+
+def tar_of(files: Mapping[str, bytes]) -> bytes:
+    """Uncompressed tar, byte for byte the same for the same files; `files`: content by name."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        for name, content in sorted(files.items()):
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.mode = len(content), 0o644
+            archive.addfile(entry, io.BytesIO(content))
+    return packed.getvalue()
 
 
 def load_flavours(path: Path | None = None) -> dict[str, Flavour]:
@@ -155,11 +161,12 @@ def flavour_for(capability: tuple[int, int]) -> Flavour | None:
     None if there is none.
     """
     rows = load_flavours().values()
-    return next((row for row in rows if any(_serves(built, capability) for built in row.capabilities)), None)
+    return next((row for row in rows if any(_runs_on(capability, code) for code in row.capabilities)), None)
 
 
-def _serves(built: str, capability: tuple[int, int]) -> bool:
-    major, _, minor = built.partition(".")
+def _runs_on(capability: tuple[int, int], code: str) -> bool:
+    """Whether a GPU of this compute capability runs code for the capability `code`, such as `8.6`."""
+    major, _, minor = code.partition(".")
     return int(major) == capability[0] and int(minor) <= capability[1]
 
 
@@ -195,11 +202,6 @@ def write_digest(path: Path, flavour: str, digest: str) -> None:
     text = path.read_text(encoding="utf-8")
     row = re.compile(rf'(^\[{re.escape(flavour)}\]$.*?^digest = )"[^"\n]*"', re.MULTILINE | re.DOTALL)
     path.write_text(row.sub(rf'\g<1>"{digest}"', text, count=1), encoding="utf-8")
-
-
-def version() -> str:
-    """Version of rooflaunch."""
-    return __version__
 
 
 def current_commit() -> str:
@@ -252,21 +254,12 @@ def agent_code() -> dict[str, bytes]:
     With the packages of docker/requirements.txt and torch these files are all that `python -m launcher.agent` needs.
     """
     root = Path(__file__).resolve().parents[2]
-    agent = {name: (root / name).read_bytes() for name in AGENT_FILES}
-    return agent | {name: path.read_bytes() for name, path in _code()}
-
-
-def _code() -> Iterator[tuple[str, Path]]:
-    root = Path(__file__).resolve().parents[2]
+    paths = [root / name for name in AGENT_FILES]
     for package in TRAINER_PACKAGES:
-        for path in sorted((root / package).rglob("*")):
-            if path.suffix in CODE_SUFFIXES and path.is_file():
-                yield path.relative_to(root).as_posix(), path
-
-
-def _words(files: Mapping[str, bytes]) -> Iterator[str]:
-    for name, content in sorted(files.items()):
-        yield f"{name}={hashlib.sha256(content).hexdigest()}"
+        paths += [
+            path for path in sorted((root / package).rglob("*")) if path.suffix in CODE_SUFFIXES and path.is_file()
+        ]
+    return {path.relative_to(root).as_posix(): path.read_bytes() for path in paths}
 
 
 def _pairs(values: Mapping[str, str]) -> Iterator[str]:

@@ -4,8 +4,6 @@ PyTorch and its own packages keep the image's versions: results with another PyT
 """
 
 import hashlib
-import io
-import tarfile
 from pathlib import Path
 
 from launcher.docker_engine import Engine, Image
@@ -50,10 +48,10 @@ def layered(engine: Engine, base: Image, requirements: bytes, *, platform: str =
     """The image with the packages, built once for the same base and file. Raises `ToolError`."""
     key = hashlib.sha256(b"\n".join((base.id.encode(), DOCKERFILE.encode(), requirements))).hexdigest()
     tag = f"{contents.REPOSITORY}:script-{key[: contents.HASH_DIGITS]}"
-    if (made := engine.image(tag)) is not None:
-        return made
+    if (existing := engine.image(tag)) is not None:
+        return existing
     events = engine.build(
-        _context(requirements),
+        contents.tar_of({"Dockerfile": DOCKERFILE.encode(), "requirements.txt": requirements}),
         dockerfile="Dockerfile",
         tag=tag,
         build_args={"BASE_IMAGE": base.id},
@@ -65,10 +63,10 @@ def layered(engine: Engine, base: Image, requirements: bytes, *, platform: str =
         platform=platform,
     )
     building.logged(tag, events)
-    made = engine.image(tag)
-    if made is None:
+    image = engine.image(tag)
+    if image is None:
         raise ToolError(f"the engine lost the image {tag} right after the build", hint="launch doctor docker")
-    return made
+    return image
 
 
 def pushed(engine: Engine, reference: str, requirements: bytes) -> str:
@@ -79,17 +77,9 @@ def pushed(engine: Engine, reference: str, requirements: bytes) -> str:
     base = engine.image(reference)
     if base is None:
         raise ToolError(f"the engine has no image '{reference}'", hint=f"docker pull {reference}")
-    made = layered(engine, base, requirements, platform=building.platform_of_a_vm(engine))
+    image = layered(engine, base, requirements, platform=building.platform_of_a_vm(engine))
     repository = reference.partition("@")[0]
-    sent = building.push(engine, building.held_as(made, base), repository)
-    return f"{repository}@{sent.digest}"
-
-
-def _context(requirements: bytes) -> bytes:
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w") as archive:
-        for name, content in (("Dockerfile", DOCKERFILE.encode()), ("requirements.txt", requirements)):
-            entry = tarfile.TarInfo(name)
-            entry.size, entry.mode = len(content), 0o644
-            archive.addfile(entry, io.BytesIO(content))
-    return packed.getvalue()
+    # The engine knows which flavour the base has, and nothing else of its recipe.
+    flavour = image.labels.get(contents.FLAVOUR_LABEL, "")
+    built = building.built_of(image, flavour=flavour, tag=image.name, base=base.name, base_digest=base.digest)
+    return f"{repository}@{building.push(engine, built, repository).digest}"

@@ -47,7 +47,7 @@ class Budget:
         if self._most_usd is None:
             return None
         with self._lock:
-            return self._left() / max(1, sum(self._expected.values()))
+            return self._remaining_usd() / max(1, sum(self._expected.values()))
 
     def reserve(self, plan: Plan) -> None:
         """Reserve a machine's highest cost. Raises `UsageError` if it exceeds what is left.
@@ -58,10 +58,10 @@ class Budget:
         usd = highest_usd(plan) or 0.0
         with self._lock:
             # The tolerance of a millionth covers rounding errors of floating point.
-            if self._most_usd is not None and usd > self._left() + 1e-6:
+            if self._most_usd is not None and usd > self._remaining_usd() + 1e-6:
                 raise UsageError(
                     f"a machine may cost {usd:.2f} USD, which is more than is left of --max-cost "
-                    f"{self._most_usd:g}: {self._left():.2f} USD",
+                    f"{self._most_usd:g}: {self._remaining_usd():.2f} USD",
                     hint="a larger --max-cost, or a shorter max_run_time of the place",
                 )
             self._reserved[plan.request.name] = usd
@@ -72,5 +72,5 @@ class Budget:
             if usd is not None and name in self._reserved:
                 self._reserved[name] = usd
 
-    def _left(self) -> float:
+    def _remaining_usd(self) -> float:
         return max(0.0, (self._most_usd or 0.0) - sum(self._reserved.values()))

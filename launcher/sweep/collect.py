@@ -9,7 +9,7 @@ from launcher.protocol.records import RUNS
 from launcher.sweep.existing_runs import FINAL
 from launcher.sweep.progress import Progress
 from launcher.sweep.submitter import TaskLaunch
-from launcher.sweep.work import PlaceWork, one_line, rate_text
+from launcher.sweep.work import PlaceWork, progress_text, rate_text
 from launcher.sweep.workers import Workers
 from workload.contract import bundle
 from workload.contract.bundle import Bundle
@@ -51,7 +51,7 @@ class Collector:
         """
         waiting: list[Future[None]] = []
         damaged: list[SealedRun] = []
-        for sealed in sealed_runs(self._store, compared=lambda run: run.status in FINAL and self._is_away(run)):
+        for sealed in sealed_runs(self._store, compared=lambda run: run.status in FINAL and self._is_missing(run)):
             if not self._work.has(sealed.run_key) or (keys is not None and sealed.run_key not in keys):
                 continue
             if sealed.damage:
@@ -59,7 +59,7 @@ class Collector:
                 continue
             if sealed.status in FINAL:
                 self._work.settle(sealed.run_key, Status(sealed.status))
-            if sealed.status in (*FINAL, Status.FAILED) and self._is_away(sealed):
+            if sealed.status in (*FINAL, Status.FAILED) and self._is_missing(sealed):
                 waiting.append(self._workers.submit(self._fetch_stored, sealed))
         for future in waiting:
             future.result()
@@ -67,7 +67,7 @@ class Collector:
             if self._work.status(sealed.run_key) is None:
                 self._say_damaged(sealed.run_id, sealed.damage)
 
-    def _is_away(self, sealed: SealedRun) -> bool:
+    def _is_missing(self, sealed: SealedRun) -> bool:
         """Whether a run belongs to the place and its bundle is not in the folder of results."""
         is_here = (self._output / sealed.run_id / bundle.MANIFEST).is_file()
         return self._work.has(sealed.run_key) and not is_here
@@ -86,17 +86,17 @@ class Collector:
             else:
                 self._progress.say(self._work.name, f"{run_id} could not be collected: {error}")
         else:
-            self._arrived(sealed)
+            self._note_arrival(sealed)
 
-    def _fetch_stored(self, there: SealedRun) -> None:
+    def _fetch_stored(self, stored: SealedRun) -> None:
         """Fetch a bundle of an earlier start. A run whose bundle is damaged, or that failed, stays missing."""
         try:
-            sealed = self._fetched(there.run_id)
+            sealed = self._fetched(stored.run_id)
         except BundleError as error:
-            self._work.lose(there.run_key)
-            self._say_damaged(there.run_id, str(error))
+            self._work.lose(stored.run_key)
+            self._say_damaged(stored.run_id, str(error))
         except RooflaunchError as error:
-            self._progress.say(self._work.name, f"{there.run_id} could not be collected: {error}")
+            self._progress.say(self._work.name, f"{stored.run_id} could not be collected: {error}")
         else:
             if sealed.record.status in FINAL:
                 self._work.take(sealed.record, sealed.path)
@@ -108,7 +108,7 @@ class Collector:
         _ = sealed.record
         return sealed
 
-    def _arrived(self, sealed: Bundle) -> None:
+    def _note_arrival(self, sealed: Bundle) -> None:
         record = sealed.record
         is_new = self._work.status(record.run_key or "") is None
         run = self._work.take(record, sealed.path)
@@ -116,9 +116,8 @@ class Collector:
             return
         rate = record.timing.images_per_s if record.timing else None
         is_completed = record.status is Status.COMPLETED
-        what = rate_text(record) if is_completed and rate else record.status.replace("_", " ")
+        result = rate_text(record) if is_completed and rate else record.status.replace("_", " ")
         why = f": {record.error}" if record.error and record.status is Status.FAILED else ""
-        done = f"{self._work.done}/{len(self._work.runs)}"
-        self._progress.say(self._work.name, f"{done}  block {run.block}, {one_line(run, self._work.plan)}: {what}{why}")
+        self._progress.say(self._work.name, progress_text(self._work, run, f"{result}{why}"))
         if is_completed:
             self._progress.update(self._work.name, images_per_s=rate)

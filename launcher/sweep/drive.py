@@ -109,7 +109,7 @@ class _Driver:
         """Start the places, wait for them, and return the outcome."""
         began_s = self._ports.now()
         for work in self._works:
-            self._progress.update(work.name, blocks=work.blocks, runs=len(work.runs), done=work.done)
+            self._progress.update(work.name, **work.counts())
         parts = self._parts(budget, was_killed=was_killed)
         threads = [threading.Thread(target=self._guarded, args=(part,), daemon=True) for part in parts]
         live = LiveTable(self._progress, sys.stderr, self._ports.now)

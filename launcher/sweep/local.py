@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from statistics import fmean
 
 from launcher.kinds import Runtime
 from launcher.machine import local, task
@@ -14,7 +15,7 @@ from launcher.protocol.task import Task, TaskRun
 from launcher.script import local_script
 from launcher.sweep.control import Control
 from launcher.sweep.progress import Progress
-from launcher.sweep.work import LOG_HINT, PlaceWork, one_line, rate_text, too_large_text
+from launcher.sweep.work import LOG_HINT, PlaceWork, configuration_text, progress_text, rate_text, too_large_text
 from workload.contract.errors import ExitCode
 from workload.contract.spec import Context, Resolved, RunSpec
 from workload.environment.outside import outside_facts
@@ -25,8 +26,7 @@ class LocalPlaces:
 
     def __init__(self, works: Sequence[PlaceWork], *, output: Path, control: Control, progress: Progress) -> None:
         self._works, self._control, self._progress = works, control, progress
-        self._seats = {work.name: _Seat(work, output) for work in works}
-        self._seconds: dict[str, list[float]] = {work.name: [] for work in works}
+        self._places = {work.name: _LocalPlace(work, output) for work in works}
 
     def run(self) -> None:
         """Run until no run is left, or nothing new may be started."""
@@ -48,38 +48,35 @@ class LocalPlaces:
         for block, work, runs in sorted(turns, key=lambda turn: turn[0]):
             if self._control.why_not:
                 return False
-            self._block(work, Task(job=self._job(work), number=1, runs=runs), block)
+            self._run_block(work, Task(job=work.plan.tasks[0].job, number=1, runs=runs), block)
         return True
 
-    @staticmethod
-    def _job(work: PlaceWork) -> str:
-        return next((one.job for one in work.plan.tasks), "")
-
-    def _block(self, work: PlaceWork, runs: Task, block: int) -> None:
-        seat = self._seats[work.name]
+    def _run_block(self, work: PlaceWork, block_task: Task, block: int) -> None:
+        place = self._places[work.name]
         outcomes = task.work_through(
-            runs,
-            seat.plan_of,
+            block_task,
+            place.plan_of,
             done=work.statuses(),
             stopped=lambda: self._control.why_not,
             watcher_of=lambda _, run: self._watcher(work, run),
-            settle_to_c=seat.settle_to_c,
+            settle_to_c=place.settle_to_c,
         )
-        for run in runs.runs:
-            self._show(work, f"block {block}: {one_line(run, work.plan)}")
+        for run in block_task.runs:
+            self._show(work, f"block {block}: {configuration_text(run, work.plan)}")
             self._note(work, next(outcomes))
 
     def _watcher(self, work: PlaceWork, run: TaskRun) -> Watcher:
-        self._seats[work.name].words.clear()
+        messages = self._places[work.name].messages
+        messages.clear()
 
-        def hear(line: str) -> None:
+        def keep_message(line: str) -> None:
             kind, colon, text = line.partition(": ")
             if colon and kind in ("error", "hint"):
-                self._seats[work.name].words[kind] = text
+                messages[kind] = text
 
-        self._progress.update(work.name, now=f"block {run.block}: {one_line(run, work.plan)}")
+        self._progress.update(work.name, now=f"block {run.block}: {configuration_text(run, work.plan)}")
         return Watcher(
-            on_message=hear,
+            on_message=keep_message,
             on_bundle=lambda _: None,
             on_started=self._control.started,
             on_ended=self._control.ended,
@@ -88,59 +85,55 @@ class LocalPlaces:
 
     def _note(self, work: PlaceWork, outcome: Outcome) -> None:
         """Record the outcome of a run: print a line, and update the counts."""
-        run, name = outcome.run, one_line(outcome.run, work.plan)
+        run, place = outcome.run, self._places[work.name]
         if outcome.bundle is not None:
             work.take(outcome.bundle.record, outcome.bundle.path)
-            seat, settling = self._seats[work.name], outcome.bundle.record.settling
-            if settling and seat.settle_to_c is None:
-                seat.settle_to_c = settling.target_c
-        words = self._seats[work.name].words
+            settling = outcome.bundle.record.settling
+            if settling and place.settle_to_c is None:
+                place.settle_to_c = settling.target_c
         if outcome.end in (End.SKIPPED, End.NOT_STARTED, End.INTERRUPTED):
             failed_size = work.too_large.get(run.run_key)
             why = too_large_text(failed_size) if failed_size else outcome.why
             if outcome.end is not End.NOT_STARTED:
+                name = configuration_text(run, work.plan)
                 self._progress.say(work.name, f"block {run.block}, {name}: {outcome.end}: {why}")
             return
         record = outcome.bundle.record if outcome.bundle else None
         rate = record.timing.images_per_s if record else None
+        result = f"{outcome.end}"
         if outcome.end is End.FAILED:
-            why = words.get("error") or outcome.why
-            work.fail(
-                [run],
-                why=why,
-                hint=words.get("hint") or outcome.hint or LOG_HINT,
-                code=_exit_code_of_failure(outcome.code),
-            )
+            why = place.messages.get("error") or outcome.why
+            hint = place.messages.get("hint") or outcome.hint or LOG_HINT
+            work.fail([run], why=why, hint=hint, code=_exit_code_of_failure(outcome.code))
+            result = f"{outcome.end}: {why}"
         elif outcome.end is End.COMPLETED:
-            self._seconds[work.name].append(outcome.seconds)
-        what = rate_text(record) if record and outcome.end is End.COMPLETED and rate else f"{outcome.end}"
-        why = f": {words.get('error') or outcome.why}" if outcome.end is End.FAILED else ""
+            place.seconds.append(outcome.seconds)
+            result = rate_text(record) if record and rate else result
         self._show(work, "", rate=rate)
-        self._progress.say(work.name, f"{work.done}/{len(work.runs)}  block {run.block}, {name}: {what}{why}")
+        self._progress.say(work.name, progress_text(work, run, result))
 
     def _show(self, work: PlaceWork, now: str, rate: float | None = None) -> None:
-        taken = self._seconds[work.name]
-        left = len(work.runs) - work.done - len(work.failures)
+        seconds = self._places[work.name].seconds
         self._progress.update(
             work.name,
-            blocks_done=work.blocks_done,
-            blocks=work.blocks,
-            done=work.done,
-            runs=len(work.runs),
-            left_s=sum(taken) / len(taken) * left if taken and left else None,
+            **work.counts(),
+            left_s=fmean(seconds) * work.to_do if seconds and work.to_do else None,
             **({"now": now} if now else {}),
             **({"images_per_s": rate} if rate else {}),
         )
 
 
-class _Seat:
-    """Starts the runs of one place on this machine. `words`: the trainer's last `error: …` and `hint: …`, by kind."""
+class _LocalPlace:
+    """Starts the runs of one place on this machine.
+
+    `messages`: the trainer's last `error: …` and `hint: …`, by kind. `seconds`: duration of each completed run.
+    """
 
     def __init__(self, work: PlaceWork, output: Path) -> None:
         self._work, self._output = work, output
         self._choices: dict[RunSpec, Choice] = {}
-        self._outside = None
-        self.words: dict[str, str] = {}
+        self.messages: dict[str, str] = {}
+        self.seconds: list[float] = []
         # Temperature of the device before the very first run, in degrees Celsius.
         self.settle_to_c: float | None = None
 
@@ -162,10 +155,10 @@ class _Seat:
         alike = RunSpec(device=spec.device, compile=spec.compile)
         if alike not in self._choices:
             script = self._work.plan.place.script
-            asked = (
-                local_script.runtime_of(script.options, options.asked_runtime()) if script else options.asked_runtime()
-            )
-            choice = choose(asked, spec, image=options.image, flavour=options.flavour)
+            runtime = options.asked_runtime()
+            if script:
+                runtime = local_script.runtime_of(script.options, runtime)
+            choice = choose(runtime, spec, image=options.image, flavour=options.flavour)
             if script and choice.runtime is Runtime.DOCKER:
                 local_script.require_visible(spec.script, script.workplace.folder)
             elif script:
@@ -178,7 +171,7 @@ class _Seat:
 
 def _blocks_of(work: PlaceWork) -> Iterator[tuple[int, tuple[TaskRun, ...]]]:
     """Yield each block with the runs left in it, in the block's order."""
-    runs = [run for one in work.open_tasks() for run in one.runs]
+    runs = [run for open_task in work.open_tasks() for run in open_task.runs]
     for block in sorted({run.block for run in runs}):
         yield block, tuple(run for run in runs if run.block == block)
 

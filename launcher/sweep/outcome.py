@@ -12,7 +12,7 @@ from launcher.protocol.records import NAME
 from launcher.protocol.task import TaskRun
 from launcher.sweep.places import PlacePlan
 from launcher.sweep.until import Decision
-from launcher.sweep.work import Failure, one_line, too_large_text
+from launcher.sweep.work import Failure, configuration_text, too_large_text
 from workload.contract.blocks_interval import BlocksInterval
 from workload.contract.errors import ExitCode
 from workload.contract.invocation import as_typed
@@ -111,7 +111,7 @@ def _rows(place: PlaceOutcome, why_not: str) -> Iterator[tuple[str, str]]:
     for batch_size, count in Counter(place.too_large.values()).items():
         yield "", f"{counted(count, 'run')} left out: {too_large_text(batch_size)}"
     for why, failures in _by_cause(place.failures).items():
-        runs = [f"{one_line(failure.run, place.plan)} (block {failure.run.block})" for failure in failures]
+        runs = [f"{configuration_text(failure.run, place.plan)} (block {failure.run.block})" for failure in failures]
         some = ", ".join(runs[:FEW]) + (f" and {len(runs) - FEW} more" if len(runs) > FEW else "")
         yield "failed", f"{some}: {why}"
         yield "cure", failures[0].hint
@@ -138,7 +138,7 @@ def _by_cause(failures: Sequence[Failure]) -> dict[str, list[Failure]]:
 
 def _to_json(place: PlaceOutcome) -> dict[str, Any]:
     def named(run: TaskRun) -> dict[str, Any]:
-        return {"run_key": run.run_key, "block": run.block, "configuration": one_line(run, place.plan)}
+        return {"run_key": run.run_key, "block": run.block, "configuration": configuration_text(run, place.plan)}
 
     precisions = place.decision.precisions if place.decision else {}
     return {

@@ -97,10 +97,10 @@ class SweepPlan:
     def seconds(self) -> float | None:
         """Expected time: places run side by side, except that those of this machine run in turn. None if unknown."""
         known = [place.seconds for place in self.places if place.missing]
-        here = [place.seconds for place in self.places if place.missing and place.plan.place.backend == LOCAL]
+        local = [place.seconds for place in self.places if place.missing and place.plan.place.backend == LOCAL]
         if None in known:
             return None
-        return max((value for value in [*known, _sum(here)] if value is not None), default=0.0)
+        return max((value for value in [*known, _sum(local)] if value is not None), default=0.0)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for `--dry-run --format json`."""

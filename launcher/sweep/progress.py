@@ -81,7 +81,7 @@ class LiveTable:
 
     def __init__(self, progress: Progress, stream: TextIO, now: Callable[[], float]) -> None:
         self._progress, self._stream, self._now = progress, stream, now
-        self._began_s = self._told_s = now()
+        self._began_s = self._printed_s = now()
         self._is_terminal = stream.isatty()
         self._drawn = 0
         self._shown = ""
@@ -90,7 +90,7 @@ class LiveTable:
         """Print new messages and redraw the table; without a terminal, print progress if there are no messages."""
         lines = self._progress.take_lines()
         if not self._is_terminal:
-            self._tell(lines)
+            self._print_lines(lines)
             return
         table = rows_of(self._progress.states, shutil.get_terminal_size().columns - 1)
         text = "\n".join(table)
@@ -101,13 +101,13 @@ class LiveTable:
         self._stream.flush()
         self._drawn, self._shown = len(table), text
 
-    def _tell(self, lines: Sequence[Line]) -> None:
+    def _print_lines(self, lines: Sequence[Line]) -> None:
         """Print the lines; if there are none for a while, print the progress of each place."""
-        if not lines and self._now() - self._told_s >= LINE_EVERY_S:
+        if not lines and self._now() - self._printed_s >= LINE_EVERY_S:
             lines = [Line(place=state.name, text=_progress_text(state)) for state in self._progress.states]
         for line in lines:
             print(self._text(line), file=self._stream, flush=True)
-        self._told_s = self._now() if lines else self._told_s
+        self._printed_s = self._now() if lines else self._printed_s
 
     def clear(self) -> None:
         """Erase the table."""
@@ -132,8 +132,8 @@ def rows_of(states: Sequence[PlaceState], width: int) -> list[str]:
 
 
 def _progress_text(state: PlaceState) -> str:
-    left = "" if state.left_s is None else f", about {duration(state.left_s)} left"
-    return f"{state.done}/{state.runs}  {state.now or 'begins'}{left}"
+    time_left = "" if state.left_s is None else f", about {duration(state.left_s)} left"
+    return f"{state.done}/{state.runs}  {state.now or 'begins'}{time_left}"
 
 
 def _row(state: PlaceState) -> tuple[str, ...]:

@@ -1,8 +1,7 @@
-"""Place of a sweep with rented machines: one launch for each task, and one loop that polls all of them.
+"""Place of a sweep with rented machines: one launch for each task; `launcher.jobs.watch` polls all of them at once.
 
 Requests and results are in the store, so that this process may end at any moment: the next one adopts the launches that
-still run, fetches the sealed bundles and requests what is missing. Each poll asks for all machines first, then for all
-records, because a machine ends itself only after it has written its result.
+still run, fetches the sealed bundles and requests what is missing.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -24,7 +23,7 @@ from launcher.sweep.collect import Collector
 from launcher.sweep.control import Control, Wish
 from launcher.sweep.progress import Progress
 from launcher.sweep.submitter import PlannedLaunch, Submitter, TaskLaunch
-from launcher.sweep.work import PlaceWork, runs_text
+from launcher.sweep.work import PlaceWork
 from launcher.sweep.workers import Workers
 from workload.contract.errors import ExitCode, NoCapacityError, RooflaunchError, UsageError
 from workload.contract.text import counted
@@ -97,8 +96,9 @@ class RentedPlace:
         """
         try:
             self._connect()
-            self._take_stock()
-            self._waiting = list(self._work.open_tasks(self._adopted_keys()))
+            self._adopt_earlier()
+            adopted = {run.run_key for launch in self._under_way() for run in launch.task.runs}
+            self._waiting = list(self._work.open_tasks(adopted))
             while True:
                 self._work_off()
                 if self._control.why_not or not self._work.add_blocks():
@@ -108,10 +108,11 @@ class RentedPlace:
                 self._waiting = list(self._work.open_tasks())
             self._show(self._control.why_not or "done")
         except RooflaunchError as error:
-            self._work.fail(self._work.left(self._work.runs), why=str(error), hint=error.hint, code=error.exit_code)
+            runs = self._work.remaining(self._work.runs)
+            self._work.fail(runs, why=str(error), hint=error.hint, code=error.exit_code)
             self._show(str(error))
             self._progress.say(self.place.name, f"{error}; to solve this: {error.hint}")
-            self._leave_none()
+            self._name_running()
         finally:
             for workers in (self._readers, self._submitters, self._fetchers):
                 workers.close()
@@ -150,17 +151,17 @@ class RentedPlace:
         )
         self._collector = Collector(self._work, store, self._output, self._progress, self._fetchers)
 
-    def _take_stock(self) -> None:
+    def _adopt_earlier(self) -> None:
         """Fetch the sealed bundles, and adopt the launches of this sweep that have not ended."""
         self._show("checks what is done")
         cleanup.erase_variables(self._connected.store, self._connected.machines)
         self._collector.fetch_sealed()
         names = self._unfinished()
-        requested = self._readers.run_all([partial(self._read_request, name) for name in names])
-        ours = [launch for launch in requested if launch is not None]
-        self._launches += ours
+        read = self._readers.run_all([partial(self._read_request, name) for name in names])
+        adopted = [launch for launch in read if launch is not None]
+        self._launches += adopted
         self._poll()
-        for launch in ours:
+        for launch in adopted:
             if launch.liveness is Liveness.REQUESTED and self._was_killed:
                 # The submitting process died: submit again under the same name.
                 self._submitter.submit_again(launch)
@@ -192,9 +193,6 @@ class RentedPlace:
             return None
         return TaskLaunch(task=task, request=request, zones=tuple(request.zones), is_ours=False)
 
-    def _adopted_keys(self) -> set[str]:
-        return {run.run_key for launch in self._under_way() for run in launch.task.runs}
-
     # Launching.
 
     def _may_start(self) -> bool:
@@ -218,16 +216,16 @@ class RentedPlace:
         planned: list[PlannedLaunch] = []
         for index, task in enumerate(tasks):
             self._budget.expect(self.place.name, len(tasks) - index)
-            rest = replace(task, runs=self._work.left(task.runs))
-            if not rest.runs:
+            remaining = replace(task, runs=self._work.remaining(task.runs))
+            if not remaining.runs:
                 continue
             try:
-                planned.append(self._submitter.plan(rest))
+                planned.append(self._submitter.plan(remaining))
             except RooflaunchError as error:
                 why = str(error)
                 if isinstance(error, UsageError) and (share_usd := self._budget.share_usd) is not None:
                     why += f" (a machine's share of the sweep's --max-cost is {share_usd:.2f} USD)"
-                self._fail([rest], why, error.hint, error.exit_code)
+                self._fail([remaining], why, error.hint, error.exit_code)
         self._budget.expect(self.place.name, 0)
         self._launches += [launch for launch, _ in planned]
         self._submitter.submit(planned)
@@ -259,10 +257,10 @@ class RentedPlace:
                 self._fail([launch.task], str(error), error.hint, error.exit_code)
 
     def _fail(self, tasks: Collection[Task], why: str, hint: str, code: int) -> None:
-        runs = self._work.left(run for task in tasks for run in task.runs)
+        runs = self._work.remaining(run for task in tasks for run in task.runs)
         self._work.fail(runs, why=why, hint=hint, code=code)
         if runs:
-            self._progress.say(self.place.name, f"{runs_text(runs)} left out: {why}")
+            self._progress.say(self.place.name, f"{counted(len(runs), 'run')} left out: {why}")
 
     # Polling.
 
@@ -308,25 +306,24 @@ class RentedPlace:
         """Handle ended launches whose bundles are fetched: request another machine for their missing runs."""
         ready = [launch for launch in ended if self._collector.is_collected(launch)]
         # A machine may have sealed a bundle after its last heartbeat.
-        if any(launch.result is None and self._work.left(launch.task.runs) for launch in ready):
+        if any(launch.result is None and self._work.remaining(launch.task.runs) for launch in ready):
             lost = [launch for launch in ready if launch.result is None]
             self._collector.fetch_sealed({run.run_key for launch in lost for run in launch.task.runs})
         for launch in ready:
             launch.is_settled = True
-            left = self._work.left(launch.task.runs)
-            if left:
-                self._again(launch, left)
+            if remaining := self._work.remaining(launch.task.runs):
+                self._requeue(launch, remaining)
 
-    def _again(self, launch: TaskLaunch, left: tuple[TaskRun, ...]) -> None:
-        """Queue the runs that a launch left for another machine.
+    def _requeue(self, launch: TaskLaunch, runs: tuple[TaskRun, ...]) -> None:
+        """Queue runs that a launch did not complete for another machine.
 
         They fail instead after a usage error, or if `MOST_IN_VAIN` machines in a row completed none of them.
         """
         result, number = launch.result, launch.task.number
         why = (result.error or "it ended before") if result else f"the {self._noun} {launch.why}"
-        made_progress = len(left) < len(launch.task.runs)
+        made_progress = len(runs) < len(launch.task.runs)
         in_vain = self._in_vain[number] = 0 if made_progress else self._in_vain.get(number, 0) + 1
-        task = replace(launch.task, runs=left)
+        task = replace(launch.task, runs=runs)
         is_hopeless = result is not None and result.exit_code == ExitCode.USAGE
         if is_hopeless or in_vain >= MOST_IN_VAIN:
             hint = (result.hint if result else "") or f"launch logs {launch.name}"
@@ -336,8 +333,8 @@ class RentedPlace:
             return
         self._waiting.append(task)
         if not self._control.why_not:
-            done_by = f"another {self._noun} runs the remaining {runs_text(left)}"
-            self._progress.say(self.place.name, f"'{launch.name}': {why}; {done_by}")
+            remedy = f"another {self._noun} runs the remaining {counted(len(runs), 'run')}"
+            self._progress.say(self.place.name, f"'{launch.name}': {why}; {remedy}")
 
     # The end.
 
@@ -346,26 +343,27 @@ class RentedPlace:
         for launch in self._under_way():
             if launch.submitting is not None and launch.submitting.exception() is not None:
                 launch.is_over = True
-        there = {launch.name: launch for launch in self._under_way() if launch.machine and not launch.is_over}
-        removed = self._connected.machines.stop([launch.machine for launch in there.values() if launch.machine])
+        running = {launch.name: launch for launch in self._under_way() if launch.machine and not launch.is_over}
+        removals = self._connected.machines.stop([launch.machine for launch in running.values() if launch.machine])
         now_s = self._connected.now_s()
-        for one in removed:
-            if one.gone:
-                there[one.name].is_over = there[one.name].is_settled = True
-                error = f"its {self._noun} was ended together with the sweep, by Ctrl-C"
-                cleanup.settle(self._connected.store, one.name, one.zone, ExitCode.INTERRUPTED, error, now_s=now_s)
-        self._progress.say(self.place.name, f"{counted(sum(one.gone for one in removed), self._noun)} ended")
+        gone = [removal for removal in removals if removal.gone]
+        for removal in gone:
+            running[removal.name].is_over = running[removal.name].is_settled = True
+            error = f"its {self._noun} was ended together with the sweep, by Ctrl-C"
+            store = self._connected.store
+            cleanup.settle(store, removal.name, removal.zone, ExitCode.INTERRUPTED, error, now_s=now_s)
+        self._progress.say(self.place.name, f"{counted(len(gone), self._noun)} ended")
         self._collector.fetch_sealed({run.run_key for launch in self._launches for run in launch.task.runs})
-        cleanup.require_gone(removed)
+        cleanup.require_gone(removals)
 
-    def _leave_none(self) -> None:
+    def _name_running(self) -> None:
         """After an error, tell which machines still run."""
         running = [launch.name for launch in self._under_way() if launch.machine is not None]
         if running:
             self._progress.say(self.place.name, f"still running: {', '.join(running)}; the same command follows them")
 
     def _show(self, now: str = "") -> None:
-        work, under_way = self._work, self._under_way()
+        under_way = self._under_way()
         running = [launch for launch in under_way if launch.heartbeat is not None and not launch.result]
         starting = [launch for launch in under_way if launch.heartbeat is None and not launch.result]
         words = f"{counted(len(running), self._noun)} at work" if running else ""
@@ -374,10 +372,7 @@ class RentedPlace:
         words = ", ".join(filter(None, (words, f"{len(starting)} starting" if starting else "")))
         self._progress.update(
             self.place.name,
-            blocks_done=work.blocks_done,
-            blocks=work.blocks,
-            done=work.done,
-            runs=len(work.runs),
+            **self._work.counts(),
             usd=self.usd,
             left_s=self._left_s(running),
             now=now or words or (str(self._refusal) if self._refusal else ""),
@@ -385,11 +380,10 @@ class RentedPlace:
 
     def _left_s(self, running: Sequence[TaskLaunch]) -> float | None:
         """Estimate the seconds left from the rate of ended runs; None before the first, or if nothing runs."""
-        left = len(self._work.runs) - self._work.done - len(self._work.failures)
-        if not left or not self._work.new_runs or not running:
+        if not self._work.to_do or not self._work.new_runs or not running:
             return None
         first_s = min(epoch_s(launch.request.launched_at) or 0.0 for launch in self._launches)
-        return (self._connected.now_s() - first_s) / self._work.new_runs * left
+        return (self._connected.now_s() - first_s) / self._work.new_runs * self._work.to_do
 
 
 def _must_be_removed(launch: TaskLaunch, now_s: float) -> bool:

@@ -45,37 +45,37 @@ class PlacedScript:
 def placed(matrix: Matrix, *, file: Path, folder: Path, environment: Mapping[str, str]) -> Matrix:
     """Matrix with its script at every place. Raises `UsageError` if a place cannot run the script."""
     places = []
-    for one in matrix.places:
-        at = _here if isinstance(one.place.script, HereOptions) else _elsewhere
+    for place in matrix.places:
+        with_script = _on_this_machine if isinstance(place.place.script, HereOptions) else _on_other_machines
         try:
-            places.append(at(one, file, folder, environment) if one.place.script else one)
+            places.append(with_script(place, file, folder, environment) if place.place.script else place)
         except UsageError as error:
-            raise UsageError(f"{file}: [[on]] {one.place.name}: {error}", hint=error.hint) from error
+            raise UsageError(f"{file}: [[on]] {place.place.name}: {error}", hint=error.hint) from error
     return replace(matrix, places=tuple(places))
 
 
-def _here(one: PlaceMatrix, file: Path, folder: Path, environment: Mapping[str, str]) -> PlaceMatrix:
+def _on_this_machine(place: PlaceMatrix, file: Path, folder: Path, environment: Mapping[str, str]) -> PlaceMatrix:
     """Place on this machine with the script, which runs in the user's current folder."""
-    options: HereOptions = one.place.script
-    commands = [configuration.spec.script for configuration in one.configurations]
+    options: HereOptions = place.place.script
+    commands = [configuration.spec.script for configuration in place.configurations]
     workplace = Workplace(folder=folder)
     for words in commands:
         workplace = local_script.workplace_of(words, options, folder, environment, example=EXAMPLE)
         workplace.require(words)
-        if getattr(one.place.options, "runtime", None) is Runtime.PROCESS:
+        if getattr(place.place.options, "runtime", None) is Runtime.PROCESS:
             local_script.require_module(words, folder)
     requirements = layer.read(options.requirements) if options.requirements else b""
-    code = _digest(folder, _files_here(folder, commands), file, requirements)
+    code = _digest(folder, _code_files(folder, commands), file, requirements)
     script = PlacedScript(options=options, workplace=workplace, code=code, text="runs in this folder")
-    return replace(one, place=replace(one.place, script=script))
+    return replace(place, place=replace(place.place, script=script))
 
 
-def _elsewhere(one: PlaceMatrix, file: Path, folder: Path, environment: Mapping[str, str]) -> PlaceMatrix:
+def _on_other_machines(place: PlaceMatrix, file: Path, folder: Path, environment: Mapping[str, str]) -> PlaceMatrix:
     """Place on other machines with the script, which runs in a copy of the current folder, by relative paths."""
-    options: ThereOptions = one.place.script
-    backend = one.place.backend
+    options: ThereOptions = place.place.script
+    backend = place.place.backend
     is_fresh: bool = importlib.import_module(f"{BACKENDS[backend]}.options").COMMAND.is_fresh
-    typed = [configuration.spec.script for configuration in one.configurations]
+    typed = [configuration.spec.script for configuration in place.configurations]
     script = Script(words=typed[0], options=options, is_fresh=is_fresh)
     _, sent = script.packed(backend, folder, environment)
     words_of = {}
@@ -84,19 +84,19 @@ def _elsewhere(one: PlaceMatrix, file: Path, folder: Path, environment: Mapping[
         files.place_of_data(options.data, words_of[words], is_fresh=is_fresh)
         files.require_script(words_of[words], sent.files, options.include)
     configurations = tuple(
-        replace(each, spec=replace(each.spec, script=words_of[each.spec.script])) for each in one.configurations
+        replace(each, spec=replace(each.spec, script=words_of[each.spec.script])) for each in place.configurations
     )
     text = "; ".join((f"sends {counted(len(sent.files), 'file')}, {si(len(sent.content), 'B')}", *sent.notes))
-    made = PlacedScript(
+    placed_script = PlacedScript(
         options=options, script_files=sent, code=_digest(folder, sent.files, file, sent.requirements), text=text
     )
-    return replace(one, place=replace(one.place, script=made), configurations=configurations)
+    return replace(place, place=replace(place.place, script=placed_script), configurations=configurations)
 
 
 # --- what identifies a script
 
 
-def _files_here(folder: Path, commands: Iterable[Sequence[str]]) -> list[str]:
+def _code_files(folder: Path, commands: Iterable[Sequence[str]]) -> list[str]:
     """Files that a script may read as code or settings: all files that git tracks, and every other Python file."""
     tracked = files.names_in_git(folder)
     if tracked is None:

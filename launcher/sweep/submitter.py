@@ -38,7 +38,7 @@ class TaskLaunch(WatchedLaunch):
     is_settled: bool = False
     usd: float | None = None
 
-    def is_on(self, machine: Machine) -> None:
+    def set_machine(self, machine: Machine) -> None:
         """Note the machine that was submitted for the launch: its boot begins at the next poll."""
         self.machine, self.zones, self.boots_from_s = machine, (machine.zone,), None
 
@@ -117,7 +117,7 @@ class Submitter:
         """Record a launch and submit it. Raises if the machine cannot be created."""
         if not is_recorded:
             self._launcher.record(plan)
-        launch.is_on(self._launcher.submit(plan).machines[0])
+        launch.set_machine(self._launcher.submit(plan).machines[0])
 
     def _submit_together(self, planned: Sequence[PlannedLaunch], together: Callable[..., Any]) -> None:
         """Record all launches, then submit them together."""
@@ -135,4 +135,4 @@ class Submitter:
         machines: dict[str, Machine] = {machine.name: machine for machine in submitted.machines}
         for launch, _ in planned:
             if launch.name in machines:
-                launch.is_on(machines[launch.name])
+                launch.set_machine(machines[launch.name])

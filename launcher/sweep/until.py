@@ -32,10 +32,10 @@ class Until:
 
     def __str__(self) -> str:
         """Text for a plan."""
-        what = "every difference" if self.baseline else "every throughput"
-        against = " against " + ", ".join(f"{name} {value}" for name, value in self.baseline.items())
+        baseline = ", ".join(f"{name} {value}" for name, value in self.baseline.items())
+        figures = f"every difference against {baseline}" if baseline else "every throughput"
         most = f", with {self.most} blocks at most" if self.most else ""
-        return f"{what}{against if self.baseline else ''} is known within +-{percent(self.share)}{most}"
+        return f"{figures} is known within +-{percent(self.share)}{most}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,11 +183,11 @@ def decision_of(contrasts: Mapping[str, Contrast], *, target: float, most: int |
     at_most = most is not None and blocks >= most
     past = list(takewhile(lambda look: look <= blocks, looks()))
     is_look = at_most or blocks in past
-    is_narrow = is_look and bool(precisions) and all(one.is_narrow for one in precisions.values())
+    is_narrow = is_look and bool(precisions) and all(interval.is_narrow for interval in precisions.values())
     is_done = is_narrow or at_most or not precisions
     next_look = next(look for look in looks() if look > blocks)
     add = 0 if is_done else min(next_look, most or next_look) - blocks
-    totals = [one.expected for one in precisions.values()]
+    totals = [interval.expected for interval in precisions.values()]
     known = [total for total in totals if total is not None]
     return Decision(
         is_done=is_done,
@@ -201,6 +201,6 @@ def decision_of(contrasts: Mapping[str, Contrast], *, target: float, most: int |
     )
 
 
-def _width(one: BlocksInterval) -> tuple[bool, float]:
+def _width(interval: BlocksInterval) -> tuple[bool, float]:
     """Sort key by width: intervals that are not narrow rank above narrow ones, and those without a width highest."""
-    return not one.is_narrow, inf if one.half_width is None else one.half_width
+    return not interval.is_narrow, inf if interval.half_width is None else interval.half_width

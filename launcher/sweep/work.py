@@ -14,7 +14,7 @@ from launcher.sweep.until import Decision, Until
 from workload.contract.design import Run
 from workload.contract.errors import ExitCode
 from workload.contract.record import Record, Status
-from workload.contract.text import counted, plain
+from workload.contract.text import plain
 
 LOG_HINT = "see log.txt in its bundle; the same command runs it again"
 
@@ -171,24 +171,29 @@ class PlaceWork:
             return len(self._ended) + len(self.too_large)
 
     @property
-    def blocks_done(self) -> int:
-        """Number of blocks with nothing left to run."""
-        with self._lock:
-            closed = self._closed()
-            open_blocks = {run.block for run in self.runs if run.run_key not in closed}
-            return len({run.block for run in self.runs} - open_blocks)
+    def to_do(self) -> int:
+        """Number of runs that have no answer and did not fail."""
+        return len(self.runs) - self.done - len(self.failures)
 
     @property
     def blocks(self) -> int:
         """Number of blocks."""
         return len({run.block for run in self.runs})
 
+    def counts(self) -> dict[str, int]:
+        """Numbers of blocks and runs, done and in total, as a `PlaceState` has them."""
+        with self._lock:
+            closed = self._closed()
+            open_blocks = {run.block for run in self.runs if run.run_key not in closed}
+            blocks_done = self.blocks - len(open_blocks)
+            return {"blocks_done": blocks_done, "blocks": self.blocks, "done": self.done, "runs": len(self.runs)}
+
     def open_tasks(self, without: Collection[str] = ()) -> tuple[Task, ...]:
-        """Tasks with the runs left: neither ended, nor failed, nor too large, nor in `without`."""
+        """Tasks with the runs that have not ended, failed or been left out, and whose keys are not in `without`."""
         with self._lock:
             return self._plan.without({*self._closed(), *self._failures, *without})
 
-    def left(self, runs: Iterable[TaskRun]) -> tuple[TaskRun, ...]:
+    def remaining(self, runs: Iterable[TaskRun]) -> tuple[TaskRun, ...]:
         """Runs among these that have not ended, failed or been left out."""
         with self._lock:
             closed = {*self._closed(), *self._failures}
@@ -234,7 +239,7 @@ class PlaceWork:
             return add
 
 
-def one_line(run: TaskRun, plan: PlacePlan) -> str:
+def configuration_text(run: TaskRun, plan: PlacePlan) -> str:
     """Name of a run in messages: its configuration."""
     texts = {configuration.spec: configuration.text for configuration in plan.configurations}
     batch = "" if run.spec.batch_size is None else f", batch {run.spec.batch_size}"
@@ -252,6 +257,7 @@ def too_large_text(batch_size: int | str) -> str:
     return f"batch {batch_size} of the same configuration ran out of memory here"
 
 
-def runs_text(runs: Collection[TaskRun]) -> str:
-    """Text such as `3 runs`."""
-    return counted(len(runs), "run")
+def progress_text(work: PlaceWork, run: TaskRun, result: str) -> str:
+    """Message on an ended run: `3/18  block 1, resnet18: 250 images/s`."""
+    name = configuration_text(run, work.plan)
+    return f"{work.done}/{len(work.runs)}  block {run.block}, {name}: {result}"

@@ -71,12 +71,12 @@ def noisy(*, seed: int = 0, n: int = 60, step_s: float = 0.1, share: float = 0.0
 
 
 def results(*runs: Mapping[str, Any], folder: Path | None = None) -> Results:
-    """Of rows made by `run`; besides facts they may hold ended_at_s, data_s, telemetry, record, ceilings, kernels."""
+    """Results of rows by `run`, which may also have ended_at_s, data_s, telemetry, record, ceilings and kernels."""
     series = {"steps": _steps, "telemetry": _telemetry, "ceilings": _ceilings}
     tables = {name: pd.concat([table(each) for each in runs], ignore_index=True) for name, table in series.items()}
     made = Results(runs=pd.DataFrame([_facts(each, folder) for each in runs]), problems=(), **tables)
     launches = [each["kernels"].assign(run_id=each["run_id"]) for each in runs if "kernels" in each]
-    # What `Results.kernels` would read from files.
+    # Launches that `Results.kernels` would read from files.
     made.__dict__["_kernels"] = (pd.concat([kernels().assign(run_id=""), *launches], ignore_index=True), ())
     return made
 
@@ -99,7 +99,7 @@ def _facts(given: Mapping[str, Any], folder: Path | None) -> dict[str, Any]:
 
 
 def _steps(given: Mapping[str, Any]) -> pd.DataFrame:
-    """One warm-up step, then the measured ones; time stamps follow the steps unless given."""
+    """A warm-up step, then the measured ones; time stamps follow the steps unless given."""
     series = given["steps"]
     if not len(series):
         return pd.DataFrame(columns=["run_id", *STEP_COLUMNS])

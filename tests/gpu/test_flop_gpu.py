@@ -1,4 +1,4 @@
-"""Counting on a real GPU against the count on fake tensors of that GPU."""
+"""FLOP counted on a real GPU equal those counted on fake tensors of that GPU."""
 
 import pytest
 import torch

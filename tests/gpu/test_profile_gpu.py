@@ -1,4 +1,4 @@
-"""A real profile by Nsight Compute on a real GPU: the whole way, and whether its figures hold."""
+"""Profiles by Nsight Compute on a real GPU, from the command to the figures in the bundle."""
 
 import json
 import os

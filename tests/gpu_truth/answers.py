@@ -1,4 +1,4 @@
-"""The evidence of an H100 on which every claim holds, as its parts would be."""
+"""Evidence of an imaginary H100 on which every claim holds, by part."""
 
 import copy
 import json
@@ -158,7 +158,7 @@ def h100() -> dict[str, dict[str, Any]]:
 
 
 def document(part: str, evidence: Any, *, status: str = "done", reason: str | None = None) -> dict[str, Any]:
-    """As the collector writes it."""
+    """Document of a part, as the collector writes it."""
     return {
         "format": FORMAT,
         "schema": SCHEMA,

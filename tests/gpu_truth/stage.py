@@ -6,8 +6,7 @@ from pathlib import Path
 
 from benchmarks.gpu_truth.bench import Bench
 from benchmarks.gpu_truth.collect import looked_at
-from tests.workload.profile.test_profile_ncu_pass import NCU
-from workload.profile.metrics import base, table
+from tests.workload.profile.ncu_stand_in import NCU, write_ncu
 
 PROBER = """
 import json, sys
@@ -62,19 +61,11 @@ sys.exit(7 if large else 0)
 
 def gpu_bench(folder: Path) -> Bench:
     """A machine with an L4 and an ncu, both made of scripts in `folder`."""
-    known = {base(name) for names in table().common.values() for name in names}
-    known |= {base(name) for names in table().throughput.values() for name in names}
-    known |= {base(name) for row in table().rows.values() for names in row.tensor.values() for name in names}
-    known.discard("l1tex__t_bytes")
-    text = NCU.format(python=sys.executable, known=sorted(known))
-    answers = text.replace(
+    answers = NCU.replace(
         "found = kernels(int(words[-1]))", 'found = json.loads(Path(words[-1] + ".kernels").read_text())'
     )
-    assert answers != text
-    folder.mkdir()
-    ncu = folder / "ncu"
-    ncu.write_text(answers)
-    ncu.chmod(0o755)
+    assert answers != NCU
+    ncu = write_ncu(folder, answers)
     for name, script in (("prober.py", PROBER), ("trainer.py", TRAINER)):
         (folder / name).write_text(script)
     bench = Bench(

@@ -43,7 +43,7 @@ def put(path: str, value: Any) -> Callable[[Parts], None]:
 
 
 def metric(within: str, name: str, value: float) -> Callable[[Parts], None]:
-    """A counter of every launch in a range."""
+    """Set a counter of every launch in a range."""
 
     def change(parts: Parts) -> None:
         for launch in parts["counters"]["launches"]:

@@ -1,4 +1,4 @@
-"""Reading evidence: a real folder, its archive, and damaged, foreign and hostile ones."""
+"""Evidence is read from a folder or its archive; damaged, foreign and hostile files are refused."""
 
 import gzip
 import io

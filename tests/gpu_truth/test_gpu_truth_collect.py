@@ -1,4 +1,4 @@
-"""The collector: on this machine's CPU, against stand-ins for a GPU, and killed in the middle."""
+"""The collector on this machine's CPU, with stand-ins for a GPU, and after it was killed."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""Scripts run as a user runs them, each in a copy of a process that has loaded torch and done nothing else."""
+"""Runs scripts as a user does, each in a copy of a process that has loaded torch and done nothing else."""
 
 import json
 import multiprocessing
@@ -61,7 +61,7 @@ def _child(work: Callable[[], int | None], folder: Path, out: Path, err: Path) -
 
 
 def run(work: Callable[[], int | None], folder: Path) -> Ran:
-    """`work` in a process whose folder is `folder`."""
+    """Run `work` in a new process with the working folder `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     out, err = folder / "out.txt", folder / "err.txt"
     process = COPIES.Process(target=_child, args=(work, folder, out, err))
@@ -74,7 +74,7 @@ def run(work: Callable[[], int | None], folder: Path) -> Ran:
 
 
 def plain(folder: Path, script: Path, *words: str) -> Ran:
-    """The script as Python runs it."""
+    """Run the script as Python does, without rooflaunch."""
     return run(partial(_as_python_does, script, words), folder)
 
 
@@ -93,7 +93,7 @@ def trainer(folder: Path, *words: str) -> "subprocess.Popen[str]":
 
 
 def measured(folder: Path, script: Path, *words: str, options: tuple[str, ...] = ()) -> Ran:
-    """The script under measurement, without ceilings; `options` are ours."""
+    """Measure the script, without ceilings; `options`: of `python -m rooflaunch script`."""
     results = folder / "results"
     given = ["--no-ceilings", "-o", str(results), *options]
     ran = run(partial(as_a_user_does, ["script", *given, "--", str(script), *words]), folder)

@@ -1,4 +1,4 @@
-"""Messages beside the bars of tqdm, which redraw their own line."""
+"""Log lines do not disturb the progress bars of tqdm."""
 
 import logging
 import sys

@@ -73,15 +73,15 @@ def _joined(kept: Ceilings, more: Ceilings) -> Ceilings:
     )
 
 
-def _read(path: Path, here: Mapping[str, Any]) -> Ceilings | None:
-    """Ceilings in the file; None unless it is complete, clean and valid for this machine."""
+def _read(path: Path, machine: Mapping[str, Any]) -> Ceilings | None:
+    """Ceilings in the file; None unless it is complete, clean and of this `machine`, see `ceilings.identity`."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         kept = Ceilings.from_json(content["ceilings"])
         kept.age_s(datetime.now(UTC))
     except (OSError, KeyError, TypeError, ValueError, AttributeError):
         return None
-    is_ours = all(getattr(kept, name) == value for name, value in here.items())
+    is_ours = all(getattr(kept, name) == value for name, value in machine.items())
     is_clean = all(rate.doubt is None for rate in (*kept.flop_per_s.values(), *kept.bytes_per_s.values()))
     return kept if is_ours and is_clean and content.get("schema") == CACHE_SCHEMA else None
 

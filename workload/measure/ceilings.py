@@ -143,7 +143,7 @@ class Patience:
     longest_s: float = 0.0
     gave_up: str | None = None
 
-    def attempt(self, measure_rate: Callable[[], MeasuredRate]) -> MeasuredRate:
+    def measure(self, measure_rate: Callable[[], MeasuredRate]) -> MeasuredRate:
         """Measure once and record the duration."""
         began_s = self.now_s()
         rate = measure_rate()
@@ -277,7 +277,7 @@ def _first_clean(
     If other work has the CPUs, or the time is over, no further rate is measured.
     """
     for attempt in range(1, ATTEMPTS + 1):
-        rate = patience.attempt(measure_rate)
+        rate = patience.measure(measure_rate)
         if rate.doubt is None:
             if rate.slowdown:
                 report(f"{name}: {rate.slowdown}: the sustained rate is the ceiling")
@@ -316,7 +316,7 @@ def _why_no_tf32(device: Device) -> str | None:
 def product_rate(device: Device, precision: Precision, probe: Probe) -> MeasuredRate:
     """Rate of an n x n x n product: 2 n^3 FLOP. Raises the device's error if it cannot compute the smallest one."""
     dtype = DTYPES[precision]
-    make = _product_maker(device, dtype)
+    make = product_maker(device, dtype)
     largest_edge = isqrt(free_memory_bytes(device) // MEMORY_SHARE // (3 * dtype.itemsize))
     with matmul_precision(precision):
         # Loads libraries, outside of the samples and the time limit.
@@ -327,7 +327,8 @@ def product_rate(device: Device, precision: Precision, probe: Probe) -> Measured
     return MeasuredRate.of(2 * product.edge**3, taken, size=product.edge)
 
 
-def _product_maker(device: Device, dtype: torch.dtype) -> Callable[[int], Call]:
+def product_maker(device: Device, dtype: torch.dtype) -> Callable[[int], Call]:
+    """Function from an edge length n to a call that multiplies two n x n matrices of random normal numbers."""
     # A separate generator, so that the run's random state does not change.
     generator = torch.Generator(device.value).manual_seed(0)
 

@@ -31,11 +31,12 @@ def thermometer_of(device: Device) -> Thermometer:
     if device is Device.CPU:
         return _cpu_temperature_c
     sample = sensors_of(device)
-    return lambda: _number(sample().get("temperature_c")) if sample else None
 
+    def read() -> float | None:
+        value = sample().get("temperature_c") if sample else None
+        return float(value) if isinstance(value, int | float) else None
 
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) else None
+    return read
 
 
 def _cpu_temperature_c() -> float | None:

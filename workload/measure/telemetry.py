@@ -1,23 +1,41 @@
 """Writes telemetry.csv: clocks, temperatures and loads during a run, one row per second."""
 
+import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Self
 
+import psutil
 import torch
 
 from workload.contract.bundle import TELEMETRY_COLUMNS
-from workload.environment.machine import HostSystem
+from workload.environment import cgroup
+from workload.environment.host import CPUS, allowed_cpus, memory_available_bytes
+from workload.environment.machine import HostSystem, as_integer
 from workload.environment.nvml import GpuSensors
-from workload.measure.counters import HostCounters
 
 # Function from the time of a sample in seconds to some cells of its row.
 Source = Callable[[float], Mapping[str, float | None]]
 
+# Function from the time of a sample in seconds to a cell; None if it is unknown.
+Reading = Callable[[float], float | None]
+
+# Kernel ticks are 10 ms. A rate over a shorter time is mostly rounding error, and is left out.
+SHORTEST_RATE_S = 0.1
+SHORTEST_RATE_TICKS = 10
+# Reading a CPU's frequency can interrupt that CPU.
+MOST_CPUS_ASKED = 8
+PERCENT = 100
+US_PER_S = 1e6
+KHZ_PER_MHZ = 1e3
+# The first line of /proc/stat (proc_stat(5)): "cpu", then user to steal. Guest time is part of user time.
+CPU_TICKS = slice(1, 9)
+STEAL = 7
 # A query to a GPU that fell off its bus may never return; the run must still end.
 STOP_LIMIT_S = 5.0
 
@@ -151,3 +169,139 @@ def _written(column: str, value: float | None) -> str:
     if column == "clock_event_reasons":
         return f"0x{int(value):x}"
     return f"{value}" if isinstance(value, int) else f"{value:.3f}"
+
+
+# --- readings of the host that change during a run
+
+
+@dataclass(kw_only=True)
+class CounterRate:
+    """Growth of one total over the growth of another, between two readings."""
+
+    shortest: float
+    last: tuple[float, float] | None = field(default=None, init=False)
+
+    def update(self, total: float, against: float) -> float | None:
+        """Rate since the last reading.
+
+        None for the first reading, one too soon after the last, or a total that decreased.
+        """
+        if self.last is None:
+            self.last = (total, against)
+            return None
+        grown, passed = total - self.last[0], against - self.last[1]
+        if passed < self.shortest:
+            return None
+        self.last = (total, against)
+        return grown / passed if grown >= 0 else None
+
+
+class HostCounters:
+    """Readings of this process and its host, by column; None if unreadable.
+
+    `cpu_percent`: CPU time of this process and its descendants, in per cent of one CPU: 250 is two and a half CPUs.
+    `cpu_steal_percent`: share of all CPUs' time that the hypervisor gave to others. `cpu_mhz`: mean current clock of up
+    to 8 allowed CPUs; a virtual machine has no true clock to report. `rss_bytes`: memory of this process alone; forked
+    workers share most of theirs with it. `cgroup_throttled_s`: CPU time withheld by the group's quota, summed over
+    CPUs, since the first reading. `cpu_pressure_percent`: share of the time in which some task on the host waited for a
+    CPU.
+    """
+
+    def __init__(
+        self,
+        machine: HostSystem,
+        *,
+        pid: int | None = None,
+        find: Callable[[int], psutil.Process] = psutil.Process,
+    ) -> None:
+        self._machine = machine
+        self._find = find
+        self._process = find(pid or os.getpid())
+        self._cpu, self._pressure = CounterRate(shortest=SHORTEST_RATE_S), CounterRate(shortest=SHORTEST_RATE_S)
+        self._steal = CounterRate(shortest=SHORTEST_RATE_TICKS)
+        self._frequencies = _frequency_files(machine)
+        self._throttled_folder = cgroup.limits(machine).cpu_folder
+        self._throttled_before_s = self._throttled_total_s()
+
+    def readings(self) -> dict[str, Reading]:
+        """Reading function by column, each called with the time on the caller's clock.
+
+        One may raise without harm to the others.
+        """
+        return {
+            "cpu_percent": lambda now_s: _percent(self._cpu.update(self._cpu_total_s(), now_s)),
+            "cpu_steal_percent": lambda _now_s: self._steal_percent(),
+            "cpu_mhz": lambda _now_s: self._cpu_mhz(),
+            "rss_bytes": lambda _now_s: self._process.memory_info().rss,
+            "cgroup_throttled_s": lambda _now_s: self._throttled_s(),
+            "cpu_pressure_percent": self._pressure_percent,
+            "memory_available_bytes": lambda _now_s: memory_available_bytes(self._machine),
+        }
+
+    def _cpu_total_s(self) -> float:
+        """CPU seconds of this process and its descendants, with reaped children, whose time moves to the parent."""
+        return sum(_cpu_time_s(process) for process in (self._process, *self._descendants()))
+
+    def _descendants(self) -> Iterator[psutil.Process]:
+        """Descendants by the kernel's lists of children: psutil would open every process of the machine."""
+        if not self._machine.exists(f"/proc/{self._process.pid}/task/{self._process.pid}/children"):
+            yield from self._process.children(recursive=True)
+            return
+        for pid in _pids_below(self._machine, self._process.pid):
+            try:
+                yield self._find(pid)
+            except psutil.NoSuchProcess:
+                continue
+
+    def _steal_percent(self) -> float | None:
+        line, _, _ = (self._machine.text("/proc/stat") or "").partition("\n")
+        ticks = [as_integer(text) or 0 for text in line.split()[CPU_TICKS]]
+        return _percent(self._steal.update(ticks[STEAL], sum(ticks))) if len(ticks) > STEAL else None
+
+    def _cpu_mhz(self) -> float | None:
+        clocks_khz = [khz for path in self._frequencies if (khz := self._machine.integer(path))]
+        return sum(clocks_khz) / len(clocks_khz) / KHZ_PER_MHZ if clocks_khz else None
+
+    def _throttled_s(self) -> float | None:
+        total_s = self._throttled_total_s()
+        return None if total_s is None or self._throttled_before_s is None else total_s - self._throttled_before_s
+
+    def _throttled_total_s(self) -> float | None:
+        return None if self._throttled_folder is None else cgroup.throttled_s(self._machine, self._throttled_folder)
+
+    def _pressure_percent(self, now_s: float) -> float | None:
+        line, _, _ = (self._machine.text("/proc/pressure/cpu") or "").partition("\n")
+        waited_us = as_integer(line.rpartition("total=")[2])
+        return None if waited_us is None else _percent(self._pressure.update(waited_us / US_PER_S, now_s))
+
+
+def _percent(share: float | None) -> float | None:
+    return None if share is None else share * PERCENT
+
+
+def _cpu_time_s(process: psutil.Process) -> float:
+    try:
+        times = process.cpu_times()
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return 0.0
+    return times.user + times.system + times.children_user + times.children_system
+
+
+def _pids_below(machine: HostSystem, pid: int) -> Iterator[int]:
+    """Process ids of all descendants; the kernel lists children by the thread that started them."""
+    try:
+        threads = list(machine.path(f"/proc/{pid}/task").iterdir())
+    except OSError:
+        return
+    for thread in threads:
+        for child in (machine.text(f"/proc/{pid}/task/{thread.name}/children") or "").split():
+            yield int(child)
+            yield from _pids_below(machine, int(child))
+
+
+def _frequency_files(machine: HostSystem) -> list[str]:
+    """Frequency files of CPUs spread over those that the process may use."""
+    cpus = allowed_cpus(machine) or []
+    stride = max(1, len(cpus) // MOST_CPUS_ASKED)
+    files = [f"{CPUS}/cpu{cpu}/cpufreq/scaling_cur_freq" for cpu in cpus[::stride][:MOST_CPUS_ASKED]]
+    return [path for path in files if machine.integer(path) is not None]

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.cuda import nvtx
 from torch.profiler import ProfilerActivity
 
@@ -66,10 +65,15 @@ def kernels_of(work: Callable[[], object]) -> int | None:
 
 def kernels_in(profiler: torch.profiler.profile) -> int | None:
     """Number of kernels in a profile; None if it has none."""
+    return sum(row.calls for row in kernel_rows(profiler)) or None
+
+
+def kernel_rows(profiler: torch.profiler.profile) -> list[TraceRow]:
+    """Kernels in a profile by name, longest first."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / trace.TRACE
         profiler.export_chrome_trace(str(path))
-        return sum(row.calls for row in trace.kernels(trace.read(path))) or None
+        return trace.kernels(trace.read(path))
 
 
 # --- under ncu
@@ -113,18 +117,13 @@ def calibration_products(precision: Precision) -> dict[str, Product]:
 
 
 def _product(precision: Precision) -> Product:
-    generator = torch.Generator("cuda").manual_seed(0)
-    shape = (PRODUCT_EDGE, PRODUCT_EDGE)
-    left, right = (
-        torch.randn(shape, generator=generator, device="cuda").to(ceilings.DTYPES[precision]) for _ in range(2)
-    )
-    out = torch.empty_like(left)
+    multiply = ceilings.product_maker(Device.CUDA, ceilings.DTYPES[precision])(PRODUCT_EDGE)
 
-    def multiply() -> Tensor:
+    def product() -> object:
         with ceilings.matmul_precision(precision):
-            return torch.mm(left, right, out=out)
+            return multiply()
 
-    return multiply
+    return product
 
 
 # --- with torch.profiler

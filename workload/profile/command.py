@@ -7,6 +7,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from workload.contract.invocation import TRAINER
+from workload.contract.record import Record
 from workload.contract.spec import Profile, RunSpec, arguments
 from workload.profile.metrics import MetricSet
 
@@ -26,6 +27,8 @@ START_LIMIT_FACTOR = 5
 # With torch.profiler a step takes a few times as long, and the trace is written afterwards.
 TRACE_LIMIT_S = 300.0
 TRACE_LIMIT_FACTOR = 20
+# Used if the run has no step time.
+UNKNOWN_STEP_S = 1.0
 # Used if torch.profiler saw no kernels: the number that large models launch in a step.
 UNKNOWN_KERNELS = 2000
 
@@ -77,27 +80,21 @@ class Application:
 
     def skipped(self, number: int, steps: int) -> str:
         """Sentence on the steps that were incomplete."""
-        of = f"{number} of {counted_steps(steps)}"
+        share = f"{number} of {counted_steps(steps)}"
         if not self.is_script:
-            return f"AMP skipped {of}"
-        return f"{of} contained validation, a checkpoint or parts in another order, or skipped the optimizer"
+            return f"AMP skipped {share}"
+        return f"{share} contained validation, a checkpoint or parts in another order, or skipped the optimizer"
 
 
 def profiled_process(
     spec: RunSpec, mode: Mode, report: Path, owner: int, warmup_steps: int = WARMUP_STEPS
 ) -> list[str]:
     """Command of our process that trains the steps; the process ends when the process `owner` is gone."""
-    plain = replace(
-        spec,
-        repeats=1,
-        profile=Profile.NONE,
-        profile_step_bytes=False,
-        profile_throughput=False,
-    )
-    told = ["--mode", mode, "--report", str(report), "--owner", str(owner)]
+    plain = replace(spec, repeats=1, profile=Profile.NONE, profile_step_bytes=False, profile_throughput=False)
+    options = ["--mode", mode, "--report", str(report), "--owner", str(owner)]
     if warmup_steps != WARMUP_STEPS:
-        told += ["--warmup-steps", str(warmup_steps)]
-    return [*TRAINER, "profiled-step", *told, *arguments(plain)]
+        options += ["--warmup-steps", str(warmup_steps)]
+    return [*TRAINER, "profiled-step", *options, *arguments(plain)]
 
 
 def profile(
@@ -161,8 +158,9 @@ def _start_limit_s(start_s: float) -> float:
     return START_LIMIT_S + START_LIMIT_FACTOR * start_s
 
 
-def trace_limit_s(step_s: float, steps: int) -> float:
-    """Time limit in seconds for torch.profiler; `steps`: including warm-up, `step_s` each without profiler."""
+def trace_limit_s(record: Record, steps: int) -> float:
+    """Time limit in seconds for torch.profiler; `steps`: including warm-up, each as long as in the run of `record`."""
+    step_s = (record.timing.step_s.median if record.timing.step_s else None) or UNKNOWN_STEP_S
     return TRACE_LIMIT_S + TRACE_LIMIT_FACTOR * step_s * steps
 
 

@@ -73,10 +73,10 @@ def explain(output: str, facts: preflight.Facts) -> ProfileError | None:
 
 def own_error(output: str) -> ProfileError | None:
     """Error that our own profiled process printed last, in its two lines; None if there is none."""
-    found = re.findall(r"^error: (.+)\nhint: (.+)$", output, re.MULTILINE)
-    if not found:
+    errors = re.findall(r"^error: (.+)\nhint: (.+)$", output, re.MULTILINE)
+    if not errors:
         return None
-    reason, hint = found[-1]
+    reason, hint = errors[-1]
     return ProfileError(ProfileStatus.FAILED, f"the profiled process: {reason}", hint=hint)
 
 

@@ -106,9 +106,9 @@ class _Reader:
 
     def is_whole(self, row: Sequence[str]) -> bool:
         """Whether the row has a cell under every column."""
-        whole = len(row) == self._width
-        self._broken_rows += not whole
-        return whole
+        is_whole = len(row) == self._width
+        self._broken_rows += not is_whole
+        return is_whole
 
     def kernel(self, row: Sequence[str]) -> Kernel:
         """Kernel launch in a whole row."""

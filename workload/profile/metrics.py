@@ -2,7 +2,7 @@
 
 import functools
 import tomllib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -129,17 +129,16 @@ def choose_step(known: Collection[str]) -> MetricSet:
     return MetricSet(roles=roles, missing=missing, passes=1)
 
 
-def _first_known(wanted: Mapping[str, Iterable[str]], known: Collection[str]) -> tuple[dict[str, str], tuple[str, ...]]:
+def _first_known(wanted: Mapping[str, Sequence[str]], known: Collection[str]) -> tuple[dict[str, str], tuple[str, ...]]:
     """First known name of each role, and the preferred names of roles without a known one."""
     roles: dict[str, str] = {}
     missing: list[str] = []
     for role, names in wanted.items():
-        choices = tuple(names)
-        found = next((name for name in choices if base(name) in known), None)
-        if found:
-            roles[found] = role
+        known_name = next((name for name in names if base(name) in known), None)
+        if known_name:
+            roles[known_name] = role
         else:
-            missing.append(choices[0])
+            missing.append(names[0])
     if set(DRAM_PARTS) <= set(roles.values()):
         # The reader of the results adds read and written bytes.
         missing = [name for name in missing if name not in wanted.get(DRAM, ())]

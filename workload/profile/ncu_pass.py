@@ -143,9 +143,7 @@ class NcuPass:
         LOGGER.info("profile    counting the kernels of a step")
         report = self._folder / "count.json"
         words = self._application.words(Mode.COUNT, report, None)
-        step_s = self._record.timing.step_s
-        limit_s = command.trace_limit_s((step_s.median if step_s else None) or 1.0, WARMUP_STEPS)
-        limit_s += self._application.setup_s
+        limit_s = command.trace_limit_s(self._record, WARMUP_STEPS) + self._application.setup_s
         end = self._start(words, limit_s=limit_s, under_ncu=False)
         answer = _answer(report)
         if answer is None:

@@ -50,54 +50,56 @@ def profile(
     `BundleError` or `UsageError` if there is nothing to profile, but never for a failed pass. `script`: the user's own
     script and its arguments as typed, by default those of the bundle. `data`: replaces `{data}` in them.
     """
-    found = bundle.read(folder)
-    spec = wanted_spec(found, request)
-    words = profiled_script.words_of(found, script, spec.profile, data=data)
-    application = _application(spec, found, words, data)
+    profiled = bundle.read(folder)
+    spec = wanted_spec(profiled, request)
+    words = profiled_script.words_of(profiled, script, spec.profile, data=data)
+    application = _application(spec, profiled, words, data)
     with bundle.guarded_writes(folder), _work_folder(folder) as work:
         with log.to_file(work / bundle.LOG):
-            collected = _collect(spec, found, work, application)
-            replaces = _replaces(found, collected)
+            collected = _collect(spec, profiled, work, application)
+            replaces = _replaces(profiled, collected)
         with interruption_deferred():
-            _close(found, collected if replaces else None, spec.profile, work)
+            _close(profiled, collected if replaces else None, spec.profile, work)
         return collected
 
 
-def wanted_spec(found: Bundle, request: ProfileRequest) -> RunSpec:
+def wanted_spec(profiled: Bundle, request: ProfileRequest) -> RunSpec:
     """Spec of the bundle with the request's profile. Raises `UsageError` if the two do not fit together."""
-    status = found.record.status
+    status = profiled.record.status
     if status is not Status.COMPLETED:
         raise UsageError(
-            f"'{found.path}' cannot be profiled: the run is '{status}', not completed",
+            f"'{profiled.path}' cannot be profiled: the run is '{status}', not completed",
             hint="profile a completed run, or run again with --profile",
         )
-    given = {name: value for name, value in vars(request).items() if value is not None}
+    requested = {name: value for name, value in vars(request).items() if value is not None}
     # Extra options of an earlier request by ncu have no meaning for torch.
     if request.profile is Profile.TORCH:
-        given = {"profile_step_bytes": False, "profile_throughput": False} | given
+        requested = {"profile_step_bytes": False, "profile_throughput": False} | requested
     # The spec is filled, as recorded. Options newer than the bundle have their defaults.
-    recorded = found.record.spec
+    recorded = profiled.record.spec
     if recorded.script and (request.profile_step_bytes or request.profile_throughput):
         raise UsageError(
             "--profile-step-bytes and --profile-throughput repeat the whole program many times, which is "
             "not done with your own script",
             hint="leave them out",
         )
-    spec = replace(profiled_script.spec_of(found) if recorded.script else recorded.run_spec(), **given).checked()
+    spec = replace(profiled_script.spec_of(profiled) if recorded.script else recorded.run_spec(), **requested).checked()
     if spec.profile is Profile.NONE:
-        raise UsageError(f"'{found.path}' has no --profile option of its own", hint="--profile ncu, or --profile torch")
-    _refuse_replacing(found, spec.profile)
+        raise UsageError(
+            f"'{profiled.path}' has no --profile option of its own", hint="--profile ncu, or --profile torch"
+        )
+    _refuse_replacing(profiled, spec.profile)
     return spec
 
 
-def _application(spec: RunSpec, found: Bundle, script: Sequence[str], data: str | None) -> Application:
+def _application(spec: RunSpec, profiled: Bundle, script: Sequence[str], data: str | None) -> Application:
     owner = os.getpid()
     if script:
         return Application(
             words=lambda mode, report, warmup: profiled_script.command(script, spec, mode, report, owner, warmup, data),
             shown=redacted,
             without_secrets=without_secrets_in,
-            setup_s=SETUP_LIMIT_FACTOR * (found.record.timing.setup_s or 0.0),
+            setup_s=SETUP_LIMIT_FACTOR * (profiled.record.timing.setup_s or 0.0),
             is_script=True,
         )
     return Application(
@@ -107,16 +109,16 @@ def _application(spec: RunSpec, found: Bundle, script: Sequence[str], data: str 
     )
 
 
-def _refuse_replacing(found: Bundle, wanted: Profile) -> None:
-    held = found.record.profile
-    train, script = (
-        f"python -m workload train … --profile {wanted}",
-        f"python -m rooflaunch script --profile {wanted} -- …",
-    )
-    if held.is_collected and held.kind != wanted:
+def _refuse_replacing(profiled: Bundle, wanted: Profile) -> None:
+    existing = profiled.record.profile
+    if existing.is_collected and existing.kind != wanted:
+        is_script = bool(profiled.record.spec.script)
+        command_line = (
+            f"rooflaunch script --profile {wanted} -- …" if is_script else f"workload train … --profile {wanted}"
+        )
         raise UsageError(
-            f"'{found.path}' already holds a profile by {held.kind}; a bundle has only one profile",
-            hint=f"make a new run: {script if found.record.spec.script else train}",
+            f"'{profiled.path}' already holds a profile by {existing.kind}; a bundle has only one profile",
+            hint=f"make a new run: python -m {command_line}",
         )
 
 
@@ -131,11 +133,11 @@ def _work_folder(folder: Path) -> Iterator[Path]:
         shutil.rmtree(work, ignore_errors=True)
 
 
-def _collect(spec: RunSpec, found: Bundle, work: Path, application: Application) -> ProfileResult:
+def _collect(spec: RunSpec, profiled: Bundle, work: Path, application: Application) -> ProfileResult:
     """Run.json's `profile`, even of a pass that failed; only bugs are raised."""
     try:
         with stoppable():
-            return _run(spec, found.record, work, application)
+            return _run(spec, profiled.record, work, application)
     except ProfileError as error:
         failed = error
     except InterruptedRunError as error:
@@ -156,29 +158,29 @@ def _run(spec: RunSpec, record: Record, work: Path, application: Application) ->
         case Profile.TORCH:
             return torch_pass.profile(spec, record, folder, application)
         case Profile.NONE:
-            raise ValueError("no profile was asked for")
+            raise ValueError("no profile was requested")
         case _:
             assert_never(spec.profile)
 
 
-def _replaces(found: Bundle, collected: ProfileResult) -> bool:
+def _replaces(profiled: Bundle, collected: ProfileResult) -> bool:
     """Whether to put the result into the bundle: an earlier profile is worth more than the record of a failure."""
-    if collected.is_collected or not found.record.profile.is_collected:
+    if collected.is_collected or not profiled.record.profile.is_collected:
         return True
     log.LOGGER.info("note       the bundle keeps the profile that it had")
     return False
 
 
-def _close(found: Bundle, collected: ProfileResult | None, kind: Profile, work: Path) -> None:
+def _close(profiled: Bundle, collected: ProfileResult | None, kind: Profile, work: Path) -> None:
     """Put log, files and record into the bundle and seal it; with `collected` None the bundle keeps its profile."""
-    record = found.record
+    record = profiled.record
     if collected is not None:
-        _move(work / FOLDERS[kind], found.path / FOLDERS[kind])
+        _move(work / FOLDERS[kind], profiled.path / FOLDERS[kind])
         record = replace(record, profile=collected)
-    with (found.path / bundle.LOG).open("ab") as kept:
+    with (profiled.path / bundle.LOG).open("ab") as kept:
         kept.write((work / bundle.LOG).read_bytes())
     shutil.rmtree(work)
-    bundle.reseal(found.path, record)
+    bundle.reseal(profiled.path, record)
 
 
 def _move(source: Path, target: Path) -> None:

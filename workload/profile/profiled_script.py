@@ -3,7 +3,6 @@
 Standard library only: the script imports torch.
 """
 
-import hashlib
 import shlex
 import time
 from argparse import Namespace
@@ -21,29 +20,29 @@ from workload.contract.spec import Precision, Profile, RunSpec
 from workload.measure.timing import Timeline
 from workload.profile.command import WARMUP_STEPS, Mode
 from workload.profile.supervise import end_with
-from workload.steps import hooks, program
+from workload.steps import hooks, program, script_facts
 from workload.steps.hidden_packages import shown
 
 if TYPE_CHECKING:
     from workload.profile.script_tools import ProfiledScript
 
 
-def words_of(bundle: Bundle, given: Sequence[str], kind: Profile, *, data: str | None = None) -> tuple[str, ...]:
+def words_of(bundle: Bundle, typed: Sequence[str], kind: Profile, *, data: str | None = None) -> tuple[str, ...]:
     """Script and arguments of a bundle, as they can run here.
 
-    `given`: as typed by the user; `data`: value for `{data}`. Raises `UsageError` if `given` differs from the bundle's
+    `typed`: as typed by the user; `data`: value for `{data}`. Raises `UsageError` if `typed` differs from the bundle's
     arguments, or if the script's files have changed.
     """
     script = bundle.record.spec.script
     if script is None:
-        if given:
+        if typed:
             raise UsageError(
                 f"'{bundle.path}' is not a run of your own script", hint="leave out -- and everything after it"
             )
         return ()
-    words = tuple(given) or tuple(with_home(word) for word in argv(script))
+    words = tuple(typed) or tuple(with_home(word) for word in argv(script))
     line = f"python -m rooflaunch profile {shlex.quote(str(bundle.path))} --profile {kind} -- {script.command}"
-    if not given and any(HIDDEN in word for word in words):
+    if not typed and any(HIDDEN in word for word in words):
         raise UsageError(
             f"'{bundle.path}' keeps no secrets, but its script needs one: {script.command}",
             hint=f"give script and arguments again: {line}",
@@ -67,7 +66,7 @@ def words_of(bundle: Bundle, given: Sequence[str], kind: Profile, *, data: str |
         ) from error
     for name, sha256 in (script.files or {}).items():
         path = folder / name
-        if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != sha256:
+        if not path.is_file() or script_facts.sha256_of(path) != sha256:
             what = "has changed" if path.is_file() else "is gone"
             raise UsageError(
                 f"{name} {what} since '{bundle.path}' was measured: a profile needs the same script",

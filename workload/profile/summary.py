@@ -38,6 +38,11 @@ class Labelled:
     calibrations: Mapping[str, Sequence[Kernel]]
     outside: Sequence[Kernel]
 
+    @property
+    def kernels_of_steps(self) -> list[Kernel]:
+        """Kernels of all parts of all steps."""
+        return [kernel for parts in self.steps.values() for kernels in parts.values() for kernel in kernels]
+
     def complete(self, *, finished: bool) -> "Labelled":
         """Drop the last step if the profile broke off in it."""
         if finished or not self.steps:
@@ -67,16 +72,16 @@ def label(kernels: Sequence[Kernel]) -> Labelled | None:
 def per_step(labelled: Labelled) -> dict[str, Any]:
     """Means over the steps: figures, parts, and the kernels with the most time."""
     number = len(labelled.steps)
-    every = [kernel for parts in labelled.steps.values() for kernels in parts.values() for kernel in kernels]
+    every_kernel = labelled.kernels_of_steps
     by_part: dict[str, list[Kernel]] = defaultdict(list)
     for parts in labelled.steps.values():
         for part, kernels in parts.items():
             by_part[part] += kernels
     return {
         "steps_profiled": number,
-        **figures(every, number),
+        **figures(every_kernel, number),
         "by_part": {part: _part(kernels, number) for part, kernels in by_part.items()},
-        "top_kernels": top(every, number),
+        "top_kernels": top(every_kernel, number),
     }
 
 
@@ -147,8 +152,8 @@ def hidden_tensor_work(kernels: Sequence[Kernel]) -> str | None:
     hidden = [kernel for kernel in kernels if kernel.uses_tensor_cores and kernel.tensor_flop == 0]
     if not hidden:
         return None
-    asked = any(role.startswith(TENSOR_PREFIX) for kernel in hidden for role in kernel.values)
-    what = "no requested metric counts" if asked else "this ncu has no metric to count"
+    is_requested = any(role.startswith(TENSOR_PREFIX) for kernel in hidden for role in kernel.values)
+    what = "no requested metric counts" if is_requested else "this ncu has no metric to count"
     number = f"{len(hidden)} kernel launches use" if len(hidden) > 1 else "1 kernel launch uses"
     return f"{number} tensor cores, whose FLOP {what}: {hidden[0].name[:80]}"
 
@@ -176,17 +181,17 @@ def top(kernels: Sequence[Kernel], steps: int) -> list[dict[str, Any]]:
 
 def calibrations(labelled: Labelled, known_flop: Mapping[str, float]) -> dict[str, dict[str, Any]]:
     """Counted FLOP of a matrix product of known size, by type, compared with the known FLOP."""
-    found = {}
+    results = {}
     for kind, known in known_flop.items():
         counted = _flop(labelled.calibrations.get(kind, ()), 1)
         ratio = None if counted is None else counted / known
-        found[kind] = {
+        results[kind] = {
             "known_flop": known,
             "counted_flop": counted,
             "ratio": ratio,
             "verified": ratio is not None and CALIBRATED_FROM <= ratio <= CALIBRATED_TO,
         }
-    return found
+    return results
 
 
 def backward(labelled: Labelled) -> dict[str, Any]:
@@ -246,10 +251,10 @@ def step_bytes(kernels: Sequence[Kernel], steps: int) -> dict[str, Any]:
 
 def throughput(labelled: Labelled) -> dict[str, Any]:
     """Percentages of peak, weighted by the time of each kernel."""
-    every = [kernel for parts in labelled.steps.values() for kernels in parts.values() for kernel in kernels]
-    return {f"{role}_time_weighted": _weighted(every, role) for role in PERCENTAGES} | {
-        "kernels": len(every),
-        "passes": passes(every),
+    kernels = labelled.kernels_of_steps
+    return {f"{role}_time_weighted": _weighted(kernels, role) for role in PERCENTAGES} | {
+        "kernels": len(kernels),
+        "passes": passes(kernels),
     }
 
 

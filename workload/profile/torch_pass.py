@@ -31,11 +31,11 @@ def profile(spec: RunSpec, record: Record, folder: Path, application: Applicatio
     LOGGER.info("profile    %s with torch.profiler", command.counted_steps(spec.profile_steps))
     LOGGER.info("command    %s", line)
     (folder / COMMANDS).write_text(f"{line}\n", encoding="utf-8")
-    limit_s = _limit_s(spec, record) + application.setup_s
+    limit_s = command.trace_limit_s(record, (spec.warmup or 0) + spec.profile_steps + 1) + application.setup_s
     end = supervise.run(words, log=folder / LOG, limit_s=limit_s)
     hide_secrets(folder / LOG, application)
     if not report.is_file():
-        raise _why_nothing(end, limit_s)
+        raise _error_without_trace(end, limit_s)
     traced = from_facts(ProfileResult, json.loads(report.read_text(encoding="utf-8")))
     report.unlink()
     return replace(
@@ -55,12 +55,7 @@ def hide_secrets(log: Path, application: Application) -> None:
         log.write_text(shown, encoding="utf-8")
 
 
-def _limit_s(spec: RunSpec, record: Record) -> float:
-    step_s = record.timing.step_s.median if record.timing.step_s else None
-    return command.trace_limit_s(step_s or 1.0, (spec.warmup or 0) + spec.profile_steps + 1)
-
-
-def _why_nothing(end: supervise.End, limit_s: float) -> ProfileError:
+def _error_without_trace(end: supervise.End, limit_s: float) -> ProfileError:
     if end.interrupted:
         return ProfileError(ProfileStatus.INTERRUPTED, "interrupted", hint="python -m workload profile BUNDLE")
     if end.timed_out:

@@ -38,11 +38,11 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 def kernels(events: Iterable[dict[str, Any]]) -> list[TraceRow]:
     """GPU kernels by name, longest first."""
-    found: dict[str, list[float]] = {}
+    durations_s: dict[str, list[float]] = {}
     for event in events:
         if event.get("cat") == KERNEL_CATEGORY:
-            found.setdefault(event["name"], []).append(event["dur"] / US_PER_S)
-    return ordered(TraceRow(name=name, calls=len(times), total_s=sum(times)) for name, times in found.items())
+            durations_s.setdefault(event["name"], []).append(event["dur"] / US_PER_S)
+    return ordered(TraceRow(name=name, calls=len(times), total_s=sum(times)) for name, times in durations_s.items())
 
 
 def kernels_within(events: Sequence[dict[str, Any]], labels: Collection[str]) -> list[TraceRow]:

@@ -326,13 +326,15 @@ class ScriptRun:
         spec, script, figures = record.spec, record.spec.script, record.timing
         flop_per_s, share = verdict.flop_per_s(record), verdict.share_of_ceiling(record)
         rate = figures.images_per_s or 0.0
-        of = f"  ({percent(share)} of the measured {spec.precision} ceiling)" if share else ""
+        share_text = f"  ({percent(share)} of the measured {spec.precision} ceiling)" if share else ""
         step_s = record.timing.step_s
         rows = {
             f"{script.unit}/s": f"{plain(rate, 4)}  (one run: no interval)",
             **({"tokens/s": plain(figures.tokens / (figures.measured_s or 1.0), 4)} if figures.tokens else {}),
             "step time": f"{seconds(step_s.median or 0.0)}  (median of {counted(int(step_s.n or 0), 'step')})",
-            "FLOP/s": f"{si(flop_per_s, 'FLOP/s')} while stepping{of}" if flop_per_s else "no FLOP were counted",
+            "FLOP/s": f"{si(flop_per_s, 'FLOP/s')} while stepping{share_text}"
+            if flop_per_s
+            else "no FLOP were counted",
             "limited by": _limit_words(record),
             **({"busy": record.bound.busy} if record.bound and record.bound.busy else {}),
             "data waits": f"{percent(figures.data_wait_fraction or 0.0)} of the wall time",
@@ -340,8 +342,8 @@ class ScriptRun:
             "bundle": str(self.folder),
             "next": f"analyze report {self._request.output}",
         }
-        on = f"{spec.device}: {record.environment.device.name or spec.device}"
-        lines = [f"{script.command}, {spec.precision}, on {on}", f"  {script.step}", ""]
+        device_name = record.environment.device.name or spec.device
+        lines = [f"{script.command}, {spec.precision}, on {spec.device}: {device_name}", f"  {script.step}", ""]
         return "\n".join([*lines, *(f"  {name:<13} {text}" for name, text in rows.items())])
 
 
@@ -424,10 +426,10 @@ def _phase_notes(phases: Sequence[Phase], longest: Phase) -> list[str]:
 
 def _notes(record: Record, limits: Limits) -> list[str]:
     """Notes for the reader of the figures."""
-    notes, spec, work, taken = [], record.spec, record.complexity, record.timing.step_s
+    notes, spec, work, step_s = [], record.spec, record.complexity, record.timing.step_s
     iterations = int(spec.iterations or 0)
-    if taken and record.status is Status.COMPLETED and (taken.n or 0) < iterations:
-        notes.append(f"the script ended after {int(taken.n or 0)} of {iterations} measured steps")
+    if step_s and record.status is Status.COMPLETED and (step_s.n or 0) < iterations:
+        notes.append(f"the script ended after {int(step_s.n or 0)} of {iterations} measured steps")
     if spec.script and spec.script.unit != "images":
         notes.append(f"throughput counts {spec.script.unit}")
     if work and (work.unattributed_share or 0.0) >= UNATTRIBUTED_NOTE_FROM:

@@ -120,8 +120,8 @@ def run(parsed: Namespace, timeline: Timeline) -> int:
         raise UsageError("--fresh-ceilings and --no-ceilings contradict each other", hint="leave one of the two out")
     script = program.resolve(parsed.script_words, data=parsed.data)
     program.refuse_distributed()
-    given = parsed.context or parsed.series
-    context = Context() if given is None else Context.from_argument(given)
+    facts = parsed.context or parsed.series
+    context = Context() if facts is None else Context.from_argument(facts)
     repeats, profile, profile_steps = (
         _option(name).parse(getattr(parsed, name)) for name in ("repeats", "profile", "profile_steps")
     )
@@ -221,10 +221,10 @@ def _observe_exits(measured: "ScriptRun", name: str) -> None:
     for other in ("execv", "execve"):
         original = getattr(os, other)
 
-        def become(*given: Any, original: Any = original) -> Any:
+        def become(*args: Any, original: Any = original) -> Any:
             if os.getpid() == process and measured.session.active:
                 log.LOGGER.warning("note       %s replaces itself by another program, which is not measured", name)
-            return original(*given)
+            return original(*args)
 
         setattr(os, other, become)
 

@@ -276,8 +276,8 @@ def _skipped(run: Record) -> list[str]:
     skipped, step_s = run.timing.skipped_steps, run.timing.step_s
     if not skipped or not skipped.measured or not step_s:
         return []
-    of = f"AMP skipped {skipped.measured} of {counted(int(step_s.n or 0), 'measured step')}"
-    note = f"{of}: a gradient overflowed in fp16, and the optimizer was skipped"
+    share = f"{skipped.measured} of {counted(int(step_s.n or 0), 'measured step')}"
+    note = f"AMP skipped {share}: a gradient overflowed in fp16, and the optimizer was skipped"
     LOGGER.warning("note       %s", note)
     return [note]
 

@@ -1,6 +1,5 @@
 """Seals the bundle of a run whose trainer ended before it could do so itself. Standard library only."""
 
-import csv
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -82,7 +81,7 @@ def seal(folder: Path, spec: RunSpec, context: Context, status: Status, error: s
         bundle.write_record(folder, _record(folder.name, _filled(spec), context))
         for name, columns in ((bundle.STEPS, bundle.STEP_COLUMNS), (bundle.TELEMETRY, bundle.TELEMETRY_COLUMNS)):
             if not (folder / name).exists():
-                _write_header(folder / name, columns)
+                (folder / name).write_text(f"{','.join(columns)}\n", encoding="utf-8")
         with (folder / bundle.LOG).open("a", encoding="utf-8") as log:
             log.write(f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} ERROR {error}\n")
     bundle.seal_unfinished(folder, status, error)
@@ -112,8 +111,3 @@ def _record(run_id: str, spec: RunSpec, context: Context) -> Record:
         started_at=datetime.now(UTC).isoformat(),
         notes=[NOTE],
     )
-
-
-def _write_header(path: Path, columns: Sequence[str]) -> None:
-    with path.open("w", newline="", encoding="utf-8") as text:
-        csv.writer(text, lineterminator="\n").writerow(columns)

@@ -148,7 +148,7 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 def fetched_at(folder: Path) -> str:
-    """`train.py:41`: the innermost line of a file below `folder` that is being executed; else that of the library."""
+    """Line that is being executed, such as `train.py:41`: the innermost one in `folder`, else in a library."""
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - what traceback uses too, without reading any source
     outside = ""
     while frame is not None:

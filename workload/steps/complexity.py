@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
@@ -79,16 +79,14 @@ def count(
     Raises `UsageError` if the model rejects the images or the batch. `with_fvcore` computes a real forward pass of one
     image (0.1 to 0.8 s on two CPU cores).
     """
-    counted = _count_fake(
-        model,
-        num_classes=num_classes,
-        shape=(batch_size, 3, image_size, image_size),
-        precision=Precision(precision),
-        optimizer=Optimizer(optimizer),
-        grad_accumulation=grad_accumulation,
-        device_type=_countable_device(Device(device)),
-    )
-    images = batch_size * grad_accumulation
+    shape = (batch_size, 3, image_size, image_size)
+    with _MetaWeights():
+        module = models.build(model, num_classes=num_classes, image_size=image_size).train()
+    # FakeTensorMode logs a traceback for every shape that a model rejects.
+    with _quiet(FAKE_TENSOR_LOGGER), FakeTensorMode(), _rejections(model, shape):
+        kinds = (Optimizer(optimizer), Precision(precision))
+        step = _FakeStep(module, *kinds, device_type=_countable_device(Device(device)), shape=shape)
+        counted = step.count(grad_accumulation)
     fvcore_mac = None
     if with_fvcore:
         fvcore_mac = fvcore_mac_per_image(model, num_classes=num_classes, image_size=image_size)
@@ -98,7 +96,7 @@ def count(
         forward_mac_per_image=forward_flop_per_image // 2,
         forward_flop_per_image=forward_flop_per_image,
         train_flop_per_step=counted.step.flop,
-        train_flop_per_image=round(counted.step.flop / images),
+        train_flop_per_image=round(counted.step.flop / (batch_size * grad_accumulation)),
         flop_by_op=counted.step.flop_by_op,
         bytes_per_step_lower=counted.step.bytes_lower,
         bytes_per_step_upper=counted.step.bytes_upper,
@@ -168,32 +166,14 @@ class _FakeStep:
         with self._counter:
             if self._precision is Precision.AMP:
                 # One pass over all gradients that divides by the loss scale, like GradScaler's.
-                torch._foreach_mul_(_gradients(self._module), 1.0)
+                gradients = [each.grad for each in self._module.parameters() if each.grad is not None]
+                torch._foreach_mul_(gradients, 1.0)
             self._optimizer.step()
         return self._counter.tally().plus(before, times=-1)
 
     def _autocast(self) -> torch.autocast:
         dtype = AUTOCAST_DTYPES.get(self._precision)
         return torch.autocast(self._device_type, dtype=dtype, enabled=dtype is not None)
-
-
-def _count_fake(
-    model: str,
-    *,
-    num_classes: int,
-    shape: tuple[int, int, int, int],
-    precision: Precision,
-    optimizer: Optimizer,
-    grad_accumulation: int,
-    device_type: str,
-) -> _Counted:
-    """Count a step for images of `shape` (N, channels, height, width)."""
-    with _MetaWeights():
-        module = models.build(model, num_classes=num_classes, image_size=shape[-1]).train()
-    # FakeTensorMode logs a traceback for every shape that a model rejects.
-    with _quiet(FAKE_TENSOR_LOGGER), FakeTensorMode(), _rejections(model, shape):
-        step = _FakeStep(module, optimizer, precision, device_type=device_type, shape=shape)
-        return step.count(grad_accumulation)
 
 
 class _MetaWeights(TorchFunctionMode):
@@ -216,10 +196,6 @@ def _materialize(module: nn.Module, device_type: str) -> None:
     module._apply(lambda t: torch.empty(t.shape, dtype=t.dtype, device=device_type))  # noqa: SLF001 - as Module.to does
 
 
-def _gradients(module: nn.Module) -> list[Tensor]:
-    return [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
-
-
 @contextlib.contextmanager
 def _rejections(model: str, shape: tuple[int, ...]) -> Iterator[None]:
     """Convert errors of a model's own checks and kernels about unsuitable images to `UsageError`."""
@@ -229,20 +205,15 @@ def _rejections(model: str, shape: tuple[int, ...]) -> Iterator[None]:
         if resource_errors.explain(error, ""):
             raise
         if SINGLE_VALUE in str(error):
-            raise _too_few_values(model, shape) from error
+            raise UsageError(
+                f"{model} cannot train on {shape[-1]}x{shape[-1]} images at batch size {shape[0]}: batch normalisation "
+                "needs more than one value per channel",
+                hint="--batch-size 2",
+            ) from error
         # Subclasses come from FakeTensorMode, for an op that it cannot handle: the images are not the cause.
         if type(error) not in (AssertionError, RuntimeError, ValueError):
             raise
         raise models.rejection(model, shape[-1], error) from error
-
-
-def _too_few_values(model: str, shape: tuple[int, ...]) -> UsageError:
-    size = f"{shape[-1]}x{shape[-1]}"
-    return UsageError(
-        f"{model} cannot train on {size} images at batch size {shape[0]}: batch normalisation needs more than one "
-        "value per channel",
-        hint="--batch-size 2",
-    )
 
 
 def fvcore_mac_per_image(model: str, *, num_classes: int, image_size: int) -> float | None:

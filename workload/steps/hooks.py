@@ -127,7 +127,7 @@ def install(observer: Observer) -> None:
     stack: list[Any] = []
 
     def before(optimizer: Any, *_: Any) -> None:
-        # A wrapper optimizer and the one inside count as one step. One whose step raised is no longer stepping.
+        # A wrapper optimizer and the optimizer inside it count as one step. If a step raised, it is over.
         if stack:
             del stack[next((place for place, known in enumerate(stack) if known is optimizer), len(stack)) :]
         stack.append(optimizer)
@@ -184,32 +184,32 @@ def _observe_loaders(observer: Observer, data: Any) -> None:
 
 def _observe_backward(observer: Observer, autograd: Any) -> None:
     # Checkpointed layers run a backward pass inside the backward pass, on a GPU in another thread.
-    inside = [False]
+    is_inside = [False]
 
-    def heard(original: Any) -> Any:
+    def observed(original: Any) -> Any:
         @functools.wraps(original)
-        def run(*given: Any, **named: Any) -> Any:
-            if inside[0] or not observer.active:
-                return original(*given, **named)
-            inside[0] = True
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if is_inside[0] or not observer.active:
+                return original(*args, **kwargs)
+            is_inside[0] = True
             observer.backward_began()
             try:
-                result = original(*given, **named)
+                result = original(*args, **kwargs)
             finally:
-                inside[0] = False
+                is_inside[0] = False
             observer.backward_ended()
             return result
 
         return run
 
     # `Tensor.backward` calls `torch.autograd.backward` by this name. `grad` serves penalties: part of the forward pass.
-    autograd.backward = heard(autograd.backward)
+    autograd.backward = observed(autograd.backward)
     grad = autograd.grad
 
     @functools.wraps(grad)
-    def grad_and_report(*given: Any, **named: Any) -> Any:
-        result = grad(*given, **named)
-        if not inside[0] and observer.active:
+    def grad_and_report(*args: Any, **kwargs: Any) -> Any:
+        result = grad(*args, **kwargs)
+        if not is_inside[0] and observer.active:
             observer.gradient_taken()
         return result
 
@@ -224,9 +224,9 @@ def _observe_other_optimizer(
     step = getattr(kind, method)
 
     @functools.wraps(step)
-    def step_and_report(self: Any, *given: Any, **named: Any) -> Any:
+    def step_and_report(self: Any, *args: Any, **kwargs: Any) -> Any:
         before(self)
-        result = step(self, *given, **named)
+        result = step(self, *args, **kwargs)
         after(self)
         return result
 
@@ -237,14 +237,14 @@ def _observe_scaler(observer: Observer, scaler: Any) -> None:
     step = scaler.step
 
     @functools.wraps(step)
-    def step_and_report(self: Any, optimizer: Any, *given: Any, **named: Any) -> Any:
-        heard = [False]
-        handle = optimizer.register_step_post_hook(lambda *_: heard.__setitem__(0, True))
+    def step_and_report(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        has_stepped = [False]
+        handle = optimizer.register_step_post_hook(lambda *_: has_stepped.__setitem__(0, True))
         try:
-            result = step(self, optimizer, *given, **named)
+            result = step(self, optimizer, *args, **kwargs)
         finally:
             handle.remove()
-        if not heard[0] and observer.active:
+        if not has_stepped[0] and observer.active:
             observer.left_out(optimizer)
         return result
 
@@ -255,12 +255,12 @@ def _observe_saves(observer: Observer, torch: Any) -> None:
     save = torch.save
 
     @functools.wraps(save)
-    def save_and_report(*given: Any, **named: Any) -> Any:
+    def save_and_report(*args: Any, **kwargs: Any) -> Any:
         if not observer.active:
-            return save(*given, **named)
+            return save(*args, **kwargs)
         observer.saving()
         try:
-            return save(*given, **named)
+            return save(*args, **kwargs)
         finally:
             observer.saved()
 

@@ -68,7 +68,7 @@ class Program:
             code = compile(source.read(), main.__file__, "exec", dont_inherit=True)
         # Not removed later: worker processes, pickles and functions that run at exit look for it.
         sys.modules["__main__"] = main
-        exec(code, main.__dict__)  # noqa: S102 - this is what was asked for
+        exec(code, main.__dict__)  # noqa: S102 - the user's own script
 
 
 class EndOfScript(SystemExit):
@@ -103,7 +103,7 @@ def _run(script: Program) -> End:
     # Ctrl-C raises KeyboardInterrupt, which many training scripts catch.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        # Not our streams, which drop output that cannot be written: the script may want to know.
+        # Our own streams drop output that cannot be written; the script must get the error.
         sys.stdout, sys.stderr = sys.__stdout__ or sys.stdout, sys.__stderr__ or sys.stderr
         script.run()
     except EndOfScript:
@@ -158,14 +158,14 @@ def resolve(words: Sequence[str], *, data: str | None = None) -> Program:
     `data`: replaces `{data}` in the script's arguments.
     """
     path = main_file(words, Path.cwd(), example=EXAMPLE, python=f"this Python, {sys.executable}")
-    given = tuple(words if data is None else (word.replace(DATA, data) for word in words))
+    filled = tuple(words if data is None else (word.replace(DATA, data) for word in words))
     if path is None:
-        return _module(words, given)
+        return _module(words, filled)
     path = path.resolve()
-    return Program(words=tuple(words), module=None, path=path, arguments=given[1:], folder=path.parent)
+    return Program(words=tuple(words), module=None, path=path, arguments=filled[1:], folder=path.parent)
 
 
-def _module(words: Sequence[str], given: Sequence[str]) -> Program:
+def _module(words: Sequence[str], filled: Sequence[str]) -> Program:
     sys.path.insert(0, str(Path.cwd()))
     try:
         with hidden():
@@ -181,7 +181,7 @@ def _module(words: Sequence[str], given: Sequence[str]) -> Program:
         words=tuple(words),
         module=words[1],
         path=None,
-        arguments=tuple(given[2:]),
+        arguments=tuple(filled[2:]),
         folder=origin.parent if origin else Path.cwd(),
     )
 

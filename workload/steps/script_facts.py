@@ -24,7 +24,7 @@ PACKAGE_FOLDERS = ("site-packages", "dist-packages")
 def collect(words: Sequence[str], folder: Path, main: Path | None, *, machine: HostSystem) -> ScriptFacts:
     """Facts of the script `main` in `folder`, after its imports; `words`: script and arguments as given."""
     argv = redacted(words)
-    files = {name: _sha256(path) for name, path in sorted(_files(folder, main).items())}
+    files = {name: sha256_of(path) for name, path in sorted(_files(folder, main).items())}
     packages = dict(sorted(_packages()))
     commit, dirty = _commit(machine, folder)
     return ScriptFacts(
@@ -43,7 +43,8 @@ def _digest(rows: Mapping[str, str]) -> str:
     return hashlib.sha256("".join(f"{name} {value}\n" for name, value in rows.items()).encode()).hexdigest()[:16]
 
 
-def _sha256(path: Path) -> str:
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 

@@ -27,7 +27,7 @@ from workload.steps.step_finder import MOST_SEGMENTS, REPEATS, Pattern, Seen, Se
 from workload.steps.step_work import MOST_COUNTED, Work, WorkCounter, chosen, usual
 
 LOGGER = log.LOGGER
-# Nobody accumulates this many: the script updates its parameters by hand, without an optimizer of torch's.
+# No script accumulates gradients over so many passes: it updates its parameters without an optimizer of torch's.
 BACKWARD_WITHOUT_STEP = 500
 
 
@@ -261,10 +261,10 @@ class Session:
         """Stop observing work without gradients; return whether the step had an evaluation at a new place."""
         if self._counter is None:
             return False
-        found = self._counter.without_gradients.are_evaluations()
-        is_new = any(found[site] and site not in self.sites for site in found)
-        # A known evaluation was not counted, and therefore has no FLOP here.
-        self.sites = {site: found[site] for site in found if site not in self.sites} | self.sites
+        counted = self._counter.without_gradients.are_evaluations()
+        is_new = any(is_evaluation and site not in self.sites for site, is_evaluation in counted.items())
+        # A known evaluation was not counted, and therefore has no FLOP here: what is known stays.
+        self.sites = counted | self.sites
         if self.stage is not Stage.COUNTING:
             self._counter.stop()
             self._counter = None
@@ -320,9 +320,9 @@ class Session:
     def buffer_limits(self) -> tuple[int, float]:
         """Number of optimizer steps that may be buffered, and the latest end by `time.perf_counter`."""
         warmup, iterations, least_s = self._limits.filled(self._device)
-        left = (warmup if self.stage is Stage.WARMUP else iterations) - self._taken
-        if left > 0:
-            return left * (len(self.step.pattern.segments) if self.step and self.step.pattern else 1), math.inf
+        remaining = (warmup if self.stage is Stage.WARMUP else iterations) - self._taken
+        if remaining > 0:
+            return remaining * (len(self.step.pattern.segments) if self.step and self.step.pattern else 1), math.inf
         # All requested steps are taken, but their least time has not passed.
         until_s = self._began_s + least_s
         return (sys.maxsize, until_s) if time.perf_counter() < until_s else (1, math.inf)
@@ -382,7 +382,7 @@ class Session:
                     self._remember()
             case Seen.FOUND:
                 self._remember()
-                self._found(self._finder.pattern)
+                self._start_phase(self._finder.pattern)
             case Seen.STEP:
                 self.phases[-1].steps += 1
                 self._step_ended(is_regular=True)
@@ -420,8 +420,8 @@ class Session:
         self.receiver, self.stage, self._open_step = None, Stage.SEARCHING, OpenStep()
         self._is_evaluating = self._is_classified_step = False
 
-    def _found(self, pattern: Pattern | None) -> None:
-        """Announce the rule, found or marked by the script, and count FLOP in the next step."""
+    def _start_phase(self, pattern: Pattern | None) -> None:
+        """Begin a phase with this rule, or without one with the script's marks, and count FLOP in the next step."""
         loaders = {fetch.batch.loader for fetch in self._last_fetches}
         known = [self._loaders[number] for number in loaders if number in self._loaders]
         self.step = describe(pattern, self._recent, known, self._optimizers, self._limits)
@@ -442,7 +442,7 @@ class Session:
                 self._open_step = now
                 self._remember()
                 if len(self._recent) > 1:
-                    self._found(None)
+                    self._start_phase(None)
             case Stage.FOUND:
                 self._begin_counting()
             case Stage.COUNTING:

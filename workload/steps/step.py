@@ -148,7 +148,7 @@ class Optimizers:
         parameters = list(_parameters_of(optimizer))
         shapes = tuple((tensor.shape, tensor.dtype, tensor.requires_grad) for tensor in parameters)
         key = (type(optimizer), shapes)
-        # Those of a kind are described by the first: a script may make thousands.
+        # The first optimizer of a kind describes all of them: a script may make thousands.
         return self._kinds.setdefault(
             key,
             Optimizer(

@@ -13,7 +13,7 @@ from functools import cached_property
 
 from workload.contract.text import counted
 
-# A sequence that came three times is the rule. Every later step is checked against it.
+# A sequence that was repeated three times is the rule. Every later step is checked against it.
 REPEATS = 3
 # A script without a rule is refused after this many optimizer steps, enough to show a rule of up to 66.
 MOST_SEGMENTS = 200
@@ -90,11 +90,11 @@ class Seen(Enum):
     """Meaning of an optimizer's step."""
 
     UNKNOWN = auto()  # no rule so far
-    FOUND = auto()  # with it the rule is known, and a training step has just ended
+    FOUND = auto()  # it completes the rule, and ends a training step
     INSIDE = auto()  # a part of a training step
     STEP = auto()  # the end of a training step
     IRREGULAR = auto()  # the end of something that was no training step
-    LOST = auto()  # the rule holds no longer, or never did: another one is looked for
+    LOST = auto()  # the rule no longer holds: the search begins again
     UNCLEAR = auto()  # there is no rule
 
 

@@ -59,7 +59,7 @@ class Work:
 
 
 class WorkWithoutGradients:
-    """Work without gradients in a step, by place: used by a loss, or an evaluation.
+    """Tells for each place that switches gradients off whether a loss uses the results, or they are an evaluation.
 
     The memory of each result is followed to see whether an operation with gradients reads it.
     """
@@ -247,7 +247,7 @@ class _Events:
 
 
 def usual(works: Sequence[Work]) -> Work | None:
-    """Work of a typical step: four counted steps if all are alike, else the choice among five; None if more are needed.
+    """Work of a typical step, from four counted steps if all are alike, else from five; None if more must be counted.
 
     A script may do more every so many steps, as DCGAN does for its pictures, or work on sequences of any length.
     """

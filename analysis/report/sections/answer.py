@@ -116,10 +116,10 @@ def _change(evidence: ReportEvidence, top: Contrast, *others: Contrast) -> str:
     """Sentence on the largest effect of a setting, and on its effect on `others`, models with the same best value."""
     winner, loser = top.by_speed
     value = value_text(top.fact, winner.value)
-    where = f"on {value}" if top.fact == "place" else f"with {label(top.fact)} {value}"
+    setting = f"on {value}" if top.fact == "place" else f"with {label(top.fact)} {value}"
     models = [f"the same for {_configuration(evidence, other)}, {plain(other.effect, 3)} x" for other in others]
     more = [*_neighbours(evidence, top), *_memory(winner, loser), *_accuracy(top, winner), *models]
-    return f"Run {_configuration(evidence, top)} {where}: {'; '.join([top.row['verdict'], *more])}."
+    return f"Run {_configuration(evidence, top)} {setting}: {'; '.join([top.row['verdict'], *more])}."
 
 
 def _configuration(evidence: ReportEvidence, contrast: Contrast) -> str:
@@ -145,15 +145,15 @@ def _neighbours(evidence: ReportEvidence, top: Contrast) -> Iterator[str]:
 def _steps(evidence: ReportEvidence, top: Contrast) -> tuple[Contrast | None, Contrast | None]:
     """Contrasts of the best batch size with the next smaller and the next larger one; None if not measured."""
     best = top.by_speed[0].value
-    alike = [
+    steps = [
         contrast
         for contrast in evidence.contrasts
         if contrast.fact == top.fact
         and (contrast.pair.shared, contrast.pair.pool) == (top.pair.shared, top.pair.pool)
         and None not in [side.value for side in contrast.pair.sides]
     ]
-    below = [contrast for contrast in alike if contrast.pair.right.value == best]
-    above = [contrast for contrast in alike if contrast.pair.left.value == best]
+    below = [contrast for contrast in steps if contrast.pair.right.value == best]
+    above = [contrast for contrast in steps if contrast.pair.left.value == best]
     return (
         max(below, key=lambda contrast: contrast.pair.left.value, default=None),
         min(above, key=lambda contrast: contrast.pair.right.value, default=None),

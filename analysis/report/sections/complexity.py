@@ -27,8 +27,7 @@ MODELS = (
     Column(name="per_parameter", heading="training FLOP per parameter", digits=3),
 )
 STEPS = (
-    Column(name="task", heading="model", role=Role.FACT),
-    Column(name="variant", heading="precision", role=Role.FACT),
+    *words.facts(task="model", variant="precision"),
     Column(name="batch_size", heading="batch", digits=0),
     Column(name="train_flop_per_step", heading="FLOP per step", unit="FLOP", prefixed=True, digits=3),
     Column(name="bytes_lower_per_step", heading="bytes per step, least", unit="B", prefixed=True, digits=3),
@@ -36,13 +35,13 @@ STEPS = (
     Column(name="intensity", heading="FLOP/byte"),
     Column(name="peak_memory_bytes", heading="peak memory", unit="B", prefixed=True, digits=3),
 )
-LAYERS = (
-    Column(name="layer", heading="layer", role=Role.FACT),
-    Column(name="forward", heading="forward FLOP", role=Role.FACT),
-    Column(name="order", heading="order", role=Role.FACT),
-    Column(name="training", heading="training", role=Role.FACT),
-    Column(name="bytes", heading="bytes", role=Role.FACT),
-    Column(name="intensity", heading="arithmetic intensity", role=Role.FACT),
+LAYERS = words.facts(
+    layer="layer",
+    forward="forward FLOP",
+    order="order",
+    training="training",
+    bytes="bytes",
+    intensity="arithmetic intensity",
 )
 
 
@@ -76,7 +75,7 @@ def _models(rows: list[dict[str, Any]], unit: str) -> Block:
         }
         for row in rows
     ]
-    return words.table(f"Work per {units.one(unit)}: {COUNTED}", units.headed(MODELS, unit), known)
+    return words.table(f"Work per {units.singular(unit)}: {COUNTED}", units.headed(MODELS, unit), known)
 
 
 def _steps(evidence: ReportEvidence) -> list[Block]:
@@ -131,10 +130,10 @@ def _words(rows: list[dict[str, Any]]) -> list[Block]:
         return []
     low, high = (end(intensities, key=lambda name: intensities[name]) for end in (min, max))
     text = (
-        f"By the model of bytes (every operation using memory), {low} does the least work per byte: "
+        f"If every operation moves its tensors from and to memory, {low} does the least work per byte: "
         f"{words.figure(intensities[low])} FLOP; {high}, the most: {words.figure(intensities[high])}. The "
-        "less work per byte, the more a step depends on bandwidth; the roofline says on which side of a "
-        "device's ridge it falls."
+        "less work per byte, the more a step depends on the memory's bandwidth; the roofline shows whether "
+        "bandwidth or compute limits it."
     )
     return [Paragraph(text=text)]
 

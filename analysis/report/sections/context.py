@@ -1,20 +1,23 @@
-"""Sections of the report on environments, audit, limits and reproduction."""
+"""Sections of the report on method, environments, audit, limits and reproduction."""
 
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import pandas as pd
 
 from analysis.audit.rule import Finding, Severity
 from analysis.figures.labels import file_stem
+from analysis.loading.configurations import completed
 from analysis.loading.rows import rows as rows_of
 from analysis.report import words
 from analysis.report.content import Block, Bullets, Commands, Heading, Paragraph, Section, Table
 from analysis.report.evidence import ReportEvidence
 from analysis.report.glossary import load as glossary_words
 from analysis.report.reproduce import commands
-from workload.contract.tables import Column, Role
+from workload.contract.spec import Device
+from workload.contract.tables import Column
 from workload.contract.text import counted
 
 SHOWN_RUNS = 3
@@ -24,6 +27,46 @@ MOST_PROBLEMS = 100
 FIGURE = re.compile(r"\d+(?:\.\d+)?")
 # Characters of a hash that are enough to distinguish commits and digests.
 HASH_CHARACTERS = 19
+
+TIMED = (
+    "Warm-up steps are recorded and kept apart. The device is synchronised at both ends of the measured "
+    "region{events}. {rate} is measured {unit} over measured wall time, never a mean of rates."
+)
+EVENTS = "; inside it CUDA steps are timed with events"
+POOLED = (
+    "The replicate is the run: medians over runs, 95 % intervals from runs (Student's t on logarithms below 6 "
+    "runs, order statistics from there on). Runs whose device, driver, torch, image digest, precision or "
+    "commit differ are never pooled."
+)
+WORK = (
+    "FLOP are counted by formula, forward and backward, 1 fused multiply-add = 2 FLOP. Bytes are {counters}modelled as "
+    "an interval.{profiles}"
+)
+COUNTERS = "read from the GPU's counters if there is a profile, otherwise "
+PROFILES = " Profiles are separate runs: times always come from the run without a profiler."
+OURS = "For the {ours} that this program measured: "
+FOREIGN = "timing and warm-up are known only as far as the files tell."
+
+MATRIX = (
+    *words.facts(
+        env="environment",
+        device="device",
+        runtime="backend, runtime",
+        models="models",
+        data="data, image size",
+        precision="precision",
+        batch_sizes="batch sizes",
+    ),
+    Column(name="steps", heading="measured steps"),
+    Column(name="repeats", heading="repeats"),
+    Column(name="completed", heading="completed", digits=0),
+    Column(name="runs", heading="runs", digits=0),
+)
+BROKEN = (
+    *words.facts(run_id="run", env="environment", task="model"),
+    Column(name="batch_size", heading="batch", digits=0),
+    *words.facts(ending="ended", error="error"),
+)
 # Facts that distinguish rows of the environment table.
 SOFTWARE_FACTS = (
     "env",
@@ -46,20 +89,22 @@ SOFTWARE_FACTS = (
     "commit_dirty",
 )
 ENVIRONMENTS = (
-    Column(name="env", heading="environment", role=Role.FACT),
-    Column(name="hostname", heading="host", role=Role.FACT),
-    Column(name="system", heading="OS, kernel", role=Role.FACT),
-    Column(name="device_name", heading="device", role=Role.FACT),
-    Column(name="driver_version", heading="driver", role=Role.FACT),
-    Column(name="cuda", heading="CUDA, cuDNN", role=Role.FACT),
-    Column(name="python", heading="Python", role=Role.FACT),
-    Column(name="torch", heading="torch, torchvision", role=Role.FACT),
-    Column(name="storage", heading="storage", role=Role.FACT),
-    Column(name="machine", heading="machine, zone", role=Role.FACT),
-    Column(name="hypervisor", heading="virtualisation", role=Role.FACT),
-    Column(name="cpu_model", heading="CPU", role=Role.FACT),
-    Column(name="image", heading="image", role=Role.FACT),
-    Column(name="commit", heading="commit", role=Role.FACT),
+    *words.facts(
+        env="environment",
+        hostname="host",
+        system="OS, kernel",
+        device_name="device",
+        driver_version="driver",
+        cuda="CUDA, cuDNN",
+        python="Python",
+        torch="torch, torchvision",
+        storage="storage",
+        machine="machine, zone",
+        hypervisor="virtualisation",
+        cpu_model="CPU",
+        image="image",
+        commit="commit",
+    ),
     Column(name="runs", heading="runs", digits=0),
 )
 # A run with at least this many steps has met the conditions of a long training.
@@ -75,7 +120,7 @@ PRICES = (
 LIMITS = (
     (
         "Modelled bytes are an interval, from each tensor moved once to every operation using memory. "
-        "Caches decide where in it a step is; only counters can measure this."
+        "Caches decide where in this interval a step lies; only counters can measure it."
     ),
     (
         "FLOP by formula include matrix products and convolutions. Counters also include element-wise work "
@@ -87,6 +132,73 @@ LIMITS = (
     ),
     "Intervals of 2 to 5 runs assume that runs are normally distributed.",
 )
+
+
+def method(evidence: ReportEvidence) -> Section:
+    """The section on method: run matrix, incomplete runs, timing and limits."""
+    runs = evidence.material.every
+    broken = runs.drop(completed(runs).index)
+    matrix = [_matrix_row(env, runs[runs["env"] == env]) for env in evidence.material.environments]
+    blocks: list[Block] = [words.table("Run matrix", MATRIX, matrix)]
+    if len(broken):
+        rows = [row | {"ending": str(row["status"]).replace("_", " ")} for row in rows_of(broken)]
+        blocks.append(words.table("Runs that did not complete", BROKEN, rows))
+    blocks.append(Bullets(sentences=_method(runs, evidence.material.unit)))
+    return Section(name="method", title="Method", blocks=blocks, parts=[limits(evidence)], folded=True)
+
+
+def _method(runs: pd.DataFrame, unit: str) -> Sequence[str]:
+    """Sentences on how the runs were measured; for imported runs, only as far as their files say."""
+    is_imported = runs["imported"].fillna(False).astype(bool)
+    imported, ours = int(is_imported.sum()), runs[~is_imported]
+    timed = TIMED.format(
+        events=EVENTS if (ours["device_type"] == Device.CUDA).any() else "",
+        rate=f"{unit.capitalize()}/s",
+        unit=unit,
+    )
+    work = WORK.format(
+        counters=COUNTERS if ours["kernels_file"].notna().any() else "",
+        profiles=PROFILES if ours["profile_status"].isin(["completed", "partial"]).any() else "",
+    )
+    if not imported:
+        return [timed, POOLED, work]
+    foreign = f"{imported} of {counted(len(runs), 'run')} came from other people's files: {FOREIGN}"
+    if ours.empty:
+        return [POOLED, foreign]
+    scope = OURS.format(ours=counted(len(ours), "run"))
+    return [scope + timed, POOLED, scope + work, foreign]
+
+
+def _matrix_row(env: str, runs: pd.DataFrame) -> dict[str, Any]:
+    repeats = completed(runs).groupby(["task", "variant", "batch_size"]).size()
+    return {
+        "env": env,
+        "device": words.listed(runs["device_name"]),
+        "runtime": words.listed(
+            f"{row['backend'] or 'unknown'}, {row['runtime'] or 'unknown'}"
+            for row in rows_of(runs[["backend", "runtime"]])
+        ),
+        "models": words.listed(sorted(set(runs["model"]))),
+        "data": words.listed(_data(row) for row in rows_of(runs[["dataset", "image_size"]])),
+        "precision": words.listed(sorted(set(runs["variant"]))),
+        "batch_sizes": words.listed(sorted(set(runs["batch_size"].dropna()))),
+        "steps": _range(runs["steps"].dropna()),
+        "repeats": _range(repeats),
+        "completed": len(completed(runs)),
+        "runs": len(runs),
+    }
+
+
+def _data(row: dict[str, Any]) -> str:
+    size = f" {row['image_size']:g} px" if words.is_known(row["image_size"]) else ""
+    return f"{row['dataset'] or 'unknown'}{size}"
+
+
+def _range(values: "pd.Series[Any]") -> str:
+    if values.empty:
+        return words.ABSENT
+    low, high = values.min(), values.max()
+    return f"{low:g}" if low == high else f"{low:g} to {high:g}"
 
 
 def environment(evidence: ReportEvidence) -> Section:
@@ -139,15 +251,17 @@ def audit(evidence: ReportEvidence) -> Section:
     return Section(name="audit", title="Audit", parts=parts, folded=True)
 
 
-def _rule(same: Sequence[Finding]) -> Section:
-    first = same[0]
-    more = [f"and {len(same) - MOST_FIGURES} more: analyze audit lists them"] if len(same) > MOST_FIGURES else []
-    cures = list(dict.fromkeys(finding.cure for finding in same))[:SHOWN_RUNS]
+def _rule(findings: Sequence[Finding]) -> Section:
+    first = findings[0]
+    more = (
+        [f"and {len(findings) - MOST_FIGURES} more: analyze audit lists them"] if len(findings) > MOST_FIGURES else []
+    )
+    cures = list(dict.fromkeys(finding.cure for finding in findings))[:SHOWN_RUNS]
     return Section(
         name=f"audit-{file_stem(first.rule)}",
-        title=f"{first.severity}: {first.rule} ({len(same)})",
+        title=f"{first.severity}: {first.rule} ({len(findings)})",
         blocks=[
-            Bullets(sentences=[*(f"{each.figure} ({_subject(each)})" for each in same[:MOST_FIGURES]), *more]),
+            Bullets(sentences=[*(f"{each.figure} ({_subject(each)})" for each in findings[:MOST_FIGURES]), *more]),
             Paragraph(text=f"Expected: {first.threshold}. Why: {first.why}. Cure: {'; '.join(cures)}."),
         ],
     )
@@ -188,19 +302,19 @@ def _of_these_runs(evidence: ReportEvidence) -> Iterator[str]:
 
 def _notes(evidence: ReportEvidence) -> list[str]:
     """Notes of all runs, most frequent first; notes that differ only in their figures are merged into the first."""
-    held: dict[str, list[str]] = defaultdict(list)
+    by_text: dict[str, list[str]] = defaultdict(list)
     every: Iterable[Sequence[str]] = evidence.results.runs["notes"]
     for notes in every:
         for note in dict.fromkeys(notes):
-            held[FIGURE.sub("#", note)].append(note)
-    ordered = sorted(held.values(), key=len, reverse=True)
+            by_text[FIGURE.sub("#", note)].append(note)
+    ordered = sorted(by_text.values(), key=len, reverse=True)
     more = [f"and {len(ordered) - MOST_NOTES} other notes"] if len(ordered) > MOST_NOTES else []
     return [*(f"{notes[0]} ({_runs(notes)})" for notes in ordered[:MOST_NOTES]), *more]
 
 
 def _runs(notes: Sequence[str]) -> str:
-    like = "" if len(set(notes)) == 1 else ", with other figures"
-    return f"{counted(len(notes), 'run')}{like}"
+    ending = "" if len(set(notes)) == 1 else ", with other figures"
+    return f"{counted(len(notes), 'run')}{ending}"
 
 
 def reproduce(evidence: ReportEvidence) -> Section:

@@ -1,6 +1,7 @@
-"""Section on measurements: effect of each setting and place, every configuration in a table, cost of images."""
+"""Sections on measurements (effects of settings, every configuration, cost) and on their variability."""
 
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Mapping
 from typing import Any
 
 from analysis.compare.pairing import value_text
@@ -17,9 +18,7 @@ from workload.contract.text import counted
 # Most pairs of one fact; `analyze compare` prints all.
 MOST_PAIRS = 100
 SUMMARY = (
-    Column(name="env", heading="environment", role=Role.FACT),
-    Column(name="task", heading="model", role=Role.FACT),
-    Column(name="precision", heading="precision", role=Role.FACT),
+    *words.facts(env="environment", task="model", precision="precision"),
     Column(name="batch_size", heading="batch", digits=0),
     Column(name="runs", heading="runs", digits=0),
     units.COUNTED,
@@ -30,27 +29,21 @@ SUMMARY = (
     Column(name="flop_per_s", heading="attained without waits", unit="FLOP/s", prefixed=True, digits=3),
     Column(name="intensity", heading="FLOP/byte", digits=3),
     Column(name="fraction_of_roof", heading="of the roof", unit="%", digits=2),
-    Column(name="bound", heading="limited by", role=Role.FACT),
-    Column(name="busy", heading="busy", role=Role.FACT),
+    *words.facts(bound="limited by", busy="busy"),
     Column(name="data_wait_fraction", heading="data waits", unit="%", digits=2),
 )
 COMPARED = (
-    Column(name="fact", heading="compared", role=Role.FACT),
-    Column(name="model", heading="model", role=Role.FACT),
+    *words.facts(fact="compared", model="model"),
     Column(name="batch_size", heading="batch", digits=0),
-    Column(name="precision", heading="precision", role=Role.FACT),
-    Column(name="left", heading="left", role=Role.FACT),
-    Column(name="right", heading="right", role=Role.FACT),
+    *words.facts(precision="precision", left="left", right="right"),
     Column(name="ratio", heading="right/left", digits=3),
     Column(name="interval", heading="jointly 95 %"),
     Column(name="p_holm", heading="p (Holm)", digits=2),
-    Column(name="verdict", heading="verdict", role=Role.FACT),
-    Column(name="note", heading="note", role=Role.FACT),
+    *words.facts(verdict="verdict", note="note"),
 )
 
 CHEAPEST = (
-    Column(name="task", heading="model", role=Role.FACT),
-    Column(name="env", heading="environment", role=Role.FACT),
+    *words.facts(task="model", env="environment"),
     Column(name="batch_size", heading="batch", digits=0),
     Column(name="variant", heading="precision", role=Role.FACT),
     Column(name="usd_per_million_images", heading="USD per million {unit}", digits=3),
@@ -58,6 +51,24 @@ CHEAPEST = (
     Column(name="usd_per_h", heading="USD/h", digits=3),
     Column(name="runs", heading="runs", digits=0),
     Column(name="price", heading="price from", role=Role.FACT),
+)
+BETWEEN = (
+    *words.OF_FACTS,
+    Column(name="runs", heading="runs", digits=0),
+    Column(name="cov_between", heading="CoV between runs", unit="%", digits=2),
+    Column(name="interval", heading="95 % interval"),
+    Column(name="cov_within", heading="CoV within runs", unit="%", digits=2),
+    Column(name="effective_steps", heading="independent steps", digits=3),
+    Column(name="note", heading="note", role=Role.FACT),
+)
+CAUSES = (
+    *words.facts(env="environment", cause="cause"),
+    Column(name="runs", heading="runs", digits=0),
+    Column(name="share_explained", heading="largest share explained", unit="%", digits=2),
+    Column(name="interval", heading="95 % interval"),
+    *words.facts(
+        share_of="share of", is_fault="a fault", evidence="evidence, from the run with that share", cure="cure"
+    ),
 )
 FIGURES = (
     "throughput_comparison",
@@ -138,3 +149,44 @@ def _points(evidence: ReportEvidence) -> dict[tuple[Any, ...], dict[str, Any]]:
         if point["source"] == "counters" or key not in point_of:
             point_of[key] = point
     return point_of
+
+
+# --- variability
+
+
+def variability(evidence: ReportEvidence) -> Section:
+    """The section on variability: figure of one repeated configuration, variation between runs, and causes."""
+    blocks: list[Block] = [Picture(figure=figure) for figure in evidence.figures("variance_fixed_config")]
+    if len(evidence.between):
+        blocks += [*_between(evidence), *_causes(evidence)]
+    return Section(name="variability", title="Variability", blocks=blocks)
+
+
+def _between(evidence: ReportEvidence) -> list[Block]:
+    known = evidence.between.dropna(subset=["cov_between", "cov_within"], how="all")
+    rows = [row | {"interval": _share_interval(row, "cov_between")} for row in rows_of(known)]
+    caption = (
+        "Coefficient of variation (CoV) of step times: between the runs of a configuration, and within a run. "
+        "Independent steps: as many would be as informative as all steps, of which neighbours are alike"
+    )
+    return [words.table(caption, BETWEEN, rows)] if rows else []
+
+
+def _causes(evidence: ReportEvidence) -> list[Block]:
+    """A table with a line per cause and environment: number of runs, and the run with the largest share."""
+    env_of = dict(zip(evidence.material.runs["run_id"], evidence.material.runs["env"], strict=True))
+    by_cause: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
+    for row in rows_of(evidence.causes):
+        by_cause[env_of.get(row["run_id"], words.ABSENT), row["cause"]].append(row)
+    strongest = []
+    for (env, _), rows in by_cause.items():
+        worst = max(rows, key=lambda row: row["share_explained"] if words.is_known(row["share_explained"]) else -1.0)
+        strongest.append({**worst, "env": env, "runs": len(rows), "interval": _share_interval(worst, "share")})
+    caption = "Causes of slow or uneven runs, and the share that each explains"
+    return [words.table(caption, CAUSES, strongest)] if strongest else []
+
+
+def _share_interval(row: Mapping[str, Any], name: str) -> str:
+    """An interval of a share as text: `1 % to 3 %`."""
+    low, high = row[f"{name}_low"], row[f"{name}_high"]
+    return f"{words.percent(low)} to {words.percent(high)}" if words.is_known(low) else words.ABSENT

@@ -13,24 +13,16 @@ from workload.contract.spec import Device
 from workload.contract.tables import Column, Role
 
 ROOFS = (
-    Column(name="env", heading="environment", role=Role.FACT),
-    Column(name="device_name", heading="device", role=Role.FACT),
-    Column(name="precision", heading="precision", role=Role.FACT),
-    Column(name="kind", heading="kind", role=Role.FACT),
+    *words.facts(env="environment", device_name="device", precision="precision", kind="kind"),
     Column(name="flop_per_s", heading="FLOP/s", unit="FLOP/s", prefixed=True, digits=3),
     Column(name="bytes_per_s", heading="bandwidth", unit="B/s", prefixed=True, digits=3),
     Column(name="ridge", heading="ridge, FLOP/byte", digits=3),
-    Column(name="source", heading="source", role=Role.FACT),
-    Column(name="note", heading="note", role=Role.FACT),
+    *words.facts(source="source", note="note"),
 )
 SHIFTS = (
-    Column(name="place", heading="environment", role=Role.FACT),
-    Column(name="model", heading="model", role=Role.FACT),
-    Column(name="source", heading="bytes", role=Role.FACT),
-    Column(name="changed", heading="changed", role=Role.FACT),
-    Column(name="left", heading="from", role=Role.FACT),
-    Column(name="right", heading="to", role=Role.FACT),
-    Column(name="at", heading="at", role=Role.FACT),
+    *words.facts(
+        place="environment", model="model", source="bytes", changed="changed", left="from", right="to", at="at"
+    ),
     Column(name="intensity_left", heading="FLOP/byte from", digits=3),
     Column(name="intensity_right", heading="to", digits=3),
     Column(name="flop_per_s_ratio", heading="FLOP/s, ratio", digits=3),
@@ -38,8 +30,7 @@ SHIFTS = (
 )
 IMPORTED = (
     *words.OF_FIGURES,
-    Column(name="imported_file", heading="file", role=Role.FACT),
-    Column(name="said", heading="details", role=Role.FACT),
+    *words.facts(imported_file="file", details="details"),
 )
 FAMILIES = (
     *words.OF_FIGURES,
@@ -67,8 +58,7 @@ OF_OPERATORS = (
 OF_KERNELS = "Kernels by torch.profiler, per step: their time on the GPU"
 ATTRIBUTED = (
     *words.OF_FACTS,
-    Column(name="family", heading="family", role=Role.FACT),
-    Column(name="name", heading="operator", role=Role.FACT),
+    *words.facts(family="family", name="operator"),
     Column(name="launches", heading="calls", digits=3),
     Column(name="duration_s", heading="time", unit="s", prefixed=True, digits=3),
     Column(name="share_of_time", heading="share", unit="%", digits=2),
@@ -98,7 +88,9 @@ def section(evidence: ReportEvidence) -> Section:
         ("kernels", "Kernels", [*kernels, *_families(evidence)]),
         ("operators", "Operators", _operators(evidence)),
     )
-    folded = [Section(name=name, title=title, blocks=held, folded=True) for name, title, held in parts if held]
+    folded = [
+        Section(name=name, title=title, blocks=contents, folded=True) for name, title, contents in parts if contents
+    ]
     return Section(name="roofline", title="Roofline", blocks=blocks, parts=folded)
 
 
@@ -119,7 +111,7 @@ def _roofs(evidence: ReportEvidence) -> list[Block]:
 def _imported(evidence: ReportEvidence) -> list[Block]:
     """Table of the sources of imported figures."""
     runs = evidence.material.every
-    rows = [row | {"said": "; ".join(row["notes"]) or None} for row in rows_of(runs[runs["imported"].eq(True)])]
+    rows = [row | {"details": "; ".join(row["notes"]) or None} for row in rows_of(runs[runs["imported"].eq(True)])]
     return [words.table("Imported, measured by others", IMPORTED, rows)] if rows else []
 
 
@@ -129,7 +121,7 @@ def _shifts(evidence: ReportEvidence) -> list[Block]:
     for row in rows_of(shifts):
         bounds = dict.fromkeys(words.text(row[f"bound_{side}"]) for side in ("left", "right"))
         rows.append(row | {"changed": row["changed"].replace("_", " "), "bounds": " to ".join(bounds)})
-    caption = "How batch size and precision move a step (medians, without intervals: they are no claim by themselves)"
+    caption = "Effect of batch size and precision (medians without intervals: a small difference may be chance)"
     return [words.table(caption, SHIFTS, rows)] if rows else []
 
 
@@ -151,17 +143,17 @@ def _operators(evidence: ReportEvidence) -> list[Block]:
     if traced.empty:
         return []
     works, _ = evidence.attributed
-    whole = f"{OF_TRACES}; the {SHOWN} longest of each profile, and the whole"
-    tables: list[Block] = [words.table(whole, ATTRIBUTED, rows_of(longest(works, SHOWN)))] if len(works) else []
+    selection = f"the {SHOWN} longest of each profile, and the total of all"
+    rows = rows_of(longest(works, SHOWN))
+    tables: list[Block] = [words.table(f"{OF_TRACES}; {selection}", ATTRIBUTED, rows)] if rows else []
     # On a CPU, the operators of imported traces are already in the first table; on a GPU, kernels are not operators.
     alone, kernels = evidence.listed_alone, traced[traced["device_type"] != Device.CPU]
     own = longest(alone[alone["device_type"] == Device.CPU], SHOWN)
-    for rows, name, caption in (
+    for table, name, caption in (
         (own, "operator", OF_OPERATORS),
         (longest(kernels, SHOWN), "kernel", OF_KERNELS),
     ):
-        if len(rows):
+        if len(table):
             columns = [replace(column, heading=name) if column.name == "name" else column for column in OPERATORS]
-            whole = f"{caption}; the {SHOWN} longest of each profile, and the whole"
-            tables.append(words.table(whole, columns, rows_of(rows)))
+            tables.append(words.table(f"{caption}; {selection}", columns, rows_of(table)))
     return tables

@@ -167,7 +167,7 @@ def pushed_image(engine: Engine, flavour: str, repository: str) -> str:
     labelled = engine.images({contents.FLAVOUR_LABEL: flavour, contents.INPUTS_LABEL: recipe.inputs})
     matching = [image for image in labelled if image.architecture in ("", contents.VM_ARCHITECTURE)]
     # An image on another base, built with `launch build --base`, is also an image for this code.
-    built = building.held(recipe, matching[0]) if matching else building.build(engine, recipe)
+    built = building.existing(recipe, matching[0]) if matching else building.build(engine, recipe)
     try:
         pushed = building.push(engine, built, repository)
     except ToolError as error:

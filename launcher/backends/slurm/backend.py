@@ -6,10 +6,9 @@ from datetime import datetime
 from pathlib import Path
 
 from launcher.backends.slurm import site
-from launcher.backends.slurm.login_node import Cluster
 from launcher.backends.slurm.machines import SlurmMachines
 from launcher.backends.slurm.options import ROOT, Options, Where
-from launcher.backends.slurm.plan import SlurmPlan, make_plan
+from launcher.backends.slurm.plan import Cluster, SlurmPlan, make_plan
 from launcher.backends.slurm.prepare import node_of, prepare
 from launcher.protocol.backend import Job
 from launcher.protocol.checks import Check

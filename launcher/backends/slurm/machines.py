@@ -1,16 +1,17 @@
 """Launches on a cluster, which are elements of job arrays, behind the interface that every backend has."""
 
+import importlib
 import io
-import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
 
-from launcher.backends.slurm.login_node import Cluster, LoginNode
-from launcher.backends.slurm.plan import SlurmPlan
+from launcher.backends.slurm.plan import Cluster, SlurmPlan
 from launcher.backends.slurm.refusals import explained
 from launcher.backends.slurm.script import job_script
-from launcher.backends.slurm.states import state_of
 from launcher.protocol.backend import (
     ANYWHERE,
     Condition,
@@ -25,7 +26,7 @@ from launcher.protocol.backend import (
 from launcher.protocol.records import NAME
 from workload.contract.errors import ToolError
 from workload.contract.text import printable
-from workload.storage.ssh import Connection, Login
+from workload.storage.ssh import QUESTION_LIMIT_S, Connection, Login, source_of
 from workload.storage.store import UnreachableError
 
 # Limit for stopping jobs: Slurm waits for KillWait (30 s unless the site sets another) and for its epilog.
@@ -36,6 +37,101 @@ SUBMIT_LIMIT_S = 120.0
 LATE_S = 600.0
 # Slurm's default of MaxArraySize: https://slurm.schedmd.com/slurm.conf.html#OPT_MaxArraySize
 USUAL_ARRAY_SIZE = 1001
+# Program for any machine reached over ssh: it reports facts and receives our code.
+ANY_MACHINE = "launcher/backends/ssh/remote.py"
+SLURM_PROGRAM = "launcher/backends/slurm/remote.py"
+# Slurm's states of a job: see squeue(1), JOB STATE CODES. A state in neither table counts as running, also an unknown
+# one; in COMPLETING, the job's processes may still be ending.
+WAITING = frozenset(
+    {
+        *("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED"),
+        *("REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"),
+    }
+)
+# Reasons of the states that are an end; COMPLETED has none.
+ENDED: Mapping[str, str] = {
+    "COMPLETED": "",
+    "FAILED": "its script failed",
+    "TIMEOUT": "it reached its time limit",
+    "DEADLINE": "it could not finish before its deadline",
+    "OUT_OF_MEMORY": "it used more memory than it had requested",
+    "CANCELLED": "it was cancelled",
+    "NODE_FAIL": "its node failed",
+    "BOOT_FAIL": "its node did not start",
+    "REVOKED": "it runs on another cluster",
+    "PREEMPTED": "another job took its node (preempted)",
+}
+
+
+class LoginNode:
+    """Login node of a cluster: answers questions about Slurm and our folder there. `calls` counts the questions.
+
+    It is this machine, or one reached over ssh. Both run the same programs of ours.
+    """
+
+    def __init__(
+        self, cluster: Cluster, *, connect: Callable[[Login], Connection], monotonic: Callable[[], float]
+    ) -> None:
+        self.cluster = cluster
+        self._connection = connect(cluster.login) if cluster.login else None
+        self._monotonic = monotonic
+        self._calls: Counter[str] = Counter()
+        # Offset from our monotonic clock to the login node's own clock.
+        self._offset_s: float | None = None
+
+    @property
+    def calls(self) -> Mapping[str, int]:
+        """Number of questions, by kind."""
+        return MappingProxyType(self._calls)
+
+    def ask(
+        self,
+        do: str,
+        *,
+        program: str = SLURM_PROGRAM,
+        payload: bytes = b"",
+        sink: Any = None,
+        within_s: float = QUESTION_LIMIT_S,
+        **question: Any,
+    ) -> dict[str, Any]:
+        """Ask the login node a question. Raises `UnreachableError` if Slurm or the login node does not answer."""
+        self._calls[do] += 1
+        asked = {"do": do, "root": self.cluster.root, **question}
+        if self._connection is None:
+            answer = _ask_this_machine(program, asked, payload, sink)
+        else:
+            answer = self._connection.ask(source_of(program), asked, payload=payload, sink=sink, limit_s=within_s)
+        self._offset_s = float(answer["now_s"]) - self._monotonic()
+        if "silent" in answer:
+            raise UnreachableError(
+                f"Slurm does not answer on {self.cluster.place}: {answer['silent']}",
+                hint="scontrol ping shows whether its controller answers; then run the same command again",
+            )
+        return answer
+
+    def now_s(self) -> float:
+        """Seconds since 1970 by the login node's clock."""
+        if self._connection is None:
+            return time.time()
+        if self._offset_s is None:
+            self.ask("output", name="none", start=0)
+        assert self._offset_s is not None
+        return self._monotonic() + self._offset_s
+
+
+def _ask_this_machine(program: str, question: Mapping[str, Any], payload: bytes, sink: Any) -> dict[str, Any]:
+    module = importlib.import_module(program.removesuffix(".py").replace("/", "."))
+    try:
+        answer, blocks = module.main(dict(question), io.BytesIO(payload))
+    except OSError as error:
+        raise ToolError(
+            f"'{error.filename or question['root']}' cannot be used: {error.strerror}",
+            hint="name one of your folders that the nodes share: --folder FOLDER",
+        ) from error
+    for block in blocks:
+        if sink is not None:
+            sink.write(block)
+    return dict(answer)
 
 
 class SlurmMachines:
@@ -77,16 +173,10 @@ class SlurmMachines:
         for start in range(0, len(plans), most):
             self._submit_array(plans[start : start + most])
         names = [plan.request.name for plan in plans]
-        known = {machine.name: machine for machine in self.look(dict.fromkeys(names, ()))}
+        # Slurm may show a new job a moment late.
+        shown = {machine.name: machine for machine in self.look(dict.fromkeys(names, ())) if machine.status}
         waiting = Machine(name="", zone=plans[0].zone, condition=Condition.STARTING, status="pending", queued=True)
-        there = (known.get(name) for name in names)
-        return Submitted(
-            machines=tuple(
-                # Slurm may show a new job a moment late.
-                replace(waiting, name=name) if machine is None or not machine.status else machine
-                for name, machine in zip(names, there, strict=True)
-            )
-        )
+        return Submitted(machines=tuple(shown.get(name) or replace(waiting, name=name) for name in names))
 
     def _submit_array(self, plans: Sequence[SlurmPlan]) -> None:
         plan, requests = plans[0], [plan.request for plan in plans]
@@ -112,15 +202,14 @@ class SlurmMachines:
             if names is None:
                 return Listing(unreachable=(ANYWHERE,))
             raise
-        there = [_machine(row) for row in rows]
-        known = {machine.name for machine in there}
-        zones = names or {}
-        there += [
-            Machine(name=name, zone=next(iter(zones[name]), ""), condition=Condition.GONE)
-            for name in zones
+        machines = [_machine(row) for row in rows]
+        known = {machine.name for machine in machines}
+        machines += [
+            Machine(name=name, zone=next(iter(zones), ""), condition=Condition.GONE)
+            for name, zones in (names or {}).items()
             if name not in known
         ]
-        return Listing(there=tuple(there))
+        return Listing(there=tuple(machines))
 
     def stop(self, machines: Sequence[Machine | Leftover]) -> Sequence[Removed]:
         """Cancel all with one scancel, then poll until none is in the queue."""
@@ -151,42 +240,34 @@ class SlurmMachines:
     def leftovers(self) -> Listing[Leftover]:
         """Jobs past their limit that Slurm did not end."""
         now_s, listing = self.now_s(), self.look()
-        left = [
+        leftovers = [
             Leftover(kind=self.noun, name=job.name, zone=job.zone, why="it is past its limit, but Slurm did not end it")
             for job in listing
             if job.deadline_s is not None and now_s > job.deadline_s + LATE_S
         ]
-        return Listing(there=tuple(left), unreachable=listing.unreachable)
-
-
-def check_name() -> str:
-    """New random name for a check of the nodes."""
-    return f"check-{secrets.token_hex(6)}"
+        return Listing(there=tuple(leftovers), unreachable=listing.unreachable)
 
 
 def _machine(row: Mapping[str, str]) -> Machine:
-    state = state_of(row["state"])
+    # The first word is the state, as in `CANCELLED by 1000`.
+    state, _, by_whom = row["state"].partition(" ")
+    is_queued, why = state in WAITING, ENDED.get(state)
+    condition = Condition.STARTING if is_queued else Condition.RUNNING if why is None else Condition.GONE
     reason = printable(row["reason"])
-    shown = row["state"].lower()
-    if state.queued and reason not in ("", "None"):
-        shown += f" ({reason})"
-    is_over = state.condition is Condition.GONE
-    by_whom = row["state"].partition(" ")[2]
     return Machine(
         name=row["name"],
         # A waiting job may name several partitions.
         zone=row["partition"].replace(",", "+"),
-        condition=state.condition,
-        status=shown,
-        created_s=None if state.queued else _time(row["started"]),
-        deadline_s=_time(row["ends"]) if state.condition is Condition.RUNNING else None,
-        queued=state.queued,
-        preempted=state.preempted,
-        why=f"Slurm says {row['state'].split(maxsplit=1)[0]}: {state.why} {by_whom}".strip()
-        if is_over and state.why
-        else "",
+        condition=condition,
+        status=row["state"].lower() + (f" ({reason})" if is_queued and reason not in ("", "None") else ""),
+        created_s=None if is_queued else _epoch_s(row["started"]),
+        deadline_s=_epoch_s(row["ends"]) if condition is Condition.RUNNING else None,
+        queued=is_queued,
+        preempted=state == "PREEMPTED",
+        why=f"Slurm says {state}: {why} {by_whom}".strip() if why else "",
     )
 
 
-def _time(text: str) -> float | None:
+def _epoch_s(text: str) -> float | None:
+    """Time in seconds since 1970; None for Slurm's `N/A`."""
     return float(text) if text.isdigit() else None

@@ -1,22 +1,23 @@
 """Plan of `launch slurm`: the job that will be submitted, before the cluster is contacted. Pure functions."""
 
 import re
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
-from launcher.backends.slurm.login_node import Cluster
 from launcher.backends.slurm.options import Options, Software, time_text
 from launcher.backends.slurm.script import Node, job_script
-from launcher.protocol.records import WORD, Price, Request, region_of
+from launcher.backends.ssh.plan import cost_text, prices_of, require_price, run_rows
+from launcher.protocol.records import WORD, Request, region_of
 from launcher.protocol.task import Task
 from workload.contract.errors import UsageError
 from workload.contract.spec import Device, Resolved, RunSpec
 from workload.contract.text import minutes, wrapped
+from workload.storage.ssh import Login
 
 USUAL_PYTHON = "python3"
 USUAL_GRES = "gpu:1"
+THIS_LOGIN_NODE = "this login node"
 # Valid value of an sbatch option: one word that does not look like an option.
 VALUE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_@%+=.,:*/()&|!\[\]-]{0,511}")
 GRES = re.compile(r"[a-z][a-z0-9_]*(:[A-Za-z][A-Za-z0-9_.-]*)?(:[1-9][0-9]{0,3})?(,[A-Za-z0-9_.:,-]+)?")
@@ -32,6 +33,19 @@ RESTARTS = {
     "REQUEUE": "a preemption or a node's failure",
     "CANCEL": "a node's failure",
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """Cluster to use; `login`: None if this machine is its login node; `root`: our folder there."""
+
+    login: Login | None
+    root: str
+
+    @property
+    def place(self) -> str:
+        """Name of the login node in messages."""
+        return str(self.login) if self.login else THIS_LOGIN_NODE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,16 +87,11 @@ class SlurmPlan:
 
     def text(self, width: int | None = None) -> str:
         """Plan as text for the user."""
-        spec, request, options = self.spec, self.request, self.options
-        times = "one run" if spec.repeats == 1 else f"{spec.repeats} runs, each in its own process"
-        one = f"{spec.title}, on {spec.where}; {times}"
-        origins = ", ".join(f"{name}: {source}" for name, source in request.spec_origin.items())
-        mode = self.request.options.get("preempted", "")
+        request, options = self.request, self.options
+        mode = request.options.get("preempted", "")
         again = f"started again with what is missing after {RESTARTS.get(mode, RESTARTS['CANCEL'])}"
         rows = [
-            ("plan", f"{request.work}, each in its own process" if request.task else one),
-            ("set by", origins or "all defaults"),
-            ("sends", request.files_text),
+            *run_rows(request),
             ("job", request.name),
             ("cluster", f"{self.cluster.place}" + (f": {self.site}" if self.site else ", which was not contacted yet")),
             ("asks for", self._asked_for()),
@@ -90,7 +99,7 @@ class SlurmPlan:
             ("folder", f"{self.node.root}, which the nodes must see under the same path"),
             ("limit", f"{minutes(request.limit_s)} ({time_text(request.limit_s)}), enforced by Slurm"),
             ("ends", again if options.requeue else "not started again after a preemption"),
-            ("cost", f"{options.usd_per_h:g} USD per hour, as you said" if options.usd_per_h else "not counted"),
+            ("cost", cost_text(options.usd_per_h)),
             *(("note", note) for note in self.notes),
         ]
         return "\n".join(wrapped(text, width, indent=TEXT_COLUMN, first=name) for name, text in rows if text)
@@ -130,7 +139,7 @@ def make_plan(
     resolved: Resolved, options: Options, cluster: Cluster, node: Node, *, now: datetime, token: str, task: Task | None
 ) -> SlurmPlan:
     """Make the draft, before the cluster is contacted. Raises `UsageError` for invalid options."""
-    spec = resolved.spec
+    spec, partitions = resolved.spec, (options.partition or "").split(",")
     _check(options, spec)
     request = Request(
         name=f"rooflaunch-slurm-{now:%Y%m%d-%H%M%S}-{token}",
@@ -142,7 +151,7 @@ def make_plan(
         limit_s=options.time_s,
         spec=spec.to_json(),
         spec_origin=dict(resolved.origin),
-        prices=_prices(options, now),
+        prices=prices_of(options.usd_per_h, sorted({"", *map(region_of, partitions)}), now),
         options=_recorded(options, cluster),
         task=task.to_json(spec) if task else {},
     )
@@ -152,7 +161,7 @@ def make_plan(
 
 def _recorded(options: Options, cluster: Cluster) -> dict[str, Any]:
     """Options for the launch's record; only values that are single words, or lists of words."""
-    words: dict[str, Any] = {
+    values: dict[str, Any] = {
         "host": cluster.login.host if cluster.login else "",
         "account": options.account or "",
         "qos": options.qos or "",
@@ -162,16 +171,9 @@ def _recorded(options: Options, cluster: Cluster) -> dict[str, Any]:
     }
     lists = {"partition": options.partition or "", "constraint": options.constraint or "", "gres": options.gres or ""}
     split = {name: [part for part in re.split(r"[,&|]", text) if WORD.fullmatch(part)] for name, text in lists.items()}
-    return {name: value for name, value in words.items() if not isinstance(value, str) or WORD.fullmatch(value)} | split
-
-
-def _prices(options: Options, now: datetime) -> Mapping[str, Mapping[str, Any]]:
-    """User's price per hour, for every partition; empty if none is given."""
-    if options.usd_per_h is None:
-        return {}
-    price = asdict(Price(usd_per_h=options.usd_per_h, source="--usd-per-h", read=f"{now:%Y-%m-%d}"))
-    zones = {"", *(region_of(part) for part in (options.partition or "").split(","))}
-    return dict.fromkeys(sorted(zones), price)
+    return {
+        name: value for name, value in values.items() if not isinstance(value, str) or WORD.fullmatch(value)
+    } | split
 
 
 def _check(options: Options, spec: RunSpec) -> None:
@@ -194,8 +196,7 @@ def _check(options: Options, spec: RunSpec) -> None:
         raise UsageError(f"--cpu needs no GPU; got --gres {options.gres}", hint="one of the two")
     if spec.device is Device.MPS:
         raise UsageError("no node of a cluster has Apple's GPU; got --mps", hint="--cuda, or --cpu")
-    if options.usd_per_h is not None and not 0 <= options.usd_per_h <= 1e6:  # noqa: PLR2004 - nobody pays that
-        raise UsageError(f"--usd-per-h must be a price in USD; got {options.usd_per_h}", hint="--usd-per-h 0.80")
+    require_price(options.usd_per_h)
     _check_software(options)
 
 

@@ -3,6 +3,7 @@
 import hashlib
 import importlib.util
 import math
+import secrets
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -11,10 +12,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from launcher.backends.slurm import site as sites
-from launcher.backends.slurm.login_node import ANY_MACHINE, Cluster, LoginNode
-from launcher.backends.slurm.machines import SlurmMachines, check_name
+from launcher.backends.slurm.machines import ANY_MACHINE, LoginNode, SlurmMachines
 from launcher.backends.slurm.options import Options, Software
-from launcher.backends.slurm.plan import USUAL_GRES, USUAL_PYTHON, SlurmPlan
+from launcher.backends.slurm.plan import USUAL_GRES, USUAL_PYTHON, Cluster, SlurmPlan
 from launcher.backends.slurm.refusals import explained
 from launcher.backends.slurm.script import Node, check_script
 from launcher.backends.slurm.site import Partition, Site
@@ -45,7 +45,7 @@ def node_of(cluster: Cluster, options: Options) -> Node:
         root=cluster.root,
         code=_hash(code),
         guest=f"landlords/slurm-{_hash(guest.encode())}.py",
-        container=options.container if options.container is not Software.AUTO else _usual_software(options),
+        container=_software_of_draft(options),
         python=python,
         image=options.image or "",
         with_gpu=bool(options.gres),
@@ -53,7 +53,9 @@ def node_of(cluster: Cluster, options: Options) -> Node:
     )
 
 
-def _usual_software(options: Options) -> Software:
+def _software_of_draft(options: Options) -> Software:
+    if options.container is not Software.AUTO:
+        return options.container
     return Software.APPTAINER if options.image else Software.NONE
 
 
@@ -69,18 +71,18 @@ def prepare(draft: SlurmPlan, machines: SlurmMachines) -> SlurmPlan:
     """Make the final plan. Raises `UsageError` or `ToolError` if the cluster cannot do it."""
     node, options = machines.node, draft.options
     site = sites.look_at(node)
-    partitions = site.meant(options.partition)
+    partitions = site.partitions_named(options.partition)
     gres = draft.gres or _usual_gres(draft, partitions)
     sites.require_room(site, partitions, gres=gres, limit_s=options.time_s)
     software, why = _software(site, options, draft.node.python)
-    there = replace(
+    prepared_node = replace(
         draft.node,
         root=site.root,
         container=software,
         with_gpu=bool(sites.parse_gres(gres.partition(",")[0])),
         apptainer=site.apptainer_path or draft.node.apptainer,
     )
-    _send(node, there)
+    _send(node, prepared_node)
     launched = datetime.fromtimestamp(machines.now_s(), UTC)
     # With several partitions, CANCEL in one of them counts: a job that is not requeued must record how it ended.
     is_cancelled = any(partition.preempted == "CANCEL" for partition in partitions)
@@ -99,7 +101,7 @@ def prepare(draft: SlurmPlan, machines: SlurmMachines) -> SlurmPlan:
     plan = replace(
         draft,
         request=request,
-        node=there,
+        node=prepared_node,
         gres=gres,
         site=str(site),
         software=why,
@@ -119,19 +121,19 @@ def _software(site: Site, options: Options, python: str) -> tuple[Software, str]
     """Software for the runs, and its description: the requested one, or what the cluster has for images."""
     if not options.image:
         return Software.NONE, f"the nodes' own {python}"
-    asked = options.container
-    usual = site.software_for_images()
-    if asked is Software.AUTO and usual is None:
+    requested = options.container
+    available = site.software_for_images()
+    if requested is Software.AUTO and available is None:
         raise ToolError(
             f"{site.cluster} has neither Pyxis nor Apptainer on its login node, but an image needs one of them",
             hint="leave --image out, with --python PATH; or --container apptainer if only the nodes have it",
         )
-    if asked is Software.PYXIS and not site.pyxis:
+    if requested is Software.PYXIS and not site.pyxis:
         raise ToolError(
             f"srun of {site.cluster} has no --container-image: Pyxis is not set up",
             hint="--container apptainer, or leave --image out, with --python PATH",
         )
-    chosen = usual if asked is Software.AUTO and usual is not None else asked
+    chosen = available if requested is Software.AUTO and available is not None else requested
     if chosen is Software.APPTAINER and str(options.image).endswith(".sqsh"):
         raise UsageError(f"Apptainer reads .sif files; got --image {options.image}", hint="launch build --sif FILE")
     if chosen is Software.PYXIS and str(options.image).endswith(".sif"):
@@ -164,12 +166,11 @@ def _checked(plan: SlurmPlan, machines: SlurmMachines) -> SlurmPlan:
     If no node is free, return a plan whose job waits in the queue until the check has succeeded.
     """
     options, node = plan.options, plan.node
-    asked = (options.partition, options.account, options.qos, options.constraint, plan.gres)
-    subject = _hash(repr((asked, node.container, node.image, node.python, node.root)).encode())
-    known = machines.node.ask("checked", subject=subject, for_s=CHECKED_FOR_S)
-    if known["is_known"]:
+    requested = (options.partition, options.account, options.qos, options.constraint, plan.gres)
+    subject = _hash(repr((requested, node.container, node.image, node.python, node.root)).encode())
+    if machines.node.ask("checked", subject=subject, for_s=CHECKED_FOR_S)["is_known"]:
         return plan
-    name = check_name()
+    name = f"check-{secrets.token_hex(6)}"
     begun = machines.node.ask("check", name=name, script=check_script(name, options, node, gres=plan.gres))
     if "refused" in begun and not options.sbatch:
         raise explained(begun["refused"], machines.place)

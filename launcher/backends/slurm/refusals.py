@@ -11,99 +11,102 @@ ACCOUNTS = "sacctmgr show assoc user=$USER format=account,partition,qos"
 
 @dataclass(frozen=True, kw_only=True)
 class Refusal:
-    """Meaning and cure of a message; `said`: pattern of it, from Slurm's table of errors (src/common/slurm_errno.c)."""
+    """Meaning and cure of a message that matches `pattern`, from Slurm's table of errors (src/common/slurm_errno.c)."""
 
-    said: str
-    means: str
+    pattern: str
+    meaning: str
     hint: str
     error: type[RooflaunchError] = UsageError
 
 
 REFUSALS = (
     Refusal(
-        said="Invalid account",
-        means="the account is missing, unknown, or may not use this partition",
+        pattern="Invalid account",
+        meaning="the account is missing, unknown, or may not use this partition",
         hint=f"--account NAME; on the login node: {ACCOUNTS}",
     ),
     Refusal(
-        said="Invalid partition name|invalid partition specified",
-        means="there is no such partition",
+        pattern="Invalid partition name|invalid partition specified",
+        meaning="there is no such partition",
         hint="--partition NAME; launch doctor slurm shows them",
     ),
     Refusal(
-        said="Invalid qos", means="this quality of service does not exist, or you may not use it", hint="--qos NAME"
+        pattern="Invalid qos",
+        meaning="this quality of service does not exist, or you may not use it",
+        hint="--qos NAME",
     ),
     Refusal(
-        said="time limit is invalid|time limit exceeds|PartitionTimeLimit",
-        means="the requested time is above the limit of the partition",
+        pattern="time limit is invalid|time limit exceeds|PartitionTimeLimit",
+        meaning="the requested time is above the limit of the partition",
         hint="a shorter --time; launch doctor slurm shows the limits",
     ),
     Refusal(
-        said="Invalid feature",
-        means="no node has the feature that --constraint asks for",
+        pattern="Invalid feature",
+        meaning="no node has the feature that --constraint asks for",
         hint="--constraint F; launch doctor slurm shows the features",
     ),
     Refusal(
-        said="Invalid generic resource|Invalid Trackable RESource",
-        means="the cluster has no resource of the kind in --gres",
+        pattern="Invalid generic resource|Invalid Trackable RESource",
+        meaning="the cluster has no resource of the kind in --gres",
         hint="--gres gpu:1; launch doctor slurm shows the GPUs of each partition",
     ),
     Refusal(
-        said="node configuration is not available|Memory specification can not|More processors requested",
-        means="no node of the partition has the requested resources",
+        pattern="node configuration is not available|Memory specification can not|More processors requested",
+        meaning="no node of the partition has the requested resources",
         hint="another --partition, or less of --gres, --constraint or memory; launch doctor slurm",
     ),
     Refusal(
-        said="MaxSubmit|job submit limit|QOS policy|Job violates accounting",
-        means="you have reached your limit of jobs, or ask for more than you may use",
+        pattern="MaxSubmit|job submit limit|QOS policy|Job violates accounting",
+        meaning="you have reached your limit of jobs, or ask for more than you may use",
         hint="wait until some have ended (squeue), or fewer --repeats or a shorter --time",
         error=NoCapacityError,
     ),
     Refusal(
-        said="Invalid job array",
-        means="the array has more elements than the cluster allows",
+        pattern="Invalid job array",
+        meaning="the array has more elements than the cluster allows",
         hint="scontrol show config says MaxArraySize",
     ),
     Refusal(
-        said="not permitted|Access/permission denied|User's group",
-        means="you may not use this partition",
+        pattern="not permitted|Access/permission denied|User's group",
+        meaning="you may not use this partition",
         hint="another --partition, or ask its administrator",
     ),
     Refusal(
-        said="Unable to contact slurm controller|Zero Bytes|Socket timed out|Connection refused",
-        means="Slurm's controller does not answer",
+        pattern="Unable to contact slurm controller|Zero Bytes|Socket timed out|Connection refused",
+        meaning="Slurm's controller does not answer",
         hint="scontrol ping shows whether it answers; then run the same command again",
         error=ToolError,
     ),
     Refusal(
-        said="unrecognized option|invalid option|Invalid directive|Script arguments|Invalid .* specification",
-        means="sbatch does not know an option, or does not accept its value",
+        pattern="unrecognized option|invalid option|Invalid directive|Script arguments|Invalid .* specification",
+        meaning="sbatch does not know an option, or does not accept its value",
         hint="see --sbatch and the other options; --dry-run --request shows the whole script",
     ),
 )
 
 
-# Line in which Slurm gives its reason. Other lines are from a job_submit plugin, which a site writes.
+# Line with Slurm's own reason. Other lines are from a job_submit plugin, which a site writes, or match `SLURMS_OWN`.
 REASON = re.compile(r"Batch job submission failed: *(.*)")
-OWN = re.compile(
+SLURMS_OWN = re.compile(
     r"invalid partition specified|can ?not be satisfied|More processors requested|\w+Limit$|\w+Per(User|Job)$"
 )
 
 
-def explained(said: str, place: str) -> RooflaunchError:
+def explained(message: str, place: str) -> RooflaunchError:
     """Error for a refusal by sbatch, with sbatch's message quoted.
 
     Messages of a site's own plugin come first, because they tell more than Slurm's reason.
     """
-    lines = [line.removeprefix("sbatch: ").removeprefix("error: ").strip() for line in said.splitlines()]
+    lines = [line.removeprefix("sbatch: ").removeprefix("error: ").strip() for line in message.splitlines()]
     lines = list(dict.fromkeys(line for line in lines if line))
-    reasons = [found[1] for line in lines if (found := REASON.match(line))]
+    reasons = [match[1] for line in lines if (match := REASON.match(line))]
     quoted = printable("; ".join(lines)) or "no message"
-    if reasons and (words := [line for line in lines if not REASON.match(line) and not OWN.search(line)]):
-        rule = f"a rule of this cluster: {printable('; '.join(words))} ({printable(reasons[0])})"
+    site_lines = [line for line in lines if not REASON.match(line) and not SLURMS_OWN.search(line)]
+    if reasons and site_lines:
+        rule = f"a rule of this cluster: {printable('; '.join(site_lines))} ({printable(reasons[0])})"
         hint = "use an option of launch slurm, or --sbatch OPTION, that fulfils the rule; or ask the administrator"
         return UsageError(f"sbatch on {place} refused the job by {rule}", hint=hint)
     for refusal in REFUSALS:
-        if re.search(refusal.said, said, re.IGNORECASE):
-            return refusal.error(f"sbatch on {place} refused the job: {refusal.means} ({quoted})", hint=refusal.hint)
+        if re.search(refusal.pattern, message, re.IGNORECASE):
+            return refusal.error(f"sbatch on {place} refused the job: {refusal.meaning} ({quoted})", hint=refusal.hint)
     return ToolError(f"sbatch on {place} refused the job: {quoted}", hint="--dry-run --request shows the whole script")

@@ -37,6 +37,8 @@ SQUEUE = "%j|%F|%K|%T|%P|%N|%V|%S|%e|%r"
 SACCT = "JobName,JobID,State,Partition,NodeList,Submit,Start,End"
 SINFO = "%P|%a|%l|%D|%G|%f|%m|%T"
 NO_ACCOUNTING = "accounting storage is disabled"
+# Fields of an element of an array, as `queue` and `ended` return them.
+FIELDS = ("array", "array_job", "index", "state", "partition", "node", "submitted", "started", "ends", "reason")
 
 
 def main(question: dict[str, Any], payload: BinaryIO) -> tuple[dict[str, Any], Iterable[bytes]]:
@@ -45,14 +47,14 @@ def main(question: dict[str, Any], payload: BinaryIO) -> tuple[dict[str, Any], I
     root = Path(question["root"]).expanduser()
     blocks: Iterable[bytes] = ()
     do = question["do"]
-    answers = {"put": put, "submit": submit, "check": check, "await": awaited}
+    answers = {"put": put, "submit": submit, "check": check, "await": await_check}
     try:
         if do == "site":
             answer = site(root)
         elif do in answers:
             answer = answers[do](root, question)
         elif do == "drop":
-            answer = drop([question["job"]])
+            answer = cancel_checks([question["job"]])
         elif do == "checked":
             answer = {"is_known": is_fresh(root / "checks" / (question["subject"] + ".good"), question["for_s"])}
         elif do == "look":
@@ -61,22 +63,22 @@ def main(question: dict[str, Any], payload: BinaryIO) -> tuple[dict[str, Any], I
             answer = {"stopped": stop(root, question["names"], question["wait_s"])}
         else:
             answer, blocks = output(root, question)
-    except NoAnswer as silent:
+    except SlurmSilent as silent:
         answer = {"silent": str(silent)}
     return {"now_s": time.time(), **answer}, blocks
 
 
-class NoAnswer(Exception):  # noqa: N818 - an answer, not an error of this program
+class SlurmSilent(Exception):  # noqa: N818 - an answer, not an error of this program
     """Error: Slurm's controller does not answer. The text is Slurm's."""
 
 
-def tool(*words: str, given: str = "") -> tuple[int, str, str]:
+def tool(*words: str, stdin: str = "") -> tuple[int, str, str]:
     """Run a program in a session of its own (Ctrl-C does not end it). Returns exit code, output and errors."""
     environment = {**os.environ, "SLURM_TIME_FORMAT": "%s"}
     try:
         done = subprocess.run(
             words,
-            input=given,
+            input=stdin,
             capture_output=True,
             encoding="utf-8",
             errors="replace",
@@ -92,17 +94,17 @@ def tool(*words: str, given: str = "") -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr.strip()
 
 
-def printed(*words: str) -> str:
+def output_or_empty(*words: str) -> str:
     """Output of a program; empty if it fails."""
     code, text, _ = tool(*words)
     return text if code == 0 else ""
 
 
-def asked(*words: str) -> str:
-    """Output of a Slurm program. Raises `NoAnswer` if it fails."""
+def checked_output(*words: str) -> str:
+    """Output of a Slurm program. Raises `SlurmSilent` if it fails."""
     code, text, complaints = tool(*words)
     if code != 0:
-        raise NoAnswer(complaints or words[0] + " failed")
+        raise SlurmSilent(complaints or words[0] + " failed")
     return text
 
 
@@ -114,24 +116,24 @@ def site(root: Path) -> dict[str, Any]:
     code, version, _ = tool("sbatch", "--version")
     if code == 127:  # noqa: PLR2004 - a shell's exit code for a missing program
         return {"version": "", "root": str(root)}
-    user = printed("id", "-un").strip()
+    user = output_or_empty("id", "-un").strip()
     config = {}
-    for line in asked("scontrol", "show", "config").splitlines():
+    for line in checked_output("scontrol", "show", "config").splitlines():
         key, equals, value = line.partition("=")
         if equals:
             config[key.strip()] = value.strip()
     wanted = ("ClusterName", "MaxArraySize", "PreemptMode", "AccountingStorageType", "JobRequeue", "MinJobAge")
-    accounts = printed("sacctmgr", "-nP", "show", "assoc", "user=" + user, "format=account,partition,qos")
+    accounts = output_or_empty("sacctmgr", "-nP", "show", "assoc", "user=" + user, "format=account,partition,qos")
     return {
         "version": version.strip(),
         "root": str(root),
         "user": user,
         "config": {key: config.get(key, "") for key in wanted},
-        "partitions": [line.split("|") for line in asked("sinfo", "-h", "-o", SINFO).splitlines()],
+        "partitions": [line.split("|") for line in checked_output("sinfo", "-h", "-o", SINFO).splitlines()],
         "preempt": preemption(),
         "accounts": [line.split("|") for line in accounts.splitlines()],
-        "pyxis": "--container-image" in printed("srun", "--help"),
-        "apptainer": (printed("apptainer", "--version") or printed("singularity", "--version")).strip(),
+        "pyxis": "--container-image" in output_or_empty("srun", "--help"),
+        "apptainer": (output_or_empty("apptainer", "--version") or output_or_empty("singularity", "--version")).strip(),
         "apptainer_path": shutil.which("apptainer") or shutil.which("singularity") or "",
         "counters": counters(),
     }
@@ -140,7 +142,7 @@ def site(root: Path) -> dict[str, Any]:
 def preemption() -> dict[str, str]:
     """Slurm's `PreemptMode` by partition: what happens to a preempted job."""
     modes = {}
-    for line in printed("scontrol", "--oneliner", "show", "partition").splitlines():
+    for line in output_or_empty("scontrol", "--oneliner", "show", "partition").splitlines():
         words = dict(word.partition("=")[::2] for word in line.split())
         modes[words.get("PartitionName", "")] = words.get("PreemptMode", "")
     return modes
@@ -169,7 +171,7 @@ def put(root: Path, question: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def held(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
     """Hold a lock, so that no other process submits the same array; no lock on file systems that have none."""
     with path.open("a+") as file:
         with suppress(OSError):
@@ -182,7 +184,7 @@ def submit(root: Path, question: dict[str, Any]) -> dict[str, Any]:
     array, names = question["array"], question["names"]
     folder = root / "arrays" / array
     folder.mkdir(parents=True, exist_ok=True)
-    with held(folder / "lock"):
+    with locked(folder / "lock"):
         # The script is written before it is submitted, so an array without a script was never submitted.
         known = number_of(folder) or ((folder / "script.sh").exists() and in_slurm(array))
         if known:
@@ -200,10 +202,10 @@ def submit(root: Path, question: dict[str, Any]) -> dict[str, Any]:
                 log.symlink_to(os.path.relpath(record / "startup.log", folder))
         (folder / "elements").write_text("".join(name + "\n" for name in names))
         (folder / "script.sh").write_text(question["script"])
-        code, text, complaints = tool("sbatch", "--parsable", *question["words"], given=question["script"])
+        code, text, complaints = tool("sbatch", "--parsable", *question["words"], stdin=question["script"])
         number = text.strip().split(";")[0]
         if code != 0 or not number.isdigit():
-            drop([question["check"]] if question["check"] else [])
+            cancel_checks([question["check"]] if question["check"] else [])
             return {"refused": complaints or text.strip() or f"exit code {code}", "code": code}
         (folder / "job").write_text(number)
         if question["check"]:
@@ -230,19 +232,19 @@ def check(root: Path, question: dict[str, Any]) -> dict[str, Any]:
     folder = root / "checks"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / (question["name"] + ".token")).write_text(question["name"])
-    code, text, complaints = tool("sbatch", "--parsable", given=question["script"])
+    code, text, complaints = tool("sbatch", "--parsable", stdin=question["script"])
     job = text.strip().split(";")[0]
     if code != 0 or not job.isdigit():
         return {"refused": complaints or text.strip(), "code": code}
     return {"job": job}
 
 
-def awaited(root: Path, question: dict[str, Any]) -> dict[str, Any]:
+def await_check(root: Path, question: dict[str, Any]) -> dict[str, Any]:
     """Wait at most `wait_s` for the output of a check; `waits`: the check still waits in the queue or runs."""
     job, answer = question["job"], root / "checks" / (question["name"] + ".answer")
     until_s = time.monotonic() + question["wait_s"]
     while True:
-        state = printed("squeue", "-h", "-j", job, "-t", "all", "-o", "%T %r").strip()
+        state = output_or_empty("squeue", "-h", "-j", job, "-t", "all", "-o", "%T %r").strip()
         is_over = not state or state.split()[0] not in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING")
         # A network file system shows a new file some seconds late.
         if answer.exists() or (is_over and arrives(answer)):
@@ -252,7 +254,7 @@ def awaited(root: Path, question: dict[str, Any]) -> dict[str, Any]:
         time.sleep(LOOK_EVERY_S)
 
 
-def drop(checks: Iterable[str]) -> dict[str, Any]:
+def cancel_checks(checks: Iterable[str]) -> dict[str, Any]:
     """Cancel checks that are no longer needed."""
     for job in checks:
         tool("scancel", job)
@@ -284,9 +286,8 @@ def arrives(path: Path) -> bool:
 def queue(array: str = "") -> list[dict[str, str]]:
     """Elements of our arrays that Slurm's controller knows, including those that ended in the last minutes."""
     which = ["--name=" + array] if array else []
-    text = asked("squeue", "-h", "-r", "--me", "-t", "all", "-o", SQUEUE, *which)
-    fields = ("array", "array_job", "index", "state", "partition", "node", "submitted", "started", "ends", "reason")
-    rows = [dict(zip(fields, line.split("|"))) for line in text.splitlines() if line.count("|") == len(fields) - 1]
+    text = checked_output("squeue", "-h", "-r", "--me", "-t", "all", "-o", SQUEUE, *which)
+    rows = [dict(zip(FIELDS, line.split("|"))) for line in text.splitlines() if line.count("|") == len(FIELDS) - 1]
     return [row for row in rows if NAME.fullmatch(row["array"])]
 
 
@@ -301,24 +302,11 @@ def ended(arrays: list[str], *, by_name: bool = False) -> list[dict[str, str]]:
         if code != 0:
             if NO_ACCOUNTING in complaints or code == 127:  # noqa: PLR2004 - sacct is not installed
                 return []
-            raise NoAnswer(complaints)
+            raise SlurmSilent(complaints)
         for line in text.splitlines():
-            array, job, state, partition, node, submitted, started, end = line.split("|")
+            array, job, *others = line.split("|")
             number, _, index = job.partition("_")
-            rows.append(
-                {
-                    "array": array,
-                    "array_job": number,
-                    "index": index,
-                    "state": state,
-                    "partition": partition,
-                    "node": node,
-                    "submitted": submitted,
-                    "started": started,
-                    "ends": end,
-                    "reason": "",
-                }
-            )
+            rows.append(dict(zip(FIELDS, (array, number, index, *others, ""))))
     return rows
 
 
@@ -398,23 +386,23 @@ def stop(root: Path, names: list[str], wait_s: float) -> dict[str, str]:
     wanted = set(names)
     complaints = ""
     until_s = time.monotonic() + wait_s
-    is_told = False
+    is_cancelled = False
     while True:
         alive = {name: row for row in queue() for name in [arrays.name_of(row)] if name in wanted and is_living(row)}
         if not alive:
-            drop(unawaited(arrays, names))
+            cancel_checks(unneeded_checks(arrays, names))
             return dict.fromkeys(names, "")
-        if not is_told:
+        if not is_cancelled:
             ids = [f"{row['array_job']}_{row['index']}" for row in alive.values()]
             _, _, complaints = tool("scancel", *ids)
-            is_told = True
+            is_cancelled = True
         if time.monotonic() > until_s:
-            left = {name: f"it is still {row['state'].lower()}" for name, row in alive.items()}
-            return {name: left.get(name, "") and (complaints or left[name]) for name in names}
+            states = {name: f"it is still {row['state'].lower()}" for name, row in alive.items()}
+            return {name: states.get(name, "") and (complaints or states[name]) for name in names}
         time.sleep(LOOK_EVERY_S)
 
 
-def unawaited(arrays: Arrays, names: list[str]) -> set[str]:
+def unneeded_checks(arrays: Arrays, names: list[str]) -> set[str]:
     """Job numbers of checks that these launches waited for, and that no other waiting launch needs."""
     folder = arrays.root / "arrays"
     waited = {number_of(folder / array, "check") for array in {arrays.array_of(name) for name in names} - {""}} - {""}

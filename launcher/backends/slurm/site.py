@@ -4,8 +4,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from launcher.backends.slurm.login_node import LoginNode
-from launcher.backends.slurm.machines import SlurmMachines
+from launcher.backends.slurm.machines import LoginNode, SlurmMachines
 from launcher.backends.slurm.options import Software, time_s
 from launcher.backends.slurm.refusals import ACCOUNTS
 from launcher.protocol.checks import Check, CheckPart
@@ -80,7 +79,7 @@ class Site:
             return Software.PYXIS
         return Software.APPTAINER if self.apptainer_path else None
 
-    def meant(self, names: str | None) -> tuple[Partition, ...]:
+    def partitions_named(self, names: str | None) -> tuple[Partition, ...]:
         """Partitions of these names (comma-separated), else the default one. Raises `UsageError` for unknown names."""
         if names is None:
             return tuple(partition for partition in self.partitions if partition.is_default)
@@ -117,7 +116,7 @@ def _partitions(rows: Sequence[Sequence[str]], preempted: Mapping[str, str]) -> 
     """Partitions from rows of sinfo, which has one row for each kind of node in a partition."""
     by_name: dict[str, list[Sequence[str]]] = {}
     for row in rows:
-        if len(row) == 8:  # noqa: PLR2004 - far.SINFO's fields
+        if len(row) == 8:  # noqa: PLR2004 - the fields of SINFO in remote.py
             by_name.setdefault(row[0].rstrip("*"), []).append(row)
     return tuple(
         Partition(
@@ -154,15 +153,15 @@ def require_room(site: Site, partitions: Sequence[Partition], *, gres: str, limi
         return
     shown = ", ".join(partition.name for partition in partitions)
     [wanted] = parse_gres(gres.partition(",")[0]) or [None]
-    kinds = [gpus for partition in partitions for gpus in partition.gpus]
-    if wanted and not kinds:
+    available = [gpus for partition in partitions for gpus in partition.gpus]
+    if wanted and not available:
         others = [partition.name for partition in site.partitions if partition.gpus]
         hint = f"--partition {others[0]}" if others else "no partition has a GPU: --cpu"
         raise UsageError(f"partition {shown} of {site.cluster} has no GPU; --gres {gres} was asked for", hint=hint)
-    fits = [gpus for gpus in kinds if wanted and wanted.kind in ("", gpus.kind) and wanted.count <= gpus.count]
-    if wanted and not fits:
-        there = ", ".join(dict.fromkeys(f"gpu:{gpus.kind}:{gpus.count}" for gpus in kinds))
-        raise UsageError(f"partition {shown} of {site.cluster} has {there}; got --gres {gres}", hint=f"--gres {there}")
+    if wanted and not any(wanted.kind in ("", gpus.kind) and wanted.count <= gpus.count for gpus in available):
+        listed = ", ".join(dict.fromkeys(f"gpu:{gpus.kind}:{gpus.count}" for gpus in available))
+        message = f"partition {shown} of {site.cluster} has {listed}; got --gres {gres}"
+        raise UsageError(message, hint=f"--gres {listed}")
     if all(limit_s > partition.limit_s for partition in partitions):
         longest = max(partitions, key=lambda partition: partition.limit_s).limit
         raise UsageError(f"a job of partition {shown} may take {longest}; got {limit_s} s", hint=f"--time {longest}")
@@ -199,9 +198,9 @@ def checks(machines: SlurmMachines) -> Iterator[Check]:
 
 
 def _software(site: Site) -> Check:
-    there = [*(["Pyxis (srun --container-image)"] if site.pyxis else []), *([site.apptainer] if site.apptainer else [])]
-    if there:
-        return PART.ok("containers", ", ".join(there))
+    found = [*(["Pyxis (srun --container-image)"] if site.pyxis else []), *([site.apptainer] if site.apptainer else [])]
+    if found:
+        return PART.ok("containers", ", ".join(found))
     return PART.note(
         "containers",
         "neither Pyxis nor Apptainer on this node",

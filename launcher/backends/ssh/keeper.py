@@ -26,8 +26,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-CLEARED_WITHIN_S = 5.0
-ATTEMPTS = 2
+# After SIGTERM, and again after SIGKILL.
+KILLED_WITHIN_S = 5.0
+# An agent that breaks off is started once more, to save what there is.
+MOST_STARTS = 2
 # Environment variable with the job's folder, inherited by every process of the job.
 MARK = "ROOFLAUNCH_JOB"
 PR_SET_CHILD_SUBREAPER = 36
@@ -41,7 +43,7 @@ class Keeper:
         self.home = home
         self.job: dict[str, Any] = json.loads((home / "job.json").read_text())
         self.end_s = time.monotonic() + self.job["limit_s"]
-        self.is_asked = False
+        self.must_end = False
         self.group = make_group(home.name)
         with suppress(OSError, AttributeError):  # not on Linux
             ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -54,12 +56,12 @@ class Keeper:
 
     def on_signal(self, number: int, _: object) -> None:
         """Remember a request to end (SIGTERM, SIGINT); SIGCHLD only wakes the main loop."""
-        self.is_asked = self.is_asked or number != signal.SIGCHLD
+        self.must_end = self.must_end or number != signal.SIGCHLD
 
     def run(self) -> None:
         """Run the job, up to the end of every process that was started."""
         now = datetime.now(timezone.utc)
-        kept: dict[str, Any] = {
+        state: dict[str, Any] = {
             "pid": os.getpid(),
             "host": platform.node(),
             # For a job that was broken off, and whose agent now only saves, the time of the first start.
@@ -68,22 +70,22 @@ class Keeper:
             "boot": self.job.get("boot", ""),
             "group": self.group,
         }
-        kept["deadline_s"] = now.timestamp() + self.job["limit_s"] + self.job["grace_s"]
+        state["deadline_s"] = now.timestamp() + self.job["limit_s"] + self.job["grace_s"]
         new = self.home / "kept.json.new"
-        new.write_text(json.dumps(kept))
+        new.write_text(json.dumps(state))
         new.replace(self.home / "kept.json")
         with (self.home / "phases").open("a") as phases:
             phases.write(f"booted {now.isoformat(timespec='milliseconds').replace('+00:00', 'Z')}\n")
-        for _ in range(ATTEMPTS):
-            code = self.attempt()
-            self.clear()
+        for _ in range(MOST_STARTS):
+            code = self.run_agent()
+            self.kill_rest()
             if code == 0 or time.monotonic() >= self.end_s:
                 break
             say(f"the agent ended with exit code {code}")
-        self.tidy()
+        self.remove_stored()
         leave_group(self.group)
 
-    def attempt(self) -> int:
+    def run_agent(self) -> int:
         """Run the agent to its end, to its limit, or until an end is requested. Returns its exit code."""
         # The agent holds the job's locks too, so that a job whose keeper was killed still counts as running.
         environment = {**os.environ, **self.job["environment"], MARK: str(self.home)}
@@ -97,41 +99,41 @@ class Keeper:
             pass_fds=self.job["held"],
         )
         kill_s = self.end_s + self.job["grace_s"]
-        is_told = False
+        is_terminated = False
         while agent.poll() is None and time.monotonic() < kill_s:
-            if not is_told and (self.is_asked or time.monotonic() >= self.end_s):
-                is_told = True
+            if not is_terminated and (self.must_end or time.monotonic() >= self.end_s):
+                is_terminated = True
                 kill_s = min(kill_s, time.monotonic() + self.job["grace_s"])
                 agent.terminate()
-            self.wait((kill_s if is_told else self.end_s) - time.monotonic())
+            self.wait((kill_s if is_terminated else self.end_s) - time.monotonic())
         if agent.poll() is None:
             say("the agent did not end and was killed")
             agent.kill()
         code = agent.wait()
         # An agent that ended on request is not started again, unless a signal killed it: then another start saves.
-        return 0 if self.is_asked and code >= 0 else code
+        return 0 if self.must_end and code >= 0 else code
 
     def wait(self, most_s: float) -> None:
         """Wait for a signal, at most `most_s` seconds."""
         if select.select([self.awake], [], [], max(0.0, most_s))[0]:
             os.read(self.awake, 4096)
 
-    def clear(self) -> None:
+    def kill_rest(self) -> None:
         """Kill whatever is left of the job: children of the agent, or its containers."""
         if self.job["container"]:
             listed = ["docker", "ps", "-aq", "--filter", f"volume={self.home}/results"]
             ids = subprocess.run(listed, stdout=subprocess.PIPE, check=False).stdout.decode().split()
             remove = ["docker", "rm", "-f", self.job["container"], *ids]
             subprocess.run(remove, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
-        until_s = time.monotonic() + CLEARED_WITHIN_S
+        until_s = time.monotonic() + KILLED_WITHIN_S
         number = signal.SIGTERM
-        while others := members(self.home, os.getpid(), self.group):
+        while processes := members(self.home, os.getpid(), self.group):
             if time.monotonic() >= until_s:
                 if number == signal.SIGKILL:
-                    say("could not be ended: " + "; ".join(map(named, others)))
+                    say("could not be ended: " + "; ".join(map(named, processes)))
                     return
-                number, until_s = signal.SIGKILL, time.monotonic() + CLEARED_WITHIN_S
-            for pid in others:
+                number, until_s = signal.SIGKILL, time.monotonic() + KILLED_WITHIN_S
+            for pid in processes:
                 with suppress(OSError):  # it has ended, or runs as another user
                     os.kill(pid, number)
             time.sleep(0.2)
@@ -140,7 +142,7 @@ class Keeper:
                 while os.waitpid(-1, os.WNOHANG)[0]:
                     pass
 
-    def tidy(self) -> None:
+    def remove_stored(self) -> None:
         """Remove the bundles that the store has, and the data downloaded for this job."""
         with suppress(OSError):
             for run_id in (self.home / "uploaded").read_text().split():
@@ -169,11 +171,12 @@ def leave_group(group: str) -> None:
             Path(group).rmdir()
 
 
+# remote.py of any version calls `members` and `named` of the keeper.py that started a job: keep their names.
 def members(home: Path, keeper: int, group: str) -> list[int]:
     """Living processes of a job, except its keeper, whatever their session; empty without /proc."""
-    held = set()
+    in_group = set()
     with suppress(OSError):
-        held = set((Path(group) / "cgroup.procs").read_text().split()) if group else set()
+        in_group = set((Path(group) / "cgroup.procs").read_text().split()) if group else set()
     parents, found = {}, set()
     for path in Path("/proc").glob("[0-9]*"):
         with suppress(OSError, ValueError):
@@ -181,7 +184,7 @@ def members(home: Path, keeper: int, group: str) -> list[int]:
             state, parent, _, session = text[text.rindex(")") + 2 :].split()[:4]
             if state not in "ZX":
                 parents[int(path.name)] = int(parent)
-                if path.name in held or int(session) == keeper or mark_of(path) == str(home):
+                if path.name in in_group or int(session) == keeper or mark_of(path) == str(home):
                     found.add(int(path.name))
     found.add(keeper)
     while more := {pid for pid, parent in parents.items() if parent in found} - found:

@@ -127,12 +127,12 @@ class SshMachines:
     def leftovers(self) -> Listing[Leftover]:
         """Jobs past their limit because their keeper was killed."""
         now_s = self.now_s()
-        left = [
+        leftovers = [
             Leftover(kind=self.noun, name=job.name, zone=job.zone, why="it is past its limit, but still running")
             for job in self.look()
             if job.deadline_s is not None and now_s > job.deadline_s + LATE_S
         ]
-        return Listing(there=tuple(left))
+        return Listing(there=tuple(leftovers))
 
     def _machine(self, job: Mapping[str, Any]) -> Machine | None:
         """Machine of a job's description; None if the job was never started or its description is damaged."""

@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import Any
@@ -77,22 +77,14 @@ class SshPlan:
 
     def text(self, width: int | None = None) -> str:
         """Plan as text for the user."""
-        spec, request = self.spec, self.request
-        times = "one run" if spec.repeats == 1 else f"{spec.repeats} runs, each in its own process"
-        price = f"{self.options.usd_per_h:g} USD per hour, as you said" if self.options.usd_per_h else "not counted"
-        one = f"{spec.title}, on {spec.where}; {times}"
+        request = self.request
         rows = [
-            ("plan", f"{request.work}, each in its own process" if request.task else one),
-            (
-                "set by",
-                ", ".join(f"{name}: {source}" for name, source in request.spec_origin.items()) or "all defaults",
-            ),
-            ("sends", request.files_text),
+            *run_rows(request),
             ("job", request.name),
             ("machine", f"{self.login}" + (f": {self.machine}" if self.machine else ", which was not contacted yet")),
             ("runtime", self.runtime or _runtime_asked_for(self.options)),
             ("limit", f"{minutes(request.limit_s)}, enforced there even if this command ends"),
-            ("cost", price),
+            ("cost", cost_text(self.options.usd_per_h)),
             *(("note", note) for note in self.notes),
         ]
         return "\n".join(wrapped(text, width, indent=TEXT_COLUMN, first=name) for name, text in rows if text)
@@ -134,11 +126,40 @@ def make_plan(
         limit_s=options.max_run_time_s,
         spec=resolved.spec.to_json(),
         spec_origin=dict(resolved.origin),
-        prices=_prices(options.usd_per_h, login.host, now),
+        prices=prices_of(options.usd_per_h, (region_of(login.host), ""), now),
         options={"host": login.host},
         task=task.to_json(resolved.spec) if task else {},
     )
     return SshPlan(request=request, login=login, options=options)
+
+
+def run_rows(request: Request) -> Iterator[tuple[str, str]]:
+    """Rows of a plan's text: which runs, the source of each option, and the files of a script."""
+    spec = RunSpec.from_json(request.spec)
+    times = "one run" if spec.repeats == 1 else f"{spec.repeats} runs, each in its own process"
+    runs = f"{request.work}, each in its own process" if request.task else f"{spec.title}, on {spec.where}; {times}"
+    yield "plan", runs
+    yield "set by", ", ".join(f"{name}: {source}" for name, source in request.spec_origin.items()) or "all defaults"
+    yield "sends", request.files_text
+
+
+def cost_text(usd_per_h: float | None) -> str:
+    """Text on the price that the user gave."""
+    return f"{usd_per_h:g} USD per hour, as you said" if usd_per_h else "not counted"
+
+
+def require_price(usd_per_h: float | None) -> None:
+    """Raise `UsageError` for a `--usd-per-h` that is no price."""
+    if usd_per_h is not None and not 0 <= usd_per_h <= 1e6:  # noqa: PLR2004 - nobody pays that
+        raise UsageError(f"--usd-per-h must be a price in USD; got {usd_per_h}", hint="--usd-per-h 0.80")
+
+
+def prices_of(usd_per_h: float | None, regions: Iterable[str], now: datetime) -> dict[str, dict[str, Any]]:
+    """User's price per hour by region, as in a request; {} if none is given."""
+    if usd_per_h is None:
+        return {}
+    price = asdict(Price(usd_per_h=usd_per_h, source="--usd-per-h", read=f"{now:%Y-%m-%d}"))
+    return dict.fromkeys(regions, price)
 
 
 def _runtime_asked_for(options: Options) -> str:
@@ -162,13 +183,4 @@ def _check(options: Options) -> None:
         raise UsageError(f"'{options.image}' is not an image's name", hint="--image HOST/NAME@sha256:…")
     if options.python is not None and (not options.python or re.search(r"[\x00-\x1f]|^-", options.python)):
         raise UsageError(f"'{options.python}' is not the path of a program", hint="--python /opt/conda/bin/python")
-    if options.usd_per_h is not None and not 0 <= options.usd_per_h <= 1e6:  # noqa: PLR2004 - nobody pays that
-        raise UsageError(f"--usd-per-h must be a price in USD; got {options.usd_per_h}", hint="--usd-per-h 0.80")
-
-
-def _prices(usd_per_h: float | None, host: str, now: datetime) -> dict[str, dict[str, Any]]:
-    """User's price per hour, by the host's region and by the empty one; empty if none is given."""
-    if usd_per_h is None:
-        return {}
-    price = asdict(Price(usd_per_h=usd_per_h, source="--usd-per-h", read=f"{now:%Y-%m-%d}"))
-    return {region_of(host): price, "": price}
+    require_price(options.usd_per_h)

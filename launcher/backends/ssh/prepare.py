@@ -127,7 +127,7 @@ def _image(machines: SshMachines, options: Options, site: Site, code_name: str, 
         free = f"{site.free_bytes / 1e9:.1f} GB are free on {machines.place}"
         raise ToolError(f"{free}; a build needs {BUILD_BYTES // 10**9} GB", hint="docker system prune there")
     recipe = contents.make_recipe(contents.require_flavour(flavour), commit=contents.current_commit())
-    arguments = recipe.build_args(version=contents.version())
+    arguments = recipe.build_args()
     words = ["--tag", recipe.tag, "--label", f"{contents.INPUTS_LABEL}={recipe.inputs}"]
     words += [word for name, value in arguments.items() for word in ("--build-arg", f"{name}={value}")]
     answer = machines.ask("build", code=code_name, words=words, within_s=BUILD_LIMIT_S)

@@ -35,7 +35,8 @@ TOOL_LIMIT_S = 30
 SOCKET = Path("/var/run/docker.sock")
 # Try a lock repeatedly, because a process that tests the lock holds it for a moment.
 LOCK_TRIES, LOCK_AGAIN_S = 20, 0.05
-KEPT_WITHIN_S = 20.0
+# A keeper records its job's start within this time.
+STARTED_WITHIN_S = 20.0
 # After the agent's grace period, the keeper needs this many seconds more to kill what is left of the job.
 CLEARED_WITHIN_S, KILLED_WITHIN_S, LOOK_EVERY_S = 12.0, 5.0, 0.2
 MOST_OUTPUT_BYTES = 1 << 20
@@ -44,7 +45,7 @@ ROOM_BYTES = 1 << 16
 # For an agent that only saves what a job left: its time limit, how long a question waits for it, how often it is
 # started at most, and the pause between starts.
 SAVING_LIMIT_S, SAVED_WITHIN_S, MOST_TRIES, TRIED_AGAIN_S = 600, 25.0, 5, 30.0
-ASKED = ("words", "environment", "container", "limit_s", "grace_s")
+JOB_SETTINGS = ("words", "environment", "container", "limit_s", "grace_s")
 PROBE = """
 import importlib.metadata, json, sys
 facts = {"path": sys.executable, "version": list(sys.version_info[:3])}
@@ -205,7 +206,7 @@ def build(root: Path, question: dict[str, Any]) -> dict[str, Any]:
 # Start and state of a job.
 
 
-def hold(path: Path) -> IO[str] | None:
+def try_lock(path: Path) -> IO[str] | None:
     """Open the file and lock it; None if another process holds the lock."""
     file = path.open("a+")
     for _ in range(LOCK_TRIES):
@@ -217,7 +218,7 @@ def hold(path: Path) -> IO[str] | None:
     return None
 
 
-def is_held(path: Path) -> bool:
+def is_locked(path: Path) -> bool:
     """Whether a process holds that lock now."""
     if not path.exists():
         return False
@@ -236,13 +237,13 @@ def start(root: Path, question: dict[str, Any]) -> dict[str, Any]:
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     # The request and the files of a script may hold secrets.
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    lock = hold(home / "lock")
+    lock = try_lock(home / "lock")
     if lock is None or (home / "kept.json").exists():
         if lock is not None:
             lock.close()
         return {"job": job_of(home)}
     busy_path = root / ("busy-" + platform.node())
-    busy = hold(busy_path)
+    busy = try_lock(busy_path)
     if busy is None:
         return {"busy": busy_path.read_text()}
     busy.truncate(0)
@@ -250,18 +251,18 @@ def start(root: Path, question: dict[str, Any]) -> dict[str, Any]:
     busy.flush()
     (home / "request.json").write_text(question["request"])
     (home / "keeper.py").write_text(question["keeper"])
-    keep(root, home, {name: question[name] for name in ASKED}, lock, busy)
-    until_s = time.monotonic() + KEPT_WITHIN_S
+    start_keeper(root, home, {name: question[name] for name in JOB_SETTINGS}, lock, busy)
+    until_s = time.monotonic() + STARTED_WITHIN_S
     while time.monotonic() < until_s and not (home / "kept.json").exists():
         time.sleep(LOCK_AGAIN_S)
     return {"job": job_of(home)}
 
 
-def keep(root: Path, home: Path, job: dict[str, Any], lock: IO[str], busy: IO[str]) -> None:
+def start_keeper(root: Path, home: Path, job: dict[str, Any], lock: IO[str], busy: IO[str]) -> None:
     """Start the keeper of a job, which takes over the two locks."""
-    held = [lock.fileno(), busy.fileno()]
+    locks = [lock.fileno(), busy.fileno()]
     new = home / "job.json.new"
-    new.write_text(json.dumps({**job, "held": held, "boot": boot()}))
+    new.write_text(json.dumps({**job, "held": locks, "boot": boot_id()}))
     new.replace(home / "job.json")
     log = root / "launches" / home.name / "startup.log"
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -272,35 +273,38 @@ def keep(root: Path, home: Path, job: dict[str, Any], lock: IO[str], busy: IO[st
             stdout=printed,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            pass_fds=held,
+            pass_fds=locks,
             cwd=str(home),
         )
     lock.close()
     busy.close()
 
 
-def boot() -> str:
+def boot_id() -> str:
     """The kernel's id of the current boot; empty if it has none."""
     with suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return ""
 
 
-def job_of(home: Path, marked: frozenset[str] | None = None) -> dict[str, Any]:
-    """State of a job; empty if none was started in that folder. `marked`: result of `marks`, if known already."""
+def job_of(home: Path, living: frozenset[str] | None = None) -> dict[str, Any]:
+    """State of a job; empty if none was started in that folder.
+
+    `living`: result of `homes_with_processes`, if known already.
+    """
     try:
-        kept = json.loads((home / "kept.json").read_text())
+        state = json.loads((home / "kept.json").read_text())
     except (OSError, ValueError):
         return {}
-    if not isinstance(kept, dict):
+    if not isinstance(state, dict):
         return {}
-    is_running = is_held(home / "lock") or str(home) in (marks() if marked is None else marked)
+    is_running = is_locked(home / "lock") or str(home) in (homes_with_processes() if living is None else living)
     with suppress(OSError):
-        is_running = is_running or bool(kept.get("group") and (Path(kept["group"]) / "cgroup.procs").read_text())
-    return {**kept, "name": home.name, "is_running": is_running, "why": "" if is_running else why_gone(home, kept)}
+        is_running = is_running or bool(state.get("group") and (Path(state["group"]) / "cgroup.procs").read_text())
+    return {**state, "name": home.name, "is_running": is_running, "why": "" if is_running else why_gone(home, state)}
 
 
-def why_gone(home: Path, kept: dict[str, Any]) -> str:
+def why_gone(home: Path, state: dict[str, Any]) -> str:
     """Why an ended job may have left no result; empty if unknown."""
     reasons = []
     try:
@@ -315,7 +319,7 @@ def why_gone(home: Path, kept: dict[str, Any]) -> str:
             )
     with suppress(OSError, ValueError):
         reasons.append(str(json.loads((home / "ended.json").read_text()).get("error", "")))
-    if kept.get("boot", "") not in ("", boot()):
+    if state.get("boot", "") not in ("", boot_id()):
         reasons.append("the machine was restarted meanwhile")
     return "; ".join(filter(None, reasons))
 
@@ -328,19 +332,19 @@ def look(root: Path, names: list[str] | None) -> list[dict[str, Any]]:
     every = sorted((root / "jobs").iterdir()) if (root / "jobs").is_dir() else []
     save(root, every if names is None else [root / "jobs" / name for name in names])
     if names is None:
-        marked = marks()
-        return [job for job in (job_of(home, marked) for home in every) if job and job["is_running"]]
+        living = homes_with_processes()
+        return [job for job in (job_of(home, living) for home in every) if job and job["is_running"]]
     return [job for job in (job_of(root / "jobs" / name) for name in names) if job]
 
 
-def marks() -> frozenset[str]:
+def homes_with_processes() -> frozenset[str]:
     """Folders of the jobs with a living process of this user: each process has its job's folder in its environment."""
-    found: set[str] = set()
+    homes: set[str] = set()
     for path in Path("/proc").glob("[0-9]*/environ"):
         with suppress(OSError):
             variables = path.read_bytes().split(b"\0")
-            found.update(os.fsdecode(one[len(MARK) :]) for one in variables if one.startswith(MARK))
-    return frozenset(found)
+            homes.update(os.fsdecode(text[len(MARK) :]) for text in variables if text.startswith(MARK))
+    return frozenset(homes)
 
 
 # Jobs that were broken off by a restart of the machine, a full disk or a signal.
@@ -354,34 +358,34 @@ def save(root: Path, homes: list[Path]) -> None:
     until_s = time.monotonic() + SAVED_WITHIN_S
     for home in homes:
         with suppress(OSError, ValueError):
-            if time.monotonic() < until_s and left(home) and resume(root, home):
-                while time.monotonic() < until_s and is_held(home / "lock"):
+            if time.monotonic() < until_s and has_unsaved(home) and resume(root, home):
+                while time.monotonic() < until_s and is_locked(home / "lock"):
                     time.sleep(LOOK_EVERY_S)
 
 
-def left(home: Path) -> bool:
+def has_unsaved(home: Path) -> bool:
     """Whether the job ran on this machine, runs no more, and has a bundle that is not in the store."""
     stored = (home / "uploaded").read_text().split() if (home / "uploaded").exists() else []
     if all(path.parent.name in stored for path in home.glob("results/*/run.json")):
         return False
-    return json.loads((home / "kept.json").read_text())["host"] == platform.node() and not is_held(home / "lock")
+    return json.loads((home / "kept.json").read_text())["host"] == platform.node() and not is_locked(home / "lock")
 
 
 def resume(root: Path, home: Path) -> bool:
     """Start the agent to save. Returns False if another job runs here, or after too many or too recent attempts."""
-    mark = home / "saving"
-    tried = len(mark.read_text()) if mark.exists() else 0
-    if tried >= MOST_TRIES or (tried and time.time() - mark.stat().st_mtime < TRIED_AGAIN_S):
+    counter = home / "saving"
+    starts = len(counter.read_text()) if counter.exists() else 0
+    if starts >= MOST_TRIES or (starts and time.time() - counter.stat().st_mtime < TRIED_AGAIN_S):
         return False
-    lock, busy = hold(home / "lock"), hold(root / ("busy-" + platform.node()))
+    lock, busy = try_lock(home / "lock"), try_lock(root / ("busy-" + platform.node()))
     try:
         if lock is None or busy is None:
             return False
-        mark.write_text("x" * (tried + 1))
+        counter.write_text("x" * (starts + 1))
         (home / "room").write_bytes(b"x" * ROOM_BYTES)
         (home / "room").unlink()
-        job, kept = (json.loads((home / name).read_text()) for name in ("job.json", "kept.json"))
-        keep(root, home, {**job, "limit_s": SAVING_LIMIT_S, "created_s": kept["created_s"]}, lock, busy)
+        job, state = (json.loads((home / name).read_text()) for name in ("job.json", "kept.json"))
+        start_keeper(root, home, {**job, "limit_s": SAVING_LIMIT_S, "created_s": state["created_s"]}, lock, busy)
         return True
     finally:
         for file in (lock, busy):
@@ -395,7 +399,7 @@ def output(root: Path, question: dict[str, Any]) -> tuple[dict[str, Any], Iterab
     After the end, the store has the whole log.
     """
     content = b""
-    if is_held(root / "jobs" / question["name"] / "lock"):
+    if is_locked(root / "jobs" / question["name"] / "lock"):
         with (root / "launches" / question["name"] / "startup.log").open("rb") as log:
             log.seek(question["start"])
             content = log.read(MOST_OUTPUT_BYTES)
@@ -414,51 +418,48 @@ def stop(home: Path, grace_s: float) -> str:
         return ""
     if job["host"] != platform.node():
         return f"it runs on {job['host']}, and this is {platform.node()}"
-    is_kept = is_held(home / "lock")
+    has_keeper = is_locked(home / "lock")
     for number, within_s in ((signal.SIGTERM, grace_s + CLEARED_WITHIN_S), (signal.SIGKILL, KILLED_WITHIN_S)):
         # If the keeper lives, it ends the job in order.
-        alone = number == signal.SIGTERM and is_kept and session_of(job["pid"]) == job["pid"]
-        for pid in [job["pid"]] if alone else everything(home, job, is_kept=is_kept):
+        only_keeper = number == signal.SIGTERM and has_keeper and session_of(job["pid"]) == job["pid"]
+        for pid in [job["pid"]] if only_keeper else processes_of(home, job, has_keeper=has_keeper):
             with suppress(OSError):  # it has ended, or runs as another user
                 os.kill(pid, number)
         if number == signal.SIGKILL:
             remove_containers(home, job["container"])
         until_s = time.monotonic() + within_s
         while time.monotonic() < until_s:
-            if not is_held(home / "lock") and not everything(home, job, is_kept=is_kept):
+            if not is_locked(home / "lock") and not processes_of(home, job, has_keeper=has_keeper):
                 return ""
             time.sleep(LOOK_EVERY_S)
-    name = keepers(home).get("named", str)
-    return "it is still there: " + "; ".join(name(pid) for pid in everything(home, job, is_kept=is_kept))
+    name = definitions_of_keeper(home).get("named", str)
+    return "it is still there: " + "; ".join(name(pid) for pid in processes_of(home, job, has_keeper=has_keeper))
 
 
-def keepers(home: Path) -> dict[str, Any]:
+def definitions_of_keeper(home: Path) -> dict[str, Any]:
     """Names defined in the job's own keeper.py, which knows how to find the processes of its job; {} if unreadable."""
     with suppress(OSError):
         return runpy.run_path(str(home / "keeper.py"))
     return {}
 
 
-def everything(home: Path, job: dict[str, Any], *, is_kept: bool) -> list[int]:
-    """Living processes of a job. `is_kept`: its keeper's process number still belongs to the keeper."""
-    session = members(job["pid"]) if is_kept else []
-    return sorted({*session, *living(home, job, keeper=job["pid"] if is_kept else NOBODY)})
-
-
-def living(home: Path, job: dict[str, Any], keeper: int = NOBODY) -> list[int]:
-    """Living processes of a job, found by its control group, its mark and, if given, its keeper."""
-    find = keepers(home).get("members")
-    return list(find(home, keeper, job.get("group", ""))) if find and job.get("host") == platform.node() else []
+def processes_of(home: Path, job: dict[str, Any], *, has_keeper: bool) -> list[int]:
+    """Living processes of a job. `has_keeper`: its keeper's process number still belongs to the keeper."""
+    found = set(processes_in(job["pid"]) if has_keeper else [])
+    members = definitions_of_keeper(home).get("members")
+    if members and job.get("host") == platform.node():
+        found.update(members(home, job["pid"] if has_keeper else NOBODY, job.get("group", "")))
+    return sorted(found)
 
 
 def remove_containers(home: Path, name: str) -> None:
     """Remove the containers of a job, the agent's and the trainer's; `name` is empty for a job without."""
     if name:
-        others = tool("docker", "ps", "-aq", "--filter", f"volume={home}/results").split()
-        tool("docker", "rm", "-f", name, *others)
+        of_trainers = tool("docker", "ps", "-aq", "--filter", f"volume={home}/results").split()
+        tool("docker", "rm", "-f", name, *of_trainers)
 
 
-def members(session: int) -> list[int]:
+def processes_in(session: int) -> list[int]:
     """Living processes of a session."""
     if Path("/proc/self/stat").exists():
         pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]

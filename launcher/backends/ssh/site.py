@@ -68,11 +68,8 @@ class Site:
     def why_no_container(self, *, with_gpu: bool) -> str:
         """Reason why the machine's Docker engine cannot run the trainer; empty if it can."""
         if not self.docker["version"]:
-            return (
-                "its Docker engine refuses our user, or does not answer"
-                if self.docker["is_installed"]
-                else "it has no Docker"
-            )
+            refused = "its Docker engine refuses our user, or does not answer"
+            return refused if self.docker["is_installed"] else "it has no Docker"
         if with_gpu and not self.docker["has_gpus"]:
             return "its Docker engine cannot give containers access to the GPU"
         return "" if self.flavour else f"no image has code for its {self.gpus[0][0]}"
@@ -86,7 +83,7 @@ PYTHON_CURE = (
 
 @cache
 def inputs_by_flavour() -> Mapping[str, str]:
-    """Label by flavour that an image for this code has."""
+    """Value of the label `rooflaunch.inputs` that an image for this code has, by flavour."""
     return {name: contents.make_recipe(flavour).inputs for name, flavour in contents.load_flavours().items()}
 
 
@@ -133,23 +130,17 @@ def checks(machines: SshMachines) -> Iterator[Check]:
         yield part.note("GPU", "nvidia-smi shows none: runs use the CPU")
     no_process, no_container = site.why_no_process(), site.why_no_container(with_gpu=bool(site.gpus))
     # One of the two is enough, so only the lack of both is a problem.
-    bad = part.problem if no_process and no_container else part.note
-    yield bad("process", no_process, PYTHON_CURE) if no_process else part.ok("process", site.python_shown)
+    missing = part.problem if no_process and no_container else part.note
+    yield missing("process", no_process, PYTHON_CURE) if no_process else part.ok("process", site.python_shown)
     if no_container:
-        yield bad("container", no_container, "install Docker there, or --runtime process")
+        yield missing("container", no_container, "install Docker there, or --runtime process")
     else:
         built = (
             "has the image for this code" if site.images.get(site.flavour) else "will build the image at the first run"
         )
         yield part.ok("container", f"Docker {site.docker['version']} {built}")
-    yield from _jobs(machines, part)
-
-
-def _jobs(machines: SshMachines, part: CheckPart) -> Iterator[Check]:
-    running = [job.name for job in machines.look()]
-    if running:
-        yield part.note(
-            "jobs", f"runs now: {', '.join(running)}", "jobs are not queued here: launch again when it has ended"
-        )
+    if running := [job.name for job in machines.look()]:
+        cure = "jobs are not queued here: launch again when it has ended"
+        yield part.note("jobs", f"runs now: {', '.join(running)}", cure)
     else:
         yield part.ok("jobs", "none runs")

@@ -9,7 +9,7 @@ import pytest
 from analysis.audit import audit
 from tests.analysis.by_hand import results
 
-# By rule and name: a run or several, and the figures of the findings.
+# Cases by rule and name: a run or a list of runs, and the figures of the findings.
 Cases: TypeAlias = Mapping[str, Mapping[str, tuple[Any, list[str]]]]
 
 

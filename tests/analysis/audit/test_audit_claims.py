@@ -74,7 +74,7 @@ def test_above_a_roof(facts: dict[str, Any], expected: list[str]) -> None:
 
 
 def counted(share: float, **cells: Any) -> Claim:
-    """Of 64 images in 1 s."""
+    """A claim on a step of 64 images in 1 s, with `share` of the model's FLOP."""
     return claim(step_s=1.0, flop_per_s=64 * share * RESNET50, **cells)
 
 

@@ -37,7 +37,7 @@ def test_the_page_has_the_tables_of_the_benchmark() -> None:
 
 
 def test_false_alarms_are_as_rare_as_promised() -> None:
-    """Of one run: each rule 2 %, all together 5 %, within 2 standard errors of the simulation."""
+    """False alarms of a run: at most 2 % for each rule and 5 % for all, within 2 standard errors of the simulation."""
     for row in tables()[0][1:]:
         _, _, together, *shares, some = row
         if together != "1":

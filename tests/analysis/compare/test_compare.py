@@ -13,7 +13,7 @@ from analysis.loading.configurations import NotPoolableError
 from analysis.statistics.comparison import compare as compare_runs
 from analysis.statistics.comparison import holm
 from tests.analysis.by_hand import noisy, results, run
-from workload.contract.errors import ExitCode, NothingToDoError, UsageError
+from workload.contract.errors import ExitCode, NothingToDoError, RooflaunchError, UsageError
 
 
 def side(name: str, rates: tuple[float, ...], **facts: Any) -> list[dict[str, Any]]:
@@ -74,30 +74,38 @@ def test_no_difference_says_what_would_have_been_seen() -> None:
     assert row["verdict"] == f"no difference found: {percent:.2g} % or more would have been detected"
 
 
+NEAR = (99.99, 100.0, 100.01)
+COPIES = "the runs of one side have exactly the same figure: no interval (perhaps they are copies of one run)"
+
+
 @pytest.mark.parametrize(
-    ("counts", "why"),
+    ("left", "right", "verdict"),
     [
-        ((1, 1), "one run: too few"),
-        ((1, 3), "one run on a side: too few"),
-        ((3, 1), "one run on a side: too few"),
-        ((2, 2), "two runs: too few"),
-        ((3, 2), "two runs on a side: too few"),
+        (LEFT[:1], RIGHT[:1], "no winner: one run: too few"),
+        (LEFT[:1], RIGHT, "no winner: one run on a side: too few"),
+        (LEFT, RIGHT[:1], "no winner: one run on a side: too few"),
+        (LEFT[:2], RIGHT[:2], "no winner: two runs: too few"),
+        (LEFT, RIGHT[:2], "no winner: two runs on a side: too few"),
+        ((100.0,) * 3, (150.0,) * 3, f"no winner: {COPIES}"),
+        # A small difference has the digits that show it.
+        (
+            NEAR,
+            tuple(1.004 * rate for rate in NEAR),
+            "there (NVIDIA L4) is 1.004 x as fast as here (NVIDIA L4) (95 %: 1.004 to 1.004)",
+        ),
+        (
+            NEAR,
+            tuple(1.0004 * rate for rate in NEAR),
+            "here (NVIDIA L4) and there (NVIDIA L4) are the same within 0.1 % (95 %)",
+        ),
     ],
 )
-def test_too_few_runs_name_no_winner(counts: tuple[int, int], why: str) -> None:
-    (row,) = rows(*side("l", LEFT[: counts[0]], place="here"), *side("r", RIGHT[: counts[1]], place="there"))
+def test_verdict(left: tuple[float, ...], right: tuple[float, ...], verdict: str) -> None:
+    (row,) = rows(*side("l", left, place="here"), *side("r", right, place="there"))
 
-    assert pd.isna(row["ratio_low"])
-    assert pd.isna(row["p_holm"])
-    assert row["verdict"] == f"no winner: {why}"
-
-
-def test_copies_of_one_run_have_no_interval() -> None:
-    (row,) = rows(*side("l", (100.0,) * 3, place="here"), *side("r", (150.0,) * 3, place="there"))
-
-    assert row["verdict"] == (
-        "no winner: the runs of one side have exactly the same figure: no interval (perhaps they are copies of one run)"
-    )
+    assert row["verdict"] == verdict
+    assert pd.isna(row["ratio_low"]) == pd.isna(row["p_holm"]) == verdict.startswith("no winner")
+    assert pd.isna(row["p_holm"]) or row["p_holm"] < 0.05
 
 
 CERTAIN = "there (NVIDIA L4) is 1.49 x as fast as here (NVIDIA L4) (95 %: 1.46 to 1.52)"
@@ -155,21 +163,6 @@ def test_no_difference_on_a_busy_machine_says_so() -> None:
     assert row["verdict"].endswith("; 3 of 6 runs on a busy machine")
 
 
-@pytest.mark.parametrize(
-    ("faster", "verdict"),
-    [
-        (1.004, "there (NVIDIA L4) is 1.004 x as fast as here (NVIDIA L4) (95 %: 1.004 to 1.004)"),
-        (1.0004, "here (NVIDIA L4) and there (NVIDIA L4) are the same within 0.1 % (95 %)"),
-    ],
-)
-def test_a_small_difference_has_the_digits_that_show_it(faster: float, verdict: str) -> None:
-    near = (99.99, 100.0, 100.01)
-    (row,) = rows(*side("l", near, place="here"), *side("r", tuple(faster * one for one in near), place="there"))
-
-    assert row["p_holm"] < 0.05
-    assert row["verdict"] == verdict
-
-
 def test_holm_over_all_pairs() -> None:
     places = {"a": (100.0, 101.0, 102.0), "b": (103.0, 104.0, 105.0), "c": (103.5, 104.5, 106.0)}
     found = rows(*(each for name, rates in places.items() for each in side(name, rates, place=name)))
@@ -203,7 +196,7 @@ def test_alone_it_would_be_a_difference() -> None:
 
 
 def test_the_interval_leaves_out_1_if_and_only_if_a_difference_is_claimed() -> None:
-    """Of 66 pairs: also where the difference is certain alone, and where it is large and the runs are few."""
+    """66 pairs, among them some that would be certain alone, and large differences between few runs."""
     rng = np.random.default_rng(3)
     speeds = [100.0, 101.0, 102.0, 103.0, 105.0, 110.0, 120.0, 150.0, 300.0, 310.0, 700.0, 720.0]
     runs = [
@@ -289,13 +282,6 @@ def test_what_differs_besides_is_told() -> None:
     assert row["note"] == "driver differs too: 580.95.05 against unknown; torch differs too: 2.15.0 against 2.14.0"
 
 
-def test_broken_off_runs_are_not_compared() -> None:
-    runs = [*side("l", LEFT, place="here"), *side("r", RIGHT, place="there", status="failed")]
-
-    with pytest.raises(NothingToDoError):
-        rows(*runs)
-
-
 # --- what is compared with all others
 
 
@@ -339,22 +325,6 @@ def test_of_many_values_that_of_the_most_runs_is_the_baseline() -> None:
     assert len(found.pairs) == len(names) - 1
     assert len(pair_up(results(*runs), "place", all_pairs=True).pairs) == 21
     assert len(pair_up(results(*runs[:-3]), "place").pairs) == 15
-
-
-def test_a_baseline_that_no_run_has_is_refused_with_those_there_are() -> None:
-    runs = [each for place in ("here", "there") for each in side(place, LEFT, place=place)]
-
-    with pytest.raises(UsageError) as refused:
-        pair_up(results(*runs), "place", baseline="ther")
-
-    assert refused.value.report() == (
-        "error: no run has place 'ther'; there is here, there\nhint: --by place --baseline there"
-    )
-    with pytest.raises(UsageError) as refused:
-        pair_up(results(*runs), "place", baseline="here", all_pairs=True)
-    assert refused.value.report() == (
-        "error: --baseline compares with one value, --all-pairs compares every pair\nhint: leave out one of them"
-    )
 
 
 @pytest.mark.parametrize(
@@ -472,26 +442,6 @@ def test_runs_that_nothing_differs_from_are_named() -> None:
     assert pair_up(results(*runs), "precision").unpaired == ("c",)
 
 
-@pytest.mark.parametrize(
-    ("runs", "message"),
-    [
-        ([run("a")], "nothing to compare: among 1 measured run no two differ in one fact and agree in everything else"),
-        (
-            [run("a"), run("b", precision="amp", batch_size=64)],
-            (
-                "nothing to compare: among 2 measured runs no two differ in one fact and agree in "
-                "everything else; they differ in precision, batch size"
-            ),
-        ),
-    ],
-)
-def test_nothing_differs_in_one_fact_alone(runs: list[dict[str, Any]], message: str) -> None:
-    with pytest.raises(NothingToDoError) as refused:
-        rows(*runs, by=None)
-
-    assert str(refused.value) == message
-
-
 # --- refusals
 
 
@@ -506,27 +456,53 @@ def test_another_column_than_the_one_that_differs_does_not_help() -> None:
     assert pair_up(results(*mixed(driver_version="570.1")), "place", allow_mixed=["torch"]).alone == ("odd",)
 
 
-def test_an_unknown_column_is_named_with_the_nearest() -> None:
-    with pytest.raises(UsageError) as refused:
-        rows(*side("l", LEFT), by="batchsize")
-
-    assert refused.value.report() == ("error: runs cannot be compared by 'batchsize'\nhint: --by batch_size")
-
-
-def test_a_figure_is_no_fact_to_compare_by() -> None:
-    with pytest.raises(UsageError) as refused:
-        rows(*side("l", LEFT), by="qqq")
-
-    assert refused.value.hint == "--by place | device_name | precision | batch_size | zone | torch"
+HERE, THERE = side("l", LEFT, place="here"), side("r", LEFT, place="there")
+FACTS = "place | device_name | precision | batch_size | zone | torch"
+NO_PAIR = "nothing to compare: no two runs that differ in place and agree in everything else; place is here"
+NO_TWO = "no two differ in one fact and agree in everything else"
+OTHER_FOLDERS = "add folders with other runs: analyze compare RESULTS MORE_RESULTS"
 
 
-def test_nothing_to_compare() -> None:
-    with pytest.raises(NothingToDoError) as refused:
-        rows(*side("l", LEFT, place="here"))
+@pytest.mark.parametrize(
+    ("runs", "options", "message", "hint"),
+    [
+        (HERE, {"by": "place"}, NO_PAIR, f"add folders with other runs, or compare --by {FACTS}"),
+        # Runs that broke off are not compared.
+        (
+            [*HERE, *side("r", RIGHT, place="there", status="failed")],
+            {"by": "place"},
+            NO_PAIR,
+            f"add folders with other runs, or compare --by {FACTS}",
+        ),
+        ([run("a")], {}, f"nothing to compare: among 1 measured run {NO_TWO}", OTHER_FOLDERS),
+        (
+            [run("a"), run("b", precision="amp", batch_size=64)],
+            {},
+            f"nothing to compare: among 2 measured runs {NO_TWO}; they differ in precision, batch size",
+            OTHER_FOLDERS,
+        ),
+        (HERE, {"by": "batchsize"}, "runs cannot be compared by 'batchsize'", "--by batch_size"),
+        (HERE, {"by": "qqq"}, "runs cannot be compared by 'qqq'", f"--by {FACTS}"),
+        (
+            [*HERE, *THERE],
+            {"by": "place", "baseline": "ther"},
+            "no run has place 'ther'; there is here, there",
+            "--by place --baseline there",
+        ),
+        (
+            [*HERE, *THERE],
+            {"by": "place", "baseline": "here", "all_pairs": True},
+            "--baseline compares with one value, --all-pairs compares every pair",
+            "leave out one of them",
+        ),
+    ],
+)
+def test_refusals(runs: list[dict[str, Any]], options: dict[str, Any], message: str, hint: str) -> None:
+    with pytest.raises(RooflaunchError) as refused:
+        pair_up(results(*runs), **options)
 
-    assert str(refused.value) == (
-        "nothing to compare: no two runs that differ in place and agree in everything else; place is here"
-    )
+    assert type(refused.value) is (NothingToDoError if message.startswith("nothing") else UsageError)
+    assert refused.value.report() == f"error: {message}\nhint: {hint}"
 
 
 def test_the_columns_are_those_that_are_shown() -> None:

@@ -230,7 +230,7 @@ CASES = {
     ),
     "machines of several devices": Case(
         figure="throughput_comparison",
-        words="^9 environments: each device is one of its machines, for each model the one in the middle; the tables",
+        words="^9 environments: for each device and model, the machine with the middle throughput is drawn; the tables",
         true=lambda: environments(9, devices=4),
         false=lambda: environments(8, devices=4),
     ),
@@ -269,10 +269,10 @@ def test_a_caption_says_what_is_drawn(name: str) -> None:
     assert case.instead is None or any(re.search(case.instead, text) for text in untrue), untrue
 
 
-# Of profiles read from files: test_foreign_rooflines.py.
+# Captions of profiles that are read from files: test_foreign_rooflines.py.
 ELSEWHERE = {
     "Filled points: FLOP and DRAM bytes from the GPU's counters.",
-    "Pale points: the kernels of a profile, by their own time, not by the time of a step.",
+    "Pale points: rates of a profile's kernels over their own time, not over a step's time.",
 }
 
 

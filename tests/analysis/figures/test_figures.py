@@ -10,16 +10,13 @@ import pytest
 
 from analysis.figures import Figure, export, labels, material, registry, rooflines, shares, style, throughput
 from analysis.figures.material import Material
-from analysis.kernels.breakdown import kernel_points
-from analysis.roofline.points import points
-from analysis.roofline.roofs import roofs
-from analysis.summary import costs
-from tests.analysis.by_hand import BYTES, for_every_figure, results
+from tests.analysis.by_hand import BYTES, at_rates, for_every_figure, results
 from tests.analysis.by_hand import run as made_run
 from tests.analysis.report.report_bundles import HOSTILE
+from tests.analysis.sentence_runs import undrawn
 
 PNG = b"\x89PNG\r\n\x1a\n"
-# Of every page that the figures stand on: styles of report/page.css.
+# Background colours of the page, light and dark: report/page.css.
 GROUNDS = ("#ffffff", "#14181d")
 
 
@@ -29,24 +26,11 @@ def run(name: str, **facts: Any) -> dict[str, Any]:
 
 
 def made(*runs: dict[str, Any]) -> Material:
-    found = results(*runs)
-    return material.make(
-        found,
-        points=points,
-        roofs=roofs,
-        kernel_points=kernel_points,
-        costs=costs.costs,
-    )
-
-
-def repeats(name: str, images_per_s: tuple[float, ...], **facts: Any) -> list[dict[str, Any]]:
-    """Runs of one configuration with these throughputs, steps of the time that follows."""
-    batch = facts.get("batch_size", 32)
-    return [run(f"{name}{number}", steps=[batch / rate] * 20, **facts) for number, rate in enumerate(images_per_s)]
+    return undrawn(results(*runs)).material
 
 
 def drawn(found: Material) -> dict[str, Figure]:
-    """By name; built with Altair's checks on, so a chart that is not Vega-Lite raises."""
+    """Figures by name. Altair validates each chart, so a chart that is no Vega-Lite raises."""
     each = [figure for build in registry.REGISTRY.values() for figure in registry.built(build, found)]
     return {figure.name: figure for figure in each if isinstance(figure, Figure)}
 
@@ -248,7 +232,7 @@ def test_an_axis_counts_in_the_prefix_of_its_middle() -> None:
 
 
 def test_one_line_per_poolable_group_with_its_interval() -> None:
-    found = made(*repeats("a", (100.0, 102.0, 98.0)), *repeats("b", (50.0,), batch_size=64))
+    found = made(*at_rates("a", (100.0, 102.0, 98.0)), *at_rates("b", (50.0,), batch_size=64))
     (first, second) = found.measured.to_dict("records")
     assert (first["env"], first["task"], first["variant"], first["series"]) == (
         "local-cuda",
@@ -304,10 +288,10 @@ def test_without_any_throughput_there_is_no_figure() -> None:
 
 
 def of_models(models: int) -> Material:
-    """So many models, each at one batch size with a price and a ceiling."""
+    """Runs of `models` models, each at one batch size, with a price and a ceiling."""
     facts: dict[str, Any] = {"usd_per_h": 0.7, "ceiling_flop_per_s": 2e13, "ceiling_bytes_per_s": 2.5e11}
     names = ("resnet18", "resnet50", "vgg11", "vgg16")[:models]
-    return made(*(one for name in names for one in repeats(name, (100.0, 102.0), model=name, **facts)))
+    return made(*(one for name in names for one in at_rates(name, (100.0, 102.0), model=name, **facts)))
 
 
 def test_a_figure_repeats_no_table_of_a_few_rows() -> None:
@@ -317,9 +301,9 @@ def test_a_figure_repeats_no_table_of_a_few_rows() -> None:
 
 
 def test_a_curve_has_three_points_and_of_one_environment_one_figure() -> None:
-    two = (*repeats("a", (100.0, 102.0), **BYTES), *repeats("b", (120.0, 121.0), batch_size=64, **BYTES))
+    two = (*at_rates("a", (100.0, 102.0), **BYTES), *at_rates("b", (120.0, 121.0), batch_size=64, **BYTES))
     assert set(drawn(made(*two))) == {"variance_fixed_config", "roofline_local-cuda"}
-    three = (*two, *repeats("c", (130.0, 131.0), batch_size=128, **BYTES))
+    three = (*two, *at_rates("c", (130.0, 131.0), batch_size=128, **BYTES))
     curves = {"throughput_env-local-cuda", "ai_vs_batch_resnet18"}
     assert set(drawn(made(*three))) == {"variance_fixed_config", "roofline_local-cuda", *curves}
 
@@ -379,7 +363,7 @@ def test_every_figure_can_be_filtered_and_asked(figures: dict[str, Figure], name
 def test_what_does_not_vary_has_no_legend_and_stands_in_the_caption() -> None:
     rates = {32: 100.0, 64: 120.0, 128: 125.0}
     runs = [
-        one for size, rate in rates.items() for one in repeats(f"b{size}-", (rate, rate + 1), batch_size=size, **BYTES)
+        one for size, rate in rates.items() for one in at_rates(f"b{size}-", (rate, rate + 1), batch_size=size, **BYTES)
     ]
     alone = drawn(made(*runs))
     for name, shared in {
@@ -415,11 +399,11 @@ def test_many_environments_are_one_for_each_device_and_each_sign_has_one_meaning
     found = made(*runs)
     figure = drawn(found)["throughput_comparison"]
     assert figure.caption.startswith(
-        "32 environments: each device is one of its machines, for each model the one in the middle; of 10 "
+        "32 environments: for each device and model, the machine with the middle throughput is drawn; of 10 "
         "devices the 8 fastest; the tables show all. "
     )
     points = {row["env"]: row["images_per_s"] for row in values(figure) if "images_per_s" in row}
-    # The middle one of each.
+    # The machine with the middle throughput of each device.
     assert points["GPU A (5 machines)"] == 102.0
     assert points["GPU B (3 machines)"] == 201.0
     assert set(points) == {"GPU A (5 machines)", "GPU B (3 machines)", *(f"GPU C{n} (3 machines)" for n in range(2, 8))}
@@ -431,7 +415,7 @@ def test_many_environments_are_one_for_each_device_and_each_sign_has_one_meaning
 
 
 def scales(spec: Any) -> list[dict[str, Any]]:
-    """Of names: those with a domain and what each name looks like."""
+    """Scales of names: those with a domain, and a colour or shape for each name."""
     if isinstance(spec, list):
         return [scale for part in spec for scale in scales(part)]
     if not isinstance(spec, dict):
@@ -563,10 +547,10 @@ def test_environments_without_a_rate_come_last_by_name() -> None:
 
 def test_the_fixed_configuration_is_that_of_most_environments() -> None:
     found = made(
-        *repeats("a", (10.0, 11.0, 12.0, 13.0), model="vgg11"),
-        *repeats("b", (100.0, 110.0)),
-        *repeats("c", (20.0, 22.0), place="t4", device_name="Tesla T4"),
-        *repeats("d", (20.0,), place="cpu", device_name="Xeon", device_type="cpu"),
+        *at_rates("a", (10.0, 11.0, 12.0, 13.0), model="vgg11"),
+        *at_rates("b", (100.0, 110.0)),
+        *at_rates("c", (20.0, 22.0), place="t4", device_name="Tesla T4"),
+        *at_rates("d", (20.0,), place="cpu", device_name="Xeon", device_type="cpu"),
     )
     runs = registry.fixed_configuration(found)
     assert runs is not None
@@ -604,8 +588,8 @@ def test_more_environments_than_can_be_drawn_are_counted(monkeypatch: pytest.Mon
 
 def test_hostile_names_stay_in_their_strings() -> None:
     found = made(
-        *repeats("a", (10.0, 11.0), model=HOSTILE, precision=HOSTILE, place=HOSTILE, device_name=HOSTILE, **BYTES),
-        *repeats(
+        *at_rates("a", (10.0, 11.0), model=HOSTILE, precision=HOSTILE, place=HOSTILE, device_name=HOSTILE, **BYTES),
+        *at_rates(
             "b", (20.0, 21.0), batch_size=64, model=HOSTILE, precision=HOSTILE, place=HOSTILE, device_name=HOSTILE
         ),
     )

@@ -5,13 +5,7 @@ from typing import Any
 
 from analysis.report.content import Bullets, Commands, Paragraph, Picture, Section, Table
 from analysis.report.evidence import ReportEvidence, gather
-from tests.analysis.by_hand import results, run
-
-
-def repeats(name: str, images_per_s: tuple[float, ...], **facts: Any) -> list[dict[str, Any]]:
-    batch = facts.get("batch_size", 32)
-    facts = {"path": "/nowhere", **facts}
-    return [run(f"{name}{number}", steps=[batch / rate] * 20, **facts) for number, rate in enumerate(images_per_s)]
+from tests.analysis.by_hand import results
 
 
 def of(*runs: Mapping[str, Any]) -> ReportEvidence:

@@ -1,8 +1,7 @@
-"""What a report says of runs, section by section, and the command that writes it."""
+"""Sentences and tables of a report, section by section, and the command that writes it."""
 
 import math
 import re
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,15 +9,16 @@ from typing import Any
 import pytest
 
 import analysis
-from analysis import __main__ as door
 from analysis.figures import Figure, registry
 from analysis.report.compose import compose
 from analysis.report.content import Paragraph, Picture, Report, Table, figures_of
 from analysis.report.evidence import ReportEvidence, gather
-from analysis.report.sections import answer, complexity, context, design, measurements, variability
-from tests.analysis.by_hand import for_every_figure, kernels, run
+from analysis.report.sections import answer, complexity, context, measurements
+from tests.analysis.by_hand import at_rates, for_every_figure, run
+from tests.analysis.in_process import Analyze
 from tests.analysis.report.report_bundles import many, matrix
-from tests.analysis.report.report_texts import of, repeats, texts
+from tests.analysis.report.report_texts import of, texts
+from tests.analysis.sentence_runs import UNTIMED, batches, profile_alone
 from workload.contract.errors import ExitCode
 from workload.contract.text import counted
 
@@ -49,16 +49,7 @@ def test_the_answer_is_ranked_by_effect(evidence: ReportEvidence) -> None:
 
 
 def precisions(amp: float) -> list[dict[str, Any]]:
-    return [*repeats("a", (100.0, 100.2, 99.8)), *repeats("b", (amp, amp + 0.2, amp - 0.2), precision="amp")]
-
-
-def batches(*rates: float) -> list[dict[str, Any]]:
-    """Three runs at each of the batch sizes 16, 32, 64, …"""
-    return [
-        one
-        for number, rate in enumerate(rates)
-        for one in repeats(f"b{number}-", (rate, rate * 1.001, rate * 0.999), batch_size=16 * 2**number)
-    ]
+    return [*at_rates("a", (100.0, 100.2, 99.8)), *at_rates("b", (amp, amp + 0.2, amp - 0.2), precision="amp")]
 
 
 @pytest.mark.parametrize(
@@ -76,13 +67,13 @@ def batches(*rates: float) -> list[dict[str, Any]]:
         (batches(100.0, 120.0, 110.0), r"with batch size 32: .*; the step from 32 to 64 makes it slower\.$"),
         (batches(100.0, 120.0, 150.0), r"with batch size 64: .*; the step from 32 to 64 still pays 1\.25 x; no larger"),
         (
-            [*repeats("a", (100.0, 101.0, 102.0), zone="eu-a"), *repeats("b", (80.0, 81.0, 82.0), zone="eu-b")],
+            [*at_rates("a", (100.0, 101.0, 102.0), zone="eu-a"), *at_rates("b", (80.0, 81.0, 82.0), zone="eu-b")],
             r"^Run resnet18 \(batch 32, fp32\) with zone eu-a: eu-a is 1\.25 x as fast as eu-b ",
         ),
         (
             [
-                *repeats("a", (100.0, 100.2, 99.8), channels_last=False),
-                *repeats("b", (120.0, 120.2, 119.8), channels_last=True),
+                *at_rates("a", (100.0, 100.2, 99.8), channels_last=False),
+                *at_rates("b", (120.0, 120.2, 119.8), channels_last=True),
             ],
             r"^Run resnet18 \(batch 32, fp32\) with channels last yes: channels last yes is 1\.2 x as fast as ",
         ),
@@ -104,10 +95,10 @@ def test_more_memory_is_a_cost_of_a_larger_batch() -> None:
 
 
 def test_what_is_not_certain_is_no_advice() -> None:
-    near = of(*repeats("a", (100.0, 110.0, 90.0)), *repeats("b", (99.0, 112.0, 91.0), precision="amp"))
+    near = of(*at_rates("a", (100.0, 110.0, 90.0)), *at_rates("b", (99.0, 112.0, 91.0), precision="amp"))
     assert answer.changes(near) == []
     assert answer.sentences(near)[0].startswith("No difference by precision is certain in 1 comparison; a ratio of ")
-    once = of(*repeats("a", (100.0,)), *repeats("b", (90.0,), batch_size=64))
+    once = of(*at_rates("a", (100.0,)), *at_rates("b", (90.0,), batch_size=64))
     assert answer.sentences(once) == [
         (
             "resnet18 reached its highest throughput, 100.0 images/s (one run: no interval), at batch 32, fp32 on "
@@ -125,7 +116,7 @@ def test_runs_of_one_block_are_compared_with_each_other_as_compare_does() -> Non
         rates = tuple(rate * host for rate, host in zip(rates, (1.0, 1.2, 0.9), strict=True))
         return [
             each | block | {"block": float(number), "hostname": f"vm-{number}"}
-            for number, each in enumerate(repeats(name, rates))
+            for number, each in enumerate(at_rates(name, rates))
         ]
 
     runs = [*in_blocks("a", 100.0, 100.1, 99.9), *in_blocks("b", 103.0, 103.0, 103.1, precision="amp")]
@@ -135,7 +126,7 @@ def test_runs_of_one_block_are_compared_with_each_other_as_compare_does() -> Non
 
 
 def test_other_peoples_runs_come_after_ours() -> None:
-    found = of(*repeats("a", (900.0, 901.0), imported=True, model="vgg16"), *repeats("b", (100.0, 101.0)))
+    found = of(*at_rates("a", (900.0, 901.0), imported=True, model="vgg16"), *at_rates("b", (100.0, 101.0)))
     said = [text for text in answer.sentences(found) if "images/s" in text]
     assert [text.partition(":")[0] for text in said] == ["resnet18", "vgg16"]
     assert "on local-cuda (imported) (NVIDIA L4)" in said[1]
@@ -143,16 +134,16 @@ def test_other_peoples_runs_come_after_ours() -> None:
 
 def test_a_batch_that_does_not_fit_is_said_where_it_was_measured() -> None:
     too_large = run("b", batch_size=64, status="out_of_memory", steps=[], path="/nowhere")
-    (sentence, *_) = answer.sentences(of(*repeats("a", (100.0, 101.0)), too_large))
+    (sentence, *_) = answer.sentences(of(*at_rates("a", (100.0, 101.0)), too_large))
     assert sentence.endswith("; batch 64 runs out of memory.")
-    (sentence, *_) = answer.sentences(of(*repeats("a", (100.0, 101.0)), too_large | {"status": "failed"}))
+    (sentence, *_) = answer.sentences(of(*at_rates("a", (100.0, 101.0)), too_large | {"status": "failed"}))
     assert "out of memory" not in sentence
 
 
 def test_cost_stands_in_a_table_where_prices_exist(evidence: ReportEvidence) -> None:
     captions = [each.caption for each in measurements.section(evidence).blocks if isinstance(each, Table)]
     assert captions[-1] == "Cheapest configuration of each model and environment"
-    none = of(*repeats("a", (100.0, 101.0)))
+    none = of(*at_rates("a", (100.0, 101.0)))
     assert not [text for text in texts(compose(none).sections[1]) if "Cheapest" in text]
 
 
@@ -167,8 +158,8 @@ def test_five_sentences_at_most() -> None:
     runs = [
         one | {"model": name, "run_id": f"{name}{one['run_id']}"} for name in names for one in batches(1.0, 2.0, 3.0)
     ]
-    amp = repeats("amp", (9.0, 9.1, 9.2), precision="amp", batch_size=16)
-    once = repeats("once", (5.0,), model="alexnet", train_flop_per_step=1e16)
+    amp = at_rates("amp", (9.0, 9.1, 9.2), precision="amp", batch_size=16)
+    once = at_rates("once", (5.0,), model="alexnet", train_flop_per_step=1e16)
     every = of(*(one | facts for one in (*runs, *amp, *once)))
     assert len(answer.sentences(every)) == answer.MOST_SENTENCES
 
@@ -197,7 +188,7 @@ def test_sections_without_content_are_left_out() -> None:
 
 
 def test_the_run_matrix_counts_what_ran(evidence: ReportEvidence) -> None:
-    (table,) = [each for each in design.section(evidence).blocks if isinstance(each, Table)]
+    (table,) = [each for each in context.method(evidence).blocks if isinstance(each, Table)]
     assert table.rows[0] == [
         "gcp-l4-us-central1-a", "NVIDIA L4", "gcp, docker", "mobilenet_v2, resnet18", "synthetic 224 px", "fp32",
         "16, 32, 64", "100", "3", "18", "18",
@@ -205,8 +196,8 @@ def test_the_run_matrix_counts_what_ran(evidence: ReportEvidence) -> None:
 
 
 def test_runs_that_broke_off_are_listed() -> None:
-    found = design.section(
-        of(*repeats("a", (1.0,)), run("b", status="failed", error="boom", steps=[], path="/nowhere"))
+    found = context.method(
+        of(*at_rates("a", (1.0,)), run("b", status="failed", error="boom", steps=[], path="/nowhere"))
     )
     table = found.blocks[1]
     assert isinstance(table, Table)
@@ -233,15 +224,15 @@ def test_complexity_per_image_step_and_layer(evidence: ReportEvidence) -> None:
 
 def test_notes_that_differ_in_figures_are_one_line() -> None:
     found = of(
-        *repeats("a", (1.0, 2.0), notes=["the run got 0.7 of 1 CPUs"]),
-        *repeats("b", (1.0,), notes=["the run got 0.5 of 2 CPUs"]),
+        *at_rates("a", (1.0, 2.0), notes=["the run got 0.7 of 1 CPUs"]),
+        *at_rates("b", (1.0,), notes=["the run got 0.5 of 2 CPUs"]),
     )
     assert "the run got 0.7 of 1 CPUs (3 runs, with other figures)" in texts(context.limits(found))
 
 
 def test_causes_are_summed_up_by_environment(evidence: ReportEvidence) -> None:
-    tables = [each for each in variability.section(evidence).blocks if isinstance(each, Table)]
-    assert tables[-1].caption == "Causes found, and how much they explain"
+    tables = [each for each in measurements.variability(evidence).blocks if isinstance(each, Table)]
+    assert tables[-1].caption == "Causes of slow or uneven runs, and the share that each explains"
     assert ["gcp-t4-us-central1-a", "power cap", "18"] in [list(row[:3]) for row in tables[-1].rows]
 
 
@@ -255,14 +246,14 @@ def test_the_roofline_stands_right_below_the_answer_and_once(report: Report) -> 
     assert not any(isinstance(block, Table) for block in top.blocks[: top.blocks.index(picture)])
     names = [figure.name for figure in report.figures()]
     assert names.count("roofline_combined") == 1
-    alone = compose(of(*repeats("a", (100.0, 102.0), bytes_lower_per_step=4e9, bytes_upper_per_step=16e9)))
+    alone = compose(of(*at_rates("a", (100.0, 102.0), bytes_lower_per_step=4e9, bytes_upper_per_step=16e9)))
     assert alone.figures()[0].name == "roofline_local-cuda"
 
 
 def test_an_error_of_the_audit_stands_before_the_headline() -> None:
     # A step cannot attain more than the ceiling of its machine.
     facts = {"ceiling_flop_per_s": 1e11, "ceiling_bytes_per_s": 1e11}
-    found = of(*repeats("a", (100.0, 102.0, 101.0), **facts), *repeats("b", (10.0, 10.1), model="vgg11"))
+    found = of(*at_rates("a", (100.0, 102.0, 101.0), **facts), *at_rates("b", (10.0, 10.1), model="vgg11"))
     errors = [finding for finding in found.findings if finding.severity == "error"]
     assert errors
     first = answer.sentences(found)[0]
@@ -271,9 +262,8 @@ def test_an_error_of_the_audit_stands_before_the_headline() -> None:
 
 
 def test_an_error_in_a_run_that_no_sentence_quotes_stands_under_audit() -> None:
-    untimed = {"images_per_s": None, "step_median_s": None, "imported": True, "place": "l4", "path": "/nowhere"}
-    profile = run("p", steps=[], backward_kernels=0.0, **untimed)
-    beside = of(*repeats("a", (100.0, 102.0)), profile)
+    profile = run("p", steps=[], backward_kernels=0.0, imported=True, place="l4", **UNTIMED)
+    beside = of(*at_rates("a", (100.0, 102.0)), profile)
     assert [finding.rule for finding in beside.findings if finding.severity == "error"] == ["no backward kernels"]
     assert not [text for text in answer.sentences(beside) if "The audit found" in text]
     assert answer.sentences(of(profile))[0].startswith("The audit found 1 error, so figures of these runs are wrong ")
@@ -283,33 +273,14 @@ FALSE_WITHOUT_TIMES = ("0 configurations", "(no rows)", "highest throughput", "E
 
 
 def test_kernels_without_times_have_no_share_of_the_time() -> None:
-    profile = kernels("sgemm").assign(
-        family=["GEMM"],
-        flop=4e9,
-        dram_bytes=1e8,
-        flop_is_lower_bound=False,
-        **dict.fromkeys(
-            ("duration_s", "l2_bytes", "l1_bytes", "sm_percent", "memory_percent", "dram_percent"), math.nan
-        ),
-    )
-    untimed = {"images_per_s": None, "step_median_s": None, "imported": True, "train_flop_per_image": None}
-    page = compose(of(run("a", steps=[], path="/nowhere", kernels=profile, **untimed)))
+    (profile,) = profile_alone()
+    page = compose(of(profile | {"kernels": profile["kernels"].assign(duration_s=math.nan)}))
     said = [text for section in page.sections for text in texts(section)]
     assert not [text for text in said if "most time of its kernels" in text]
 
 
 def test_a_page_of_profiles_alone_says_what_profiles_show() -> None:
-    profile = kernels("sgemm", "bn_fw").assign(
-        family=["GEMM", "batch norm"],
-        duration_s=[3e-3, 1e-3],
-        flop=[4e9, 1e8],
-        dram_bytes=[1e8, 1e8],
-        flop_is_lower_bound=False,
-        **dict.fromkeys(("l2_bytes", "l1_bytes", "sm_percent", "memory_percent", "dram_percent"), math.nan),
-    )
-    untimed = {"images_per_s": None, "step_median_s": None, "imported": True, "train_flop_per_image": None}
-    found = of(run("a", steps=[], path="/nowhere", kernels=profile, **untimed))
-    page = compose(found)
+    page = compose(of(*profile_alone()))
     assert page.facts[:2] == ["1 run", "1 configuration"]
     said = [text for section in page.sections for text in texts(section)]
     assert [text for text in said if text.endswith("most time of its kernels goes to GEMM 75 %, batch norm 25 %.")]
@@ -321,9 +292,9 @@ def test_a_page_of_profiles_alone_says_what_profiles_show() -> None:
 
 
 def test_a_page_of_imports_says_whose_method_it_was() -> None:
-    page = compose(of(*repeats("a", (100.0, 101.0), imported=True)))
+    page = compose(of(*at_rates("a", (100.0, 101.0), imported=True)))
     said = [text for section in page.sections for text in texts(section)]
-    assert f"2 of 2 runs came from other people's files: {design.FOREIGN}" in said
+    assert f"2 of 2 runs came from other people's files: {context.FOREIGN}" in said
     assert not [text for text in said if text.startswith("Warm-up steps are recorded")]
 
 
@@ -354,7 +325,7 @@ def test_a_report_of_66_environments_draws_devices_and_says_so(tmp_path: Path) -
     assert page.facts[:3] == ["292 runs", "124 configurations", "66 environments"]
     figures = page.figures()
     assert 10 < len(figures) < 30
-    assert [one.name for one in figures if not one.caption.startswith("66 environments: each device is one of")] == []
+    assert [one.name for one in figures if not one.caption.startswith("66 environments: for each device and")] == []
 
 
 def test_a_figure_that_no_section_names_is_shown_all_the_same(evidence: ReportEvidence) -> None:
@@ -366,23 +337,6 @@ def test_a_figure_that_no_section_names_is_shown_all_the_same(evidence: ReportEv
 
 
 # --- the command
-
-
-class Analyze:
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-        self._monkeypatch = monkeypatch
-        self._capsys = capsys
-
-    def __call__(self, *given: str | Path) -> tuple[int, str, str]:
-        self._monkeypatch.setattr(sys, "argv", ["analyze", *map(str, given)])
-        code = door.main()
-        out, err = self._capsys.readouterr()
-        return code, out, err
-
-
-@pytest.fixture
-def analyze(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Analyze:
-    return Analyze(monkeypatch, capsys)
 
 
 @pytest.mark.slow

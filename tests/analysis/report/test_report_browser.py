@@ -34,7 +34,7 @@ LEAST_WIDTH, LEAST_HEIGHT = 200, 60
 
 
 class Visit:
-    """One page, and what it said and asked for."""
+    """A page, with its console messages and its requests."""
 
     def __init__(self, page: Any, path: Path) -> None:
         self.page = page
@@ -60,7 +60,7 @@ def browser() -> Iterator[Any]:
 
 
 def example(folder: Path) -> Path:
-    """What `analyze example` shows."""
+    """The report of `analyze example`."""
     return Path(shutil.copytree(Path(str(resources.files("analysis") / "example")), folder))
 
 
@@ -110,7 +110,7 @@ def test_every_figure_is_drawn_without_a_word_or_a_request(visit: Any, name: str
 
 
 def _hover(chart: Any) -> str:
-    """What the tooltip of the chart's last point says."""
+    """Text of the tooltip of the chart's last point."""
     page = chart.page
     chart.scroll_into_view_if_needed()
     box = chart.locator(".mark-symbol.role-mark path").last.bounding_box()
@@ -147,7 +147,7 @@ def test_a_hostile_tooltip_is_text(visit: Any) -> None:
 
 
 def _opacities(chart: Any) -> list[float]:
-    """Of the chart's points, by document order."""
+    """Opacity of each point of the chart, in document order."""
     found = chart.locator(".mark-symbol.role-mark path").evaluate_all(
         "paths => paths.map(path => Number(path.getAttribute('opacity') ?? 1))"
     )
@@ -265,7 +265,7 @@ def test_paper_is_light_whole_and_unfolded(visit: Any, tmp_path: Path) -> None:
     assert folded == 0
     seen.page.pdf(path=str(tmp_path / "report.pdf"), format="A4")
     assert (tmp_path / "report.pdf").read_bytes().startswith(b"%PDF")
-    # What is folded is on paper also where no script opens it.
+    # Folded sections are printed even if no script opens them.
     heights = seen.page.locator("main details.folded").evaluate_all("all => all.map(each => each.scrollHeight)")
     assert len(heights) > 5
     assert min(heights) > 60

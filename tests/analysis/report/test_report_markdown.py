@@ -34,7 +34,7 @@ def test_markdown_escapes(text: str, escaped: str) -> None:
 
 @given(st.text(alphabet=st.sampled_from("ab _*`[]()<>|#-+=:~!&\\\n1.$@/{}\"'"), max_size=40))
 def test_escaped_text_reads_as_it_was(text: str) -> None:
-    """By a CommonMark parser with HTML and tables switched on."""
+    """Escaped text as a CommonMark parser reads it that allows HTML and tables."""
     markdown_it = pytest.importorskip("markdown_it", reason="markdown-it-py is not installed")
     parser = markdown_it.MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"])
     expected = " ".join(text.split())

@@ -10,15 +10,7 @@ import pytest
 
 from analysis.report.content import Bullets, Commands, Paragraph, Picture, Section, Table
 from analysis.report.evidence import ReportEvidence
-from analysis.report.sections import (
-    answer,
-    complexity,
-    context,
-    design,
-    measurements,
-    rooflines,
-    variability,
-)
+from analysis.report.sections import answer, complexity, context, measurements, rooflines
 from tests.analysis.by_hand import results, run
 from tests.analysis.sentence_runs import (
     CPU,
@@ -179,41 +171,41 @@ CASES = {
     ),
     # --- method
     "how ours are timed": Case(
-        section=design.section,
+        section=context.method,
         words="inside it CUDA steps are timed with events",
         true=own,
         false=lambda: own(imported=True),
         instead="came from other people's files",
     ),
     "events on a CPU": Case(
-        section=design.section,
+        section=context.method,
         words="at both ends of the measured region; inside it",
         true=own,
         false=lambda: own(**CPU),
         instead=r"at both ends of the measured region\. ",
     ),
     "ours beside foreign runs": Case(
-        section=design.section,
+        section=context.method,
         words="^For the 3 runs that this program measured: Warm-up steps are recorded",
         true=lambda: [*own(), *own(SLOW, "b", imported=True, model="vgg16")],
         false=own,
         instead="^Warm-up steps are recorded",
     ),
     "profiles are a second pass": Case(
-        section=design.section,
+        section=context.method,
         words="Profiles are separate runs: times always come from the run without a profiler",
         true=lambda: own(profile_status="completed"),
         false=own,
     ),
     "counters": Case(
-        section=design.section,
+        section=context.method,
         words="Bytes are read from the GPU's counters if there is a profile, otherwise modelled as an interval",
         true=lambda: own(kernels_file="ncu/kernels.csv"),
         false=own,
         instead="Bytes are modelled as an interval",
     ),
     "runs that broke off": Case(
-        section=design.section,
+        section=context.method,
         words="^Runs that did not complete$",
         true=lambda: [*own(), *failed()],
         false=own,
@@ -231,13 +223,13 @@ CASES = {
     # --- measurements, rooflines
     "shifts": Case(
         section=rooflines.section,
-        words="^How batch size and precision move a step",
+        words=r"^Effect of batch size and precision \(",
         true=lambda: [one | ROOFS for one in batches(100.0, 120.0)],
         false=own,
     ),
     "variation": Case(
-        section=variability.section,
-        words="^Variation of step times",
+        section=measurements.variability,
+        words=r"^Coefficient of variation \(CoV\) of step times",
         true=lambda: [run(f"v{number}") for number in range(3)],
         false=failed,
     ),
@@ -327,13 +319,11 @@ def test_every_sentence_has_a_case() -> None:
     assert unsaid == NOT_HERE
 
 
-# What no data makes false: headings, introductions, and how much of a long list is left out.
+# Pieces that are true of all data: headings, introductions, and how much of a long list is left out.
 NOT_HERE = {
     ", below under Audit",
-    "USD per million images",
     "Cheapest configuration of each model and environment",
-    "details",
-    "evidence of that run",
+    "evidence, from the run with that share",
     "of each, analyze compare prints all",
     "training FLOP per parameter",
     "bytes per step, least",
@@ -355,6 +345,6 @@ NOT_HERE = {
     "Kernels by torch.profiler, per step: their time on the GPU",
     rooflines.OF_TRACES,
     "Kernel families of each profile",
-    "longest of each profile, and the whole",
-    "Causes found, and how much they explain",
+    "longest of each profile, and the total of all",
+    "Causes of slow or uneven runs, and the share that each explains",
 }

@@ -16,7 +16,7 @@ def wave(n: int, rho: float) -> Floats:
     return np.array(series)
 
 
-# By statsmodels 0.15.0 (acf) of the same series.
+# Values of statsmodels 0.15.0 (acf) for the same series.
 @pytest.mark.parametrize(
     ("n", "rho", "lags"),
     [
@@ -75,7 +75,7 @@ def test_one_slow_step_hides_the_waves_from_the_plain_figure_only() -> None:
         ([], "0 steps: at least 8 are needed"),
         ([1.0], "1 step: at least 8 are needed"),
         ([1.0, 2.0] * 3, "6 steps: at least 8 are needed"),
-        ([1.0] * 9, "all 9 steps read the same: nothing varies"),
+        ([1.0] * 9, "all 9 steps have the same time: nothing varies"),
         ([1.0, math.nan] * 9, "9 of 18 steps are not finite numbers: the order of steps is lost"),
     ],
 )

@@ -39,7 +39,7 @@ def test_figures_of_few_runs() -> None:
 
 
 def test_variances_partly_shared_by_hand() -> None:
-    """Of logarithms -1, 1 against 4, 10: variances 2 and 18, together 10; each takes half of its own from both."""
+    """Logarithms -1, 1 against 4, 10: variances 2 and 18, pooled 10; each uses half its own, half the pooled one."""
     found = compare(np.exp([-1.0, 1.0]), np.exp([4.0, 10.0])).difference
     assert found is not None
     assert found.value == pytest.approx(7)

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from analysis.statistics.autocorrelation import effective_pairs, share_explained
 from analysis.statistics.components import variance_split
-from analysis.statistics.explained import effective_pairs, share_explained
 
 # Steps that alternate are not positively correlated: each counts.
 ALTERNATING = np.tile([0.01, -0.01], 10)

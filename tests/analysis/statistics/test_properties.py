@@ -1,4 +1,4 @@
-"""What must not matter - the unit, the order of runs, what comes first - does not; and nothing raises."""
+"""Results do not depend on the unit or on the order of runs, and no function raises."""
 
 import math
 import random

@@ -64,7 +64,7 @@ def test_table_a_efficiency_as_published_and_right() -> None:
 def test_table_b_intensity() -> None:
     rows = published.table_b()
     assert len(rows) == 9
-    # What the report prints for the L4 does not follow from its own figures in two cells.
+    # In two cells, the values that the report prints for the L4 do not follow from its own figures.
     assert {(row.model, row.gpu) for row in rows if not row.agrees} == {("ResNet50", "L4"), ("MobileNet", "L4")}
 
 

@@ -1,4 +1,4 @@
-"""What was found in public logs of real trainings, held against the logs where they are at hand."""
+"""Known features of public logs of real trainings; skipped without these logs."""
 
 import csv
 from pathlib import Path

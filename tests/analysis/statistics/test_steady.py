@@ -58,7 +58,7 @@ def test_long_series_are_thinned() -> None:
     ("values", "reason"),
     [
         ([1.0], "1 step: at least 8 are needed"),
-        ([1.0] * 8, "all 8 steps read the same: nothing varies"),
+        ([1.0] * 8, "all 8 steps have the same time: nothing varies"),
         ([*range(9), math.nan], "1 of 10 steps are not finite numbers: the order of steps is lost"),
     ],
 )
@@ -70,7 +70,7 @@ def test_no_drift(values: list[float], reason: str) -> None:
 @pytest.mark.parametrize(
     ("steps", "reason"),
     [
-        (99, "99 steps: at least 100 tell how they correlate: no interval"),
+        (99, "99 steps: no interval, because 100 are needed to estimate their correlation"),
         (100, "100 steps are worth 1.2 independent ones: no interval for a slope"),
     ],
 )
@@ -152,7 +152,6 @@ def test_steady_state(series: Floats, steady: bool, warmup: int | None, reason: 
     assert reason in found.reason
     if warmup is not None:
         assert found.warmup_steps == pytest.approx(warmup, abs=1 if warmup > 1 else 0)
-    assert (found.level_value is None) is (not steady)
 
 
 def test_how_it_is_not_steady() -> None:
@@ -201,7 +200,7 @@ def test_what_cannot_be_seen(n: int, stdev: float, unseen: str | None) -> None:
 
 
 def test_slow_noise_is_no_change() -> None:
-    """Of 40 runs of 20 steps with 3 % noise of lag 1 = 0.8: the fixed limits found a warm-up in every fourth."""
+    """40 runs of 20 steps with 3 % noise of lag 1 = 0.8: earlier, fixed limits found a warm-up in every fourth."""
     rng = np.random.default_rng(0)
     series = 1 + 0.03 * lfilter([1.0], [1.0, -0.8], rng.normal(size=(40, 220)) * 0.6, axis=1)[:, 200:]
     assert sum(not steady_state(steps).steady or steady_state(steps).warmup_steps != 0 for steps in series) == 0
@@ -249,11 +248,11 @@ def test_two_speeds(series: Floats, ratio: float | None) -> None:
 @pytest.mark.parametrize(
     ("series", "reason"),
     [
-        (np.zeros(60), "60 of 60 steps read 0 s: no level"),
-        (np.repeat([0.0, 1.0], 30), "30 of 60 steps read 0 s: no level"),
+        (np.zeros(60), "60 of 60 steps have a time of 0 s: no level"),
+        (np.repeat([0.0, 1.0], 30), "30 of 60 steps have a time of 0 s: no level"),
         (np.repeat([1.0, 2.0], 30), "from step 31 of 60 on, steps take 2 x those before: no steady state"),
         (np.repeat([1.0, 2.0, 1.0], 20), "steps 21 to 40 of 60 take 2 x the others: no steady state"),
-        (np.ones(60), "all steps read the same"),
+        (np.ones(60), "all steps have the same time"),
     ],
 )
 @pytest.mark.filterwarnings("error")
@@ -339,7 +338,7 @@ def test_the_scan_is_the_likelihood_of_each_segment(n: int) -> None:
     [
         ([1.0, 1.1] * 9 + [1.0], None, "19 steps: at least 20 are needed"),
         ([], None, "0 steps: at least 20 are needed"),
-        ([1.0] * 20, True, "all steps read the same"),
+        ([1.0] * 20, True, "all steps have the same time"),
         ([1.0] * 20 + [math.nan], None, "1 of 21 steps are not finite numbers: the order of steps is lost"),
     ],
 )
@@ -396,7 +395,7 @@ def test_waves_and_warm_ups_are_no_period() -> None:
     ("values", "reason"),
     [
         ([1.0, 2.0] * 9 + [1.0], "19 steps: at least 20 are needed"),
-        ([1.0] * 30, "all 30 steps read the same: nothing varies"),
+        ([1.0] * 30, "all 30 steps have the same time: nothing varies"),
         ([1.0, 2.0, math.nan] * 10, "10 of 30 steps are not finite numbers: the order of steps is lost"),
     ],
 )

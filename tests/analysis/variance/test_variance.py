@@ -59,7 +59,7 @@ def test_a_drift_is_a_fraction_of_the_step_over_the_run() -> None:
 
 
 def test_what_the_note_says_the_audit_finds() -> None:
-    """One rule for both: in noise that wanders neither speaks of a drift, in a real one both do."""
+    """Table and audit use the same rule: both report a real drift, and neither reports wandering noise."""
     rng = np.random.default_rng(1)
     for seed in range(12):
         slope = 0.0008 * (seed % 2)

@@ -9,16 +9,40 @@ A backend writes a `Place`, in which all that can go wrong there can be made to,
 `test_gcp_contract.py` is one, and shows that the checks fail on backends that are broken.
 """
 
+import pickle
 import subprocess
+import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 
 from launcher.protocol.backend import Condition, Machine, Machines, Plan
 from workload.contract.errors import NoCapacityError, RooflaunchError
+from workload.contract.spec import Device
 
+# A run of seconds on a CPU.
+TINY: Mapping[str, object] = {
+    "device": Device.CPU,
+    "model": "squeezenet1_1",
+    "batch_size": 1,
+    "iterations": 2,
+    "warmup": 1,
+    "image_size": 64,
+    "ceilings": False,
+}
+# A launcher that submits a plan, says so and stays.
+LAUNCHER = """
+import importlib, pickle, sys
+from pathlib import Path
+backend = importlib.import_module(sys.argv[1]).backend
+plan, settings = pickle.loads(Path(sys.argv[2]).read_bytes())
+backend.machines(settings).submit(plan, lambda text: None)
+print("submitted", flush=True)
+sys.stdin.read()
+"""
 CHILD_S = 60
 HOSTILE = ("", "-rf", "../../etc", "a b", "$(reboot)", "\x1b[2J", "x" * 300, "ü", "name\n", "%2e%2e")
 
@@ -90,6 +114,13 @@ ROUND_TRIP_S = 60
 
 def _cannot(*_: object) -> NoReturn:
     pytest.skip("it cannot happen there")
+
+
+def launcher_of(backend: str, plan: Plan, settings: object, folder: Path) -> Sequence[str]:
+    """Command of a `Place.launcher`. `backend`: module of the backend; `folder`: for the plan and the settings."""
+    path = folder / "plan"
+    path.write_bytes(pickle.dumps((plan, settings)))
+    return (sys.executable, "-c", LAUNCHER, backend, str(path))
 
 
 def silent(_: str) -> None:

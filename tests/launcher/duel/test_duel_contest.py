@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from launcher.duel import contest
-from launcher.duel.contest import Budget, Measured, OutOfTimeError, Work, compared, fight, make_budget
+from launcher.duel.contest import Budget, Measured, OutOfTimeError, Work, comparison_of, fight, make_budget
 from launcher.duel.decision import DuelVerdict
 from launcher.duel.sides import Pair, Side
 from launcher.kinds import Runtime
@@ -223,11 +223,11 @@ def test_what_is_compared(a: Work, b: Work, text: str, by_sample: bool) -> None:
             folder=Path(),
         )  # fmt: skip
 
-    by = compared([segment("B", b), segment("A", a), segment("A", Work(samples=99))])
+    comparison = comparison_of([segment("B", b), segment("A", a), segment("A", Work(samples=99))])
 
-    assert (by.text, by.by_sample) == (text, by_sample)
-    one = segment("A", a)
-    assert (by.seconds(one), by.seconds(one, wall=True)) == ((0.1, 0.2) if by_sample else (2.0, 3.0))
+    assert (comparison.text, comparison.by_sample) == (text, by_sample)
+    seconds = [comparison.seconds(segment("A", a), wall=wall) for wall in (False, True)]
+    assert seconds == ([0.1, 0.2] if by_sample else [2.0, 3.0])
 
 
 def test_twice_the_samples_in_the_same_time_each_are_the_same() -> None:
@@ -237,7 +237,7 @@ def test_twice_the_samples_in_the_same_time_each_are_the_same() -> None:
     outcome = machine.fight(TEN_MINUTES)
 
     assert outcome.state.verdict is DuelVerdict.SAME
-    assert machine.heard[0] == outcome.compared.text != ""
+    assert machine.heard[0] == outcome.comparison.text != ""
 
 
 def test_the_wall_time_is_judged_too() -> None:
@@ -403,10 +403,10 @@ def test_a_trainer_that_does_not_end_in_time_is_killed(
 ) -> None:
     monkeypatch.setattr(contest, "UNTIL_KILLED_S", 0.04)
     trainer, over = Stubborn(), threading.Event()
-    with contest._heard(left_s) as ears:
+    with contest._relay(left_s) as relay:
         if left_s < 0:
             over.wait(0.01)
-        ears.watcher.on_started(trainer)
+        relay.watcher.on_started(trainer)
         over.wait(0.5)
     assert trainer.heard in (heard, heard[1:] if left_s < 0 else heard)
-    assert ears.is_out_of_time is bool(heard)
+    assert relay.is_out_of_time is bool(heard)

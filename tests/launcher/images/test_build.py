@@ -16,7 +16,7 @@ from launcher.__main__ import main
 from launcher.images import build, contents
 from launcher.images.build import Built
 from launcher.images.contents import Recipe
-from workload.contract.errors import ExitCode, ToolError, UsageError
+from workload.contract.errors import ExitCode, RooflaunchError, ToolError, UsageError
 
 FLAVOUR = replace(contents.load_flavours()["cpu"], base="debian:12-slim", digest="")
 RECIPE = Recipe(
@@ -78,7 +78,7 @@ def test_build_is_asked_for_with_everything_of_the_recipe(docker: FakeDocker, lo
             "tag": RECIPE.tag,
             "nocache": False,
             "network": "host",
-            "args": RECIPE.build_args(version=contents.version()),
+            "args": RECIPE.build_args(),
             "labels": {"rooflaunch.inputs": RECIPE.inputs},
         }
     ]
@@ -255,7 +255,7 @@ def test_steps_that_take_time_are_said_in_words() -> None:
     steps = [line for line in text.splitlines() if re.match(r"[A-Z]+ ", line)]
     assert len(steps) > 20
     for step in steps:
-        known = [words for start, words in build.WORDS if re.match(start, step)]
+        known = [purpose for start, purpose in build.PURPOSES if re.match(start, step)]
         assert known or build.SILENT.match(step), step
     assert [build.SILENT.match(step) is None for step in ("RUN true", "FROM x")] == [True, True]
 
@@ -528,3 +528,45 @@ def test_command_refuses_before_it_builds(
     base = contents.load_flavours(table)["cpu"].base
     assert capsys.readouterr().err.splitlines()[0] == f"error: {message.format(base=base)}"
     assert command.builds == []
+
+
+@pytest.mark.parametrize(
+    ("name", "message", "hint"),
+    [
+        ("it.img", "--sif makes a file whose name ends in .sif; got 'it.img'", "--sif rooflaunch.sif"),
+        ("no/it.sif", "--sif: there is no folder 'no'", "make it, or name another folder"),
+        (
+            "it.sif",
+            "apptainer, which makes a .sif file of the image, is not installed",
+            "install Apptainer here; or push the image (--push), so that the cluster's Apptainer can pull it",
+        ),
+    ],
+)
+def test_what_is_missing_is_told_before_the_build(
+    name: str, message: str, hint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.which", lambda _: None)
+    with pytest.raises(RooflaunchError) as raised:
+        build.require_apptainer(Path(name))
+    assert (str(raised.value), raised.value.hint) == (message, hint)
+
+
+@pytest.mark.world
+@pytest.mark.parametrize("code", [0, 1])
+def test_the_command_line(
+    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Apptainer itself is in no package that this project uses: this is what it would be asked."""
+    tool = tmp_path / "apptainer"
+    tool.write_text(f'#!/bin/sh\necho "$@" >{tmp_path}/asked\nexit {code}\n')
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    path = tmp_path / "it.sif"
+    assert build.require_apptainer(path) == str(tool)
+    if code:
+        with pytest.raises(ToolError, match="apptainer ended with exit code 1"):
+            build.write_sif(str(tool), "rooflaunch:cpu-1", path)
+    else:
+        build.write_sif(str(tool), "rooflaunch:cpu-1", path)
+    assert (tmp_path / "asked").read_text() == f"build --force {path} docker-daemon:rooflaunch:cpu-1\n"
+    assert capfd.readouterr().err.startswith(f"{tool} build --force {path} docker-daemon:rooflaunch:cpu-1\n")

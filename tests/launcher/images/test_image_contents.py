@@ -12,6 +12,7 @@ import pytest
 
 from launcher.images import contents as images
 from launcher.images.contents import Flavour, Recipe
+from workload import __version__
 from workload.contract.errors import ToolError, UsageError
 
 ROOT = Path(__file__).parents[3]
@@ -175,7 +176,7 @@ def test_context_is_the_same_bytes_for_the_same_files() -> None:
 
 
 def test_build_arguments() -> None:
-    assert replace(RECIPE, commit="c0ffee").build_args(version="0.1") == {
+    assert replace(RECIPE, commit="c0ffee").build_args() == {
         "BASE_IMAGE": "debian:12-slim",
         "BASE_DIGEST": "",
         "TORCH_VERSION": "2.15.0",
@@ -185,18 +186,18 @@ def test_build_arguments() -> None:
         "NCU_URL": "https://example.invalid/ncu-2026.3.1.2.tar.xz",
         "NCU_SHA256": "0" * 64,
         "FLAVOUR": "tiny",
-        "VERSION": "0.1",
+        "VERSION": __version__,
         "COMMIT": "c0ffee",
     }
     plain = replace(FLAVOUR, ncu_url=None, ncu_sha256=None, capabilities=())
-    given = replace(RECIPE, flavour=plain, base_digest="sha256:ab", index="pip").build_args(version="0.1")
+    given = replace(RECIPE, flavour=plain, base_digest="sha256:ab", index="pip").build_args()
     changed = {"BASE_IMAGE": "debian:12-slim@sha256:ab", "BASE_DIGEST": "sha256:ab", "TORCH_INDEX": ""}
     assert given.items() >= (changed | {"CAPABILITIES": "", "NCU_URL": "", "NCU_SHA256": "", "COMMIT": ""}).items()
 
 
 def test_build_arguments_are_those_of_the_dockerfile() -> None:
     declared = set(re.findall(r"^ARG (\w+)", (ROOT / images.DOCKERFILE).read_text(), re.MULTILINE))
-    assert set(RECIPE.build_args(version="")) == declared
+    assert set(RECIPE.build_args()) == declared
 
 
 def test_recipe_of_this_installation() -> None:

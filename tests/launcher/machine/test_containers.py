@@ -7,12 +7,12 @@ import pytest
 from fake_docker import FakeDocker
 
 from launcher.docker_engine import Container, ContainerEnd, Image
-from launcher.images import contents
 from launcher.kinds import Runtime
 from launcher.machine import containers
 from launcher.machine.containers import ContainerLimits
 from launcher.machine.runtime import Choice
 from launcher.machine.watcher import Watcher
+from workload import __version__
 from workload.contract.errors import InterruptedRunError, OutOfDeviceMemoryError, RooflaunchError, RunFailedError
 from workload.contract.spec import RunSpec
 
@@ -46,7 +46,7 @@ def test_plain_run_gets_its_output_folder_and_nothing_else(
         writable=(f"{tmp_path}/my results",),
         network="none",
         shm_bytes=2_147_483_648,
-        labels={"rooflaunch.run": contents.version()},
+        labels={"rooflaunch.run": __version__},
     )
 
 

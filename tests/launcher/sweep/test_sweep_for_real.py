@@ -1,4 +1,4 @@
-"""A sweep on this machine's CPU, as it is typed: interrupted, killed, and run again to its end."""
+"""Sweeps as they are typed, on this machine's CPU and over ssh: interrupted, killed, and run again to their end."""
 
 import json
 import os
@@ -12,23 +12,26 @@ from typing import Any
 
 import pytest
 
+from tests import sshd
 from workload.contract import bundle
 from workload.storage.inventory import sealed_in
 
 pytestmark = [
     pytest.mark.world,
     pytest.mark.timeout(1500),
-    pytest.mark.night(part="kills"),
 ]
 
 ROOT = Path(__file__).parents[3]
-MATRIX = """
-repeats = 3
+DEFAULTS = """
 [defaults]
 image_size = 32
 warmup = 1
 iterations = 2
 ceilings = false
+"""
+MATRIX = f"""
+repeats = 3
+{DEFAULTS}
 [matrix]
 model = ["squeezenet1_1", "mobilenet_v3_small", "shufflenet_v2_x0_5"]
 batch_size = [2, 4]
@@ -36,6 +39,21 @@ batch_size = [2, 4]
 backend = "local"
 device = "cpu"
 runtime = "process"
+"""
+BOX = f"""
+name = "box"
+repeats = 2
+{DEFAULTS}
+[matrix]
+model = ["squeezenet1_1"]
+batch_size = [1, 2]
+[[on]]
+name = "box"
+backend = "ssh"
+host = "{{host}}"
+port = {{port}}
+python = "{sys.executable}"
+device = "cpu"
 """
 
 
@@ -76,6 +94,7 @@ def until_there_are(count: int, folder: Path, process: "subprocess.Popen[str]") 
     time.sleep(3)
 
 
+@pytest.mark.night(part="kills")
 def test_interrupted_twice_killed_once_and_run_again_to_its_end(tmp_path: Path) -> None:
     (tmp_path / "night.toml").write_text(MATRIX)
     for count, number in ((2, signal.SIGINT), (5, signal.SIGKILL), (8, signal.SIGINT)):
@@ -110,6 +129,7 @@ def test_interrupted_twice_killed_once_and_run_again_to_its_end(tmp_path: Path) 
     assert (tmp_path / "report.html").is_file()
 
 
+@pytest.mark.night(part="kills")
 def test_until_stops_by_itself(tmp_path: Path) -> None:
     (tmp_path / "night.toml").write_text(MATRIX.replace(', "mobilenet_v3_small", "shufflenet_v2_x0_5"', ""))
     done = finish(
@@ -120,3 +140,31 @@ def test_until_stops_by_itself(tmp_path: Path) -> None:
     assert place["until"]["is_narrow"]
     assert 8 <= place["until"]["blocks"] <= 15
     assert place["done"] == place["runs"] == 2 * place["until"]["blocks"]
+
+
+@pytest.mark.night(part="places")
+def test_a_killed_launcher_finds_its_job_again_and_nothing_is_measured_twice(
+    machine: sshd.Machine, tmp_path: Path
+) -> None:
+    (tmp_path / "night.toml").write_text(BOX.format(host=machine.host, port=machine.port))
+    first = start(tmp_path)
+    far_runs = machine.home / ".rooflaunch/runs"
+    while not list(far_runs.glob("*/MANIFEST.json")):
+        assert first.poll() is None, (tmp_path / "log").read_text()
+        time.sleep(0.2)
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    second = finish(tmp_path, "launcher", "sweep", "night.toml", "--format", "json")
+    assert second.returncode == 0, second.stderr
+    [place] = json.loads(second.stdout)["places"]
+    assert (place["done"], place["runs"]) == (4, 4)
+    assert "of an earlier start is still running: following it" in second.stderr
+    # One job did all of it, in the store and at home once each.
+    assert len(list((machine.home / ".rooflaunch/launches").iterdir())) == 1
+    measured = Counter(one.run_key for one in sealed_in(tmp_path / "results"))
+    assert (len(measured), set(measured.values())) == (4, {1})
+    assert len(list(far_runs.iterdir())) == 4
+    for sealed in sealed_in(tmp_path / "results"):
+        record = bundle.read(tmp_path / "results" / sealed.run_id).record
+        assert record.job is not None
+        assert (record.job.name, record.environment.backend) == ("box", "ssh")

@@ -13,7 +13,7 @@ from launcher.machine.script import Workplace
 from launcher.script.command import HereOptions
 from launcher.sweep import local
 from launcher.sweep.control import Control
-from launcher.sweep.local import LocalPlaces, _Seat
+from launcher.sweep.local import LocalPlaces, _LocalPlace
 from launcher.sweep.places import LOCAL, Configuration, Place
 from launcher.sweep.progress import Progress
 from launcher.sweep.script import PlacedScript
@@ -74,14 +74,14 @@ def test_a_script_runs_in_a_container_where_its_place_asks_for_one(
     place = Place(name="here", backend=LOCAL, script=script)
     specs = [RunSpec(script=("train.py", "--root", "{data}", "--lr", lr)) for lr in ("1", "2")]
     configurations = tuple(Configuration(values={"args.lr": spec.script[-1]}, spec=spec) for spec in specs)
-    seat = _Seat(PlaceWork(plan_of(place, configurations, 1), known={}), tmp_path / "results")
-    plan = seat.plan_of(specs[1], Context())
+    here = _LocalPlace(PlaceWork(plan_of(place, configurations, 1), known={}), tmp_path / "results")
+    plan = here.plan_of(specs[1], Context())
     assert plan.container is not None
     assert plan.container.command[-5:] == specs[1].script
     assert plan.workplace == workplace
     outside = replace(specs[0], script=("../train.py",))
     (tmp_path.parent / "train.py").touch()
     monkeypatch.chdir(tmp_path)
-    other = _Seat(PlaceWork(plan_of(place, configurations, 1), known={}), tmp_path / "results")
+    other = _LocalPlace(PlaceWork(plan_of(place, configurations, 1), known={}), tmp_path / "results")
     with pytest.raises(UsageError, match="is outside of this folder"):
         other.plan_of(outside, Context())

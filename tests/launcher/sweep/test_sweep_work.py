@@ -9,7 +9,7 @@ import pytest
 from launcher.protocol.task import TaskRun
 from launcher.sweep.places import LOCAL, Place
 from launcher.sweep.until import Until
-from launcher.sweep.work import LOG_HINT, Ended, PlaceWork, one_line, too_large_text
+from launcher.sweep.work import LOG_HINT, Ended, PlaceWork, configuration_text, too_large_text
 from tests.launcher.sweep.sweeps import configurations_of, plan_of
 from workload.contract.design import Run
 from workload.contract.record import JobPlace, Record, Spec, Status, Timing
@@ -101,9 +101,9 @@ def test_blocks_are_done_when_nothing_of_them_is_left() -> None:
     first = [run for run in work.runs if run.block == 1]
     for run in first[:-1]:
         work.take(record_of(run), PATH)
-    assert (work.blocks_done, work.blocks) == (0, 2)
+    assert (work.counts()["blocks_done"], work.blocks) == (0, 2)
     work.take(record_of(first[-1]), PATH)
-    assert (work.blocks_done, work.blocks) == (1, 2)
+    assert (work.counts()["blocks_done"], work.blocks) == (1, 2)
 
 
 def test_a_run_that_is_in_the_store_is_done_before_it_is_here() -> None:
@@ -160,4 +160,4 @@ def test_until_ends_at_the_most_blocks_and_where_blocks_bring_nothing_new() -> N
 def test_a_run_is_called_by_its_configuration() -> None:
     work = work_of()
     run = next(run for run in work.runs if run.spec.batch_size == 8 and run.spec.model == "resnet18")
-    assert one_line(run, work.plan) == "resnet18, batch_size 8"
+    assert configuration_text(run, work.plan) == "resnet18, batch_size 8"

@@ -1,4 +1,4 @@
-"""The cache of ceilings, with measurements that cost nothing."""
+"""The cache of ceilings, with fake measurements."""
 
 import json
 import math
@@ -23,7 +23,7 @@ def rate(median: float = 1e9) -> MeasuredRate:
 
 @dataclass
 class Bench:
-    """`cached_or_measure` in one folder, with measurements that cost nothing and are counted."""
+    """`cached_or_measure` in one folder; `measured`: the rates requested from each fake measurement."""
 
     folder: Path
     now: datetime = NOON
@@ -129,7 +129,7 @@ def test_what_a_busy_machine_spoiled_is_measured_by_the_next_run(
 
 
 def test_ceilings_without_a_rate_that_is_asked_for_are_not_used_again(bench: Bench) -> None:
-    """A busy machine kept none: the next run measures all, and nothing is as old as the first one's attempt."""
+    """On a busy machine no rate is stored: the next run measures all of them, and their age counts from then."""
     bench.busy = ("fp32", "copy", "triad")
     bench.ask("fp32")
     bench.now += timedelta(seconds=260)

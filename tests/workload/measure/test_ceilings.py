@@ -1,4 +1,4 @@
-"""Time-boxing on a clock that only work moves, the cache of measurements, and one real probe."""
+"""Time limits of probes on a fake clock that only work advances, and one real probe."""
 
 import json
 import os
@@ -136,7 +136,7 @@ def test_a_fall_off_a_fast_path_is_bounded_too() -> None:
 
 @dataclass(kw_only=True)
 class StarvedMachine(FakeMachine):
-    """The calls whose numbers are in `waits` wait for a CPU before they run, in seconds."""
+    """A machine whose calls wait for a CPU; `waits`: seconds by the call's number."""
 
     waits: dict[int, float] = field(default_factory=dict)
 
@@ -193,7 +193,7 @@ def test_the_sensors_are_read_under_load_at_half_time() -> None:
 
 @dataclass(kw_only=True)
 class Throttling(FakeMachine):
-    """A GPU at 1590 MHz for `burst_s` seconds of work, then at 900 MHz for good: as a T4 does at its power limit."""
+    """A GPU that slows down from 1590 to 900 MHz after `burst_s` seconds of work, as a T4 does at its power limit."""
 
     burst_s: float = 1.0
 
@@ -226,13 +226,13 @@ def test_the_ceiling_of_a_device_that_throttles_is_what_it_sustains() -> None:
 
 
 def test_one_that_throttles_late_is_sustained_by_the_last_third() -> None:
-    """After 1.7 s: most of the samples, and hence their median, are still of the burst."""
+    """It throttles after 1.7 s, so most samples, and hence their median, are from before."""
     rate = loaded(Throttling(flop_per_s=1, burst_s=1.7), load_s=1.5)
     assert (rate.median, rate.roof) == (pytest.approx(1590e9), pytest.approx(900e9))
 
 
 def test_without_a_load_a_slower_end_is_recorded_and_no_verdict() -> None:
-    """On a CPU: its samples take less than a second, in which a neighbour's work looks the same."""
+    """A CPU is not loaded first. Its samples take less than a second, in which a neighbour's work looks the same."""
     rate = loaded(Throttling(flop_per_s=1, burst_s=0.1), load_s=0.0)
     assert (rate.first_third, rate.last_third) == (pytest.approx(1590e9), pytest.approx(900e9))
     assert (rate.burst, rate.sustained, rate.slowdown, rate.load_s) == (None, None, None, 0.0)
@@ -295,7 +295,7 @@ def test_a_slowdown_is_said_while_it_is_measured(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_rate_of_an_older_file_is_its_median() -> None:
-    """Bundles of before have one figure only."""
+    """Bundles of earlier versions have only the median, not burst and sustained rates."""
     old = {"median": 5.0, "best": 6.0, "min": 4.0, "p5": 4.5, "p95": 5.5, "samples": 30, "size": 128}
     assert MeasuredRate.from_json(old).roof == 5.0
 
@@ -639,7 +639,7 @@ def test_copy_and_triad_count_the_bytes_they_move() -> None:
 
 
 class Ticking:
-    """A second passes between one mark and the next."""
+    """A clock whose marks are one second apart."""
 
     def __init__(self) -> None:
         self._ticks = counter()

@@ -10,7 +10,7 @@ from workload.measure.recorder import ItemReader, Recorder, StepPart, StepPhase
 
 
 class MpsEvent:
-    """With the rules of torch.mps: an event that ends two intervals waits for ever, an empty interval raises."""
+    """An event of torch.mps: one that ends two intervals waits for ever, and an empty interval raises."""
 
     def __init__(self, *, enable_timing: bool) -> None:
         assert enable_timing
@@ -30,7 +30,7 @@ class MpsEvent:
 
 @pytest.fixture
 def waits(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
-    """A machine with an Apple GPU; how often the device was waited for."""
+    """Function that returns how often the fake Apple GPU was synchronized."""
     count = 0
 
     def synchronize() -> None:

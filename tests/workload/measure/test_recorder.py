@@ -11,7 +11,7 @@ from workload.measure.recorder import ItemReader, Recorder, StepPart, StepPhase
 
 
 class FakeGpu:
-    """A stream whose events carry a time, and are passed only up to `done_s`."""
+    """A fake CUDA stream. Its events carry a time, and have passed if it is at most `done_s`."""
 
     def __init__(self) -> None:
         self.now_s = 10.0

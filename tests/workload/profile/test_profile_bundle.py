@@ -1,4 +1,4 @@
-"""`--profile torch` for real on this machine's CPU, and what `train` does with a profile."""
+"""Real profiles by `--profile torch` on this machine's CPU, started by `train` and by `profile`."""
 
 import csv
 import gzip

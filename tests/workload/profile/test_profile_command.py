@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from workload.contract.record import Record, Spec, Status, StepSeconds, Timing
 from workload.contract.spec import Device, Precision, Profile, RunSpec
 from workload.profile import command
 from workload.profile.command import Caches, Mode, Replay, estimate_kernels, estimate_range
@@ -80,5 +81,9 @@ def test_time_for_ranges(passes: int | None, expected_s: float, limit_s: float) 
     assert (found.expected_s, found.limit_s) == (pytest.approx(expected_s), pytest.approx(limit_s))
 
 
-def test_time_for_a_trace() -> None:
-    assert command.trace_limit_s(0.5, 10) == 300 + 20 * 5
+@pytest.mark.parametrize(("step_s", "limit_s"), [(StepSeconds(median=0.5), 300 + 20 * 5), (None, 300 + 20 * 10)])
+def test_time_for_a_trace(step_s: StepSeconds | None, limit_s: float) -> None:
+    record = Record(
+        run_id="run", status=Status.COMPLETED, spec=Spec(model="resnet18", batch_size=4), timing=Timing(step_s=step_s)
+    )
+    assert command.trace_limit_s(record, 10) == limit_s

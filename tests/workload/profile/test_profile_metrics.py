@@ -1,20 +1,11 @@
 import pytest
 
+from tests.workload.profile.ncu_stand_in import EVERY_METRIC
 from workload.contract.spec import Precision
 from workload.contract.vocabulary import TENSOR_PIPE_IS_PRODUCTS
 from workload.profile import metrics
 from workload.profile.metrics import TENSOR_TYPES, base, choose, choose_step, choose_throughput, table
 
-# What an ncu knows that knows every name of the table.
-EVERYTHING = frozenset(
-    base(name)
-    for names in (
-        *table().common.values(),
-        *table().throughput.values(),
-        *(names for row in table().rows.values() for names in row.tensor.values()),
-    )
-    for name in names
-)
 FP16 = ("sm__ops_path_tensor_src_fp16_dst_fp32.sum", "sm__ops_path_tensor_src_fp16_dst_fp16.sum")
 TURING = ("sm__ops_path_tensor_src_fp16_bf16_tf32_dst_fp32.sum", "sm__ops_path_tensor_src_fp16_dst_fp16.sum")
 HFMA2 = "sm__inst_executed_pipe_tensor_op_hmma_type_hfma2.sum"
@@ -39,7 +30,7 @@ TF32, BF16 = "sm__ops_path_tensor_src_tf32_dst_fp32.sum", "sm__ops_path_tensor_s
     ],
 )
 def test_tensor_metrics_follow_chip_and_precision(capability: str, precision: str, tensor: tuple[str, ...]) -> None:
-    chosen = choose(capability, Precision(precision), EVERYTHING)
+    chosen = choose(capability, Precision(precision), EVERY_METRIC)
     assert tuple(name for name in chosen.names if "ops_path" in name) == tensor
     assert chosen.missing == ()
     assert len(chosen.names) == len(table().common) + len(tensor) - (capability in TENSOR_PIPE_IS_PRODUCTS)
@@ -48,23 +39,23 @@ def test_tensor_metrics_follow_chip_and_precision(capability: str, precision: st
 
 
 def test_roles_say_what_a_metric_counts() -> None:
-    roles = choose("8.9", Precision.AMP, EVERYTHING).roles
+    roles = choose("8.9", Precision.AMP, EVERY_METRIC).roles
     assert roles["smsp__sass_thread_inst_executed_op_hfma_pred_on.sum"] == "fp16_fma"
     assert {roles[name] for name in FP16} == {"tensor_flop_fp16"}
     assert roles["dram__bytes_read.sum"] == "dram_read_bytes"
 
 
 def test_what_an_ncu_lacks_is_missing_and_not_asked_for() -> None:
-    old = EVERYTHING - {base(TF32), "l1tex__t_bytes"}
+    old = EVERY_METRIC - {base(TF32), "l1tex__t_bytes"}
     chosen = choose("8.0", Precision.TF32, old)
     assert chosen.missing == ("l1tex__t_bytes.sum", TF32)
-    assert choose("9.0", Precision.TF32, EVERYTHING - {base(HFMA2)}).missing == (HFMA2,)
-    assert choose("8.9", Precision.TF32, EVERYTHING - {base(HFMA2)}).missing == ()
+    assert choose("9.0", Precision.TF32, EVERY_METRIC - {base(HFMA2)}).missing == (HFMA2,)
+    assert choose("8.9", Precision.TF32, EVERY_METRIC - {base(HFMA2)}).missing == ()
     assert not {"l1tex__t_bytes.sum", TF32} & set(chosen.names)
 
 
 def test_a_type_that_is_half_known_is_not_counted_at_all() -> None:
-    chosen = choose("7.0", Precision.AMP, EVERYTHING - {base(FP16[0])})
+    chosen = choose("7.0", Precision.AMP, EVERY_METRIC - {base(FP16[0])})
     assert chosen.missing == (FP16[0],)
     assert not set(FP16) & set(chosen.names)
 
@@ -80,34 +71,34 @@ def test_a_type_that_is_half_known_is_not_counted_at_all() -> None:
     ],
 )
 def test_a_busy_tensor_pipe_is_a_product_only_where_nothing_else_runs_there(capability: str, role: str) -> None:
-    roles = choose(capability, Precision.FP32, EVERYTHING).roles
+    roles = choose(capability, Precision.FP32, EVERY_METRIC).roles
     assert roles["sm__inst_executed_pipe_tensor.sum"] == role
     assert (HFMA2 in roles) is (role == "tensor_pipe_instructions")
 
 
 def test_consumer_blackwell_has_other_names_for_the_same() -> None:
-    known = EVERYTHING - {"dram__bytes", "dram__bytes_read", "dram__bytes_write"}
+    known = EVERY_METRIC - {"dram__bytes", "dram__bytes_read", "dram__bytes_write"}
     chosen = choose("12.0", Precision.FP32, known)
     assert chosen.roles["dram__bytes_op_read.sum"] == "dram_read_bytes"
     assert chosen.missing == ()
 
 
 def test_whole_step_asks_for_no_sass_metric() -> None:
-    chosen = choose_step(EVERYTHING)
+    chosen = choose_step(EVERY_METRIC)
     assert set(chosen.roles.values()) == set(metrics.STEP_ROLES)
     assert not any("sass" in name for name in chosen.names)
 
 
 def test_throughput_brings_its_weights() -> None:
-    chosen = choose_throughput("7.0", EVERYTHING)
+    chosen = choose_throughput("7.0", EVERY_METRIC)
     assert set(chosen.roles.values()) == {"sm_percent", "memory_percent", "dram_percent", "time_s"}
     assert chosen.passes == 18
-    assert choose_throughput("10.0", EVERYTHING).passes is None
+    assert choose_throughput("10.0", EVERY_METRIC).passes is None
 
 
 def test_table_holds_together() -> None:
     kinds = {kind for kinds in TENSOR_TYPES.values() for kind in kinds}
     for row in table().rows.values():
         assert set(row.tensor) <= kinds, f"{row.capability} lists a type that no precision asks for"
-    assert not any("sparsity" in name for name in EVERYTHING), "they are parts of the others"
+    assert not any("sparsity" in name for name in EVERY_METRIC), "they are parts of the others"
     assert set(TENSOR_TYPES) == set(Precision)

@@ -1,4 +1,4 @@
-"""What we ask of Nsight Compute against a real one, which answers without a GPU. Nothing of it is kept here."""
+"""A real Nsight Compute, which needs no GPU for them, answers our queries. None of its files are kept here."""
 
 import functools
 import os
@@ -31,7 +31,7 @@ CHIPS = [(row.capability, chip) for row in table().rows.values() for chip in row
 
 @pytest.fixture(scope="session")
 def ncu(request: pytest.FixtureRequest) -> Ncu:
-    """An installed one, or one that is unpacked beside the system once (12 s, 1 GB) and kept in pytest's cache."""
+    """An installed ncu, else one that is unpacked once (12 s, 1 GB) into pytest's cache."""
     # It answers the same every time.
     ask = functools.cache(tool.ask)
     installed = ncu_paths.find(os.environ)
@@ -50,7 +50,7 @@ def ncu(request: pytest.FixtureRequest) -> Ncu:
 
 
 def require_table_version(ncu: Ncu) -> None:
-    """What the table leaves out, and the sample reports, are those of one version."""
+    """Skip the test unless this is the version of ncu that the table of metrics and the sample reports belong to."""
     if not (ncu.version() or "").startswith(TABLE_VERSION):
         pytest.skip(f"the table was written from ncu {TABLE_VERSION}, this is {ncu.version()}")
 
@@ -81,7 +81,7 @@ def test_what_the_collector_of_evidence_asks_of_l2_is_known(ncu: Ncu, capability
 
 @pytest.mark.parametrize(("capability", "chip"), CHIPS)
 def test_no_tensor_type_that_a_chip_counts_is_left_out(ncu: Ncu, capability: str, chip: str) -> None:
-    """Names per operand type of floats that training uses; what the table has not is not there."""
+    """The table has every metric of tensor operations on the float types that training uses."""
     require_table_version(ncu)
     known, row = knows(ncu, chip), table().rows[capability]
     ours = {base(name) for names in row.tensor.values() for name in names}
@@ -119,7 +119,7 @@ def test_what_it_says_of_itself(ncu: Ncu) -> None:
 
 @pytest.mark.parametrize("replay", list(Replay))
 def test_it_takes_our_command_line(ncu: Ncu, replay: Replay, tmp_path: Path) -> None:
-    """Without a driver it gets as far as looking for one, which is behind its check of the options."""
+    """Without a driver ncu fails when it looks for one, after it has checked the options."""
     if Path("/proc/driver/nvidia/version").exists():
         pytest.skip("there is a driver here: tests/gpu profiles for real")
     chip = table().rows["8.9"].chips[0]

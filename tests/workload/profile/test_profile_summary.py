@@ -1,4 +1,4 @@
-"""Figures of a step from kernels made by hand."""
+"""Figures of a step, from hand-made kernels."""
 
 from dataclasses import replace
 from typing import Any
@@ -128,7 +128,7 @@ def test_hidden_tensor_work_makes_a_lower_bound(
 def test_without_tensor_metrics_they_are_unavailable_or_certainly_none(
     instructions: float | None, tensor_flop: float | None, is_bound: bool
 ) -> None:
-    """As on a V100 in fp32, and with an ncu before 2023.2."""
+    """A V100 in fp32 has no tensor metrics, nor has an ncu before 2023.2."""
     one = kernel(mark("step 0 forward"), tensor_instructions=instructions)
     bare = replace(one, values={role: value for role, value in one.values.items() if role != "tensor_flop_tf32"})
     found = summary.per_step(labelled([bare]))
@@ -169,7 +169,7 @@ def test_backward_pass_is_there(kept: list[str], present: bool, ratio: float | N
 
 
 def test_backward_range_without_its_work_is_no_backward_pass() -> None:
-    """As where only the thread that called `backward` is covered: it launches next to nothing itself."""
+    """A range of only the thread that called `backward` has few kernels: autograd launches from another thread."""
     little = kernel(mark("step 0 backward"), "mul", fp32_mul=10)
     found = summary.backward(labelled([STEP[1], little]))
     assert found == {"kernels_per_step": 1, "flop_over_forward": pytest.approx(0.01), "present": False}

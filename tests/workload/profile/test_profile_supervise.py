@@ -1,4 +1,4 @@
-"""Child processes that end well, badly, late and not at all."""
+"""Child processes that end by themselves, fail, exceed their time limit or ignore signals."""
 
 import os
 import signal
@@ -15,6 +15,13 @@ from workload.profile.supervise import End
 
 pytestmark = pytest.mark.world
 
+# Writes its report when it is interrupted.
+SAVES = """
+import signal, sys, time
+signal.signal(signal.SIGINT, lambda *_: (print('saved'), sys.exit(0)))
+print('ready', flush=True); time.sleep(600)
+"""
+
 
 def python(code: str) -> list[str]:
     return [sys.executable, "-c", code]
@@ -26,7 +33,7 @@ def run(code: str, log: Path) -> End:
 
 
 def run_beyond_its_limit(code: str, log: Path) -> End:
-    """The limit is over as soon as the child has printed its first line."""
+    """Run a child whose time limit ends when it has printed its first line."""
     ready = threading.Event()
     with stoppable():
         return supervise.run(
@@ -81,12 +88,7 @@ def test_lines_and_ticks_arrive_while_it_runs(tmp_path: Path, monkeypatch: pytes
 
 
 def test_late_child_is_asked_first_and_may_write_its_report(tmp_path: Path) -> None:
-    code = (
-        "import signal, sys, time\n"
-        "signal.signal(signal.SIGINT, lambda *_: (print('saved'), sys.exit(0)))\n"
-        "print('ready', flush=True); time.sleep(600)"
-    )
-    end = run_beyond_its_limit(code, tmp_path / "x")
+    end = run_beyond_its_limit(SAVES, tmp_path / "x")
     assert end.timed_out
     assert not end.ok
     assert end.output == "ready\nsaved\n"
@@ -114,16 +116,14 @@ def test_child_of_a_child_does_not_outlive_it(tmp_path: Path) -> None:
 
 
 def test_interruption_ends_the_child_in_order(tmp_path: Path) -> None:
-    code = (
-        "import signal, sys, time\n"
-        "signal.signal(signal.SIGINT, lambda *_: (print('saved'), sys.exit(0)))\n"
-        "print('ready', flush=True); time.sleep(600)"
-    )
     ready = threading.Event()
     threading.Thread(target=lambda: (ready.wait(), os.kill(os.getpid(), signal.SIGTERM)), daemon=True).start()
     with stoppable():
         end = supervise.run(
-            python(code), log=tmp_path / "x", limit_s=100, on_line=lambda line: ready.set() if "ready" in line else None
+            python(SAVES),
+            log=tmp_path / "x",
+            limit_s=100,
+            on_line=lambda line: ready.set() if "ready" in line else None,
         )
     assert end.interrupted
     assert end.output == "ready\nsaved\n"

@@ -18,7 +18,7 @@ sm__ops_path_tensor_src_tf32_dst_fp32  Counter                # of math ops
 
 
 class FakeNcu:
-    """Answers like `ncu`; knows its words and no others."""
+    """A fake `ncu`; raises on command lines that it does not know."""
 
     def __init__(
         self, *, version: str = "2024.1.1.0", chips: str = "ad102, ad104, gv100", metrics: str = QUERY

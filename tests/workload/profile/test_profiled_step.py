@@ -1,4 +1,4 @@
-"""The profiled process without a GPU: its ranges, its watch over the one who started it."""
+"""The profiled process without a GPU: its ranges, its answers, and its end with the process that started it."""
 
 import os
 import subprocess
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[3]
 
 
 class FakeNvtx:
-    """Open ranges by handle; ending one that is not open raises."""
+    """Fake NVTX ranges by handle; ending a range that is not open raises."""
 
     def __init__(self) -> None:
         self.open: dict[int, str] = {}
@@ -93,7 +93,7 @@ def test_every_precision_is_calibrated_in_what_it_computes_in() -> None:
 
 
 class FakeCuda:
-    """The calls in their order; a range must lie between profiler start and stop."""
+    """Records CUDA calls in their order."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, nvtx: FakeNvtx) -> None:
         self.calls: list[str] = []
@@ -138,7 +138,7 @@ def test_whole_step_runs_without_calibration(nvtx: FakeNvtx, monkeypatch: pytest
 
 
 class FakeStep:
-    """A training step of which AMP skips those with these numbers, from 0."""
+    """A training step; AMP skips the calls with the numbers `skips`, counted from 0."""
 
     def __init__(self, *skips: int) -> None:
         self.taken = self.skipped = 0

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from torch import cuda
 
 from tests.workload.conftest import in_a_copy
@@ -25,8 +26,9 @@ from workload.contract.spec import Device, Precision, Profile
 from workload.measure.recorder import Aside, StepPart, StepPhase
 from workload.profile import answers, profiled_script, script_tools
 from workload.profile.command import Mode
-from workload.profile.script_tools import Count, Counters, ProfiledSteps, Request
+from workload.profile.script_tools import Count, Counters, ProfiledScript, ProfiledSteps, Request
 from workload.steps import script_facts
+from workload.steps.program import Program
 
 USUAL = (Aside.OTHER, StepPart.DATA, StepPart.FORWARD, StepPart.BACKWARD, StepPart.OPTIMIZER)
 
@@ -35,7 +37,7 @@ USUAL = (Aside.OTHER, StepPart.DATA, StepPart.FORWARD, StepPart.BACKWARD, StepPa
 
 
 def profiled_run(folder: Path, script: Path, *words: str, steps: int = 1, warmup: int = 1) -> Ran:
-    """The process that a profile pass starts."""
+    """Run a script as a profile pass does."""
     report = folder / "answer.json"
     options = ["--mode", "trace", "--report", str(report), "--owner", str(os.getpid()), "--steps", str(steps)]
     options += ["--warmup-steps", str(warmup), "--precision", "fp32"]
@@ -199,7 +201,7 @@ def test_a_signal_ends_the_series_and_its_script(number: signal.Signals, tmp_pat
 def script_bundle(folder: Path, argv: tuple[str, ...], sha256: str | None = None) -> Path:
     folder.mkdir()
     script = folder.parent / "train.py"
-    files = {"train.py": sha256 or script_facts._sha256(script)}
+    files = {"train.py": sha256 or script_facts.sha256_of(script)}
     shown = scripts.redacted(argv)
     record = Record(
         run_id=folder.name,
@@ -331,11 +333,19 @@ def test_bad_options_are_refused(
     assert capsys.readouterr().err == f"error: {error}\nhint: {hint}\n"
 
 
-# --- under ncu, as far as it shows without a GPU
+# --- on a GPU, as far as it shows without one
+
+
+def test_a_profile_takes_no_more_steps_than_requested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A measurement on a GPU adds steps until 3 s have passed; a trace would count them as steps of the profile."""
+    monkeypatch.setattr(torch.profiler.profile, "start", torch.profiler.profile.start)
+    program = Program(words=("t.py",), module=None, path=tmp_path / "t.py", arguments=(), folder=tmp_path)
+    profiled = ProfiledScript(request(Mode.TRACE, steps=1), program)
+    assert profiled.session._limits.filled(Device.CUDA) == (2, 1, 0.0)
 
 
 class FakeCuda:
-    """What is done to the GPU, in order; ranges by name, one at a time."""
+    """Records CUDA calls in order: a range's name when it opens, `-` when it closes."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[str] = []

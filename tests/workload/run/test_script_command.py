@@ -1,4 +1,4 @@
-"""The command line of `python -m rooflaunch script`, and what is refused before a script runs."""
+"""The command line of `python -m rooflaunch script`, its errors, and the ends of scripts."""
 
 import sys
 from pathlib import Path
@@ -315,7 +315,7 @@ for (x,) in DataLoader(TensorDataset(torch.ones(8, 4)), batch_sampler=batches):
 
 @in_a_copy
 def test_steps_that_are_smaller_than_the_first_are_measured_all_the_same(tmp_path: Path) -> None:
-    """No step holds the samples that the first ones had: counting ends after some tries."""
+    """No later step has as many samples as the first ones: counting gives up after some steps."""
     script = tmp_path / "train.py"
     script.write_text(SMALLER_LATER)
     ran = measured(tmp_path / "run", script, options=("--warmup", "2", "--iterations", "5"))
@@ -340,7 +340,7 @@ def test_the_steps_of_an_optimizer_that_is_not_of_torch(tmp_path: Path) -> None:
 
 @pytest.mark.world
 def test_a_script_that_needs_no_torch(tmp_path: Path) -> None:
-    """In a process of its own: the others here are copies of one that has loaded torch."""
+    """A new process, because the copies that other tests use have loaded torch."""
     (tmp_path / "script.py").write_text("print('well')")
     with trainer(tmp_path, "script", "--", "script.py") as process:
         output, error = process.communicate(timeout=100)

@@ -1,4 +1,4 @@
-"""Scripts with threads, processes and signals of their own: a clear sentence, a whole bundle and no hang."""
+"""Scripts with their own threads, processes and signals end with a clear message and a complete bundle."""
 
 import sys
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ DONE = "  next          "
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """`text` behind the loop above; `last`: a line of our messages; `note`: a note in the bundle."""
+    """`text`: code after `LOOP`; `last`: the beginning of a line of our messages; `note`: of a note in the bundle."""
 
     text: str
     code: int = 0

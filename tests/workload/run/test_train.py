@@ -1,4 +1,4 @@
-"""The trainer as a user runs it: tiny configurations, real steps, real bundles."""
+"""Real runs of the trainer with tiny configurations, and their bundles."""
 
 import errno
 import json
@@ -125,7 +125,7 @@ def test_a_measured_region_has_a_least_duration(
 def test_steps_are_added_and_counted(
     images: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a clock that a step moves by 0.2 s."""
+    """Each step advances a fake clock by 0.2 s."""
     ticks = counter()
     monkeypatch.setattr(train, "at_least", partial(train.at_least, now=lambda: 0.2 * next(ticks)))
     data = ["--dataset", str(images), "--workers", "0"]
@@ -418,7 +418,7 @@ def test_step_that_fails_keeps_what_was_measured(
 
 
 def test_the_time_of_a_step_that_was_broken_off_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its images are not either: together they would say less images/s than there were."""
+    """The images of an unfinished step do not count, so its time must not count either."""
     plain, taken, unfinished_s = models.loss, counter(), 3.0
 
     def loss(*given: torch.Tensor) -> torch.Tensor:
@@ -448,7 +448,7 @@ def any_algorithm() -> Iterator[None]:
 def test_an_operation_that_is_never_deterministic_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`put_` is one on a CPU too; on a GPU the backward pass of adaptive pooling (alexnet, vgg) is."""
+    """`put_` has no deterministic version on a CPU; on a GPU the backward pass of adaptive pooling has none."""
 
     def loss(output: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
         torch.zeros(3).put_(torch.tensor([0]), torch.tensor([1.0]))
@@ -575,7 +575,7 @@ def test_disk_that_fills_up_is_said() -> None:
 @AT_NIGHT
 @pytest.mark.parametrize("precision", ["bf16", "amp"])
 def test_reduced_precision_runs_on_any_cpu(precision: str) -> None:
-    """In a process of its own: what this CPU cannot do has to be found before oneDNN is first used."""
+    """A new process, because missing instructions of this CPU must be found before oneDNN is first used."""
     with start("--iterations", "2", "--precision", precision) as process:
         output, error = process.communicate(timeout=120)
     assert process.returncode == 0, error

@@ -1,4 +1,4 @@
-"""What a batch counts as: by the loader's batch size where it knows one, else by the shape of what it holds."""
+"""Samples of a batch, by the loader's batch size if it has one, else by the shapes of the batch's tensors."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +14,7 @@ FOUR = (torch.zeros(4, 9), torch.zeros(4))
 
 
 class Graphs:
-    """In the form of a batch of PyTorch Geometric."""
+    """A batch like those of PyTorch Geometric."""
 
     num_graphs = 4
 

@@ -138,7 +138,7 @@ def test_imagenette_is_read_where_torchvision_unpacks_it(images: Path, tmp_path:
 
 @pytest.fixture
 def cifar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """CIFAR-10's own files, with 20 images, whose checksums torchvision is told."""
+    """Files in CIFAR-10's format with 20 images; torchvision's checksums are replaced by theirs."""
     from torchvision.datasets import CIFAR10
 
     folder = tmp_path / CIFAR10.base_folder

@@ -58,7 +58,7 @@ def test_a_script_finds_its_own(kind: str, start: tuple[str, ...], tmp_path: Pat
 
 @pytest.mark.world
 def test_a_users_own_in_a_folder_of_the_path(tmp_path: Path) -> None:
-    """`PYTHONPATH` is looked through before the installed packages, of which ours are some."""
+    """`PYTHONPATH` comes before the installed packages, to which ours belong."""
     write(tmp_path / "src" / "workload.py", "WHOSE = 'the user'\n")
     write(tmp_path / "t.py", "import workload\nprint(workload.WHOSE)\n")
     ran = run(tmp_path, "-m", "rooflaunch", "script", "--", "t.py", PYTHONPATH=f"src{os.pathsep}{ROOT}")
@@ -125,7 +125,7 @@ def test_ours_for_a_moment_and_the_users_afterwards() -> None:
 @pytest.mark.night(part="scripts")
 @pytest.mark.world
 def test_steps_of_a_script_beside_its_own_workload(tmp_path: Path) -> None:
-    """What we import late, in the middle of the script, is ours all the same."""
+    """Modules that rooflaunch imports while the script runs are its own."""
     write(tmp_path / "workload.py", "def batches():\n    return 40\n")
     write(
         tmp_path / "t.py",

@@ -1,4 +1,4 @@
-"""What identifies a script, and what of its arguments nobody else is to read."""
+"""Facts that identify a script, and secrets that are removed from its arguments."""
 
 from pathlib import Path
 

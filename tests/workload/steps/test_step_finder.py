@@ -1,4 +1,4 @@
-"""What a step is, from the order of optimizer steps."""
+"""The step finder finds the training step from the order of optimizer steps."""
 
 from collections.abc import Sequence
 
@@ -28,7 +28,7 @@ LONG = [ONE] * (LONGEST + 3)
 
 
 def follow(segments: Sequence[Segment]) -> tuple[str, Pattern | None]:
-    """A letter a segment: . unknown, F found, i inside, S step, ~ irregular, L lost, ! unclear."""
+    """One letter for each segment: . unknown, F found, i inside, S step, ~ irregular, L lost, ! unclear."""
     letters = {
         Seen.UNKNOWN: ".",
         Seen.FOUND: "F",

@@ -1,4 +1,4 @@
-"""Timed steps are heard later, as they were: nothing but the clock is read within them."""
+"""Events of timed steps are buffered with their time stamps and passed on later: a step only reads the clock."""
 
 import threading
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from workload.measure.clock import HostClock
 from workload.measure.recorder import Aside, StepPart, StepPhase
 from workload.measure.timing import Timeline
 from workload.run.region import Region
-from workload.steps import step_log as tapes
+from workload.steps import step_log as module
 from workload.steps.hooks import Site
 from workload.steps.program import EndOfScript, Program
 from workload.steps.session import Session, Stage
@@ -27,12 +27,12 @@ BATCH = (torch.zeros(8, 4), torch.zeros(8))
 
 
 class Receiver:
-    """Writes down what it is told: (`begin`, mark), (part, mark), (`end`, images)."""
+    """Records its calls: (`begin`, mark), (part, mark), (`end`, images)."""
 
     def __init__(self) -> None:
         self.phase = StepPhase.WARMUP
         self.is_open = self.wants_more = False
-        self.told: list[tuple[Any, Any]] = []
+        self.calls: list[tuple[Any, Any]] = []
         self.time = 0
 
     def instant(self) -> int:
@@ -48,18 +48,18 @@ class Receiver:
 
     def begin(self, mark: Any = None) -> None:
         self.is_open = True
-        self.told.append(("begin", mark))
+        self.calls.append(("begin", mark))
 
     def mark(self, part: StepPart | Aside, mark: Any = None) -> int:
-        self.told.append((part, mark))
-        return len(self.told)
+        self.calls.append((part, mark))
+        return len(self.calls)
 
     def relabel(self, parts: int, aside: Aside, *, but: StepPart | None = None) -> None:
-        self.told.append((aside, (parts, but)))
+        self.calls.append((aside, (parts, but)))
 
     def end(self, images: int, *, is_step: bool) -> None:
         self.is_open = False
-        self.told.append(("end" if is_step else "gap", images))
+        self.calls.append(("end" if is_step else "gap", images))
 
     def leave(self) -> None:
         self.is_open = False
@@ -69,11 +69,11 @@ class Receiver:
 
     @property
     def steps(self) -> int:
-        return [what for what, _ in self.told].count("end")
+        return [what for what, _ in self.calls].count("end")
 
 
 class Script:
-    """A loop over a loader, and who hears it; `finished`: how often its measurement was complete."""
+    """A training loop and the step log that observes it; `finished`: how often its measurement was completed."""
 
     def __init__(self, folder: Path, *, iterations: int = 20, warmup: int = 0, goes_on: bool = False) -> None:
         self.receiver, self.finished = Receiver(), 0
@@ -89,6 +89,10 @@ class Script:
     def _finish(self) -> None:
         self.finished += 1
 
+    def step_until(self, stage: Stage) -> None:
+        while self.session.stage is not stage:
+            self.step()
+
     def fetch(self, batch: Any = BATCH) -> None:
         self.step_log.fetch_began()
         self.step_log.fetched(self, batch)
@@ -102,13 +106,19 @@ class Script:
 
 
 def until_the_end(step: Callable[[], None]) -> int:
-    """How many steps the script took; `MANY` if it was not ended."""
+    """Number of steps until the script was ended; `MANY` if it was not."""
     for steps in range(MANY):
         try:
             step()
         except EndOfScript:
             return steps
     return MANY
+
+
+def in_a_thread(work: Callable[[], None]) -> None:
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
 
 
 @pytest.fixture(autouse=True)
@@ -118,27 +128,26 @@ def no_end_by_force(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def timed(tmp_path: Path) -> Script:
-    """A script whose step has just become known; what was told so far is forgotten."""
+    """A script whose step has just become known; earlier calls of the receiver are forgotten."""
     script = Script(tmp_path)
-    while script.session.stage is not Stage.MEASURED:
-        script.step()
-    script.receiver.told.clear()
+    script.step_until(Stage.MEASURED)
+    script.receiver.calls.clear()
     return script
 
 
 def test_steps_are_told_together_as_they_were(timed: Script) -> None:
     for _ in range(19):
         timed.step()
-    assert timed.receiver.told == []
+    assert timed.receiver.calls == []
     with pytest.raises(EndOfScript):
         timed.step()
 
-    told = [(what, mark) for what, mark in timed.receiver.told if what != "begin"]
+    calls = [(what, mark) for what, mark in timed.receiver.calls if what != "begin"]
     one_by_one = [(part, 5 * step + place) for step in range(20) for place, part in enumerate(PARTS, 1)]
-    assert [(what, mark) for what, mark in told if what != "end"] == one_by_one
-    assert [mark for what, mark in told if what == "end"] == [8] * 20
+    assert [(what, mark) for what, mark in calls if what != "end"] == one_by_one
+    assert [mark for what, mark in calls if what == "end"] == [8] * 20
     # Each begins where the one before ended.
-    assert [mark for what, mark in timed.receiver.told if what == "begin"] == [5 * step for step in range(1, 20)]
+    assert [mark for what, mark in timed.receiver.calls if what == "begin"] == [5 * step for step in range(1, 20)]
     assert timed.finished == 1
 
 
@@ -154,8 +163,7 @@ def test_what_is_worked_through_at_the_end_is_no_wall_time(tmp_path: Path, monke
     script = Script(tmp_path)
     region = Region(tmp_path, Device.CPU, Timeline())
     monkeypatch.setattr(script.session, "_open", lambda *_: region)
-    while script.session.stage is not Stage.MEASURED:
-        script.step()
+    script.step_until(Stage.MEASURED)
     monkeypatch.setattr(Session, "batch_arrived", slow)
     assert until_the_end(script.step) == 19
 
@@ -167,47 +175,45 @@ def test_what_is_worked_through_at_the_end_is_no_wall_time(tmp_path: Path, monke
 
 def test_no_more_is_kept_than_a_number_of_steps(tmp_path: Path) -> None:
     script = Script(tmp_path, iterations=1000)
-    while script.session.stage is not Stage.MEASURED:
+    script.step_until(Stage.MEASURED)
+    script.receiver.calls.clear()
+    for _ in range(module.MOST_STEPS - 1):
         script.step()
-    script.receiver.told.clear()
-    for _ in range(tapes.MOST_STEPS - 1):
-        script.step()
-    assert script.receiver.told == []
+    assert script.receiver.calls == []
     script.step()
 
-    assert script.receiver.steps == tapes.MOST_STEPS
+    assert script.receiver.steps == module.MOST_STEPS
     # The time that the telling took is nobody's.
-    assert script.receiver.told[-1] == (Aside.MEASURING, None)
+    assert script.receiver.calls[-1] == (Aside.MEASURING, None)
 
 
 def test_long_steps_are_told_each_second(timed: Script, monkeypatch: pytest.MonkeyPatch) -> None:
     timed.step()
     assert timed.receiver.steps == 0
-    monkeypatch.setattr(tapes, "perf_counter", lambda: perf_counter() + 1.5)
+    monkeypatch.setattr(module, "perf_counter", lambda: perf_counter() + 1.5)
     timed.step()
 
     assert timed.receiver.steps == 2
 
 
 def test_a_long_validation_is_told_before_its_end(timed: Script, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tapes, "MOST_EVENTS", 10)
+    monkeypatch.setattr(module, "MOST_EVENTS", 10)
     for _ in range(6):
         timed.fetch()
 
-    assert [what for what, _ in timed.receiver.told] == [*[Aside.OTHER, StepPart.DATA] * 5, Aside.MEASURING]
+    assert [what for what, _ in timed.receiver.calls] == [*[Aside.OTHER, StepPart.DATA] * 5, Aside.MEASURING]
 
 
 def test_the_warmup_ends_in_time(tmp_path: Path) -> None:
     script = Script(tmp_path, iterations=4, warmup=3)
-    while script.session.stage is not Stage.WARMUP:
-        script.step()
+    script.step_until(Stage.WARMUP)
     for _ in range(3):
         assert script.receiver.phase is StepPhase.WARMUP
         script.step()
 
     assert script.receiver.phase is StepPhase.MEASURED
     # The first measured step begins now.
-    assert script.receiver.told[-2:] == [("begin", None), (Aside.MEASURING, None)]
+    assert script.receiver.calls[-2:] == [("begin", None), (Aside.MEASURING, None)]
 
 
 def test_a_script_that_is_over_keeps_its_steps_and_is_not_ended_again(timed: Script) -> None:
@@ -222,12 +228,10 @@ def test_a_script_that_is_over_keeps_its_steps_and_is_not_ended_again(timed: Scr
 
 def test_what_another_thread_does_waits_for_nothing(timed: Script) -> None:
     timed.step()
-    thread = threading.Thread(target=timed.fetch)
-    thread.start()
-    thread.join()
+    in_a_thread(timed.fetch)
     timed.step_log.flush_events(is_over=True)
 
-    assert [what for what, _ in timed.receiver.told].count(StepPart.DATA) == 1
+    assert [what for what, _ in timed.receiver.calls].count(StepPart.DATA) == 1
 
 
 def test_a_step_that_is_none_is_looked_for_in_what_follows(timed: Script) -> None:
@@ -268,7 +272,7 @@ def test_an_evaluation_is_a_gap_with_all_that_it_fetches(timed: Script) -> None:
     timed.step_log.flush_events(is_over=True)
 
     parts = [Aside.OTHER, *[Aside.VALIDATION] * 3, *PARTS, "end", "begin", Aside.MEASURING]
-    assert [what for what, _ in timed.receiver.told] == parts
+    assert [what for what, _ in timed.receiver.calls] == parts
 
 
 @pytest.mark.parametrize("is_known", [True, False])
@@ -282,7 +286,7 @@ def test_what_a_loss_uses_or_an_optimizer_does_is_told_to_nobody(timed: Script, 
     timed.step_log.stepped(timed.optimizer)
     timed.step_log.flush_events(is_over=True)
 
-    assert [what for what, _ in timed.receiver.told if isinstance(what, Aside)] == [Aside.MEASURING]
+    assert [what for what, _ in timed.receiver.calls if isinstance(what, Aside)] == [Aside.MEASURING]
 
 
 def test_optimizers_within_the_backward_pass_are_told_at_once(tmp_path: Path) -> None:
@@ -305,23 +309,20 @@ def test_a_copy_of_the_process_tells_nothing(timed: Script) -> None:
     timed.step_log.step_done()
     timed.step_log.flush_events(is_over=True)
 
-    assert timed.receiver.told == []
+    assert timed.receiver.calls == []
     assert not timed.session.active
 
 
 def test_a_refused_script_is_not_heard_on(tmp_path: Path) -> None:
     script = Script(tmp_path, goes_on=True)
-    while script.session.stage is not Stage.MEASURED:
-        script.step()
-    thread = threading.Thread(target=script.step_log.stepped, args=(script.optimizer,))
-    thread.start()
-    thread.join()
-    script.receiver.told.clear()
-    for _ in range(2 * tapes.MOST_STEPS):
+    script.step_until(Stage.MEASURED)
+    in_a_thread(lambda: script.step_log.stepped(script.optimizer))
+    script.receiver.calls.clear()
+    for _ in range(2 * module.MOST_STEPS):
         script.step()
 
     assert str(script.session.refusal) == "the script calls optimizers in more than one thread"
-    assert script.receiver.told == []
+    assert script.receiver.calls == []
 
 
 def test_slow_steps_beyond_their_least_time_are_still_told_together(
@@ -329,7 +330,7 @@ def test_slow_steps_beyond_their_least_time_are_still_told_together(
 ) -> None:
     monkeypatch.setattr(Limits, "filled", lambda *_: (0, 20, 1e-9))
     timed.step_log.flush_events()
-    timed.receiver.told.clear()
+    timed.receiver.calls.clear()
     for _ in range(3):
         timed.step()
 

@@ -1,4 +1,4 @@
-"""Which of a few counted steps stands for all."""
+"""One of a few counted steps is chosen for all."""
 
 from collections.abc import Callable, Sequence
 

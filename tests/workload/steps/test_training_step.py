@@ -1,4 +1,4 @@
-"""The step itself, on the CPU: what AMP leaves out."""
+"""The training step on a CPU: its parts, and the steps that AMP skips."""
 
 from collections.abc import Iterator
 from itertools import repeat
@@ -27,7 +27,7 @@ def step_of(spec: RunSpec) -> TrainingStep:
 
 @pytest.fixture
 def losses_that_overflow(monkeypatch: pytest.MonkeyPatch) -> set[int]:
-    """The numbers of the losses, from 0, whose gradients are not finite."""
+    """Numbers of the losses, counted from 0, whose gradients are not finite; empty at first."""
     overflowing, taken = set[int](), iter(range(10**6))
     plain = models.loss
 
@@ -63,7 +63,7 @@ def test_each_optimizer_tells_whether_it_was_called(losses_that_overflow: set[in
 
 @pytest.mark.parametrize("optimizer", list(Optimizer))
 def test_no_optimizer_skips_on_the_device(optimizer: Optimizer) -> None:
-    """A fused one is called in every step, and hides from the host whether it did anything."""
+    """A fused optimizer is called in every step, and does not tell the host whether it skipped it."""
     made = make_optimizer(nn.Linear(4, 3).parameters(), optimizer)
     assert not getattr(made, "_step_supports_amp_scaling", False)
 
@@ -71,7 +71,7 @@ def test_no_optimizer_skips_on_the_device(optimizer: Optimizer) -> None:
 def test_counting_reads_nothing_from_the_device(
     losses_that_overflow: set[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """GradScaler's own `.item()`, one a step, is all: asking for the scale would be another."""
+    """Only GradScaler's own `.item()`, one in each step, reads from the device."""
     read: list[torch.Tensor] = []
     item = torch.Tensor.item
     monkeypatch.setattr(torch.Tensor, "item", lambda tensor: (read.append(tensor), item(tensor))[1])

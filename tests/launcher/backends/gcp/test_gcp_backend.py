@@ -117,7 +117,7 @@ def test_an_image_that_is_not_there_is_built(monkeypatch: pytest.MonkeyPatch) ->
 
     def build(_: object, recipe: contents.Recipe) -> building.Built:
         asked.append(recipe.platform)
-        return building.held(recipe, made)
+        return building.existing(recipe, made)
 
     monkeypatch.setattr("launcher.images.build.build", build)
     assert reference(with_docker(docker), None) == f"{SETTINGS.repository}@sha256:{'a' * 64}"

@@ -15,18 +15,10 @@ from launcher.backends.slurm.plan import SlurmPlan
 from launcher.protocol.backend import Job
 from launcher.protocol.task import Task
 from tests import slurm
+from tests.launcher.backends.contract import TINY
 from tests.slurm import SlurmCluster
-from workload.contract.spec import Device, resolve
+from workload.contract.spec import resolve
 
-TINY = {
-    "device": Device.CPU,
-    "model": "squeezenet1_1",
-    "batch_size": 1,
-    "iterations": 2,
-    "warmup": 1,
-    "image_size": 64,
-    "ceilings": False,
-}
 CLUSTERS = ("accounting", "plain")
 
 

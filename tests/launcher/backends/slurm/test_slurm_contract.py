@@ -1,7 +1,5 @@
 """The contract of every backend on a real Slurm, with accounting and without."""
 
-import pickle
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from launcher.backends.slurm import remote
+from launcher.backends.slurm.backend import backend
 from launcher.backends.slurm.machines import SlurmMachines
-from launcher.backends.slurm.options import Options
+from launcher.backends.slurm.options import Options, Where
 from launcher.protocol.backend import Machine, Plan
-from tests.launcher.backends.contract import CHECKS, Check, Place, name_of
+from tests.launcher.backends.contract import CHECKS, Check, Place, launcher_of, name_of
 from tests.launcher.backends.slurm.conftest import doing, machines_of, plan_of
 from tests.slurm import SlurmCluster
 from tests.waiting import until
@@ -22,15 +21,6 @@ pytestmark = [
     pytest.mark.timeout(1500),
 ]
 
-LAUNCHER = """
-import pickle, sys
-from pathlib import Path
-from launcher.backends.slurm.backend import backend
-plan = pickle.loads(Path(sys.argv[1]).read_bytes())
-backend.machines(plan.cluster).submit(plan, lambda text: None)
-print("submitted", flush=True)
-sys.stdin.read()
-"""
 # Of a partition where preempted jobs are not started again: there a preemption is an end.
 SCAVENGE = Options(partition="scavenge", sbatch=("--mem=100",))
 
@@ -59,9 +49,7 @@ class TheCluster(Place):
         return len(self._cluster.queue("PENDING", "RUNNING"))
 
     def launcher(self, plan: Plan) -> Sequence[str]:
-        path = self._folder / "plan"
-        path.write_bytes(pickle.dumps(plan))
-        return (sys.executable, "-c", LAUNCHER, str(path))
+        return launcher_of("launcher.backends.slurm.backend", plan, backend.settings(Where()), self._folder)
 
     def print(self, machine: Machine, text: str) -> None:
         with (self._cluster.ours / "launches" / machine.name / "startup.log").open("a") as log:

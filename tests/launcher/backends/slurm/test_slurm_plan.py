@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from launcher.backends.slurm.backend import backend
-from launcher.backends.slurm.login_node import Cluster
 from launcher.backends.slurm.options import Options, Software, Where, time_s, time_text
-from launcher.backends.slurm.plan import RESTARTS, SlurmPlan, make_plan
+from launcher.backends.slurm.plan import RESTARTS, Cluster, SlurmPlan, make_plan
 from launcher.backends.slurm.script import Node, check_script, job_script
 from launcher.protocol.backend import Job
 from launcher.protocol.records import Request

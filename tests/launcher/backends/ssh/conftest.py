@@ -4,6 +4,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
@@ -13,17 +14,8 @@ from launcher.backends.ssh.options import Options, Where
 from launcher.backends.ssh.plan import SshPlan, Start
 from launcher.protocol.backend import Job
 from tests import sshd
-from workload.contract.spec import Device, resolve
-
-TINY = {
-    "device": Device.CPU,
-    "model": "squeezenet1_1",
-    "batch_size": 1,
-    "iterations": 2,
-    "warmup": 1,
-    "image_size": 64,
-    "ceilings": False,
-}
+from tests.launcher.backends.contract import TINY
+from workload.contract.spec import resolve
 
 
 @pytest.fixture
@@ -55,3 +47,16 @@ def plan_of(where: Where, *, token: str = "abcdef", limit_s: int = 300, **given:
 def doing(plan: SshPlan, code: str) -> SshPlan:
     """The plan with a few lines of Python in place of the agent."""
     return replace(plan, start=Start(words=(sys.executable, "-u", "-c", code), environment={}))
+
+
+def processes_in(session: int) -> list[int]:
+    """Living processes of a session."""
+    members = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            state, _, _, its_session = (path / "stat").read_text().rpartition(")")[2].split()[:4]
+        except OSError:
+            continue
+        if int(its_session) == session and state not in "ZX":
+            members.append(int(path.name))
+    return members

@@ -3,10 +3,8 @@
 import fcntl
 import json
 import os
-import pickle
 import platform
 import signal
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -20,21 +18,12 @@ from launcher.backends.ssh.machines import SshMachines
 from launcher.backends.ssh.options import Where
 from launcher.protocol.backend import Machine, Plan
 from tests import sshd
-from tests.launcher.backends.contract import CHECKS, Check, Place, name_of
-from tests.launcher.backends.ssh.conftest import doing, plan_of
+from tests.launcher.backends.contract import CHECKS, Check, Place, launcher_of, name_of
+from tests.launcher.backends.ssh.conftest import doing, plan_of, processes_in
 
 pytestmark = pytest.mark.world
 
 SLEEP = "import time; time.sleep(600)"
-LAUNCHER = """
-import pickle, sys
-from pathlib import Path
-from launcher.backends.ssh.backend import backend
-plan = pickle.loads(Path(sys.argv[1]).read_bytes())
-backend.machines(plan.login).submit(plan, lambda text: None)
-print("submitted", flush=True)
-sys.stdin.read()
-"""
 
 
 class OneMachine(Place):
@@ -62,9 +51,7 @@ class OneMachine(Place):
         return sum(map(_is_held, self._ours.glob("jobs/*/lock")))
 
     def launcher(self, plan: Plan) -> Sequence[str]:
-        path = self._folder / "plan"
-        path.write_bytes(pickle.dumps(plan))
-        return (sys.executable, "-c", LAUNCHER, str(path))
+        return launcher_of("launcher.backends.ssh.backend", plan, backend.settings(self._where), self._folder)
 
     def print(self, machine: Machine, text: str) -> None:
         with (self._ours / "launches" / machine.name / "startup.log").open("a") as log:
@@ -75,7 +62,7 @@ class OneMachine(Place):
         # First the keeper, which would start the agent once more.
         for pid in (keeper, *(pid for pid, words in self._machine.jobs() if SLEEP in words)):
             os.kill(pid, signal.SIGKILL)
-        for pid in _session(keeper):
+        for pid in processes_in(keeper):
             os.kill(pid, signal.SIGKILL)
         while _is_held(self._ours / "jobs" / machine.name / "lock"):
             pass
@@ -119,16 +106,6 @@ def _is_held(path: Path) -> bool:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         return False
     return True
-
-
-def _session(leader: int) -> list[int]:
-    members = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            state, _, _, session = path.read_text().rpartition(")")[2].split()[:4]
-            if int(session) == leader and state not in "ZX":
-                members.append(int(path.parent.name))
-    return members
 
 
 @pytest.fixture

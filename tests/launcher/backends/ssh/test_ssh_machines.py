@@ -5,6 +5,7 @@ import signal
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from launcher.backends.ssh.options import Where
 from launcher.backends.ssh.plan import SshPlan
 from launcher.protocol.backend import Condition, Machine
 from tests import sshd
-from tests.launcher.backends.ssh.conftest import doing, plan_of
+from tests.launcher.backends.ssh.conftest import doing, plan_of, processes_in
 from tests.waiting import until
 from workload.contract.errors import ExitCode, NoCapacityError
 from workload.storage.ssh import LostError
@@ -221,7 +222,7 @@ def test_whatever_is_killed_the_truth_is_told(
     job = submitted(machines, doing(plan_of(where), SLEEP))
     until(lambda: "here" in printed(machines, job), "it runs")
     [keeper] = [pid for pid, words in machine.jobs() if "keeper.py" in words]
-    agents = [pid for pid in _session(keeper) if pid != keeper]
+    agents = [pid for pid in processes_in(keeper) if pid != keeper]
     for pid in {"keeper": [keeper], "agent": agents, "both": [keeper, *agents]}[victim]:
         os.kill(pid, signal.SIGKILL)
     if victim == "both":
@@ -233,19 +234,7 @@ def test_whatever_is_killed_the_truth_is_told(
     assert condition(machines, job.name) is Condition.RUNNING
     [removed] = machines.stop([job])
     assert removed.gone
-    assert _session(keeper) == []
-
-
-def _session(leader: int) -> list[int]:
-    members = []
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            state, _, _, session = (path / "stat").read_text().rpartition(")")[2].split()[:4]
-        except OSError:
-            continue
-        if int(session) == leader and state not in "ZX":
-            members.append(int(path.name))
-    return members
+    assert processes_in(keeper) == []
 
 
 def test_an_agent_that_breaks_off_twice(machine: sshd.Machine, machines: SshMachines, where: Where) -> None:
@@ -261,16 +250,10 @@ def test_nothing_outlives_its_limit(machine: sshd.Machine, machines: SshMachines
     assert job.deadline_s == pytest.approx((job.created_s or 0) + 31)
     machines.stop([job])
     short = plan_of(where, limit_s=30, token="cccccc")
-    short = doing(short.renamed(_with_limit(short, 1)), code)
+    short = doing(short.renamed(replace(short.request, limit_s=1)), code)
     job = submitted(machines, short)
     until(lambda: condition(machines, job.name) is Condition.GONE, "the keeper ends it")
     assert [words for _, words in machine.jobs() if "time.sleep" in words] == []
-
-
-def _with_limit(plan: SshPlan, limit_s: int) -> object:
-    from dataclasses import replace
-
-    return replace(plan.request, limit_s=limit_s)
 
 
 def test_past_its_limit_without_a_keeper(machine: sshd.Machine, machines: SshMachines, where: Where) -> None:
@@ -331,9 +314,9 @@ def broken_off(machine: sshd.Machine, machines: SshMachines, plan: SshPlan) -> M
     job = submitted(machines, doing(plan, SAVES))
     until(lambda: "here" in printed(machines, job), "it runs")
     [keeper] = [pid for pid, words in machine.jobs() if "keeper.py" in words]
-    for pid in _session(keeper):
+    for pid in processes_in(keeper):
         os.kill(pid, signal.SIGKILL)
-    until(lambda: _session(keeper) == [], "it is gone")
+    until(lambda: processes_in(keeper) == [], "it is gone")
     return job
 
 
@@ -384,7 +367,7 @@ def test_saving_in_vain_is_not_tried_again_at_once(machine: sshd.Machine, machin
 
 ENDS = {
     "nothing known": ("", ""),
-    "a restart": ("boot = lambda: 'another'", "the machine was restarted meanwhile"),
+    "a restart": ("boot_id = lambda: 'another'", "the machine was restarted meanwhile"),
     "a full disk": (
         "def full(**_): raise OSError(errno.ENOSPC, 'No space left on device')\ntempfile.TemporaryFile = full",
         ("No space left on device in {home}; when there is free space, launch status stores the results of the job"),
@@ -468,9 +451,9 @@ def test_a_child_that_outlives_keeper_and_agent_is_found(
     job = submitted(machines, doing(plan_of(where), AWAY.format(env="None", then="time.sleep(600)")))
     child = away(machine, job)
     [keeper] = [pid for pid, words in machine.jobs() if "keeper.py" in words]
-    for pid in _session(keeper):
+    for pid in processes_in(keeper):
         os.kill(pid, signal.SIGKILL)
-    until(lambda: _session(keeper) == [], "both are gone")
+    until(lambda: processes_in(keeper) == [], "both are gone")
     assert [seen.name for seen in machines.look()] == [job.name], "it runs as long as anything of it does"
     [removed] = machines.stop([job])
     assert (removed.gone, removed.reason) == (True, "")

@@ -19,7 +19,7 @@ from launcher.jobs.session import Session
 from launcher.protocol.backend import Job
 from launcher.protocol.task import Task, TaskRun
 from tests import sshd
-from tests.launcher.backends.ssh.conftest import TINY
+from tests.launcher.backends.contract import TINY
 from tests.waiting import until
 from workload.contract import bundle
 from workload.contract.errors import ExitCode

@@ -1,0 +1,135 @@
+"""Several launches under one watch; a single launch: tests/launcher/backends/gcp/test_gcp_follow.py."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.jobs.liveness import AFTER_LIMIT_S, BOOT_LIMIT_S, Liveness
+from launcher.jobs.session import Session
+from launcher.jobs.watch import GRACE_S, Watch, WatchedLaunch
+from launcher.protocol.backend import Condition, Listing, Machine, Removed
+from launcher.protocol.records import Result, result_object
+from tests.launcher.own_machine import NAME, own_machine_request
+from workload.contract.errors import ToolError
+from workload.storage.folder import Folder
+
+NAMES = (f"{NAME[:-1]}a", f"{NAME[:-1]}b")
+RESULT = Result(exit_code=0, zone="zone", runs=[], phases={}, ended_at="2026-11-21T14:30:00Z").to_bytes()
+
+
+class Place:
+    """A place in memory; `unanswered`: machines whose zone does not answer."""
+
+    noun = "job"
+
+    def __init__(self) -> None:
+        self.time_s = 1e9
+        self.conditions = dict.fromkeys(NAMES, Condition.RUNNING)
+        self.unanswered: tuple[str, ...] = ()
+
+    def now_s(self) -> float:
+        return self.time_s
+
+    def look(self, names: Mapping[str, Sequence[str]]) -> Listing[Machine]:
+        machines = [
+            Machine(name=name, zone="zone", condition=self.conditions[name])
+            for name in names
+            if name not in self.unanswered
+        ]
+        return Listing(there=tuple(machines), unreachable=("zone",) if self.unanswered else ())
+
+    def stop(self, machines: Sequence[Machine]) -> list[Removed]:
+        self.conditions |= {machine.name: Condition.GONE for machine in machines}
+        return [Removed(kind="job", name=machine.name, zone="zone", gone=True) for machine in machines]
+
+
+@pytest.fixture
+def place() -> Place:
+    return Place()
+
+
+@pytest.fixture
+def notes() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def watch(place: Any, notes: list[str], tmp_path: Path) -> Watch:
+    return Watch(Session(machines=place, store=Folder(tmp_path), on_event=lambda event: notes.append(event.text)))
+
+
+@pytest.fixture
+def launches() -> list[WatchedLaunch]:
+    return [WatchedLaunch(request=own_machine_request(name=name, limit_s=7200), zones=("zone",)) for name in NAMES]
+
+
+def test_one_ends_and_the_other_goes_on(
+    watch: Watch, place: Place, launches: list[WatchedLaunch], tmp_path: Path
+) -> None:
+    watch.poll(launches)
+    assert [launch.liveness for launch in launches] == [Liveness.BOOTING] * 2
+    Folder(tmp_path).write(result_object(NAMES[0]), RESULT)
+    place.conditions[NAMES[0]] = Condition.GONE
+    watch.poll(launches)
+    assert [(launch.liveness, launch.has_ended, launch.is_gone) for launch in launches] == [
+        (Liveness.ENDED, True, True),
+        (Liveness.BOOTING, False, False),
+    ]
+    assert launches[0].error is None
+
+
+def test_a_machine_that_vanished_is_polled_a_few_times_more(
+    watch: Watch, place: Place, launches: list[WatchedLaunch]
+) -> None:
+    place.conditions[NAMES[1]] = Condition.GONE
+    for _ in range(3):
+        watch.poll(launches)
+        assert (launches[1].has_ended, watch.pause_s(600.0)) == (False, GRACE_S)
+    watch.poll(launches)
+    assert str(launches[1].error) == f"'{NAMES[1]}' was deleted before it had a result"
+    assert (launches[0].has_ended, watch.pause_s(600.0)) == (False, 30.0)
+
+
+def test_machines_that_do_not_boot_are_removed_together(
+    watch: Watch, place: Place, launches: list[WatchedLaunch], notes: list[str]
+) -> None:
+    watch.poll(launches)
+    place.time_s += BOOT_LIMIT_S + 1
+    watch.poll(launches)
+    assert {launch.liveness for launch in launches} == {Liveness.NEVER_CAME_UP}
+    watch.remove(launches)
+    assert [launch.is_gone and launch.has_ended for launch in launches] == [True, True]
+    why = "did not start the run within 15 min (last: nothing, job )"
+    assert notes == [f"'{name}' {why}: removing the job" for name in NAMES]
+
+
+def test_a_launch_whose_zone_never_answers_is_given_up_after_its_limit(
+    watch: Watch, place: Place, launches: list[WatchedLaunch]
+) -> None:
+    place.unanswered = NAMES[:1]
+    watch.poll(launches)
+    assert [launch.has_ended for launch in launches] == [False, False]
+    place.time_s += 7200 + AFTER_LIMIT_S + 1
+    watch.poll(launches)
+    assert launches[0].liveness is Liveness.GIVEN_UP
+    assert isinstance(launches[0].error, ToolError)
+    assert str(launches[0].error) == (
+        f"'{NAMES[0]}' could not be followed to its time limit: nothing is known of '{NAMES[0]}': zone does not answer"
+    )
+
+
+def test_an_outage_of_days_is_noted_once_and_polled_every_minute(
+    watch: Watch, place: Place, launches: list[WatchedLaunch], notes: list[str]
+) -> None:
+    watch.poll(launches)
+    for _ in range(2000):
+        with watch.outlasting(launches):
+            raise ToolError("no route", hint="check the network")
+    assert watch.pause_s(1e6) == 60.0
+    with watch.outlasting(launches):
+        watch.poll(launches)
+    assert notes == ["no route; 2 jobs continue by themselves; trying again", "the cloud answers again"]
+    assert not any(launch.has_ended for launch in launches)
+    assert place.conditions == dict.fromkeys(NAMES, Condition.RUNNING)
