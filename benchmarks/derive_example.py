@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 
 from analysis.importing import import_file
-from analysis.importing.bundle import Given
+from analysis.importing.bundle import UserFacts
 from analysis.readers import ncu
 from analysis.readers.ncu.families import family, is_backward
 from workload.contract import bundle
@@ -68,7 +68,9 @@ def whole_log(path: Path) -> Iterator[list[str]]:
         yield [rows[0]["model"], rows[0]["batch_size"], str(index), step_ms, f"{at:.3f}"]
 
 
-def add(content: Sequence[Sequence[str]], name: str, given: Given, notes: Sequence[str], room: Path, out: Path) -> None:
+def add(
+    content: Sequence[Sequence[str]], name: str, given: UserFacts, notes: Sequence[str], room: Path, out: Path
+) -> None:
     """Import a derived table, and say in the bundle where it comes from."""
     path = room / name
     with path.open("w", encoding="utf-8", newline="") as file:
@@ -89,7 +91,7 @@ def main(shared: Path, out: Path) -> None:
         add(
             list(whole_log(shared / "iterations/t4_resnet18_b128.csv")),
             "t4_resnet18_b128.csv",
-            Given(precision="fp32", gpu="Tesla T4", dataset="imagenette"),
+            UserFacts(precision="fp32", gpu="Tesla T4", dataset="imagenette"),
             [
                 "from the log of iterations of github.com/dhairyamishra/cloud-training-and-analysis-nyu25",
                 "no profile: FLOP by formula; a step is the wall time of an iteration, waits for data included",
@@ -100,7 +102,7 @@ def main(shared: Path, out: Path) -> None:
         add(
             list(classes(shared / "ncu/l4_resnet18_long_nvtx.csv", room)),
             "l4_resnet18_b64.csv",
-            Given(model="resnet18", batch_size=64, precision="fp32", gpu="NVIDIA L4", dataset="cifar10"),
+            UserFacts(model="resnet18", batch_size=64, precision="fp32", gpu="NVIDIA L4", dataset="cifar10"),
             [
                 f"{sums} of github.com/taytwkim/nn-perf, roofline/csv/a1-rep.csv",
                 "no kernel of the backward pass is in the profile: FLOP, bytes and time are a part of a step",
@@ -111,7 +113,7 @@ def main(shared: Path, out: Path) -> None:
         add(
             list(classes(shared / "ncu/v100_resnet50_wide.csv", room)),
             "v100_resnet50_b1.csv",
-            Given(model="resnet50", batch_size=1, precision="fp32", gpu="Tesla V100-SXM2-16GB"),
+            UserFacts(model="resnet50", batch_size=1, precision="fp32", gpu="Tesla V100-SXM2-16GB"),
             [f"{sums} of github.com/Hyperion101010/proj1, v100/shivam/resnet50.csv"],
             room,
             out,

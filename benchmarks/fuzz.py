@@ -30,7 +30,7 @@ import pandas as pd
 
 import analysis
 from analysis.api import Results
-from analysis.importing import Given, import_file
+from analysis.importing import UserFacts, import_file
 from analysis.loading.run_row import RUN_COLUMNS
 from benchmarks.synthetic_bundles import make
 from workload.contract import bundle
@@ -240,7 +240,7 @@ def bundles(root: Path) -> Path:
     bundle.seal(profiled)
     log = root.parent / "log.csv"
     log.write_text(LOG)
-    import_file(log, Given(), output=root)
+    import_file(log, UserFacts(), output=root)
     return root
 
 
@@ -352,7 +352,7 @@ def check_import(number: int, root: Path, *, seed: int) -> list[str]:
     """Import a mutated log or profile: it must be refused with an error of ours, or be readable afterwards."""
     draw = random.Random(f"import-{seed}-{number}")
     done: list[str] = []
-    text, given = draw.choice([(LOG, Given()), (NCU, Given(model="resnet18", batch_size=4))])
+    text, given = draw.choice([(LOG, UserFacts()), (NCU, UserFacts(model="resnet18", batch_size=4))])
     path = root / draw.choice(["log.csv", "log.csv", "p.ncu-rep"]) if text is NCU else root / "log.csv"
     path.write_bytes(mutate_csv(text.encode(), draw, done))
     try:

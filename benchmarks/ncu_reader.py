@@ -26,7 +26,7 @@ from statistics import median
 import paired
 import pyarrow.csv
 
-from analysis.importing import Given, import_file
+from analysis.importing import UserFacts, import_file
 from analysis.readers import ncu
 
 PAGE_BYTES = resource.getpagesize()
@@ -122,7 +122,7 @@ def read_by_pyarrow(path: Path) -> object:
 
 
 def import_it(path: Path) -> object:
-    given = Given(model="resnet18", batch_size=32, precision="fp32", gpu="Tesla T4", profile_steps=1)
+    given = UserFacts(model="resnet18", batch_size=32, precision="fp32", gpu="Tesla T4", profile_steps=1)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         return import_file(path, given, output=Path(folder))
 

@@ -21,7 +21,7 @@ import pandas as pd
 
 import analysis
 from analysis.commands import kernels
-from analysis.importing import Given, import_file
+from analysis.importing import UserFacts, import_file
 from analysis.kernels.breakdown import breakdown
 from analysis.readers import ncu
 from analysis.readers.ncu import families
@@ -133,7 +133,7 @@ def _efficiency(row: Mapping[str, Any], data: Path) -> Efficiency:
 def _log(path: Path) -> Mapping[str, float]:
     """As `analyze import` and `analysis.load` read it; `timed_images_per_s` is the batch by the mean iteration time."""
     with tempfile.TemporaryDirectory() as folder:
-        import_file(path, Given(), output=Path(folder))
+        import_file(path, UserFacts(), output=Path(folder))
         results = analysis.load(folder)
         run = results.runs.iloc[0]
         times = results.steps["step_s"]

@@ -94,29 +94,29 @@ def table(results: dict[str, Result]) -> str:
 
 def commit() -> str:
     """Commit, with `-dirty` if files differ from it: results of other code do not count."""
-    said = subprocess.run(
+    described = subprocess.run(
         ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    return said.stdout.strip()
+    return described.stdout.strip()
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="PART", help=" ".join(PARTS))
     parser.add_argument("--list", action="store_true", help="the parts, without running one")
-    asked = parser.parse_args()
-    if unknown := [name for name in asked.parts if name not in PARTS]:
+    options = parser.parse_args()
+    if unknown := [name for name in options.parts if name not in PARTS]:
         parser.error(f"no part is called {unknown[0]!r}; there are {', '.join(PARTS)}")
     HERE.mkdir(parents=True, exist_ok=True)
     kept, code = HERE / "results.json", commit()
     known = json.loads(kept.read_text()) if kept.exists() else {}
-    results = {name: Result(**one) for name, one in known.get(code, {}).items()}
-    for name in () if asked.list else asked.parts or [name for name in PARTS if name not in results]:
+    results = {name: Result(**result) for name, result in known.get(code, {}).items()}
+    for name in () if options.list else options.parts or [name for name in PARTS if name not in results]:
         print(f"{name}: {PARTS[name].what} ...", file=sys.stderr, flush=True)
         results[name] = run(name)
-        kept.write_text(json.dumps({code: {name: asdict(one) for name, one in results.items()}}))
+        kept.write_text(json.dumps({code: {name: asdict(result) for name, result in results.items()}}))
     print(table(results))
-    return int(any(one.code for one in results.values()))
+    return int(any(result.code for result in results.values()))
 
 
 if __name__ == "__main__":

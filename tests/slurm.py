@@ -106,16 +106,16 @@ def cluster(name: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     """Lend a cluster to one test: nothing runs there before and after."""
     if not answers(name):
         pytest.skip(WHY_SKIPPED.format(name=name))
-    one = SlurmCluster(name=name, home=home)
+    lent = SlurmCluster(name=name, home=home)
     for variable in ("SLURM_CONF", "HOME"):
-        monkeypatch.setenv(variable, one.environ[variable])
+        monkeypatch.setenv(variable, lent.environ[variable])
     for variable in [word for word in os.environ if word.startswith(("SBATCH_", "SLURM_JOB", "SLURM_ARRAY"))]:
         monkeypatch.delenv(variable)
     # Tests of several processes take turns: what one submits is in the way of another, and `clear` ends it.
     with (FOLDER / name / "tests.lock").open("w") as turn:
         fcntl.flock(turn, fcntl.LOCK_EX)
-        one.clear()
+        lent.clear()
         try:
-            yield one
+            yield lent
         finally:
-            one.clear()
+            lent.clear()

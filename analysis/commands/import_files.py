@@ -11,7 +11,7 @@ from workload.contract.errors import ExitCode, NothingToDoError, RooflaunchError
 from workload.contract.text import counted, printable
 
 if TYPE_CHECKING:
-    from analysis.importing import Given
+    from analysis.importing import UserFacts
 
 EXAMPLES = """\b
 Examples:
@@ -63,9 +63,9 @@ def import_files(
     output: Annotated[Path, typer.Option("-o", "--output", help="folder for the bundles")] = Path("results"),
 ) -> int:
     """Make bundles of other people's logs and profiles; prints the folder of each, and what was left out of it."""
-    from analysis.importing import Given
+    from analysis.importing import UserFacts
 
-    given = Given(
+    user = UserFacts(
         model=model,
         batch_size=batch_size,
         precision=precision,
@@ -80,7 +80,7 @@ def import_files(
     refused, present = list[tuple[Path, RooflaunchError]](), list[NothingToDoError]()
     for file in files:
         try:
-            _import(file, given, output)
+            _import(file, user, output)
         except NothingToDoError as error:
             present.append(error)
         except RooflaunchError as error:
@@ -100,11 +100,11 @@ def import_files(
     return ExitCode.DONE
 
 
-def _import(file: Path, given: "Given", output: Path) -> None:
+def _import(file: Path, user: "UserFacts", output: Path) -> None:
     """Import one file, and print its bundles and their notes."""
     from analysis.importing import import_file
 
-    folders = import_file(file, given, output=output)
+    folders = import_file(file, user, output=output)
     for folder in folders:
         print(printable(str(folder)), flush=True)
     for note in _notes(folders):

@@ -19,7 +19,7 @@ Examples:
 """
 
 
-class By(StrEnum):
+class GroupBy(StrEnum):
     """Aggregation of a row: a kind of kernels, kernels of one name, or the work of an operator in a trace."""
 
     FAMILY = "family"
@@ -32,7 +32,7 @@ def kernels(
     paths: Annotated[
         list[Path], typer.Argument(metavar="RESULTS...", help="folders of bundles, or files of Nsight Compute")
     ],
-    by: Annotated[By, typer.Option("--by", help="what one row stands for")] = By.FAMILY,
+    by: Annotated[GroupBy, typer.Option("--by", help="what one row stands for")] = GroupBy.FAMILY,
     top: Annotated[
         int | None, typer.Option("--top", metavar="N", help="the N longest of each profile", show_default=False)
     ] = None,
@@ -45,9 +45,9 @@ def kernels(
         raise UsageError(f"--top must be a positive integer; got '{top}'", hint="--top 10")
     from analysis.kernels.profiles import gather, render
 
-    keys = ("family",) if by is By.FAMILY else ("family", "name")
+    keys = ("family",) if by is GroupBy.FAMILY else ("family", "name")
     # An imported trace has one table of kernels, and another of the operators that launched them.
-    work_keys = {By.FAMILY: ("family",), By.KERNEL: (), By.OPERATOR: ("family", "name")}[by]
+    work_keys = {GroupBy.FAMILY: ("family",), GroupBy.KERNEL: (), GroupBy.OPERATOR: ("family", "name")}[by]
     profiles = gather(paths, keys, verify=verify, work_keys=work_keys)
     print(render(profiles, output_format, top=top, wide=wide))
     print_problems(profiles.problems)

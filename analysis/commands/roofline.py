@@ -85,7 +85,7 @@ def roofline(
     from analysis.roofline.points import POINT_COLUMNS, points, shifts
 
     loaded = analysis.load(*results, verify=verify)
-    table, roofs = points(loaded), _roofs_of_what_ran(loaded)
+    table, roofs = points(loaded), _roofs_of_run_precisions(loaded)
     if table.empty and (output_format is not TableFormat.TABLE or roofs.empty):
         raise NothingToDoError(
             f"no point for a roofline: {_why_no_point(loaded)}",
@@ -103,7 +103,7 @@ def roofline(
     sys.stdout.flush()
     for note in _runs_without_point(loaded):
         print(note, file=sys.stderr)
-    print_problems([*loaded.problems, *_broken_off(loaded)])
+    print_problems([*loaded.problems, *_incomplete_runs(loaded)])
     return ExitCode.DONE
 
 
@@ -118,7 +118,7 @@ def _titled(tables: Mapping[str, tuple["pd.DataFrame", tuple[Column, ...]]], *, 
     )
 
 
-def _roofs_of_what_ran(results: "Tables") -> "pd.DataFrame":
+def _roofs_of_run_precisions(results: "Tables") -> "pd.DataFrame":
     """Roofs of the precisions that were run, because a machine measures all; without the addresses of sources."""
     from analysis.roofline.roofs import roofs
 
@@ -154,7 +154,7 @@ def _runs_without_point(results: "Tables") -> Iterator[str]:
             yield f"note       {which} {lack}: no point on a roofline"
 
 
-def _broken_off(results: "Tables") -> list["Problem"]:
+def _incomplete_runs(results: "Tables") -> list["Problem"]:
     """Runs that did not complete, as problems with their status."""
     from analysis.loading.configurations import completed
     from analysis.loading.index import Problem

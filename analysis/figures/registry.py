@@ -265,9 +265,9 @@ def _models(material: Material) -> Iterator[Figure]:
         return
     yield Figure(
         name="model_comparison",
-        title=f"Models: work per {units.one(material.unit)} and throughput",
-        caption=f"{_shared(known, 'env')}Best throughput against training FLOP per {units.one(material.unit)}. On a "
-        "dotted diagonal the attained FLOP/s are equal: a model further up and to the right uses the device "
+        title=f"Models: work per {units.singular(material.unit)} and throughput",
+        caption=f"{_shared(known, 'env')}Best throughput against training FLOP per {units.singular(material.unit)}. "
+        "On a dotted diagonal the attained FLOP/s are equal: a model further up and to the right uses the device "
         f"better. {_intervals(known, 'images_per_s')}",
         text=_rate_text(known),
         chart=throughput.models(material, known),
@@ -465,7 +465,7 @@ def _listed(parts: Sequence[str], total: int) -> str:
 def _rate_text(table: pd.DataFrame) -> str:
     rows = table.sort_values("images_per_s", ascending=False).to_dict("records")
     parts = [
-        f"{row['series']}, batch {_batch(row)}, {row['env']}: {number(row['images_per_s'])} {units.of(row)}/s"
+        f"{row['series']}, batch {_batch(row)}, {row['env']}: {number(row['images_per_s'])} {units.unit_of(row)}/s"
         f"{_between(row)}"
         for row in rows[:MOST_LISTED]
     ]

@@ -228,7 +228,7 @@ def models(material: Material, table: pd.DataFrame) -> Drawing:
     known = table[table["train_flop_per_image"].notna()]
     parameters, opacity = style.picked(known, "task", "env")
     low_x, high_x = known["train_flop_per_image"].min() / 1.5, known["train_flop_per_image"].max() * 1.5
-    x_scale, x_axis, unit = style.log_axis(low_x, high_x, unit=f"FLOP/{units.one(material.unit)}")
+    x_scale, x_axis, unit = style.log_axis(low_x, high_x, unit=f"FLOP/{units.singular(material.unit)}")
     y_scale, y_axis, _ = style.log_axis(
         style.bottom(known, "images_per_s") / 1.3, style.reach(known, "images_per_s") * 1.3
     )

@@ -21,7 +21,7 @@ MAX_NAME = 200
 
 
 @dataclass(frozen=True, kw_only=True)
-class Given:
+class UserFacts:
     """Facts given by the user; they take precedence over the file's."""
 
     model: str | None = None
@@ -35,7 +35,7 @@ class Given:
     image_size: int | None = None
     device: int | None = None
 
-    def checked(self) -> "Given":
+    def checked(self) -> "UserFacts":
         """This object; `UsageError` if a value breaks its rule."""
         for name in ("model", "gpu", "driver", "torch", "dataset"):
             text = getattr(self, name)
@@ -52,7 +52,7 @@ class Given:
         if self.device is not None and self.device < 0:
             raise UsageError(f"--device must be the number of a GPU; got '{self.device}'", hint="--device 0")
         if self.precision is not None:
-            precision_of(self.precision, "--precision")
+            parsed_precision(self.precision, "--precision")
         return self
 
 
@@ -78,48 +78,48 @@ class File:
     content: bytes
     sha256: str
 
-    def described(self, kind: str, given: Given) -> Imported:
+    def described(self, kind: str, user: UserFacts) -> Imported:
         """The first fields of section `imported` in run.json."""
         return Imported(
             file=self.path.name,
             bytes=len(self.content),
             sha256=self.sha256,
             kind=kind,
-            given=GivenByUser(**asdict(given)),
+            given=GivenByUser(**asdict(user)),
             imported_at=datetime.now(UTC).isoformat(),
         )
 
 
-def required(path: Path, model: str | None, batch_size: int | None) -> tuple[str, int]:
+def require_model_and_batch(path: Path, model: str | None, batch_size: int | None) -> tuple[str, int]:
     """Model and batch size; `UsageError`, which names the options, if one is missing."""
     if model is not None and batch_size is not None:
         return model, batch_size
-    lacking = {"the model": "--model resnet50"} if model is None else {}
-    lacking |= {"the batch size": "--batch-size 32"} if batch_size is None else {}
+    missing = {"the model": "--model resnet50"} if model is None else {}
+    missing |= {"the batch size": "--batch-size 32"} if batch_size is None else {}
     raise UsageError(
-        f"'{path}' does not say {' or '.join(lacking)}",
-        hint=f"analyze import {shlex.quote(str(path))} {' '.join(lacking.values())}",
+        f"'{path}' does not say {' or '.join(missing)}",
+        hint=f"analyze import {shlex.quote(str(path))} {' '.join(missing.values())}",
     )
 
 
-def without_peaks(device_name: str | None) -> list[str]:
+def notes_on_peaks(device_name: str | None) -> list[str]:
     """A note if the file names a GPU without known peaks."""
     if device_name is None or any(device_name in gpu.names for gpu in peaks.gpus()):
         return []
     return [f"the file names the device '{device_name}', whose peaks are not known: it has no roof"]
 
 
-def precision_of(label: str, who: str) -> str:
+def parsed_precision(label: str, subject: str) -> str:
     if label.lower() not in set(Precision):
         raise UsageError(
-            f"{who} must be one of {', '.join(Precision)}; got '{label[:80]}'",
+            f"{subject} must be one of {', '.join(Precision)}; got '{label[:80]}'",
             hint="use --precision amp if it was fp16 with loss scaling",
         )
     return label.lower()
 
 
 def new_record(
-    facts: Facts, given: Given, imported: Imported, *, started_at: datetime | None, measured: int | None
+    facts: Facts, user: UserFacts, imported: Imported, *, started_at: datetime | None, measured: int | None
 ) -> Record:
     """The content of run.json without figures; dated from the run's own start if known."""
     spec = Spec(
@@ -128,11 +128,11 @@ def new_record(
         batch_size=facts.batch_size,
         precision=facts.precision,
         iterations=measured,
-        dataset=given.dataset,
-        image_size=given.image_size or facts.image_size,
+        dataset=user.dataset,
+        image_size=user.image_size or facts.image_size,
     )
     known = [name for name, value in vars(spec).items() if value is not None]
-    place, torch = facts.place or facts.device_name or "imported", given.torch or facts.torch
+    place, torch = facts.place or facts.device_name or "imported", user.torch or facts.torch
     return Record(
         run_id=bundle.make_run_id(
             now=started_at or datetime.now(UTC),
@@ -144,10 +144,10 @@ def new_record(
         status=Status.COMPLETED,
         imported=imported,
         spec=spec,
-        spec_origin={name: "option" if getattr(given, name, None) is not None else "file" for name in known},
+        spec_origin={name: "option" if getattr(user, name, None) is not None else "file" for name in known},
         environment=Environment(
             place=place,
-            device=DeviceFacts(type=facts.device_type, name=facts.device_name, driver_version=given.driver),
+            device=DeviceFacts(type=facts.device_type, name=facts.device_name, driver_version=user.driver),
             software=SoftwareFacts(torch=torch) if torch else None,
         ),
         timing=Timing(started_at=iso(started_at)),

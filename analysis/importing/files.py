@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 from analysis.importing import log
-from analysis.importing.bundle import File, Given
+from analysis.importing.bundle import File, UserFacts
 from analysis.readers import tables
 from analysis.readers.logs import iteration_log
 from analysis.readers.profile_text import is_gpu_trace, is_ncu_text
@@ -23,7 +23,7 @@ NCU_MARKS = re.compile(rb'^==[A-Z]+==|^"?ID"?[,;\t]|"Kernel Name"|(?:^|[,;\t])Ke
 LOOKED_AT_BYTES = 1 << 20
 
 
-def import_file(path: Path, given: Given, *, output: Path) -> list[Path]:
+def import_file(path: Path, user: UserFacts, *, output: Path) -> list[Path]:
     """Make a bundle of each run in a file, all or none; returns their folders.
 
     Raises `UsageError` for a file that cannot be understood or lacks required facts, `NothingToDoError` for one that
@@ -35,12 +35,12 @@ def import_file(path: Path, given: Given, *, output: Path) -> list[Path]:
     if text := _trace(file):
         from analysis.importing import trace  # noqa: PLC0415
 
-        return [trace.make(file, text, given.checked(), output)]
+        return [trace.make(file, text, user.checked(), output)]
     if _is_ncu(file):
         from analysis.importing import profile  # noqa: PLC0415
 
-        return [profile.make(file, given.checked(), output)]
-    return log.make(file, given.checked(), output)
+        return [profile.make(file, user.checked(), output)]
+    return log.make(file, user.checked(), output)
 
 
 def _read(path: Path) -> File:
@@ -61,11 +61,11 @@ def _refuse_again(file: File, output: Path) -> None:
 
 def _imported(output: Path) -> dict[str, str]:
     """Folders of the imported bundles in `output`, by sha256 of the imported file."""
-    from analysis.loading.index import look  # noqa: PLC0415 - pyarrow, once the file was found to be there
+    from analysis.loading.index import load_bundles  # noqa: PLC0415 - pyarrow, once the file was found to be there
 
     if not output.is_dir():
         return {}
-    table, _ = look(output)
+    table, _ = load_bundles(output)
     pairs = zip(table["imported_sha256"].to_pylist(), table["path"].to_pylist(), strict=True)
     return {sha256: path for sha256, path in pairs if sha256}
 

@@ -8,9 +8,19 @@ from pathlib import Path
 from statistics import fmean, mode
 from typing import Any
 
-from analysis.importing.bundle import MAX_NAME, Facts, File, Given, iso, new_record, precision_of, required, seal
+from analysis.importing.bundle import (
+    MAX_NAME,
+    Facts,
+    File,
+    UserFacts,
+    iso,
+    new_record,
+    parsed_precision,
+    require_model_and_batch,
+    seal,
+)
 from analysis.loading import model_work
-from analysis.loading.gpu_names import fits
+from analysis.loading.gpu_names import can_name
 from analysis.loading.run_row import row_of
 from analysis.readers.logs import iteration_log
 from analysis.readers.logs.iteration_log import Log
@@ -26,17 +36,17 @@ LOG_COPY = "imported/log.csv"
 _BREAKS_OFF = "the file ends within its last row, which is left out"
 
 
-def make(file: File, given: Given, output: Path) -> list[Path]:
+def make(file: File, user: UserFacts, output: Path) -> list[Path]:
     """Make a bundle of each run and return their folders; `UsageError` if the log cannot be understood."""
     decoded = decode(file.content)
     if decoded.encoding == BINARY:
         what, hint = looks_like(decoded.content, "", file.path.suffix) or ("a binary file", "import text")
         raise UsageError(f"'{file.path}' looks like {what}; {READABLE}", hint=hint)
-    logs = iteration_log.read(decoded.text, file=str(file.path), batch_size=given.batch_size)
+    logs = iteration_log.read(decoded.text, file=str(file.path), batch_size=user.batch_size)
     bundles, left_out = [], list[str]()
     for log in logs:
         try:
-            bundles.append(_bundle_of_log(file, log, _where_silent(given, log, logs), decoded))
+            bundles.append(_bundle_of_log(file, log, _options_for_run(user, log, logs), decoded))
         except UsageError as error:
             # A bad row of a table of runs does not stop the import of the other rows.
             if not log.figures or len(logs) == 1:
@@ -50,7 +60,7 @@ def make(file: File, given: Given, output: Path) -> list[Path]:
     return [seal(output, _with_losses(record, left_out), contents) for record, contents in bundles]
 
 
-def _where_silent(given: Given, log: Log, logs: Sequence[Log]) -> Given:
+def _options_for_run(user: UserFacts, log: Log, logs: Sequence[Log]) -> UserFacts:
     """The user's options for one run of a file, except those for which the file gives different values to its runs."""
     labels = {"model": "model", "batch_size": "batch_size", "precision": "precision", "device_name": "gpu"}
     overruled: dict[str, Any] = {
@@ -58,7 +68,7 @@ def _where_silent(given: Given, log: Log, logs: Sequence[Log]) -> Given:
         for label, option in labels.items()
         if log.labels.get(label) and len({other.labels.get(label) for other in logs}) > 1
     }
-    return replace(given, **overruled)
+    return replace(user, **overruled)
 
 
 def _with_losses(record: Record, losses: Sequence[str]) -> Record:
@@ -68,16 +78,16 @@ def _with_losses(record: Record, losses: Sequence[str]) -> Record:
     return replace(record, imported=imported, notes=[*(record.notes or ()), *losses])
 
 
-def _bundle_of_log(file: File, log: Log, given: Given, decoded: Decoded) -> tuple[Record, dict[str, bytes]]:
+def _bundle_of_log(file: File, log: Log, user: UserFacts, decoded: Decoded) -> tuple[Record, dict[str, bytes]]:
     """run.json and the files of one run of a log."""
-    facts = _facts_of_log(file.path, log, given)
+    facts = _facts(file.path, log, user)
     rows = [] if log.figures else _steps(file.path, log, facts.batch_size)
-    began_s = log.figures.started_at_s if log.figures else _first(log.series.get("timestamp", ()))
+    began_s = log.figures.started_at_s if log.figures else _first_value(log.series.get("timestamp", ()))
     started_at = None if began_s is None or not log.has_zone else datetime.fromtimestamp(began_s, UTC)
     timing, notes = _timing_without_steps(log.figures, facts.batch_size) if log.figures else _timing(rows, log)
     rates = log.series.get("images_per_s", ())
     imported = replace(
-        file.described("iterations", given),
+        file.described("iterations", user),
         columns={field: ImportedColumn(**asdict(meaning)) for field, meaning in log.columns.items()},
         ignored=log.ignored,
         labels=log.labels,
@@ -91,7 +101,7 @@ def _bundle_of_log(file: File, log: Log, given: Given, decoded: Decoded) -> tupl
     notes += [*log.losses, *[_BREAKS_OFF] * log.cut]
     measured = None if log.figures else max(0, log.rows - 1)
     record = replace(
-        new_record(facts, given, imported, started_at=started_at, measured=measured),
+        new_record(facts, user, imported, started_at=started_at, measured=measured),
         notes=[*(imported.contradictions or ()), *_unknown_words(facts, log), *decoded.remarks, *log.remarks, *notes],
         timing=replace(timing, started_at=iso(started_at)),
     )
@@ -117,14 +127,14 @@ def _require_possible(path: Path, record: Record, steps_csv: bytes) -> None:
         )
 
 
-def _facts_of_log(path: Path, log: Log, given: Given) -> Facts:
+def _facts(path: Path, log: Log, user: UserFacts) -> Facts:
     labels = log.labels
-    label = None if given.batch_size else labels.get("batch_size")
-    batch_size = given.batch_size if label is None else _batch_size(path, label)
-    model, batch_size = required(path, given.model or labels.get("model"), batch_size)
+    label = None if user.batch_size else labels.get("batch_size")
+    batch_size = user.batch_size if label is None else _batch_size(path, label)
+    model, batch_size = require_model_and_batch(path, user.model or labels.get("model"), batch_size)
     if len(model) > MAX_NAME:
         raise UsageError(f"'{path}': the model's name has {len(model)} characters", hint="--model NAME")
-    precision = given.precision or labels.get("precision")
+    precision = user.precision or labels.get("precision")
     if log.figures and precision and precision.lower() not in set(Precision):
         # No option can correct a single row of a table.
         precision = None
@@ -132,8 +142,8 @@ def _facts_of_log(path: Path, log: Log, given: Given) -> Facts:
     return Facts(
         model=model,
         batch_size=batch_size,
-        precision=None if precision is None else precision_of(precision, f"'{path}': precision"),
-        device_name=given.gpu or labels.get("device_name"),
+        precision=None if precision is None else parsed_precision(precision, f"'{path}': precision"),
+        device_name=user.gpu or labels.get("device_name"),
         device_type=device_type if device_type in set(Device) - {Device.AUTO} else None,
         place=labels.get("place"),
         torch=labels.get("torch"),
@@ -157,9 +167,9 @@ def _unknown_words(facts: Facts, log: Log) -> list[str]:
 def _contradictions(facts: Facts, log: Log) -> Iterator[str]:
     """Sentences on contradictions between the user and the file, or within the file."""
     for field, known in asdict(facts).items():
-        own = log.labels.get(field)
-        if own and known is not None and field != "device_type" and not _is_same(field, own, str(known)):
-            yield f"the file says {field.replace('_', ' ')} '{own}', but the import was given '{known}'"
+        file_word = log.labels.get(field)
+        if file_word and known is not None and field != "device_type" and not _is_same(field, file_word, str(known)):
+            yield f"the file says {field.replace('_', ' ')} '{file_word}', but the import was given '{known}'"
     if (
         log.images_per_row
         and "batch_size" in log.columns
@@ -170,16 +180,13 @@ def _contradictions(facts: Facts, log: Log) -> Iterator[str]:
     yield from log.contradictions
 
 
-def _is_same(field: str, own: str, told: str) -> bool:
+def _is_same(field: str, file_word: str, user_word: str) -> bool:
     """Whether two words name one thing: `ResNet-50` and `resnet50`, `v100` and `Tesla V100-SXM2-16GB`."""
-    match field:
-        case "model":
-            known = model_work.known_name(own)
-            return own.lower() == told.lower() or (known is not None and known == model_work.known_name(told))
-        case "device_name":
-            return fits(told, own)
-        case _:
-            return own.lower() == told.lower()
+    if field == "device_name":
+        return can_name(user_word, file_word)
+    known = model_work.known_name(file_word) if field == "model" else None
+    is_same_model = known is not None and known == model_work.known_name(user_word)
+    return is_same_model or file_word.lower() == user_word.lower()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,7 +213,7 @@ def _steps(path: Path, log: Log, batch_size: int) -> list[_Step]:
         log.series.get(name, nothing) for name in ("timestamp", "loss", "data_s", "images_per_s")
     )
     images = (log.images_per_row or batch_size * _stride(log)) / _stride(log)
-    began_s = _first(stamps)
+    began_s = _first_value(stamps)
     timer = log.columns.get("step_s")
     rows = []
     for number in range(log.rows):
@@ -306,7 +313,7 @@ def _wall_s(rows: Sequence[_Step]) -> tuple[float | None, str | None]:
     return last - first, None
 
 
-def _first(values: Sequence[float | None]) -> float | None:
+def _first_value(values: Sequence[float | None]) -> float | None:
     return values[0] if values else None
 
 

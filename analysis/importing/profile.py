@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis.importing.bundle import Facts, File, Given, new_record, required, seal, without_peaks
-from analysis.loading.gpu_names import fits
+from analysis.importing.bundle import Facts, File, UserFacts, new_record, notes_on_peaks, require_model_and_batch, seal
+from analysis.loading.gpu_names import can_name
 from analysis.readers import ncu
 from analysis.readers.ncu import NcuFile, report
 from analysis.readers.ncu.metrics import DEVICE_NAME
@@ -20,65 +20,67 @@ from workload.contract.spec import Device, Profile
 KERNELS_COPY, REPORT_COPY = "ncu/kernels.csv", "ncu/profile.ncu-rep"
 
 
-def make(file: File, given: Given, output: Path) -> Path:
+def make(file: File, user: UserFacts, output: Path) -> Path:
     """Make the bundle and return its folder; `UsageError` if required facts are missing, or for several GPUs."""
-    found = ncu.read(file.path)
-    if len(found.gpus) > 1:
-        launches = ", ".join(f"{gpu}: {number}" for gpu, number in found.gpus.items())
+    ncu_file = ncu.read(file.path)
+    if len(ncu_file.gpus) > 1:
+        launches = ", ".join(f"{gpu}: {number}" for gpu, number in ncu_file.gpus.items())
         raise UsageError(
-            f"'{file.path}' holds the launches of {len(found.gpus)} GPUs, but a run has one ({launches})",
+            f"'{file.path}' holds the launches of {len(ncu_file.gpus)} GPUs, but a run has one ({launches})",
             hint="keep only the rows of one GPU (column Device), or profile with CUDA_VISIBLE_DEVICES=0",
         )
-    model, batch_size = required(file.path, given.model, given.batch_size)
-    device_name = found.attributes.get(DEVICE_NAME)
+    model, batch_size = require_model_and_batch(file.path, user.model, user.batch_size)
+    device_name = ncu_file.attributes.get(DEVICE_NAME)
     facts = Facts(
         model=model,
         batch_size=batch_size,
-        precision=None if given.precision is None else given.precision.lower(),
+        precision=None if user.precision is None else user.precision.lower(),
         # The name that the device reported takes precedence over the user's.
-        device_name=device_name or given.gpu,
+        device_name=device_name or user.gpu,
         device_type=Device.CUDA,
         place=None,
     )
-    notes = [f"ncu: {warning}" for warning in found.warnings]
+    notes = [f"ncu: {warning}" for warning in ncu_file.warnings]
     contradictions = []
-    if device_name and given.gpu and not fits(given.gpu, device_name):
-        contradictions.append(f"the profile says device '{device_name}', but the import was given '{given.gpu}'")
-    notes += [*without_peaks(device_name), *contradictions]
+    if device_name and user.gpu and not can_name(user.gpu, device_name):
+        contradictions.append(f"the profile says device '{device_name}', but the import was given '{user.gpu}'")
+    notes += [*notes_on_peaks(device_name), *contradictions]
     copy = REPORT_COPY if file.path.suffix == report.SUFFIX else KERNELS_COPY
     imported = replace(
-        file.described(Profile.NCU, given), losses=list(found.losses) or None, contradictions=contradictions or None
+        file.described(Profile.NCU, user), losses=list(ncu_file.losses) or None, contradictions=contradictions or None
     )
-    record = new_record(facts, given, imported, started_at=None, measured=None)
+    record = new_record(facts, user, imported, started_at=None, measured=None)
     wrong = against_model.contradiction(
-        record.spec, found.kernels, steps=given.profile_steps, is_partial=found.is_partial
+        record.spec, ncu_file.kernels, steps=user.profile_steps, is_partial=ncu_file.is_partial
     )
     notes += [wrong] if wrong else []
-    device = replace(record.environment.device, compute_capability=_one(found.kernels["compute_capability"]))
+    device = replace(
+        record.environment.device, compute_capability=_shared_value(ncu_file.kernels["compute_capability"])
+    )
     record = replace(
         record,
         environment=replace(record.environment, device=device),
-        profile=replace(_profile(found, given.profile_steps), files=[copy]),
+        profile=replace(_profile(ncu_file, user.profile_steps), files=[copy]),
         notes=notes,
     )
     return seal(output, record, {copy: file.content})
 
 
-def _one(values: "pd.Series[str]") -> str | None:
+def _shared_value(values: "pd.Series[str]") -> str | None:
     """The one value on which all launches agree, else None."""
     known = values.dropna().unique()
     return str(known[0]) if len(known) == 1 else None
 
 
-def _profile(found: NcuFile, steps: int | None) -> ProfileResult:
+def _profile(ncu_file: NcuFile, steps: int | None) -> ProfileResult:
     """Section `profile` of run.json; figures per step only if the user gave the number of steps in the profile."""
-    kernels = found.kernels
-    uncounted = lower_bound.of_kernels(kernels)
+    kernels = ncu_file.kernels
+    uncounted = lower_bound.uncounted_operations(kernels)
     return ProfileResult(
-        status="partial" if found.is_partial else "completed",
-        reason="; ".join(found.warnings) or None if found.is_partial else None,
+        status="partial" if ncu_file.is_partial else "completed",
+        reason="; ".join(ncu_file.warnings) or None if ncu_file.is_partial else None,
         kind=Profile.NCU,
-        ncu=NcuTool(version=found.ncu_version),
+        ncu=NcuTool(version=ncu_file.ncu_version),
         kernels_profiled=len(kernels),
         steps_profiled=steps,
         kernel_time_s_per_step=_per_step(kernels["duration_s"], steps),

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from analysis.importing.bundle import Facts, File, Given, new_record, required, seal, without_peaks
+from analysis.importing.bundle import Facts, File, UserFacts, new_record, notes_on_peaks, require_model_and_batch, seal
 from analysis.kernels.operators import LISTED_FILE, WORK_FILE
-from analysis.loading.gpu_names import fits, gpus_named
+from analysis.loading.gpu_names import can_name, gpus_named
 from analysis.readers.logs.iteration_log import LONGEST_ITERATION_S
 from analysis.readers.ncu.impossible import TIMES_PEAK, Limits
 from analysis.readers.text import GZIP, Decoded
@@ -45,7 +45,7 @@ class _Traced:
     """A trace and the totals over its steps. `device`: number of the GPU whose kernels are read, None for a CPU."""
 
     trace: Trace
-    found: Attribution
+    attribution: Attribution
     device: str | None
     losses: tuple[str, ...]
 
@@ -57,121 +57,121 @@ class _Traced:
     @property
     def passes_per_step(self) -> int:
         """Forward passes of a step, at least 1; more if gradients are accumulated."""
-        return max(1, self.found.model.passes // self.found.steps.number)
+        return max(1, self.attribution.model.passes // self.attribution.steps.number)
 
-    def is_told_a_gpu(self, given: Given) -> bool:
+    def lacks_named_gpu(self, user: UserFacts) -> bool:
         """Whether the user named a GPU for the trace of a CPU."""
-        return self.device is None and bool(given.gpu and gpus_named(given.gpu))
+        return self.device is None and bool(user.gpu and gpus_named(user.gpu))
 
 
-def make(file: File, decoded: Decoded, given: Given, output: Path) -> Path:
+def make(file: File, decoded: Decoded, user: UserFacts, output: Path) -> Path:
     """Make the bundle and return its folder.
 
     Raises `UsageError` if the trace cannot be understood, lacks required facts, or leaves a choice to the user.
     """
-    traced = _read(decoded, given, str(file.path))
-    found, device_name = traced.found, traced.device_name
-    model, batch_size = required(file.path, given.model, given.batch_size or found.model.batch_size)
+    traced = _read(decoded, user, str(file.path))
+    attribution, device_name = traced.attribution, traced.device_name
+    model, batch_size = require_model_and_batch(file.path, user.model, user.batch_size or attribution.model.batch_size)
     facts = Facts(
         model=model,
         batch_size=batch_size,
-        precision=given.precision.lower() if given.precision else _precision(found),
+        precision=user.precision.lower() if user.precision else _precision(attribution),
         # The name that the device reported takes precedence over the user's.
-        device_name=device_name or (None if traced.is_told_a_gpu(given) else given.gpu),
+        device_name=device_name or (None if traced.lacks_named_gpu(user) else user.gpu),
         device_type=Device.CPU if traced.device is None else Device.CUDA,
         place=None,
-        image_size=found.model.image_size,
+        image_size=attribution.model.image_size,
     )
-    imported = file.described(Profile.TORCH, given)
-    record = new_record(facts, given, imported, started_at=None, measured=None)
-    contradictions = [*_contradictions(traced, given)]
+    imported = file.described(Profile.TORCH, user)
+    record = new_record(facts, user, imported, started_at=None, measured=None)
+    contradictions = [*_contradictions(traced, user)]
     # The forward passes must divide evenly among the steps.
-    if found.has_work and found.model.passes % found.steps.number == 0:
-        contradictions += against_model.of_trace(
+    if attribution.has_work and attribution.model.passes % attribution.steps.number == 0:
+        contradictions += against_model.trace_contradictions(
             record.spec,
             # Activation checkpointing repeats FLOP that the model does not have.
-            (sum(found.flop_by_op.values()) - found.recomputed_flop) / found.steps.number,
-            found.model,
+            (sum(attribution.flop_by_op.values()) - attribution.recomputed_flop) / attribution.steps.number,
+            attribution.model,
             passes_per_step=traced.passes_per_step,
-            has_backward=any("ackward" in row.name for row in found.rows),
+            has_backward=any("ackward" in row.name for row in attribution.rows),
         )
-    notes = [*traced.losses, *_of_machine(traced.trace, traced.device), *found.remarks, *_said_of(found)]
+    notes = [*traced.losses, *_machine_notes(traced.trace, traced.device), *attribution.remarks, *_notes(attribution)]
     record = replace(
         record,
         imported=replace(imported, losses=list(traced.losses) or None, contradictions=contradictions or None),
         profile=replace(_profile(traced), device=device_name),
-        complexity=_complexity(found) if found.has_work else None,
-        notes=[*notes, *without_peaks(device_name), *contradictions],
+        complexity=_complexity(attribution) if attribution.has_work else None,
+        notes=[*notes, *notes_on_peaks(device_name), *contradictions],
     )
     content = file.content
     contents = {
         TRACE_COPY: content if content.startswith(GZIP) else gzip.compress(content, mtime=0),
-        LISTED_FILE: _listed_csv(found),
-        WORK_FILE: _operators_csv(found),
+        LISTED_FILE: _listed_csv(attribution),
+        WORK_FILE: _operators_csv(attribution),
     }
     return seal(output, record, contents)
 
 
-def _read(decoded: Decoded, given: Given, file: str) -> _Traced:
+def _read(decoded: Decoded, user: UserFacts, file: str) -> _Traced:
     trace = kineto.read(decoded.text, file=file)
-    device = _device(trace, given.device, file)
-    steps = steps_of(trace, given.profile_steps)
+    device = _device(trace, user.device, file)
+    steps = steps_of(trace, user.profile_steps)
     if steps is None:
         raise UsageError(
             f"'{file}' does not mark its steps, so their number is unknown",
             hint="--profile-steps N, or call profiler.step() after each step",
         )
-    found = attribute(trace, steps, device=device)
-    if not found.rows:
+    attribution = attribute(trace, steps, device=device)
+    if not attribution.rows:
         raise UsageError(f"'{file}' has no operator or kernel in its steps", hint=kineto.EXPORT_AGAIN)
     losses = (*trace.losses, *(remark for remark in decoded.remarks if not trace.is_cut))
-    traced = _Traced(trace=trace, found=found, device=device, losses=losses)
-    _require_possible(found, traced.device_name, file)
+    traced = _Traced(trace=trace, attribution=attribution, device=device, losses=losses)
+    _require_possible(attribution, traced.device_name, file)
     return traced
 
 
-def _contradictions(traced: _Traced, given: Given) -> Iterator[str]:
+def _contradictions(traced: _Traced, user: UserFacts) -> Iterator[str]:
     """Sentences on differences between the trace and the user's options: device, precision, steps and first input."""
-    model, device_name, precision = traced.found.model, traced.device_name, _precision(traced.found)
-    if device_name and given.gpu and not fits(given.gpu, device_name):
-        yield f"the trace says device '{device_name}', but the import was given '{given.gpu}'"
-    if traced.is_told_a_gpu(given):
-        yield f"the trace has no kernels and is from a CPU, but the import was given device '{given.gpu}'"
-    if precision and given.precision and precision != given.precision.lower():
-        yield f"the trace says precision '{precision}', but the import was given '{given.precision}'"
-    if wrong := traced.found.steps.contradiction or _uneven(traced.found, given.profile_steps):
+    model, device_name, precision = traced.attribution.model, traced.device_name, _precision(traced.attribution)
+    if device_name and user.gpu and not can_name(user.gpu, device_name):
+        yield f"the trace says device '{device_name}', but the import was given '{user.gpu}'"
+    if traced.lacks_named_gpu(user):
+        yield f"the trace has no kernels and is from a CPU, but the import was given device '{user.gpu}'"
+    if precision and user.precision and precision != user.precision.lower():
+        yield f"the trace says precision '{precision}', but the import was given '{user.precision}'"
+    if wrong := traced.attribution.steps.contradiction or _passes_contradiction(traced.attribution, user.profile_steps):
         yield wrong
-    if model.batch_size and given.batch_size not in {None, model.batch_size, model.batch_size * traced.passes_per_step}:
+    if model.batch_size and user.batch_size not in {None, model.batch_size, model.batch_size * traced.passes_per_step}:
         yield (
-            f"the trace says batch size {model.batch_size} ({model.first}), but the import was given {given.batch_size}"
+            f"the trace says batch size {model.batch_size} ({model.first}), but the import was given {user.batch_size}"
         )
-    if model.image_size and given.image_size not in {None, model.image_size}:
+    if model.image_size and user.image_size not in {None, model.image_size}:
         yield (
-            f"the trace says image size {model.image_size} ({model.first}), but the import was given {given.image_size}"
+            f"the trace says image size {model.image_size} ({model.first}), but the import was given {user.image_size}"
         )
 
 
-def _require_possible(found: Attribution, device_name: str | None, file: str) -> None:
+def _require_possible(attribution: Attribution, device_name: str | None, file: str) -> None:
     """Raise `UsageError` if shapes and times contradict each other."""
-    longest_s = max(found.step_s)
+    longest_s = max(attribution.step_s)
     if longest_s > LONGEST_ITERATION_S:
         raise UsageError(
             f"'{file}' has a step of {duration(longest_s)}: no step takes a day", hint=f"{kineto.EXPORT_AGAIN}, in µs"
         )
-    limits = Limits.of(device_name)
-    for row in found.rows:
+    limits = Limits.of_device(device_name)
+    for row in attribution.rows:
         # A GPU's caches move fewer bytes per second than its FLOP/s, see `analysis.readers.ncu.impossible`.
         for what, unit, done in (("FLOP", "FLOP/s", row.flop), ("bytes", "B/s", row.bytes_high)):
             if done and row.seconds and done / row.seconds > limits.flop_per_s:
                 rate, took = si(done / row.seconds, unit), seconds(row.seconds)
                 raise UsageError(
                     f"'{file}' cannot be a trace: {row.name} has {si(done, what)} by its shapes in {took}, {rate}, and"
-                    f" {limits.whose} does {si(limits.flop_per_s / TIMES_PEAK, 'FLOP/s')} at most",
+                    f" {limits.gpu} does {si(limits.flop_per_s / TIMES_PEAK, 'FLOP/s')} at most",
                     hint=kineto.EXPORT_AGAIN,
                 )
 
 
-def _device(trace: Trace, wanted: int | None, file: str) -> str | None:
+def _device(trace: Trace, device_number: int | None, file: str) -> str | None:
     """Number of the GPU whose kernels are read, as text; None for a trace of a CPU. `UsageError` if ambiguous."""
     if len(trace.processes) > 1:
         raise UsageError(
@@ -185,14 +185,16 @@ def _device(trace: Trace, wanted: int | None, file: str) -> str | None:
                 f"'{file}' has no kernels, and its operators ran on a GPU: host times are not theirs",
                 hint="torch.profiler.profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])",
             )
-        if wanted is not None:
-            raise UsageError(f"'{file}' is of a CPU; got --device {wanted}", hint=f"analyze import {file}")
+        if device_number is not None:
+            raise UsageError(f"'{file}' is of a CPU; got --device {device_number}", hint=f"analyze import {file}")
         return None
     launches = ", ".join(f"{device}: {counted(number, 'kernel')}" for device, number in sorted(devices.items()))
-    if wanted is not None:
-        if str(wanted) not in devices:
-            raise UsageError(f"'{file}' has no kernels of GPU {wanted} ({launches})", hint=f"--device {min(devices)}")
-        return str(wanted)
+    if device_number is not None:
+        if str(device_number) not in devices:
+            raise UsageError(
+                f"'{file}' has no kernels of GPU {device_number} ({launches})", hint=f"--device {min(devices)}"
+            )
+        return str(device_number)
     if len(devices) > 1:
         raise UsageError(
             f"'{file}' holds the kernels of {len(devices)} GPUs, but a run has one ({launches})",
@@ -201,7 +203,7 @@ def _device(trace: Trace, wanted: int | None, file: str) -> str | None:
     return next(iter(devices))
 
 
-def _of_machine(trace: Trace, device: str | None) -> Iterable[str]:
+def _machine_notes(trace: Trace, device: str | None) -> Iterable[str]:
     """Notes on other ranks and on a GPU without kernels."""
     ranks = trace.facts.get("distributedInfo")
     world_size = ranks.get("world_size") if isinstance(ranks, dict) else None
@@ -213,21 +215,21 @@ def _of_machine(trace: Trace, device: str | None) -> Iterable[str]:
 
 
 def _profile(traced: _Traced) -> ProfileResult:
-    found, is_cut = traced.found, traced.trace.is_cut
-    steps = found.steps.number
-    calls = sum(number for number, _ in found.listed.values())
-    total_s = sum(seconds for _, seconds in found.listed.values())
+    attribution, is_cut = traced.attribution, traced.trace.is_cut
+    steps = attribution.steps.number
+    calls = sum(number for number, _ in attribution.listed.values())
+    total_s = sum(seconds for _, seconds in attribution.listed.values())
     return ProfileResult(
         status="partial" if is_cut else "completed",
         reason="; ".join(traced.losses) or None if is_cut else None,
         kind=Profile.TORCH,
         steps=steps,
-        rows="kernels" if found.is_on_gpu else "operators",
+        rows="kernels" if attribution.is_on_gpu else "operators",
         calls_per_step=calls / steps,
-        step_s=list(found.step_s),
+        step_s=list(attribution.step_s),
         # If the host ran ahead of the GPU, its marks do not measure the step.
-        wall_s_per_step=None if _is_ahead(found) else _wall_s(found),
-        busy_s_per_step=found.busy_s / steps,
+        wall_s_per_step=None if _host_ran_ahead(attribution) else _wall_s(attribution),
+        busy_s_per_step=attribution.busy_s / steps,
         time_s_per_step=total_s / steps,
         top=[
             LongestKernel(
@@ -236,94 +238,93 @@ def _profile(traced: _Traced) -> ProfileResult:
                 time_s_per_step=seconds / steps,
                 share=seconds / total_s if total_s else None,
             )
-            for name, (number, seconds) in list(found.listed.items())[:TOP]
+            for name, (number, seconds) in list(attribution.listed.items())[:TOP]
         ],
         files=[LISTED_FILE, WORK_FILE, TRACE_COPY],
     )
 
 
-def _uneven(found: Attribution, told: int | None) -> str | None:
+def _passes_contradiction(attribution: Attribution, given_steps: int | None) -> str | None:
     """A contradiction if the number of steps given by the user does not divide the forward passes; else None."""
-    passes = found.model.passes
-    if found.steps.windows is not None or not told or not passes or passes % found.steps.number == 0:
+    passes = attribution.model.passes
+    if attribution.steps.windows is not None or not given_steps or not passes or passes % attribution.steps.number == 0:
         return None
-    return (
-        f"the trace has {passes} forward {'pass' if passes == 1 else 'passes'}, but the import was given {told} steps"
-    )
+    named = "1 forward pass" if passes == 1 else f"{passes} forward passes"
+    return f"the trace has {named}, but the import was given {given_steps} steps"
 
 
-def _wall_s(found: Attribution) -> float:
+def _wall_s(attribution: Attribution) -> float:
     """Mean seconds of a step on the host's clock."""
-    return sum(found.step_s) / len(found.step_s)
+    return sum(attribution.step_s) / len(attribution.step_s)
 
 
-def _is_ahead(found: Attribution) -> bool:
+def _host_ran_ahead(attribution: Attribution) -> bool:
     """Whether the kernels of a step ran longer than the host's mark of the step."""
-    return found.is_on_gpu and found.busy_s / found.steps.number > _wall_s(found)
+    return attribution.is_on_gpu and attribution.busy_s / attribution.steps.number > _wall_s(attribution)
 
 
-def _complexity(found: Attribution) -> ComplexityRecord:
-    steps, unattributed = found.steps.number, found.unattributed
+def _complexity(attribution: Attribution) -> ComplexityRecord:
+    steps, unattributed = attribution.steps.number, attribution.unattributed
     return ComplexityRecord(
-        train_flop_per_step=sum(found.flop_by_op.values()) / steps,
-        flop_by_op={kind: flop / steps for kind, flop in found.flop_by_op.items()},
-        bytes_per_step_lower=found.bytes_low / steps,
-        bytes_per_step_upper=found.bytes_high / steps,
+        train_flop_per_step=sum(attribution.flop_by_op.values()) / steps,
+        flop_by_op={kind: flop / steps for kind, flop in attribution.flop_by_op.items()},
+        bytes_per_step_lower=attribution.bytes_low / steps,
+        bytes_per_step_upper=attribution.bytes_high / steps,
         method=METHOD,
         unattributed_share=min(1.0, sum(unattributed.values())),
-        uncounted_share=min(1.0, found.uncounted_share),
+        uncounted_share=min(1.0, attribution.uncounted_share),
         unattributed=dict(list(unattributed.items())[:MOST_UNATTRIBUTED]),
-        flop_by_precision={name: flop / steps for name, flop in found.flop_by_precision.items()},
+        flop_by_precision={name: flop / steps for name, flop in attribution.flop_by_precision.items()},
     )
 
 
-def _precision(found: Attribution) -> Precision | None:
+def _precision(attribution: Attribution) -> Precision | None:
     """The precision of most FLOP; None if no ceilings are measured in it."""
-    by_precision = found.flop_by_precision
+    by_precision = attribution.flop_by_precision
     name = max(by_precision, key=lambda name: by_precision[name], default=None)
     return Precision(name) if name in set(Precision) and by_precision[name or ""] else None
 
 
-def _said_of(found: Attribution) -> Iterable[str]:
+def _notes(attribution: Attribution) -> Iterable[str]:
     """Notes for the reader of the bundle."""
-    if _is_ahead(found):
-        busy_s = found.busy_s / found.steps.number
+    if _host_ran_ahead(attribution):
+        busy_s = attribution.busy_s / attribution.steps.number
         yield (
-            f"the host's mark of a step lasts {seconds(_wall_s(found))} and its kernels {seconds(busy_s)}: the host ran"
-            " ahead, and the step's wall time is not in the trace"
+            f"the host's mark of a step lasts {seconds(_wall_s(attribution))} and its kernels {seconds(busy_s)}:"
+            " the host ran ahead, and the step's wall time is not in the trace"
         )
-    if not found.has_work:
+    if not attribution.has_work:
         yield f"times only: the trace has no shapes; {RECORD_SHAPES}"
         return
-    unattributed = found.unattributed
+    unattributed = attribution.unattributed
     if share := sum(unattributed.values()):
         named = ", ".join(
             f"{name[:60]} {percent(part)}" for name, part in list(unattributed.items())[:SHOWN_UNATTRIBUTED]
         )
         more = len(unattributed) - SHOWN_UNATTRIBUTED
         rest = f" and {counted(more, 'other')}" if more > 0 else ""
-        what = "kernels'" if found.is_on_gpu else "operators'"
+        what = "kernels'" if attribution.is_on_gpu else "operators'"
         yield f"{percent(share)} of the {what} time is unattributed, without FLOP and bytes: {named}{rest}"
 
 
-def _listed_csv(found: Attribution) -> bytes:
-    total_s = sum(seconds for _, seconds in found.listed.values())
+def _listed_csv(attribution: Attribution) -> bytes:
+    total_s = sum(seconds for _, seconds in attribution.listed.values())
     return _csv(
         LISTED_COLUMNS,
         (
             (name, calls, f"{seconds:.9f}", f"{seconds / calls:.9f}", f"{seconds / total_s if total_s else 0:.6f}")
-            for name, (calls, seconds) in found.listed.items()
+            for name, (calls, seconds) in attribution.listed.items()
         ),
     )
 
 
-def _operators_csv(found: Attribution) -> bytes:
+def _operators_csv(attribution: Attribution) -> bytes:
     """The table of operators, summed over all steps; an empty cell is unknown."""
     return _csv(
         OPERATOR_COLUMNS,
         (
             (row.name, row.family, row.calls, f"{row.seconds:.9f}", row.flop, row.bytes_low, row.bytes_high, row.lack)
-            for row in found.rows
+            for row in attribution.rows
         ),
     )
 

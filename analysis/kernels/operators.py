@@ -42,24 +42,7 @@ COLUMNS = (
     "note",
     *UNNAMED,
 )
-WORK_COLUMNS = (
-    *WORK_NAMED,
-    "profiles",
-    "steps",
-    "family",
-    "name",
-    "launches",
-    "duration_s",
-    "share_of_time",
-    "flop",
-    "flop_per_s",
-    "bytes_lower",
-    "bytes_upper",
-    "intensity_low",
-    "intensity_high",
-    "note",
-    *UNNAMED,
-)
+WORK_COLUMNS = (*COLUMNS, "family", "bytes_lower", "bytes_upper", "intensity_low", "intensity_high")
 # Operators that do the arithmetic of each kind of `complexity.flop_by_op`; operators such as `aten::conv2d` only call
 # these. Names are those of PyTorch's native_functions.yaml (2.9).
 WORKERS: Mapping[str, tuple[str, ...]] = {

@@ -140,7 +140,7 @@ def render(profiles: Profiles, form: TableFormat, *, top: int | None, wide: bool
 def _texts(rows: pd.DataFrame, profiles: Profiles, top: int, *, wide: bool) -> Iterator[str]:
     """Tables by profiler, because profilers measure different quantities."""
     if len(rows):
-        yield render_table(*_for_people(rows, profiles.keys, wide=wide), TableFormat.TABLE, wide=wide)
+        yield render_table(*_printed(rows, profiles.keys, wide=wide), TableFormat.TABLE, wide=wide)
     if len(works := longest(profiles.attributed, top)):
         columns = [column for column in ATTRIBUTED if column.name in profiles.work_keys or column.name not in KEYS]
         table = render_table(works, columns, TableFormat.TABLE, wide=wide)
@@ -213,7 +213,7 @@ def _all_columns(keys: Sequence[str]) -> tuple[Column, ...]:
     return tuple(Column(name=name, heading=name) for name in names)
 
 
-def _for_people(rows: pd.DataFrame, keys: Sequence[str], *, wide: bool) -> tuple[pd.DataFrame, list[Column]]:
+def _printed(rows: pd.DataFrame, keys: Sequence[str], *, wide: bool) -> tuple[pd.DataFrame, list[Column]]:
     if "name" not in keys:
         return rows, [column for column in TABLE if column.name != "name"]
     if wide:

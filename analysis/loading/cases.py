@@ -28,7 +28,7 @@ EMPTY = np.empty(0)
 NO_ROWS = np.empty(0, dtype=np.intp)
 
 # Columns of a run's rows by name; NaN for an absent value.
-Series = Mapping[str, Floats]
+Columns = Mapping[str, Floats]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -39,9 +39,9 @@ class Case:
     """
 
     facts: Mapping[str, Any]
-    steps: Series
+    steps: Columns
     is_measured: Mask
-    telemetry: Series
+    telemetry: Columns
 
     def __getitem__(self, fact: str) -> Any:
         return self.facts[fact]
@@ -53,7 +53,7 @@ class Case:
     @property
     def unit(self) -> str:
         """Unit of the throughput: `images`, or what was detected for a user's own script."""
-        return units.of(self.facts)
+        return units.unit_of(self.facts)
 
     @property
     def on_cpu(self) -> bool:
@@ -130,9 +130,9 @@ def cases(results: Tables) -> list[Case]:
     return [
         Case(
             facts=facts,
-            steps=steps.of(facts["run_id"]),
+            steps=steps.columns_of(facts["run_id"]),
             is_measured=is_measured[steps.positions(facts["run_id"])],
-            telemetry=telemetry.of(facts["run_id"]),
+            telemetry=telemetry.columns_of(facts["run_id"]),
         )
         for facts in rows(results.runs)
     ]
@@ -155,7 +155,7 @@ class _Table:
         """Row positions of a run, in order."""
         return np.asarray(self._positions.get(run_id, NO_ROWS), dtype=np.intp)
 
-    def of(self, run_id: str) -> Series:
+    def columns_of(self, run_id: str) -> Columns:
         """Columns of a run's rows."""
-        where = self.positions(run_id)
-        return {name: values[where] for name, values in self._columns.items()}
+        rows_of_run = self.positions(run_id)
+        return {name: values[rows_of_run] for name, values in self._columns.items()}

@@ -173,7 +173,7 @@ class Group:
         }
 
 
-def with_scripts_alike(runs: pd.DataFrame) -> pd.DataFrame:
+def with_usual_batch(runs: pd.DataFrame) -> pd.DataFrame:
     """Set the counted batch of runs of one script to its most frequent value; changes `runs` in place.
 
     Runs of one script have the same arguments, files and unit.

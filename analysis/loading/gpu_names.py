@@ -22,7 +22,7 @@ def gpus_named(text: str) -> set[str]:
     return gpus
 
 
-def fits(label: str, device: str) -> bool:
+def can_name(label: str, device: str) -> bool:
     """Whether a label can mean the device with this full name, as `v100` for `Tesla V100-SXM2-16GB`."""
     named = gpus_named(label)
     return named <= gpus_named(device) if named else _folded(label) in _folded(device)

@@ -19,8 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from analysis.loading.run_row import CEILING_COLUMNS, RUN_COLUMNS, Row, row_of
-from analysis.loading.series import LAYOUTS, ParsedFiles, SeriesFile, parse, refusals
+from analysis.loading.run_row import CEILING_COLUMNS, RUN_COLUMNS, RunRow, row_of
+from analysis.loading.series import LAYOUTS, ParsedFiles, parse, refusals
 from workload.contract import bundle
 from workload.contract.clean_json import clean
 from workload.contract.errors import BundleError
@@ -85,7 +85,7 @@ class Candidate:
     fingerprint: str
 
 
-def look(root: Path, *, verify: bool = False) -> tuple[pa.Table, list[Problem]]:
+def load_bundles(root: Path, *, verify: bool = False) -> tuple[pa.Table, list[Problem]]:
     """Every bundle in or below `root` as a row of `SCHEMA`, sorted by path, and problems; uses the index if valid."""
     candidates, problems = find(str(root))
     is_sealed = len(candidates) == 1 and candidates[0].name == b""  # `root` is a bundle itself: write nothing into it
@@ -117,8 +117,8 @@ def _updated(kept: pa.Table | None, candidates: Sequence[Candidate]) -> tuple[pa
         return kept, []
     fresh, problems = read([each for each, row in zip(candidates, rows, strict=True) if row is None])
     # State the type, because an empty array, as for a folder of incomplete bundles only, would be of type null.
-    still_good = pa.array([row for row in rows if row is not None], pa.int64())
-    reused = SCHEMA.empty_table() if kept is None else kept.take(still_good)
+    valid_rows = pa.array([row for row in rows if row is not None], pa.int64())
+    reused = SCHEMA.empty_table() if kept is None else kept.take(valid_rows)
     table = pa.concat_tables([reused, fresh])
     return table.take(pc.sort_indices(table, sort_keys=[(NAME, "ascending")])), problems
 
@@ -128,7 +128,7 @@ def _updated(kept: pa.Table | None, candidates: Sequence[Candidate]) -> tuple[pa
 
 def find(root: str) -> tuple[list[Candidate], list[Problem]]:
     """Folders with a manifest or a run.json, sorted by path, and problems for folders with other files only."""
-    candidates, problems, visited, strangers = [], [], set[str](), list[str]()
+    candidates, problems, visited, with_other_files = [], [], set[str](), list[str]()
     waiting = [root]
     while waiting:
         folder = waiting.pop()
@@ -144,9 +144,9 @@ def find(root: str) -> tuple[list[Candidate], list[Problem]]:
             continue
         waiting += folders
         if has_files:
-            strangers.append(folder)
+            with_other_files.append(folder)
     candidates.sort(key=lambda each: each.name)
-    problems += _foreign(strangers, candidates, root)
+    problems += _foreign(with_other_files, candidates, root)
     return candidates, problems
 
 
@@ -162,10 +162,10 @@ def _fingerprint(folder: str) -> str | None:
 
 def _state(path: str) -> str:
     try:
-        found = os.stat(path)  # noqa: PTH116 - as above
+        status = os.stat(path)  # noqa: PTH116 - as above
     except (OSError, ValueError):
         return "-"
-    return f"{found.st_size} {found.st_mtime_ns} {found.st_ino}"
+    return f"{status.st_size} {status.st_mtime_ns} {status.st_ino}"
 
 
 def _children(folder: str, visited: set[str]) -> tuple[list[str], bool]:
@@ -187,20 +187,20 @@ def _children(folder: str, visited: set[str]) -> tuple[list[str], bool]:
     return folders, has_files
 
 
-def _foreign(strangers: Sequence[str], candidates: Sequence[Candidate], root: str) -> Iterator[Problem]:
+def _foreign(with_other_files: Sequence[str], candidates: Sequence[Candidate], root: str) -> Iterator[Problem]:
     """Problems for the topmost folders with files in them and no bundle below."""
-    inhabited = {root}
+    above_bundles = {root}
     for each in candidates:
         folder = os.path.dirname(each.folder)  # noqa: PTH120 - as above
-        while folder not in inhabited and len(folder) > len(root):
-            inhabited.add(folder)
+        while folder not in above_bundles and len(folder) > len(root):
+            above_bundles.add(folder)
             folder = os.path.dirname(folder)  # noqa: PTH120
-    told: list[str] = []
+    reported: list[str] = []
     # Sort parents directly before their children.
-    for folder in sorted(strangers, key=lambda each: Path(each).parts):
-        if folder in inhabited or (told and folder.startswith(f"{told[-1]}{os.sep}")):
+    for folder in sorted(with_other_files, key=lambda each: Path(each).parts):
+        if folder in above_bundles or (reported and folder.startswith(f"{reported[-1]}{os.sep}")):
             continue
-        told.append(folder)
+        reported.append(folder)
         yield Problem(
             path=folder, reason=f"not a rooflaunch bundle: it has neither {bundle.MANIFEST} nor {bundle.RECORD}"
         )
@@ -220,7 +220,7 @@ def read(candidates: Sequence[Candidate]) -> tuple[pa.Table, list[Problem]]:
 
 
 def _read_chunk(candidates: Sequence[Candidate]) -> tuple[pa.Table, list[Problem]]:
-    read_ones: list[tuple[Candidate, Row, dict[str, bytes | None]]] = []
+    read_ones: list[tuple[Candidate, RunRow, dict[str, bytes | None]]] = []
     problems = []
     for each in candidates:
         try:
@@ -250,7 +250,7 @@ def _read_chunk(candidates: Sequence[Candidate]) -> tuple[pa.Table, list[Problem
     return table, problems
 
 
-def _refused(rows: Sequence[Row], steps: ParsedFiles) -> list[str | None]:
+def _refused(rows: Sequence[RunRow], steps: ParsedFiles) -> list[str | None]:
     """Why the steps of each run cannot be used, None if they can; otherwise no figure of the run can be trusted."""
     impossible = refusals(
         steps.lists,
@@ -260,10 +260,10 @@ def _refused(rows: Sequence[Row], steps: ParsedFiles) -> list[str | None]:
     return ["; ".join(remarks) or reason for remarks, reason in zip(steps.remarks, impossible, strict=True)]
 
 
-def _read_one(folder: str) -> tuple[Row, dict[str, bytes | None]]:
-    found = bundle.read(Path(folder))
-    listed = {file.name for file in found.files}
-    row = row_of(found.document)
+def _read_one(folder: str) -> tuple[RunRow, dict[str, bytes | None]]:
+    sealed = bundle.read(Path(folder))
+    listed = {file.name for file in sealed.files}
+    row = row_of(sealed.document)
     unlisted = [
         f"{name} is not in {bundle.MANIFEST}: it was not verified and is not read"
         for name in (bundle.STEPS, bundle.TELEMETRY, *KERNEL_FILES)
@@ -271,12 +271,12 @@ def _read_one(folder: str) -> tuple[Row, dict[str, bytes | None]]:
     ]
     kernels = next((name for name in KERNEL_FILES if name in listed), None)
     row = replace(row, cells={**row.cells, "kernels_file": kernels}, remarks=[*row.remarks, *unlisted])
-    return row, {name: _content(found.path, layout, listed) for name, layout in LAYOUTS.items()}
-
-
-def _content(folder: Path, layout: SeriesFile, listed: set[str]) -> bytes | None:
-    """Content of a bundle's file; None if the manifest does not list the file, because it was not verified."""
-    return (folder / layout.file).read_bytes() if layout.file in listed else None
+    # A file that the manifest does not list was not verified.
+    contents = {
+        name: (sealed.path / layout.file).read_bytes() if layout.file in listed else None
+        for name, layout in LAYOUTS.items()
+    }
+    return row, contents
 
 
 def _reason(error: Exception, folder: str) -> str:

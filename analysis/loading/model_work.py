@@ -41,7 +41,7 @@ class ByteModel:
     per_step: int
     per_image: int
 
-    def of(self, images: int) -> int:
+    def bytes_per_step(self, images: int) -> int:
         return self.per_step + images * self.per_image
 
 
@@ -59,14 +59,14 @@ class ModelWork:
 
     def bytes_per_step(self, batch_size: int, precision: str | None) -> tuple[int, int]:
         """Lower and upper bound of the bytes of a step; without a precision, the widest bounds of all precisions."""
-        low, high = self.bf16_bytes[0].of(batch_size), self.fp32_bytes[1].of(batch_size)
+        low, high = self.bf16_bytes[0].bytes_per_step(batch_size), self.fp32_bytes[1].bytes_per_step(batch_size)
         match precision:
             case Precision.FP32 | Precision.TF32:
-                low = self.fp32_bytes[0].of(batch_size)
+                low = self.fp32_bytes[0].bytes_per_step(batch_size)
             case Precision.BF16:
-                high = self.bf16_bytes[1].of(batch_size)
+                high = self.bf16_bytes[1].bytes_per_step(batch_size)
             case Precision.AMP:
-                high = self.bf16_bytes[1].of(batch_size) + _SCALER_BYTES_PER_PARAMETER * self.parameters
+                high = self.bf16_bytes[1].bytes_per_step(batch_size) + _SCALER_BYTES_PER_PARAMETER * self.parameters
         return low, high
 
 
@@ -120,7 +120,7 @@ def find(model: str, image_size: float | None) -> ModelWork | None:
     return table().get((name, int(image_size))) if name and image_size and image_size == int(image_size) else None
 
 
-def of_sizes(model: str) -> tuple[ModelWork, ...]:
+def at_all_sizes(model: str) -> tuple[ModelWork, ...]:
     """The work of a model at every image size of the table; empty if the model is unknown."""
     name = known_name(model)
     return tuple(work for work in table().values() if work.model == name)
@@ -147,7 +147,7 @@ class KnownWork:
     assumption: str | None
 
 
-def of_spec(spec: Spec) -> KnownWork | None:
+def known_work(spec: Spec) -> KnownWork | None:
     """The work of a step, from model name, batch size and image size; None if the table lacks them."""
     image_size, is_stated = image_size_of(spec)
     work = find(spec.model, image_size)

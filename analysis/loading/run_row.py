@@ -63,8 +63,11 @@ CEILING_COLUMNS: Mapping[str, Kind] = {
 }
 
 
+RATE_FIGURES = ("median", "burst", "sustained", "best", "p5", "p95")
+
+
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class RunRow:
     """A run: its cells by column, its ceilings, and remarks on unreadable parts of run.json."""
 
     cells: Mapping[str, Any]
@@ -72,12 +75,12 @@ class Row:
     remarks: list[str]
 
 
-def row_of(document: Mapping[str, Any]) -> Row:
+def row_of(document: Mapping[str, Any]) -> RunRow:
     """The row for the content of one run.json; `BundleError` if `record.read` refuses it."""
     reading = contract.read(document)
     run, remarks = reading.record, list(reading.remarks)
     # An imported run has no count of its model's work; the formulas find the model by its name.
-    by_name = model_work.of_spec(run.spec) if run.imported is not None and run.complexity is None else None
+    by_name = model_work.known_work(run.spec) if run.imported is not None and run.complexity is None else None
     if by_name is not None:
         run = replace(run, complexity=by_name.complexity)
     run = replace(run, bound=_verdict(run))
@@ -93,7 +96,7 @@ def row_of(document: Mapping[str, Any]) -> Row:
             for leaf in contract.COLUMNS
             if leaf.column in EXPECTED and not cells[leaf.column]
         ]
-    return Row(cells=cells, ceilings=list(_ceilings(run)), remarks=remarks)
+    return RunRow(cells=cells, ceilings=list(_ceilings(run)), remarks=remarks)
 
 
 def _verdict(run: Record) -> Verdict | None:
@@ -127,10 +130,12 @@ def _derived(run: Record) -> dict[str, Any]:
     compute = run.ceilings.compute(run.spec.precision) if run.ceilings else None
     copy = run.ceilings.copy() if run.ceilings else None
     zone, accumulation = run.environment.cloud and run.environment.cloud.zone, run.spec.grad_accumulation
+    images, wall_s = run.timing.images, run.timing.measured_s
     return {
         "imported": run.imported is not None,
         "images_per_step": float(run.spec.batch_size * accumulation) if accumulation else None,
-        "images_per_s": _throughput(run.timing.images, run.timing.measured_s),
+        # Images over wall time, never a mean of rates.
+        "images_per_s": images / wall_s if images and wall_s and wall_s > 0 else None,
         "ceiling_flop_per_s": _float(compute.roof_per_s) if compute else None,
         "ceiling_bytes_per_s": _float(copy.roof_per_s) if copy else None,
         "ceiling_conditions": _json(compute.conditions) if compute else None,
@@ -139,11 +144,6 @@ def _derived(run: Record) -> dict[str, Any]:
         "peak_memory_bytes": _float(_peak_memory_bytes(run)),
         "limit_known": "; ".join(verdict.possible_causes(run)) or None,
     }
-
-
-def _throughput(images: float | None, wall_s: float | None) -> float | None:
-    """Images over wall time, never a mean of rates; None if unknown."""
-    return images / wall_s if images and wall_s and wall_s > 0 else None
 
 
 def _peak_memory_bytes(run: Record) -> float | None:
@@ -169,12 +169,7 @@ def _ceilings(run: Record) -> Iterator[dict[str, Any]]:
 def _rate(rate: MeasuredRate) -> dict[str, Any]:
     return {
         "roof_per_s": _float(rate.roof_per_s),
-        "median_per_s": _float(rate.median),
-        "burst_per_s": _float(rate.burst),
-        "sustained_per_s": _float(rate.sustained),
-        "best_per_s": _float(rate.best),
-        "p5_per_s": _float(rate.p5),
-        "p95_per_s": _float(rate.p95),
+        **{f"{name}_per_s": _float(getattr(rate, name)) for name in RATE_FIGURES},
         "samples": _float(rate.samples),
         "conditions": _json(rate.conditions),
     }

@@ -187,7 +187,7 @@ Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Rows:
+class StepRows:
     """Rows of several steps.csv, concatenated; `run`: number of each row's file, `imported`: whether it is imported."""
 
     table: pa.Table
@@ -227,26 +227,26 @@ class RowRule:
 
     shown: str
     rule: str
-    breaks: Callable[[Rows], Mask]
+    breaks: Callable[[StepRows], Mask]
 
 
 def _in_range(column: str, low: float, high: float, rule: str) -> RowRule:
     return RowRule(shown=column, rule=rule, breaks=lambda rows: rows.outside(column, low, high))
 
 
-def _whole_steps(rows: Rows) -> Mask:
+def _whole_steps(rows: StepRows) -> Mask:
     step = rows.numbers["step"]
     broken: Mask = rows.outside("step", 0, MAX_IMAGES) | (step != np.floor(step))
     return broken
 
 
-def _no_time_stamp(rows: Rows) -> Mask:
+def _no_time_stamp(rows: StepRows) -> Mask:
     """Time stamps out of range: ours start at 0, a log's clock may have been set back."""
     of_a_log, of_ours = rows.outside("ended_at_s", -LONGEST_S, LONGEST_S), rows.outside("ended_at_s", 0, LONGEST_S)
     return np.where(rows.imported, of_a_log, of_ours)
 
 
-def _clock_stands(rows: Rows) -> Mask:
+def _clock_stands(rows: StepRows) -> Mask:
     """Reversed or repeated time stamps in runs of ours; a step below the clock's precision may repeat a stamp."""
     took, ended = rows.numbers["step_s"], rows.numbers["ended_at_s"]
     advanced = rows.since("ended_at_s")
@@ -255,14 +255,14 @@ def _clock_stands(rows: Rows) -> Mask:
     return broken
 
 
-def _longer_than_there_was(rows: Rows) -> Mask:
+def _longer_than_there_was(rows: StepRows) -> Mask:
     """Rows whose step and wait for data take longer than the time since the previous step ended."""
     took = rows.numbers["step_s"] + rows.numbers["data_s"]
     room = ROOM * rows.since("ended_at_s") + CLOCK_DIGITS * rows.numbers["ended_at_s"] + ROUNDING_S
     return (took > room) & ~rows.imported
 
 
-def _warmup_after_measured(rows: Rows) -> Mask:
+def _warmup_after_measured(rows: StepRows) -> Mask:
     return rows.follows & (rows.phase < np.append(0, rows.phase[:-1]))
 
 
@@ -294,7 +294,7 @@ def refusals(lists: pa.ListArray, *, imported: Sequence[bool], measured_s: Seque
     """
     lengths = np.diff(lists.offsets.to_numpy())
     run = np.repeat(np.arange(len(lengths)), lengths)
-    rows = Rows(
+    rows = StepRows(
         table=pa.Table.from_struct_array(lists.flatten()), run=run, imported=np.asarray(imported, dtype=bool)[run]
     )
     starts = np.append(0, np.cumsum(lengths))

@@ -10,8 +10,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from analysis.loading.configurations import with_scripts_alike
-from analysis.loading.index import CEILINGS, FINGERPRINT, REMARKS, RUN_SCHEMA, Problem, look
+from analysis.loading.configurations import with_usual_batch
+from analysis.loading.index import CEILINGS, FINGERPRINT, REMARKS, RUN_SCHEMA, Problem, load_bundles
 from workload.contract import bundle
 from workload.contract.errors import NothingToDoError, RooflaunchError, UsageError
 from workload.contract.record import Record
@@ -59,10 +59,12 @@ class Tables:
 
     @cached_property
     def _kernels(self) -> tuple[pd.DataFrame, tuple[Problem, ...]]:
+        from analysis.readers import ncu  # noqa: PLC0415 - only if kernels are asked for
+
         tables, problems = [], []
         for run_id, path in self.kernel_files().items():
             try:
-                table = _read_kernels(path)
+                table = ncu.read(path).kernels.copy()
             except (RooflaunchError, OSError) as error:
                 problems.append(Problem(path=str(path), reason=str(error)))
             else:
@@ -73,17 +75,11 @@ class Tables:
         return pd.concat(tables, ignore_index=True), tuple(problems)
 
 
-def _read_kernels(path: Path) -> pd.DataFrame:
-    from analysis.readers import ncu  # noqa: PLC0415 - only for who asks for kernels
-
-    return ncu.read(path).kernels.copy()
-
-
 def load_folders(folders: Sequence[Path], *, verify: bool = False) -> Tables:
     """Load the bundles in `folders`; see `analysis.load`."""
     if not folders:
         raise UsageError("no results folder was named", hint='analysis.load("results")')
-    looked_at = [look(_require_folder(folder), verify=verify) for folder in folders]
+    looked_at = [load_bundles(_require_folder(folder), verify=verify) for folder in folders]
     table, repeated = _without_repeats(pa.concat_tables([rows for rows, _ in looked_at]))
     problems = [*(problem for _, more in looked_at for problem in more), *repeated]
     if not table.num_rows:
@@ -143,7 +139,7 @@ def _without_repeats(table: pa.Table) -> tuple[pa.Table, list[Problem]]:
 def _runs(table: pa.Table) -> pd.DataFrame:
     runs: pd.DataFrame = table.select(RUN_SCHEMA.names).drop_columns(["notes"]).to_pandas()
     runs["notes"] = pd.Series(table["notes"].to_pylist(), index=runs.index, dtype=object)
-    return with_scripts_alike(runs)
+    return with_usual_batch(runs)
 
 
 def _flat(column: pa.ChunkedArray, run_ids: Sequence[str]) -> pd.DataFrame:

@@ -17,7 +17,7 @@ SEVERAL = "units"
 COUNTED = Column(name="unit", heading="units", role=Role.FACT)
 
 
-def of(row: Mapping[Any, Any]) -> str:
+def unit_of(row: Mapping[Any, Any]) -> str:
     """The unit of a run; `images` if none is recorded."""
     unit = row.get("unit")
     return unit if isinstance(unit, str) else IMAGES
@@ -25,18 +25,18 @@ def of(row: Mapping[Any, Any]) -> str:
 
 def common(units: Iterable[Any]) -> str:
     """The unit that all runs share, or `SEVERAL` if units differ."""
-    names = {of({"unit": unit}) for unit in units}
+    names = {unit_of({"unit": unit}) for unit in units}
     return names.pop() if len(names) == 1 else SEVERAL if names else IMAGES
 
 
-def one(unit: str) -> str:
+def singular(unit: str) -> str:
     """A unit in singular: `image`."""
     return unit.removesuffix("s")
 
 
 def worded(text: str, unit: str) -> str:
     """Replace `{unit}` in a text by the unit (`images`), and `{one}` by its singular (`image`)."""
-    return text.replace("{unit}", unit).replace("{one}", one(unit))
+    return text.replace("{unit}", unit).replace("{one}", singular(unit))
 
 
 def headed(known: Sequence[Column], unit: str) -> list[Column]:

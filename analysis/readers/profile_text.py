@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from analysis.readers.tables import DELIMITERS, again, split_line, without_second_half
+from analysis.readers.tables import DELIMITERS, repeated_rows, split_line, without_second_half
 from workload.contract.ncu_csv import ID, METRIC, NAME, PROCESS, UNIT, VALUE
 from workload.contract.text import counted
 
@@ -55,7 +55,7 @@ def ncu_text_as_csv(text: str) -> str:
     messages = [line for line in text.splitlines() if line.startswith(_MESSAGE)]
     once, is_doubled = without_second_half(text)
     launches = [list(rows) for _, rows in itertools.groupby(_rows(once), key=lambda row: row[0])]
-    repeated = set(again([_figures(rows) for rows in launches], [_times(rows) for rows in launches]))
+    repeated = set(repeated_rows([_figures(rows) for rows in launches], [_times(rows) for rows in launches]))
     number = len(repeated) + len(launches) * is_doubled
     if number:
         messages.append(
@@ -76,7 +76,7 @@ def _times(rows: Sequence[tuple[str, ...]]) -> str:
 
 def _rows(text: str) -> Iterator[tuple[str, ...]]:
     number, process = -1, ""
-    who: tuple[str, ...] | None = None
+    identity: tuple[str, ...] | None = None
     columns: tuple[int, int, int] | None = None
     for line in text.splitlines():
         if ruler := _RULER.match(line):
@@ -86,7 +86,7 @@ def _rows(text: str) -> Iterator[tuple[str, ...]]:
             number += 1
             columns = None
             block, grid = (f"({launch[which]})" if launch[which] else "" for which in ("block", "grid"))
-            who = (
+            identity = (
                 str(number),
                 process,
                 launch["name"],
@@ -95,14 +95,14 @@ def _rows(text: str) -> Iterator[tuple[str, ...]]:
                 launch["device"] or "",
                 launch["capability"] or "",
             )
-        elif owner := _PROCESS.match(line):
-            process, who, columns = owner[1], None, None
+        elif process_line := _PROCESS.match(line):
+            process, identity, columns = process_line[1], None, None
         elif not line.strip():
             columns = None
-        elif who and columns and not line.strip().startswith("Metric Name"):
+        elif identity and columns and not line.strip().startswith("Metric Name"):
             cells = _cells(line, columns)
             if cells:
-                yield (*who, *cells)
+                yield (*identity, *cells)
 
 
 def _cells(line: str, columns: tuple[int, int, int]) -> tuple[str, str, str] | None:

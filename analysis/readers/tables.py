@@ -149,7 +149,7 @@ def without_second_half(text: str) -> tuple[str, bool]:
     return "".join(lines[:half]), True
 
 
-def again(rows: Sequence[Hashable], measured: Sequence[str]) -> list[int]:
+def repeated_rows(rows: Sequence[Hashable], measured: Sequence[str]) -> list[int]:
     """Indices of rows that repeat a sequence of earlier rows, if that is no coincidence.
 
     `measured`: the figures of each row that differ between runs. Rows with all figures alike prove nothing.
@@ -159,19 +159,20 @@ def again(rows: Sequence[Hashable], measured: Sequence[str]) -> list[int]:
         places[row].append(index)
     lags = Counter(
         after - before
-        for found in places.values()
-        if 1 < len(found) <= _RARE
-        for position, before in enumerate(found)
-        for after in found[position + 1 :]
+        for positions in places.values()
+        if 1 < len(positions) <= _RARE
+        for position, before in enumerate(positions)
+        for after in positions[position + 1 :]
     )
     dropped = set[int]()
     for lag, _ in lags.most_common(_MOST_LAGS):
-        run: list[int] = []
+        repetition: list[int] = []
         for index in range(lag, len(rows) + 1):
             if index < len(rows) and rows[index] == rows[index - lag]:
-                run.append(index)
+                repetition.append(index)
                 continue
-            if sum(sum(map(str.isdigit, figures)) for figures in {measured[one] for one in run}) >= _SURE_DIGITS:
-                dropped.update(run)
-            run = []
+            digits = sum(sum(map(str.isdigit, figures)) for figures in {measured[row] for row in repetition})
+            if digits >= _SURE_DIGITS:
+                dropped.update(repetition)
+            repetition = []
     return sorted(dropped)

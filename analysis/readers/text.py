@@ -5,7 +5,7 @@ import re
 import zlib
 from dataclasses import dataclass
 
-# Used in place of an encoding: content with zero bytes is no text.
+# Given as the encoding of content that is no text, because it contains zero bytes.
 BINARY = "binary"
 GZIP = b"\x1f\x8b"
 # Bytes and share of zeros that reveal UTF-16 without a byte order mark: every second byte of ASCII is 0.
@@ -86,11 +86,11 @@ def _utf16(head: bytes) -> str | None:
 def _unpacked(content: bytes) -> tuple[bytes, str | None]:
     """All members of a gzip file, concatenated, and a remark if the file breaks off, is damaged or too large."""
     parts: list[bytes] = []
-    left, total = content, 0
-    while left.startswith(GZIP):
+    rest, total = content, 0
+    while rest.startswith(GZIP):
         member = zlib.decompressobj(wbits=_GZIP_WINDOW)
         try:
-            parts.append(member.decompress(left, MOST_BYTES - total))
+            parts.append(member.decompress(rest, MOST_BYTES - total))
         except zlib.error as error:
             before = ": the part before the damage was read" if parts else ""
             return b"".join(parts), f"the gzip file is damaged ({error}){before}"
@@ -100,9 +100,9 @@ def _unpacked(content: bytes) -> tuple[bytes, str | None]:
         if not member.eof:
             # Drop the incomplete last line, which may end within a number. UTF-16 keeps a part, which is refused if
             # invalid.
-            whole, newline, _ = b"".join(parts).rpartition(b"\n")
-            return whole + newline, "the gzip file ends too early: its beginning was read"
-        left = member.unused_data
+            lines, newline, _ = b"".join(parts).rpartition(b"\n")
+            return lines + newline, "the gzip file ends too early: its beginning was read"
+        rest = member.unused_data
     return b"".join(parts), None
 
 

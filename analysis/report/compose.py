@@ -59,7 +59,7 @@ def _units(runs: pd.DataFrame, unit: str) -> list[str]:
         return []
     models: dict[str, list[str]] = {}
     for row in rows_of(runs[["model", "unit"]]):
-        models.setdefault(units.of(row), []).append(row["model"])
+        models.setdefault(units.unit_of(row), []).append(row["model"])
     return ["units: " + ", ".join(f"{unit} ({words.listed(names)})" for unit, names in models.items())]
 
 

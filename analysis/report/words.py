@@ -92,7 +92,7 @@ def between(low: Any, high: Any, digits: int = 3) -> str:
 
 def rate_with_interval(row: Mapping[str, Any], field: str = "images_per_s", unit: str | None = None) -> str:
     """`123 images/s (95 % interval 120 to 126, 3 runs)`, or the reason why there is no interval."""
-    shown = f"{figure(row[field], 4)} {unit or f'{units.of(row)}/s'}"
+    shown = f"{figure(row[field], 4)} {unit or f'{units.unit_of(row)}/s'}"
     if is_known(row.get(f"{field}_low")):
         ends = between(row[f"{field}_low"], row[f"{field}_high"], 4)
         return f"{shown} (95 % interval {ends}, {counted(int(row['runs']), 'run')})"

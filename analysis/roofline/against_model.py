@@ -68,13 +68,13 @@ def contradiction(spec: Spec, kernels: "pd.DataFrame", *, steps: float | None, i
         is_forward_alone=not any(is_backward(str(name)) for name in kernels["name"].unique()),
     )
     is_low = claim.ratio < MODEL_RATIO_FROM
-    is_known_to_be_low = is_partial or lower_bound.of_kernels(kernels) is not None
+    is_known_to_be_low = is_partial or lower_bound.uncounted_operations(kernels) is not None
     if is_known_to_be_low if is_low else claim.ratio <= MODEL_RATIO_TO:
         return None
     return _sentence(claim, "counted")
 
 
-def of_trace(
+def trace_contradictions(
     spec: Spec, flop: float, model: "TracedModel", *, passes_per_step: int, has_backward: bool
 ) -> Iterator[str]:
     """Sentences on contradictions between a trace's shapes and the named model: operators, weights, FLOP of a step.
@@ -83,7 +83,7 @@ def of_trace(
     over the user's batch size.
     """
     size, _ = model_work.image_size_of(spec)
-    named = next(iter(model_work.of_sizes(spec.model)), None)
+    named = next(iter(model_work.at_all_sizes(spec.model)), None)
     if named is None:
         return
     if not model.has_convolution and model.has_embedding:
@@ -114,7 +114,7 @@ def _other_model(model: "TracedModel", named: ModelWork) -> str | None:
     The last layer may have another number of classes.
     """
     parameters = model.with_classes(CLASSES)
-    if not parameters or parameters in {work.parameters for work in model_work.of_sizes(named.model)}:
+    if not parameters or parameters in {work.parameters for work in model_work.at_all_sizes(named.model)}:
         return None
     owners = sorted({work.model for work in model_work.table().values() if work.parameters == parameters})
     if owners:
@@ -143,7 +143,7 @@ def _sentence(claim: _Claim, origin: str) -> str:
 
 def _causes(claim: _Claim) -> Iterator[str]:
     """Interpretations that fit the counted FLOP, most specific first."""
-    for work in model_work.of_sizes(claim.work.model):
+    for work in model_work.at_all_sizes(claim.work.model):
         ratio = claim.flop / (claim.per_image(work) * claim.batch_size * (claim.steps or 1))
         is_possible = work.image_size != claim.work.image_size and not claim.is_input_known
         if is_possible and FITS_FROM <= ratio <= FITS_TO:

@@ -19,7 +19,7 @@ FEWER = "fewer than the model has"
 NO_BACKWARD = "no kernels of a backward pass, so a part of a step"
 
 
-def of_kernels(kernels: "pd.DataFrame") -> str | None:
+def uncounted_operations(kernels: "pd.DataFrame") -> str | None:
     """Operations that were not counted in a profile whose other operations were; None if all were counted."""
     is_counted = kernels["flop"].notna()
     if (is_counted & kernels["hides_tensor_flop"]).any():

@@ -226,20 +226,20 @@ def work_of(pool: Group, source: WorkSource) -> Work:
 def _point(pool: Group, measurement: _Measurement, device: DeviceRoofs, refuted: Mapping[float, float]) -> PointRow:
     source, work, steps_s = measurement.source, measurement.work, measurement.steps_s
     peak = device.peak(pool["precision"])
-    roof, is_whole = roof_of(pool, peak, refuted), not measurement.lower_bounds
+    roof, is_complete = roof_of(pool, peak, refuted), not measurement.lower_bounds
     step_s = median(steps_s) if steps_s else None
     estimate = over_runs([] if work.flop is None else [work.flop / taken_s for taken_s in steps_s])
     # Divide by the median time, as run.json does: for an even number of runs, the median of rates differs.
     rate = work.flop / step_s if work.flop is not None and step_s else None
-    placed = intensity(work.flop, work.moved(step_s, roof))
+    flop_per_byte = intensity(work.flop, work.moved(step_s, roof))
     # The intensity and the share of a roof of a lower bound are unknown.
-    limit = roof.at(placed) if roof and placed is not None and is_whole else None
+    limit = roof.at(flop_per_byte) if roof and flop_per_byte is not None and is_complete else None
     verdict = _verdict(pool, measurement, roof, step_s)
     row = PointRow(
         **{name: pool[name] for name in WORK_NAMED},
         source=str(source),
         runs=len(steps_s),
-        intensity_flop_per_byte=placed,
+        intensity_flop_per_byte=flop_per_byte,
         intensity_low=intensity(work.flop, work.bytes_high) if source is WorkSource.MODELLED else None,
         intensity_high=intensity(work.flop, work.bytes_low) if source is WorkSource.MODELLED else None,
         flop_per_s=rate,
@@ -253,12 +253,12 @@ def _point(pool: Group, measurement: _Measurement, device: DeviceRoofs, refuted:
         roof=str(roof.kind) if roof else None,
         roof_flop_per_s=limit,
         fraction_of_roof=rate / limit if rate is not None and limit else None,
-        fraction_of_peak=rate / peak.flop_per_s if rate is not None and peak and is_whole else None,
+        fraction_of_peak=rate / peak.flop_per_s if rate is not None and peak and is_complete else None,
         flop_per_step=None if measurement.is_whole_profile else work.flop,
         counted_over_model=None
         if source is WorkSource.MODELLED or measurement.is_whole_profile
         else counted_over_model(work.flop, pool.median("train_flop_per_step")),
-        flop_is_lower_bound=not is_whole,
+        flop_is_lower_bound=not is_complete,
     )
     unused = [
         f"{percent(refuted[value])} of the measured roof was reached: it is none"
@@ -271,7 +271,7 @@ def _point(pool: Group, measurement: _Measurement, device: DeviceRoofs, refuted:
 
 def _verdict(pool: Group, measurement: _Measurement, roof: Roof | None, step_s: float | None) -> Verdict:
     """The limit of a group of runs: the rule for a single run, applied to the medians."""
-    work, is_whole = measurement.work, not measurement.lower_bounds
+    work, is_complete = measurement.work, not measurement.lower_bounds
     has_bytes = not measurement.is_traced or _share_without_bytes(pool) <= MOST_UNATTRIBUTED
     figures = Figures(
         step_s=step_s,
@@ -279,7 +279,7 @@ def _verdict(pool: Group, measurement: _Measurement, roof: Roof | None, step_s: 
         device_busy_share=None if measurement.kernels_alone else pool.median("device_busy_share"),
         is_most=not pool["imported"],
         running="operators" if pool["device_type"] == Device.CPU else "kernels",
-        flop=work.flop if is_whole else None,
+        flop=work.flop if is_complete else None,
         bytes_low=work.bytes_low if has_bytes else None,
         bytes_high=work.bytes_high if has_bytes else None,
         roof=roof.kind if roof else None,
@@ -305,7 +305,7 @@ def _notes(pool: Group, measurement: _Measurement, row: PointRow) -> Iterator[st
                 yield from _traced_notes(pool, None if row.flop_is_lower_bound else row.flop_per_step, row.bound)
             yield from dict.fromkeys(pool.texts("work_assumption"))
             if row.runs and not measurement.is_traced and not pool.known("step_median_s"):
-                yield f"by {units.of(pool.facts)} over wall time, including waits, because the run has no steps"
+                yield f"by {units.unit_of(pool.facts)} over wall time, including waits, because the run has no steps"
             yield _other_verdicts(pool, row.bound)
         case WorkSource.COUNTERS | WorkSource.PROFILER:
             yield "bytes with a cold cache, per kernel"

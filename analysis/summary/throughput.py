@@ -33,7 +33,7 @@ def summarize(runs: pd.DataFrame) -> pd.DataFrame:
     `images_per_s`, `step_s`, `flop_per_s` and `data_wait_fraction` are medians over completed runs; `step_s` is the
     median of each run's median step. `runs` counts the completed runs; `note` counts the others by status.
     """
-    lines = [_line(every) for every in group(runs)]
+    lines = [_line(pool) for pool in group(runs)]
     best: dict[str, float] = defaultdict(float)
     for line in lines:
         best[line["model"]] = max(best[line["model"]], line["images_per_s"] or 0.0)
@@ -41,12 +41,12 @@ def summarize(runs: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(lines, columns=[column.name for column in COLUMNS])
 
 
-def _line(every: Group) -> dict[str, Any]:
-    done = replace(every, runs=completed(every.runs))
-    figures, flop = done.figures(), every.median("train_flop_per_step")
-    broken = Counter(status for status in every.texts("status") if status != Status.COMPLETED)
+def _line(pool: Group) -> dict[str, Any]:
+    done = replace(pool, runs=completed(pool.runs))
+    figures, flop = done.figures(), pool.median("train_flop_per_step")
+    broken = Counter(status for status in pool.texts("status") if status != Status.COMPLETED)
     return {
-        **every.facts,
+        **pool.facts,
         **figures,
         "interval": figures["interval"] if done.rate.n else None,
         "flop_per_s": flop / figures["step_s"] if flop and figures["step_s"] else None,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis import __main__ as door
+from analysis import __main__ as program
 from benchmarks.synthetic_bundles import make
 from tests.analysis.in_process import Analyze
 from workload.contract.errors import ExitCode
@@ -141,7 +141,7 @@ def test_missing_package_is_told(
     def absent(*_: object, **__: object) -> int:
         raise ModuleNotFoundError(f"No module named '{package}'", name=package)
 
-    monkeypatch.setattr(door, "_run", absent)
+    monkeypatch.setattr(program, "_run", absent)
     code, _, err = analyze("summary", tmp_path)
     assert code == ExitCode.TOOL
     name = package.partition(".")[0]
@@ -152,7 +152,7 @@ def test_bug_keeps_its_traceback(analyze: Analyze, monkeypatch: pytest.MonkeyPat
     def bug() -> int:
         raise ModuleNotFoundError("No module named 'analysis.nope'", name="analysis.nope")
 
-    monkeypatch.setattr(door, "_run", bug)
+    monkeypatch.setattr(program, "_run", bug)
     with pytest.raises(ModuleNotFoundError):
         analyze("summary", ".")
 
@@ -175,7 +175,7 @@ def test_a_limit_on_memory_is_told(analyze: Analyze, monkeypatch: pytest.MonkeyP
     def raised() -> int:
         raise error
 
-    monkeypatch.setattr(door, "_run", raised)
+    monkeypatch.setattr(program, "_run", raised)
     if not said:
         with pytest.raises(type(error)):
             analyze("summary", "results")

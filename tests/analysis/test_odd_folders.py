@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from analysis.importing import Given, import_file
+from analysis.importing import UserFacts, import_file
 from benchmarks.synthetic_bundles import make, make_record
 from tests.analysis.in_process import Analyze
-from tests.analysis.readers.ncu.ncu_files import DRAM, FADD, FFMA, FMUL, TIME, save, wide
+from tests.analysis.readers.ncu.ncu_files import COUNTS, save, wide
 from workload.contract import bundle
 
 COMMANDS = ("summary", "roofline", "kernels", "variance", "compare", "audit", "report")
@@ -59,10 +59,9 @@ def no_sections(folder: Path) -> None:
 
 
 def only_profiles(folder: Path) -> None:
-    metrics = {TIME: "ns", FADD: "inst", FMUL: "inst", FFMA: "inst", DRAM: "byte"}
     for number in (1, 2):
-        file = save(folder.parent, wide(metrics, [[1000, 10, 10, 40, 100 * number]]), name=f"{number}.csv")
-        import_file(file, Given(model="resnet50", batch_size=64), output=folder)
+        file = save(folder.parent, wide(COUNTS, [[1000, 10, 10, 40, 100 * number]]), name=f"{number}.csv")
+        import_file(file, UserFacts(model="resnet50", batch_size=64), output=folder)
 
 
 # A page takes seconds: only where reading fails before one is made.

@@ -23,5 +23,13 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
+def run_launch(
+    folder: Path, *words: str, variables: dict[str, str] | None = None, limit_s: float | None = 100
+) -> subprocess.CompletedProcess[str]:
+    """`launch` with these words in a folder, with these environment variables, for at most `limit_s` seconds."""
+    argv, env = launch_words(*words), variables or environment()
+    return subprocess.run(argv, check=False, capture_output=True, text=True, cwd=folder, env=env, timeout=limit_s)
+
+
 def docker(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["docker", *words], capture_output=True, text=True, timeout=100, check=False)

@@ -2,14 +2,14 @@
 
 import json
 import shutil
-import subprocess
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.docker_engine.commands import BASE, BUILD, ROOT, Launch, docker, environment, launch_words
+from tests.docker_engine.commands import BASE, BUILD, ROOT, Launch, docker, run_launch
 
 
 @pytest.fixture(scope="session")
@@ -28,14 +28,7 @@ def base_image() -> str:
 @pytest.fixture(scope="session")
 def image(base_image: str) -> dict[str, Any]:  # noqa: ARG001 - it must be there
     """What `launch build --format json` says of the image for this code; built once, minutes without a cache."""
-    done = subprocess.run(
-        launch_words("build", *BUILD, "--format", "json"),
-        check=False,
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env=environment(),
-    )
+    done = run_launch(ROOT, "build", *BUILD, "--format", "json", limit_s=None)
     assert done.returncode == 0, done.stderr
     return dict(json.loads(done.stdout))
 
@@ -43,19 +36,7 @@ def image(base_image: str) -> dict[str, Any]:  # noqa: ARG001 - it must be there
 @pytest.fixture
 def launch(tmp_path: Path) -> Launch:
     """Run `launch` as a user would, in a folder of its own."""
-
-    def run(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            launch_words(*words),
-            check=False,
-            capture_output=True,
-            text=True,
-            cwd=tmp_path,
-            env=environment(),
-            timeout=100,
-        )
-
-    return run
+    return partial(run_launch, tmp_path)
 
 
 @pytest.fixture(autouse=True)

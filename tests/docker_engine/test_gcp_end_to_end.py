@@ -22,7 +22,7 @@ import pytest
 
 from launcher.protocol.records import LaunchPhase
 from tests import off_clock
-from tests.docker_engine.commands import ROOT, TINY, docker, launch_words
+from tests.docker_engine.commands import ROOT, TINY, docker, launch_words, run_launch
 from tests.launcher.backends.gcp import fake_vm
 from tests.launcher.backends.gcp.fake_compute import FakeCompute, Vm
 from tests.launcher.backends.gcp.fake_metadata import TOKEN
@@ -59,15 +59,7 @@ class Laptop:
     folder: Path
 
     def launch(self, *words: str) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run(
-            launch_words(*words),
-            check=False,
-            capture_output=True,
-            text=True,
-            cwd=self.folder,
-            env=self.environment,
-            timeout=800,
-        )
+        return run_launch(self.folder, *words, variables=self.environment, limit_s=800)
 
     def begin(self, *words: str) -> "subprocess.Popen[str]":
         return subprocess.Popen(

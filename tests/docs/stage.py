@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from analysis.importing import Given, import_file
+from analysis.importing import UserFacts, import_file
 from benchmarks.synthetic_bundles import make
 from launcher.backends.gcp.plan import Options, make_plan
 from launcher.cli.sweep import MATRICES
@@ -130,7 +130,7 @@ def _results(folder: Path) -> None:
     (folder / "ncu.csv").write_text(NCU)
     profiled = folder / "profiled.csv"
     profiled.write_text(NCU.replace("4096", "8192"))
-    import_file(profiled, Given(model="resnet50", batch_size=64), output=folder / "results")
+    import_file(profiled, UserFacts(model="resnet50", batch_size=64), output=folder / "results")
     make(folder.parent / "shared" / "experiment" / "runs", number + 1)
 
 

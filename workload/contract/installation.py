@@ -1,4 +1,4 @@
-"""What this installation is: a checkout of the repository, or a wheel with the commit that it was built from.
+"""Facts of this installation: a checkout of the repository, or a wheel with the commit that it was built from.
 
 Standard library only.
 """

@@ -193,7 +193,7 @@ def files_label(files: Iterable[tuple[str, int, str]]) -> str:
 
 
 def _damage(store: Store, folder: str, run: RemoteRun, *, by_content: bool) -> str:
-    """How a run's objects differ from its manifest; empty if they agree. Its label, if equal, spares reading it."""
+    """How a run's objects differ from its manifest; empty if they agree. An equal `FILES_LABEL` proves that they do."""
     assert run.manifest is not None
     objects = ((name, listed.bytes, listed.crc32c) for name, listed in run.objects.items() if name != bundle.MANIFEST)
     if run.manifest.metadata.get(FILES_LABEL) == files_label(objects):

@@ -1,6 +1,6 @@
 """Parse logs of other programs into one value per row and field, in this project's units. Standard library only.
 
-import_columns.toml gives the meaning and unit of each column. `analysis.readers` reads the rows.
+import_columns.toml gives the meaning and unit of each column.
 A row can be one iteration, one printed iteration out of several, or a whole run. The step column, the time stamps and
 the labels decide which. A file in which these contradict each other is refused.
 """
@@ -19,7 +19,7 @@ from typing import Any
 
 from analysis.readers import tables
 from analysis.readers.logs import training_logs
-from analysis.readers.tables import PANDAS_INDEX, ForeignTable, RunFigures, again, without_second_half
+from analysis.readers.tables import PANDAS_INDEX, ForeignTable, RunFigures, repeated_rows, without_second_half
 from analysis.readers.text import READABLE, looks_like
 from workload.contract.errors import UsageError
 from workload.contract.text import counted, plain
@@ -40,7 +40,10 @@ UNIX_S, UNIX_MS = (1e9, 1e10), (1e12, 1e13)
 LIMIT = 1e12
 # One day: no iteration takes longer, so a larger figure is in another unit than its column says.
 LONGEST_ITERATION_S = 86_400.0
+# Most names of columns that a message lists.
 SHOWN = 12
+# A batch size of more digits is none.
+MOST_DIGITS = 11
 # Without a step column, rows are whole runs if each run has fewer rows than this on average. A log of so few
 # iterations would be useless.
 FEW_ROWS = 5
@@ -49,6 +52,7 @@ FEW_ROWS = 5
 RUNS_APART = 50.0
 # If time passed / iteration time is below this, the iterations cannot have run one after the other.
 DOES_NOT_FIT = 0.5
+# Figures of a log that differ by at most this share count as the same: they are rounded, and rates may include waits.
 ALIKE = 0.2
 
 
@@ -162,7 +166,7 @@ def _logs(text: str, file: str, batch_size: int | None) -> Sequence[Log]:
         )
     _refuse_twins(table, by_field, file)
     by_field = _with_batch_counter(table, by_field)
-    table, losses = _once(table, by_field)
+    table, losses = _without_repeated_rows(table, by_field)
     columns = _Columns(file=file, table=table, by_field=by_field, losses=losses)
     if table.kind == "csv":
         numeric = [index for name, (_, index) in by_field.items() if name in SERIES]
@@ -182,11 +186,11 @@ def _runs(columns: _Columns, batch_size: int | None) -> list[Log]:
     """Split the table into runs: one per set of labels, or one per row if rows cannot be iterations."""
     groups = _groups(columns)
     if not _are_runs(columns, groups):
-        logs = [_of_rows(columns, rows, keep_means=len(groups) == 1) for rows in groups]
-        judged = [log for log in logs if _judged(log, columns.file, batch_size)]
-        if len(judged) == len(logs):
-            return judged
-    return [_of_row(columns, line, row) for line, row in columns.table.rows]
+        logs = [_log_of_rows(columns, rows, keep_means=len(groups) == 1) for rows in groups]
+        # A list, because each log is checked for contradictions.
+        if all([_has_iterations(log, columns.file, batch_size) for log in logs]):  # noqa: C419
+            return logs
+    return [_log_of_row(columns, line, row) for line, row in columns.table.rows]
 
 
 def _is_timed(log: Log) -> bool:
@@ -203,8 +207,8 @@ def _refuse_other_files(text: str, file: str) -> None:
         raise UsageError(f"'{file}' is empty", hint="check whether the program could write its log")
     if tables.find_header(text, is_log) is not None:
         return
-    if seen := looks_like(b"", text):
-        raise UsageError(f"'{file}' looks like {seen[0]}; {READABLE}", hint=seen[1])
+    if likely := looks_like(b"", text):
+        raise UsageError(f"'{file}' looks like {likely[0]}; {READABLE}", hint=likely[1])
     first_line = text.lstrip().split("\n", 1)[0]
     if not any(mark in first_line for mark in tables.DELIMITERS):
         raise UsageError(
@@ -249,13 +253,15 @@ def _refuse_twins(table: ForeignTable, by_field: Mapping[str, tuple[Meaning, int
                     )
 
 
-def _once(table: ForeignTable, by_field: Mapping[str, tuple[Meaning, int]]) -> tuple[ForeignTable, tuple[str, ...]]:
+def _without_repeated_rows(
+    table: ForeignTable, by_field: Mapping[str, tuple[Meaning, int]]
+) -> tuple[ForeignTable, tuple[str, ...]]:
     """Drop rows that repeat earlier rows; returns the table and a sentence that counts the dropped rows."""
     if table.kind != "csv":
         return table, ()
     measured = [by_field[name][1] for name in MEASURED if name in by_field]
     figures = [" ".join(row[index].strip() for index in measured) for _, row in table.rows]
-    repeated = again([tuple(row) for _, row in table.rows], figures)
+    repeated = repeated_rows([tuple(row) for _, row in table.rows], figures)
     if not repeated:
         return table, ()
     lines = [table.rows[index][0] for index in repeated]
@@ -291,7 +297,7 @@ def _groups(columns: _Columns) -> list[list[tuple[int, Sequence[str]]]]:
     # Rows with empty label cells belong to the only run that other rows name.
     named = [key for key in groups if all(key)]
     if len(named) == 1 and all(
-        all(mine in {"", its} for mine, its in zip(key, named[0], strict=True)) for key in groups
+        all(word in {"", named_word} for word, named_word in zip(key, named[0], strict=True)) for key in groups
     ):
         return [list(columns.table.rows)]
     return list(groups.values())
@@ -302,7 +308,7 @@ def _are_runs(columns: _Columns, groups: Sequence[Sequence[Any]]) -> bool:
     return len(groups) > 1 and "step" not in columns.by_field and len(columns.table.rows) < FEW_ROWS * len(groups)
 
 
-def _of_row(columns: _Columns, line: int, row: Sequence[str]) -> Log:
+def _log_of_row(columns: _Columns, line: int, row: Sequence[str]) -> Log:
     """Make the log of a run that has a single row in the table."""
     values = {
         name: _value(columns, line, meaning, row[index])
@@ -356,7 +362,7 @@ def _empty_log(table: ForeignTable, by_field: Mapping[str, tuple[Meaning, int]],
     )
 
 
-def _of_rows(columns: _Columns, rows: Sequence[tuple[int, Sequence[str]]], *, keep_means: bool) -> Log:
+def _log_of_rows(columns: _Columns, rows: Sequence[tuple[int, Sequence[str]]], *, keep_means: bool) -> Log:
     """Make the log of a run that has a row per iteration, or per printed iteration."""
     table = columns.table
     series: dict[str, Sequence[float | None]] = {
@@ -376,7 +382,7 @@ def _of_rows(columns: _Columns, rows: Sequence[tuple[int, Sequence[str]]], *, ke
         has_zone = zones != {False}
         series["timestamp"] = [stamp_s for stamp_s, _ in stamps]
     iterations, remarks = _iterations(series.get("step"), len(rows))
-    if "timestamp" not in series and _grows(series.get("elapsed_s")):
+    if "timestamp" not in series and _is_increasing(series.get("elapsed_s")):
         # Seconds since the run began serve as time stamps.
         series["timestamp"], has_zone = series["elapsed_s"], False
     elif not has_zone:
@@ -406,7 +412,7 @@ def _of_rows(columns: _Columns, rows: Sequence[tuple[int, Sequence[str]]], *, ke
     )
 
 
-def _grows(values: Sequence[float | None] | None) -> bool:
+def _is_increasing(values: Sequence[float | None] | None) -> bool:
     """Whether all values are known and strictly increasing, like readings of a clock or a counter."""
     known = [value for value in values or () if value is not None]
     return len(known) > 1 and len(known) == len(values or ()) and all(a < b for a, b in itertools.pairwise(known))
@@ -417,7 +423,7 @@ def _images_per_row(images: Sequence[float | None] | None) -> float | None:
     known = [value for value in images or () if value is not None]
     if not known or len(known) != len(images or ()):
         return None
-    advances = [after - before for before, after in itertools.pairwise(known)] if _grows(known) else known
+    advances = [after - before for before, after in itertools.pairwise(known)] if _is_increasing(known) else known
     return statistics.mode(advances) if min(advances) > 0 else None
 
 
@@ -442,18 +448,18 @@ def _iterations(steps: Sequence[float | None] | None, rows: int) -> tuple[list[i
 # --- what contradicts itself
 
 
-def _judged(log: Log, file: str, batch_size: int | None) -> Log | None:
-    """The log; None if its rows can only be whole runs. `UsageError` if step column, times and stamps contradict."""
+def _has_iterations(log: Log, file: str, batch_size: int | None) -> bool:
+    """Whether rows are iterations, not whole runs; `UsageError` if step column, times and time stamps contradict."""
     iteration_s = _iteration_s(log, batch_size)
     stamps = log.series.get("timestamp", ())
-    apart = [
+    intervals_s = [
         (after - before) / count
         for before, after, count in zip(stamps, stamps[1:], log.iterations[1:], strict=False)
         if before is not None and after is not None and after > before
     ]
-    if iteration_s is None or not apart:
-        return log
-    interval_s = statistics.median(apart)
+    if iteration_s is None or not intervals_s:
+        return True
+    interval_s = statistics.median(intervals_s)
     stride = statistics.mode(log.iterations[1:])
     if stride > 1 and interval_s < DOES_NOT_FIT * iteration_s:
         raise UsageError(
@@ -463,9 +469,9 @@ def _judged(log: Log, file: str, batch_size: int | None) -> Log | None:
             hint=_reading_that_fits(log, batch_size, stride),
         )
     if interval_s < RUNS_APART * iteration_s:
-        return log
+        return True
     if "step" not in log.columns:
-        return None
+        return False
     step = log.columns["step"].name
     raise UsageError(
         f"'{file}' contradicts itself: its time stamps are {plain(interval_s / iteration_s, 3)} times as far "
@@ -486,19 +492,21 @@ def _iteration_s(log: Log, batch_size: int | None) -> float | None:
 
 def _from_rates(log: Log, batch_size: int | None) -> list[float]:
     label = log.labels.get("batch_size", "")
-    images = batch_size or (int(label) if label.isascii() and label.isdigit() and len(label) < SHOWN else 0)
+    images = batch_size or (int(label) if label.isascii() and label.isdigit() and len(label) <= MOST_DIGITS else 0)
     return [images / rate for rate in log.series.get("images_per_s", ()) if rate and images]
 
 
 def _reading_that_fits(log: Log, batch_size: int | None, stride: int) -> str:
     step, rates = log.columns["step"].name, _from_rates(log, batch_size)
-    together = f"each time is that of {stride} iterations together: divide the times by {stride}, or rename the column"
-    alone = f"each row is an iteration: remove the column {step}"
+    if_together = (
+        f"each time is that of {stride} iterations together: divide the times by {stride}, or rename the column"
+    )
+    if_alone = f"each row is an iteration: remove the column {step}"
     if not rates or "step_s" not in log.columns:
-        return f"perhaps {alone}; or perhaps {together}"
+        return f"perhaps {if_alone}; or perhaps {if_together}"
     times = [value for value in log.series["step_s"] if value is not None]
     is_whole = abs(statistics.median(times) / (stride * statistics.median(rates)) - 1) < ALIKE
-    return f"by its rates, {together}" if is_whole else f"perhaps {alone}"
+    return f"by its rates, {if_together}" if is_whole else f"perhaps {if_alone}"
 
 
 # --- cells
@@ -510,15 +518,15 @@ def _value(columns: _Columns, line: int, meaning: Meaning, cell: str) -> float |
         return None
     value = float(text) * meaning.factor if NUMBER.fullmatch(text) else math.nan
     if math.isnan(value):
-        raise _refuse(file, line, meaning, text, "is no number")
+        raise _refusal(file, line, meaning, text, "is no number")
     if meaning.field in POSITIVE and value <= 0:
-        raise _refuse(file, line, meaning, text, "must be positive")
+        raise _refusal(file, line, meaning, text, "must be positive")
     if abs(value) > LIMIT or (meaning.field in POSITIVE and value < 1 / LIMIT):
-        raise _refuse(file, line, meaning, text, "is not a measured value")
+        raise _refusal(file, line, meaning, text, "is not a measured value")
     if meaning.field in {"step_s", "data_s"} and value > LONGEST_ITERATION_S:
-        raise _refuse(file, line, meaning, text, f"would be {plain(value, 3)} s, longer than a day: another unit?")
+        raise _refusal(file, line, meaning, text, f"would be {plain(value, 3)} s, longer than a day: another unit?")
     if meaning.field in {"data_s", "elapsed_s"} and value < 0:
-        raise _refuse(file, line, meaning, text, "must not be negative")
+        raise _refusal(file, line, meaning, text, "must not be negative")
     return value
 
 
@@ -533,20 +541,20 @@ def _timestamp(file: str, line: int, meaning: Meaning, cell: str) -> tuple[float
             return value, True
         if UNIX_MS[0] <= value < UNIX_MS[1]:
             return value / 1e3, True
-        raise _refuse(file, line, meaning, text, "is no Unix time in seconds or milliseconds")
+        raise _refusal(file, line, meaning, text, "is no Unix time in seconds or milliseconds")
     try:
         # Python's `logging` writes a comma before milliseconds; some logs have slashes between year, month and day.
         parsed = datetime.fromisoformat(re.sub(r"^(\d{4})/(\d\d)/(\d\d)", r"\1-\2-\3", text).replace(",", "."))
     except ValueError as error:
-        raise _refuse(file, line, meaning, text, "is neither Unix time nor ISO 8601") from error
+        raise _refusal(file, line, meaning, text, "is neither Unix time nor ISO 8601") from error
     has_zone = parsed.tzinfo is not None
     value = (parsed if has_zone else parsed.replace(tzinfo=UTC)).timestamp()
     if not UNIX_S[0] <= value < UNIX_S[1]:
-        raise _refuse(file, line, meaning, text, "is an impossible date")
+        raise _refusal(file, line, meaning, text, "is an impossible date")
     return value, has_zone
 
 
-def _refuse(file: str, line: int, meaning: Meaning, text: str, why: str) -> UsageError:
+def _refusal(file: str, line: int, meaning: Meaning, text: str, why: str) -> UsageError:
     return UsageError(
         f"'{file}' line {line}: {meaning.name} {why}; got '{text[:80]}'", hint="correct the file, or leave the row out"
     )

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.readers.tables import ForeignTable, RunFigures, again
+from analysis.readers.tables import ForeignTable, RunFigures, repeated_rows
 from workload.contract.text import counted
 
 # pytorch/examples: a counter in brackets, then meters as `Name value (mean)`.
@@ -70,9 +70,9 @@ def without_repeats(text: str) -> tuple[str, int]:
     lines = text.splitlines()
     timed = [index for index, line in enumerate(lines) if _TIMED.search(line)]
     words = [lines[index].strip() for index in timed]
-    repeated = again(words, words)
-    for one in repeated:
-        lines[timed[one]] = ""
+    repeated = repeated_rows(words, words)
+    for index in repeated:
+        lines[timed[index]] = ""
     return ("\n".join(lines), len(repeated)) if repeated else (text, 0)
 
 
@@ -218,7 +218,7 @@ def _dll_json(text: str) -> ForeignTable | None:
         return None
     labels: dict[str, str] = {}
     steps: list[tuple[int, str, dict[str, str]]] = []
-    others = 0
+    left_out = 0
     for number, entry in entries:
         step, data = entry.get("step"), entry.get("data")
         if not isinstance(data, Mapping):
@@ -229,14 +229,14 @@ def _dll_json(text: str) -> ForeignTable | None:
             numbers = {name: str(value) for name, value in data.items() if isinstance(value, int | float)}
             steps.append((number, str(step[1]), numbers | {"timestamp": str(entry.get("timestamp", ""))}))
         else:
-            others += 1
-    return _of_steps("dllogger (JSON)", steps, labels, others)
+            left_out += 1
+    return _table_of_steps("dllogger (JSON)", steps, labels, left_out)
 
 
 def _dll_text(text: str) -> ForeignTable | None:
     steps: list[tuple[int, str, dict[str, str]]] = []
     labels: dict[str, str] = {}
-    others = 0
+    left_out = 0
     for number, line in _lines(text, "DLL "):
         match = _DLL_TEXT.search(line)
         if not match:
@@ -248,16 +248,16 @@ def _dll_text(text: str) -> ForeignTable | None:
         elif step and any(_is_timed(name) for name in metrics):
             steps.append((number, step[2] or step[4], metrics | {"timestamp": match[1]}))
         else:
-            others += 1
-    return _of_steps("dllogger (text)", steps, labels, others) if steps or others else None
+            left_out += 1
+    return _table_of_steps("dllogger (text)", steps, labels, left_out) if steps or left_out else None
 
 
-def _of_steps(
-    kind: str, steps: Sequence[tuple[int, str, Mapping[str, str]]], labels: dict[str, str], others: int
+def _table_of_steps(
+    kind: str, steps: Sequence[tuple[int, str, Mapping[str, str]]], labels: dict[str, str], left_out: int
 ) -> ForeignTable:
     names = list(dict.fromkeys(name for *_, cells in steps for name in cells))
-    remarks = [f"{counted(others, 'line')} without a training step (epoch, validation, summary) left out"] * bool(
-        others
+    remarks = [f"{counted(left_out, 'line')} without a training step (epoch, validation, summary) left out"] * bool(
+        left_out
     )
     return ForeignTable(
         kind=kind,

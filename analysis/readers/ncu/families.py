@@ -31,13 +31,13 @@ class Family(StrEnum):
 
 def family(name: str) -> Family:
     """The family of the first rule that matches a kernel's name; `other` if none does."""
-    telling = name[:TELLING_CHARACTERS]
-    return next((family for pattern, family in _rules() if pattern.search(telling)), Family.OTHER)
+    beginning = name[:TELLING_CHARACTERS]
+    return next((family for pattern, family in _rules() if pattern.search(beginning)), Family.OTHER)
 
 
 def is_backward(name: str) -> bool:
     """Whether only a backward pass launches kernels of this name; many backward kernels have neutral names."""
-    return _one("backward").search(name[:TELLING_CHARACTERS]) is not None
+    return _pattern("backward").search(name[:TELLING_CHARACTERS]) is not None
 
 
 @functools.cache
@@ -51,7 +51,7 @@ def _rules() -> tuple[tuple[re.Pattern[str], Family], ...]:
 
 
 @functools.cache
-def _one(section: str) -> re.Pattern[str]:
+def _pattern(section: str) -> re.Pattern[str]:
     return _any_of(_content()[section]["names"])
 
 

@@ -56,7 +56,7 @@ def work(values: Values, is_named_for_tensor_cores: Flags, tensor_pipe_is_produc
     tensor = _total(tensor_counts)
     hidden = uses_tensor_cores if tensor is None else uses_tensor_cores & ~(tensor > 0)
     bytes_read, bytes_written = (_dram(values, f"dram_{way}", duration_s) for way in ("read", "write"))
-    dram = _first(values.get("dram"), _total_of_all(bytes_read, bytes_written), _dram(values, "dram", duration_s))
+    dram = _first_known(values.get("dram"), _total_of_all(bytes_read, bytes_written), _dram(values, "dram", duration_s))
     return LaunchWork(
         duration_s=duration_s,
         flop_by_type=by_type,
@@ -113,8 +113,8 @@ def _uses_tensor_cores(values: Values, is_named_for_them: Flags, pipe_is_product
     uses = is_named_for_them
     for role in ("tensor_percent", "tensor_instructions"):
         if role in values:
-            tells = (values[role] == 0) | (pipe_is_products & ~np.isnan(values[role]))
-            uses = np.where(tells, values[role] > 0, uses)
+            is_conclusive = (values[role] == 0) | (pipe_is_products & ~np.isnan(values[role]))
+            uses = np.where(is_conclusive, values[role] > 0, uses)
     products = _tensor_products(values)
     return uses if products is None else np.where(np.isnan(products), uses, products > 0)
 
@@ -128,7 +128,7 @@ def _tensor_products(values: Values) -> Floats | None:
 
 def _idle(values: Values) -> Floats | None:
     """0 FLOP for launches without tensor instructions, NaN for others; None if the instructions were not counted."""
-    instructions = _first(_tensor_products(values), values.get("tensor_instructions"))
+    instructions = _first_known(_tensor_products(values), values.get("tensor_instructions"))
     return None if instructions is None else np.where(instructions == 0, 0.0, np.nan)
 
 
@@ -153,7 +153,7 @@ def _total_of_all(*arrays: Floats | None) -> Floats | None:
     return _total(known) if len(known) == len(arrays) else None
 
 
-def _first(*arrays: Floats | None) -> Floats | None:
+def _first_known(*arrays: Floats | None) -> Floats | None:
     return next((array for array in arrays if array is not None), None)
 
 

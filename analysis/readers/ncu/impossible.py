@@ -29,17 +29,17 @@ class Limits:
 
     flop_per_s: float
     bytes_per_s: float
-    whose: str
+    gpu: str
 
     @classmethod
-    def of(cls, name: str | None) -> "Limits":
+    def of_device(cls, name: str | None) -> "Limits":
         """Limits of a device by its name; an unknown device gets the highest peaks of the table."""
         gpu = peaks.find_gpu(name)
         known = peaks.gpus() if gpu is None else (gpu,)
         return cls(
-            flop_per_s=TIMES_PEAK * max(row.tflop_per_s for one in known for row in one.peaks) * 1e12,
-            bytes_per_s=TIMES_PEAK * max(one.bytes_per_s for one in known),
-            whose="the fastest GPU that is known here" if gpu is None else gpu.gpu,
+            flop_per_s=TIMES_PEAK * max(row.tflop_per_s for known_gpu in known for row in known_gpu.peaks) * 1e12,
+            bytes_per_s=TIMES_PEAK * max(known_gpu.bytes_per_s for known_gpu in known),
+            gpu="the fastest GPU that is known here" if gpu is None else gpu.gpu,
         )
 
 
@@ -52,7 +52,7 @@ def refuse(
     table.
     """
     for table, duration_s in zip(tables, durations, strict=True):
-        limits = Limits.of(table.attributes.get(metrics.DEVICE_NAME) or _only_name(table))
+        limits = Limits.of_device(table.attributes.get(metrics.DEVICE_NAME) or _shared_device_name(table))
         for role in metrics.known(table.metrics):
             values = table.by_role.get(role.name)
             if values is None:
@@ -64,7 +64,7 @@ def refuse(
                     raise _refusal(source, original, table, launch, metric, why)
 
 
-def _only_name(table: Launches) -> str | None:
+def _shared_device_name(table: Launches) -> str | None:
     names = list(table.identity["device"].categories)
     return str(names[0]) if len(names) == 1 else None
 
@@ -80,7 +80,7 @@ def _rules(
             if duration_s is None
             else np.where(duration_s > 0, values / duration_s, np.nan)
         )
-    peak = f"{TIMES_PEAK:g} x the peak of {limits.whose}"
+    peak = f"{TIMES_PEAK:g} x the peak of {limits.gpu}"
     peak_flop = f"{peak}, {si(limits.flop_per_s / TIMES_PEAK, 'FLOP/s')}"
     peak_bytes = f"{peak}, {si(limits.bytes_per_s / TIMES_PEAK, 'B/s')}"
     match kind:

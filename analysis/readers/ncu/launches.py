@@ -93,15 +93,15 @@ def _columns(section: NcuTable) -> Iterable[tuple[pa.ChunkedArray, bool]]:
         yield values.filter(is_read), False
 
 
-def of(section: NcuTable, form: NumberFormat) -> Launches:
+def from_table(section: NcuTable, form: NumberFormat) -> Launches:
     """Launches of a table whose numbers have the format `form`."""
-    return _of_wide(section, form) if section.plan.layout is Layout.WIDE else _of_long(section, form)
+    return _from_wide(section, form) if section.plan.layout is Layout.WIDE else _from_long(section, form)
 
 
 # --- wide
 
 
-def _of_wide(section: NcuTable, form: NumberFormat) -> Launches:
+def _from_wide(section: NcuTable, form: NumberFormat) -> Launches:
     values: dict[str, Floats] = {}
     warnings = list(section.plan.warnings)
     for reading in section.plan.readings:
@@ -137,7 +137,7 @@ def _foreign(metric: str, text: str | None) -> list[str]:
 # --- long
 
 
-def _of_long(section: NcuTable, form: NumberFormat) -> Launches:
+def _from_long(section: NcuTable, form: NumberFormat) -> Launches:
     columns = section.columns
     launch, first = _launch_of_row(columns)
     metric_codes, metric_names = _coded(columns.column(METRIC))
@@ -146,7 +146,7 @@ def _of_long(section: NcuTable, form: NumberFormat) -> Launches:
     read = {metric for role in known for metric in role.metrics}
     wanted = np.array([name in read for name in metric_names], dtype=bool)[metric_codes]
     cells, foreign = _numbers(columns.column(VALUE).filter(pa.array(wanted)), form)
-    rows = _Rows(
+    rows = _MetricRows(
         launch=launch[wanted],
         metric=metric_codes[wanted],
         unit=unit_codes[wanted],
@@ -156,11 +156,11 @@ def _of_long(section: NcuTable, form: NumberFormat) -> Launches:
     )
     values, warnings = {}, _foreign("a metric", foreign)
     for role in known:
-        by_launch = rows.of(role, len(first))
-        if by_launch is None:
+        role_values = rows.by_launch(role, len(first))
+        if role_values is None:
             warnings += rows.unknown_units(role)
         else:
-            values[role.name] = by_launch
+            values[role.name] = role_values
     firsts = columns.take(pa.array(first))
     warnings += _repeated_blocks(columns, len(first))
     return Launches(
@@ -182,14 +182,14 @@ def _repeated_blocks(columns: pa.Table, launches: int) -> list[str]:
     if PROCESS in columns.column_names:
         processes, _ = _coded(columns.column(PROCESS))
         changes |= np.diff(processes, prepend=processes[:1]) != 0
-    again = int(changes.sum()) - launches
-    if again <= 0:
+    repeated = int(changes.sum()) - launches
+    if repeated <= 0:
         return []
-    return [f"{again} of the file's launches are in the file twice (same process and ID): each is counted once"]
+    return [f"{repeated} of the file's launches are in the file twice (same process and ID): each is counted once"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Rows:
+class _MetricRows:
     """Rows of a long table whose metric has a role, as arrays of codes into the lists of names."""
 
     launch: Codes
@@ -199,7 +199,7 @@ class _Rows:
     metric_names: Sequence[str]
     unit_names: Sequence[str]
 
-    def of(self, role: MetricRole, launches: int) -> Floats | None:
+    def by_launch(self, role: MetricRole, launches: int) -> Floats | None:
         """A value per launch, from the role's first metric with a value in a fitting unit; None if there is none."""
         # An unknown unit becomes NaN.
         factors = np.array([factor(role.kind, unit) for unit in self.unit_names], dtype=np.float64)
@@ -281,16 +281,20 @@ def _identity(columns: pa.Table) -> dict[str, pd.Categorical]:
     present = frozenset(columns.column_names)
 
     def text(name: str) -> pd.Categorical:
-        return _categorical(columns.column(name)) if name in present else _nothing(len(columns))
+        return _categorical(columns.column(name)) if name in present else _empty_categorical(len(columns))
 
     return {
         "process_id": text(PROCESS),
-        "range": _combined(columns, [_starting(present, STARTED), _starting(present, PUSHED)], range_names),
+        "range": _combined(
+            columns, [_first_with_prefix(present, STARTED), _first_with_prefix(present, PUSHED)], range_names
+        ),
         "name": text(NAME),
         "compute_capability": (
             text(metrics.CAPABILITY)
             if metrics.CAPABILITY in present
-            else _combined(columns, [_only(present, metrics.MAJOR), _only(present, metrics.MINOR)], capability)
+            else _combined(
+                columns, [_if_present(present, metrics.MAJOR), _if_present(present, metrics.MINOR)], capability
+            )
         ),
         "device": text(metrics.DEVICE_NAME),
         "block": text(metrics.BLOCK),
@@ -301,13 +305,13 @@ def _identity(columns: pa.Table) -> dict[str, pd.Categorical]:
 def _gpus(columns: pa.Table) -> pd.Categorical:
     """The GPU of each launch: its name or compute capability, and its number."""
     present = frozenset(columns.column_names)
-    kind = _only(present, metrics.DEVICE_NAME) or _only(present, metrics.CAPABILITY)
+    kind = _if_present(present, metrics.DEVICE_NAME) or _if_present(present, metrics.CAPABILITY)
 
     def label(name: str | None, number: str | None) -> str | None:
         known = name if kind == metrics.DEVICE_NAME or not name else f"compute capability {name}"
         return f"{known or 'GPU'} (device {number})" if number else known
 
-    return _combined(columns, [kind, _only(present, metrics.DEVICE)], label)
+    return _combined(columns, [kind, _if_present(present, metrics.DEVICE)], label)
 
 
 def capability(major: str | None, minor: str | None) -> str | None:
@@ -315,15 +319,15 @@ def capability(major: str | None, minor: str | None) -> str | None:
     return f"{major}.{minor}" if major and minor else None
 
 
-def _starting(names: Iterable[str], beginning: str) -> str | None:
+def _first_with_prefix(names: Iterable[str], beginning: str) -> str | None:
     return next((name for name in sorted(names) if name.startswith(beginning)), None)
 
 
-def _only(names: frozenset[str], name: str) -> str | None:
+def _if_present(names: frozenset[str], name: str) -> str | None:
     return name if name in names else None
 
 
-def _nothing(length: int) -> pd.Categorical:
+def _empty_categorical(length: int) -> pd.Categorical:
     return pd.Categorical.from_codes(np.full(length, -1), categories=pd.Index([], dtype=object))
 
 
@@ -393,7 +397,7 @@ _SHOWN = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mended:
+class UniqueLaunches:
     """Tables with each launch once; `damage`: a sentence for each kind of dropped, duplicate or missing data.
 
     `is_incomplete`: launches are missing, so that every sum is too low.
@@ -404,30 +408,30 @@ class Mended:
     is_incomplete: bool
 
 
-def mended(tables: Sequence[Launches]) -> Mended:
+def unique_launches(tables: Sequence[Launches]) -> UniqueLaunches:
     """Drop duplicate launches, and describe the damage. A process and an ID identify a launch."""
-    who = pd.DataFrame(
+    identities = pd.DataFrame(
         {
             "process": np.concatenate([np.asarray(table.identity["process_id"].astype(object)) for table in tables]),
             "id": np.concatenate([table.ids for table in tables]),
         }
     )
-    again = who.duplicated().to_numpy()
-    damage = [] if not again.any() else [_repeated(tables, who, again)]
-    if again.any():
+    is_repeated = identities.duplicated().to_numpy()
+    damage = [] if not is_repeated.any() else [_repetition(tables, identities, is_repeated)]
+    if is_repeated.any():
         ends = np.cumsum([len(table) for table in tables])
-        parts = np.split(~again, ends[:-1])
-        tables = [_kept(table, kept) for table, kept in zip(tables, parts, strict=True)]
+        parts = np.split(~is_repeated, ends[:-1])
+        tables = [_selected(table, kept) for table, kept in zip(tables, parts, strict=True)]
         tables = [table for table in tables if len(table)]
-        who = who[~again]
-    missing = _missing(who)
+        identities = identities[~is_repeated]
+    missing = _missing_launches(identities)
     if missing:
         damage.append(missing)
     damage += [sentence for table in tables for sentence in _absences(table)]
-    processes = who["process"].dropna().nunique()
+    processes = identities["process"].dropna().nunique()
     if processes > 1:
         damage.append(f"launches of {processes} processes are added up")
-    return Mended(tables=tables, damage=tuple(damage), is_incomplete=missing is not None)
+    return UniqueLaunches(tables=tables, damage=tuple(damage), is_incomplete=missing is not None)
 
 
 def gpus_of(tables: Sequence[Launches]) -> dict[str, int]:
@@ -451,7 +455,7 @@ def _absences(table: Launches) -> list[str]:
     return sentences
 
 
-def _kept(table: Launches, kept: npt.NDArray[np.bool_]) -> Launches:
+def _selected(table: Launches, kept: npt.NDArray[np.bool_]) -> Launches:
     return replace(
         table,
         identity={name: values[kept] for name, values in table.identity.items()},
@@ -461,15 +465,15 @@ def _kept(table: Launches, kept: npt.NDArray[np.bool_]) -> Launches:
     )
 
 
-def _repeated(tables: Sequence[Launches], who: pd.DataFrame, again: npt.NDArray[np.bool_]) -> str:
+def _repetition(tables: Sequence[Launches], identities: pd.DataFrame, is_repeated: npt.NDArray[np.bool_]) -> str:
     """A sentence on the number of duplicate launches, and on whether their figures are equal."""
     figures = pd.concat(
         [pd.DataFrame(dict(table.by_role), index=range(len(table))) for table in tables], ignore_index=True
     )
     figures["name"] = np.concatenate([np.asarray(table.identity["name"].astype(object)) for table in tables])
-    alike = pd.concat([who, figures], axis=1).duplicated().to_numpy()
-    number = int(again.sum())
-    if alike[again].all():
+    alike = pd.concat([identities, figures], axis=1).duplicated().to_numpy()
+    number = int(is_repeated.sum())
+    if alike[is_repeated].all():
         return f"{_number_of(number)} twice in the file (same process and ID): each is counted once"
     return (
         f"{_number_of(number)} twice in the file (same process and ID) with different figures: only the "
@@ -477,21 +481,23 @@ def _repeated(tables: Sequence[Launches], who: pd.DataFrame, again: npt.NDArray[
     )
 
 
-def _missing(who: pd.DataFrame) -> str | None:
+def _missing_launches(identities: pd.DataFrame) -> str | None:
     """A sentence on missing IDs between the first and the last; None if there are none.
 
     Processes count separately if their IDs overlap.
     """
-    groups = [group["id"].to_numpy() for _, group in who.groupby("process", dropna=False, sort=False)]
-    if sum(len(np.unique(ids)) for ids in groups) == who["id"].nunique():
-        groups = [who["id"].to_numpy()]
+    groups = [group["id"].to_numpy() for _, group in identities.groupby("process", dropna=False, sort=False)]
+    if sum(len(np.unique(ids)) for ids in groups) == identities["id"].nunique():
+        groups = [identities["id"].to_numpy()]
     gaps = [gap for ids in groups for gap in _gaps(np.unique(ids))]
     if not gaps:
         return None
     number = sum(last - first + 1 for first, last in gaps)
     shown = ", ".join(str(first) if first == last else f"{first} to {last}" for first, last in gaps[:_SHOWN])
     more = f" and {len(gaps) - _SHOWN} more gaps" if len(gaps) > _SHOWN else ""
-    return f"{_number_of(number)} missing, of {number + len(who)} (IDs {shown}{more}): sums cover only the others"
+    return (
+        f"{_number_of(number)} missing, of {number + len(identities)} (IDs {shown}{more}): sums cover only the others"
+    )
 
 
 def _number_of(number: int) -> str:

@@ -65,15 +65,15 @@ def _marks(columns: Iterable[tuple[Text, bool]]) -> dict[str, str]:
 
     `whole dot`, `whole comma`: 3 digits follow that mark in a number that is an integer by nature.
     """
-    found: dict[str, str] = {}
+    evidence: dict[str, str] = {}
     for column, is_whole in columns:
         if not _has(column, ",") and not _has(column, "."):
             continue
         for shown, pattern in (_PATTERNS | _PATTERNS_OF_WHOLE if is_whole else _PATTERNS).items():
             cell = _first(column, pattern)
             if cell is not None:
-                found[shown] = cell
-    return found
+                evidence[shown] = cell
+    return evidence
 
 
 def convert(column: Text, form: NumberFormat) -> tuple[Floats, str | None]:

@@ -94,7 +94,7 @@ def read(path: Path) -> NcuFile:
     except OSError as error:
         reason = f"it cannot be read: {error.strerror or error}"
         raise NcuFileError(path, Failure.ABSENT, reason, hint="check the path") from error
-    whole = launches.mended(content.tables)
+    whole = launches.unique_launches(content.tables)
     gpus = launches.gpus_of(whole.tables)
     losses = [*content.losses, *whole.damage]
     if len(gpus) > 1:
@@ -165,7 +165,7 @@ def _of_csv(path: Path) -> _Launches:
     warnings, is_broken = _around(start, sections)
     return _Launches(
         layout=sections[0].plan.layout,
-        tables=[launches.of(section, form) for section in sections],
+        tables=[launches.from_table(section, form) for section in sections],
         number_format=form,
         version=start.version,
         warnings=(*source.remarks, *warnings),

@@ -16,7 +16,7 @@ from statistics import median
 from analysis.readers.ncu.families import Family
 from analysis.readers.traces.call_tree import CallTree
 from analysis.readers.traces.kineto import US_PER_S, OnDevice, Operator, Thread, Trace, Window
-from analysis.readers.traces.model import TracedModel, of_threads
+from analysis.readers.traces.model import TracedModel, recognized_model
 from analysis.readers.traces.operator_work import (
     ASSUMED,
     OF_MANY,
@@ -42,7 +42,7 @@ _NOT_LAUNCHED = "launched by no operator"
 _TF32 = re.compile(r"tf32|s1688|tensorop_s\d+gemm|16816.*tf32", re.IGNORECASE)
 
 
-class Group(StrEnum):
+class OperatorFamily(StrEnum):
     """Operator families that have no kernel family of the same name."""
 
     EMBEDDING = "embedding"
@@ -61,7 +61,7 @@ _FAMILIES: Sequence[tuple[re.Pattern[str], str]] = tuple(
         (r"(_fused_|native_)?(layer|group|rms|instance)_norm", Family.LAYER_NORM),
         (r"_?(log_|safe_)?softmax|.*dropout", Family.ATTENTION),
         (r"(mkldnn_)?(_?adaptive_)?(avg|max)_pool|_?upsample", Family.POOLING),
-        (r"_?embedding|index|gather|scatter|take|_unsafe_index|_index_put|masked_|one_hot", Group.EMBEDDING),
+        (r"_?embedding|index|gather|scatter|take|_unsafe_index|_index_put|masked_|one_hot", OperatorFamily.EMBEDDING),
         (r"copy_|clone|_to_copy|cat|stack|fill_|zero_|zeros|ones|full|new_|_pin|pin_|repeat|constant_pad", Family.COPY),
         (r"sum|mean|var|std|amax|amin|max$|min$|arg|nll_|.*_loss|norm|linalg_vector_norm|cum", Family.REDUCTION),
     )
@@ -71,14 +71,14 @@ _OF_PRODUCTS: Sequence[tuple[re.Pattern[str], str]] = tuple(
     for pattern, family in (
         (r"conv", Family.CONVOLUTION),
         (r"attention", Family.ATTENTION),
-        (r"lstm|gru|rnn", Group.RECURRENT),
+        (r"lstm|gru|rnn", OperatorFamily.RECURRENT),
         (r"", Family.GEMM),
     )
 )
 
 
 @dataclass(kw_only=True)
-class Row:
+class OperatorRow:
     """Totals of an operator over all steps; FLOP and bytes are None if its work is unknown.
 
     `name` is `operator`, with `lack` added if other calls of the same operator lack nothing.
@@ -126,7 +126,7 @@ class Attribution:
 
     steps: Steps
     is_on_gpu: bool
-    rows: Sequence[Row]
+    rows: Sequence[OperatorRow]
     listed: Mapping[str, tuple[int, float]]
     step_s: Sequence[float]
     busy_s: float
@@ -177,8 +177,10 @@ def steps_of(trace: Trace, given: int | None) -> Steps | None:
     if not number:
         return None
     remark = f"no step is marked: {counted(number, 'step')} by {name}, and the whole trace belongs to them"
-    told = f"the trace has {counted(number, 'step')} by {name}, but the import was given {given}" if given else None
-    return Steps(number=number, windows=None, remarks=(remark,), contradiction=told)
+    contradiction = (
+        f"the trace has {counted(number, 'step')} by {name}, but the import was given {given}" if given else None
+    )
+    return Steps(number=number, windows=None, remarks=(remark,), contradiction=contradiction)
 
 
 def _marked(trace: Trace, given: int | None) -> Steps:
@@ -196,41 +198,41 @@ def _marked(trace: Trace, given: int | None) -> Steps:
             why = f"{size} operators, the others have {median(others):g}"
             why = "the trace breaks off in it" if is_last_of_cut else why
             remarks.append(f"{windows[number].name} is incomplete and left out: {why}")
-    told = f"the trace marks {counted(len(whole), 'whole step')}, but the import was given {given}"
+    contradiction = f"the trace marks {counted(len(whole), 'whole step')}, but the import was given {given}"
     kept = [windows[number] for number in whole]
     return Steps(
         number=len(kept),
         windows=kept,
         remarks=tuple(remarks),
-        contradiction=told if given and given != len(whole) else None,
+        contradiction=contradiction if given and given != len(whole) else None,
     )
 
 
 def attribute(trace: Trace, steps: Steps, *, device: str | None) -> Attribution:
     """Attribute time, FLOP and bytes of these steps; `device` is the number of the GPU, None for the CPU."""
-    threads = {thread: CallTree.of(operators) for thread, operators in trace.operators.items()}
+    threads = {thread: CallTree.build(operators) for thread, operators in trace.operators.items()}
     works = _Works(trace, steps)
-    ledger = _Ledger(works=works)
+    totals = _Totals(works=works)
     if device is None:
-        busy_s = _by_own_time(threads, steps, ledger)
+        busy_s = _by_own_time(threads, steps, totals)
     else:
-        busy_s = _by_kernels(trace, threads, steps, device, ledger)
-    rows = ledger.ordered()
-    remarks = [*steps.remarks, *ledger.remarks(is_on_gpu=device is not None)]
+        busy_s = _by_kernels(trace, threads, steps, device, totals)
+    rows = totals.ordered()
+    remarks = [*steps.remarks, *totals.remarks(is_on_gpu=device is not None)]
     return Attribution(
         steps=steps,
         is_on_gpu=device is not None,
         rows=rows,
-        listed=dict(sorted(ledger.listed.items(), key=lambda item: -item[1][1])),
+        listed=dict(sorted(totals.listed.items(), key=lambda item: -item[1][1])),
         step_s=_durations(trace, steps),
         busy_s=busy_s,
-        flop_by_op=dict(sorted(ledger.flop_by_op.items())),
-        flop_by_precision=ledger.by_precision(),
-        bytes_low=ledger.sizes.bytes_low,
+        flop_by_op=dict(sorted(totals.flop_by_op.items())),
+        flop_by_precision=totals.by_precision(),
+        bytes_low=totals.sizes.bytes_low,
         bytes_high=sum(row.bytes_high or 0 for row in rows),
         has_work=trace.has_shapes,
-        model=of_threads(threads.values(), lambda moment: steps.at(moment) is not None, steps.number),
-        recomputed_flop=ledger.recomputed_flop,
+        model=recognized_model(threads.values(), lambda moment: steps.at(moment) is not None, steps.number),
+        recomputed_flop=totals.recomputed_flop,
         remarks=tuple(remarks),
     )
 
@@ -253,11 +255,11 @@ class _Works:
         calls = (
             one.call for operators in trace.operators.values() for one in operators if steps.at(one.began) is not None
         )
-        self._context = Context.of(calls, steps.number)
+        self._context = Context.collect(calls, steps.number)
         # Keyed by `id()`: the reader turns equal calls into one object.
         self._known: dict[int, CallWork | Lack] = {}
 
-    def of(self, operator: Operator) -> CallWork | Lack:
+    def work_of(self, operator: Operator) -> CallWork | Lack:
         call = operator.call
         if id(call) not in self._known:
             self._known[id(call)] = work_of(call, self._context) if self._has_shapes else Lack.NO_SHAPES
@@ -290,11 +292,11 @@ class _Sizes:
 
 
 @dataclass(kw_only=True)
-class _Ledger:
+class _Totals:
     """Rows and sums, accumulated call by call."""
 
     works: _Works
-    rows: dict[tuple[str, str | None], Row] = field(default_factory=dict)
+    rows: dict[tuple[str, str | None], OperatorRow] = field(default_factory=dict)
     listed: dict[str, tuple[int, float]] = field(default_factory=dict)
     flop_by_op: Counter[str] = field(default_factory=Counter)
     flop_by_precision: Counter[str] = field(default_factory=Counter)
@@ -313,18 +315,18 @@ class _Ledger:
         calls_before, seconds_before = self.listed.get(name, (0, 0.0))
         self.listed[name] = (calls_before + calls, seconds_before + seconds)
 
-    def row(self, name: str, family: str, lack: str | None = None) -> Row:
+    def row(self, name: str, family: str, lack: str | None = None) -> OperatorRow:
         """The row with this name and `lack`, created if absent."""
-        return self.rows.setdefault((name, lack), Row(operator=name, name=name, family=family, lack=lack))
+        return self.rows.setdefault((name, lack), OperatorRow(operator=name, name=name, family=family, lack=lack))
 
-    def call(self, operator: Operator, step: int, *, is_again: bool) -> Row:
+    def call(self, operator: Operator, step: int, *, is_recomputed: bool) -> OperatorRow:
         """Count a call with its work and return its row; `is_again`: activation checkpointing repeats the call."""
-        row, work = self.row_of(operator), self.works.of(operator)
+        row, work = self.row_of(operator), self.works.work_of(operator)
         row.calls += 1
         if isinstance(work, Lack):
             return row
         row.flop = (row.flop or 0) + work.flop
-        self.recomputed_flop += work.flop if is_again else 0
+        self.recomputed_flop += work.flop if is_recomputed else 0
         row.bytes_high = (row.bytes_high or 0) + work.bytes_high
         for sizes in (self.sizes, self.sizes_of_rows.setdefault(id(row), _Sizes())):
             sizes.add(step, work.tensors)
@@ -335,12 +337,12 @@ class _Ledger:
             self.flop_by_precision[work.precision or "unknown"] += work.flop
         return row
 
-    def row_of(self, operator: Operator) -> Row:
+    def row_of(self, operator: Operator) -> OperatorRow:
         """The row in which a call of this operator is counted."""
-        name, work = operator.call.name, self.works.of(operator)
+        name, work = operator.call.name, self.works.work_of(operator)
         return self.row(name, family_of(name), str(work) if isinstance(work, Lack) else None)
 
-    def ordered(self) -> list[Row]:
+    def ordered(self) -> list[OperatorRow]:
         """The rows, longest first; `lack` is appended to names that occur more than once."""
         times = Counter(name for name, _ in self.rows)
         for (name, lack), row in self.rows.items():
@@ -368,7 +370,7 @@ class _Ledger:
             yield ASSUMED
         if self.is_of_many:
             yield OF_MANY
-        communication_s = sum(row.seconds for row in self.rows.values() if row.family == Group.COMMUNICATION)
+        communication_s = sum(row.seconds for row in self.rows.values() if row.family == OperatorFamily.COMMUNICATION)
         total_s = sum(row.seconds for row in self.rows.values())
         if is_on_gpu and communication_s and total_s:
             share = percent(communication_s / total_s)
@@ -383,8 +385,8 @@ def family_of(name: str) -> str:
     return str(next((family for pattern, family in _FAMILIES if pattern.match(plain)), Family.ELEMENTWISE))
 
 
-def _by_own_time(threads: Mapping[Thread, CallTree], steps: Steps, ledger: _Ledger) -> float:
-    """Fill the ledger with the operators of a CPU. Returns the seconds in which any operator ran."""
+def _by_own_time(threads: Mapping[Thread, CallTree], steps: Steps, totals: _Totals) -> float:
+    """Fill `totals` with the operators of a CPU. Returns the seconds in which any operator ran."""
     spans = []
     for thread in threads.values():
         counted_calls: set[int] = set()
@@ -395,41 +397,41 @@ def _by_own_time(threads: Mapping[Thread, CallTree], steps: Steps, ledger: _Ledg
             seconds = thread.own[index] / US_PER_S
             parent = thread.parents[index]
             # Like torch's own table: an operator that calls another overload of itself counts as one call.
-            is_again = parent >= 0 and thread.operators[parent].call.name == operator.call.name
-            ledger.list_by_name(operator.call.name, seconds, calls=0 if is_again else 1)
+            is_overload = parent >= 0 and thread.operators[parent].call.name == operator.call.name
+            totals.list_by_name(operator.call.name, seconds, calls=0 if is_overload else 1)
             if parent < 0:
                 spans.append((operator.began, operator.ended))
             owner = thread.owners[index]
             if owner == index:
-                row = ledger.call(operator, step, is_again=thread.is_again[index])
+                row = totals.call(operator, step, is_recomputed=thread.is_recomputed[index])
                 counted_calls.add(index)
             elif owner in counted_calls:
-                row = ledger.row_of(thread.operators[owner])
+                row = totals.row_of(thread.operators[owner])
             else:
-                row = _without_owner(ledger, operator.call.name)
+                row = _without_owner(totals, operator.call.name)
                 row.calls += 1
             row.seconds += seconds
     return _union_s(spans)
 
 
-def _without_owner(ledger: _Ledger, name: str) -> Row:
+def _without_owner(totals: _Totals, name: str) -> OperatorRow:
     """The row of an operator without an owner: known ones and autograd do no work, unknown operators may."""
     if _COMMUNICATION.search(name):
-        return ledger.row(name, Group.COMMUNICATION)
+        return totals.row(name, OperatorFamily.COMMUNICATION)
     if kind_of(name) is not None or _OF_AUTOGRAD.match(name):
-        return ledger.row(name, Group.DISPATCH)
-    return ledger.row(name, Group.UNATTRIBUTED, Lack.NO_FORMULA)
+        return totals.row(name, OperatorFamily.DISPATCH)
+    return totals.row(name, OperatorFamily.UNATTRIBUTED, Lack.NO_FORMULA)
 
 
-def _by_kernels(trace: Trace, threads: Mapping[Thread, CallTree], steps: Steps, device: str, ledger: _Ledger) -> float:
-    """Fill the ledger with a GPU's kernels. Returns the seconds in which any device activity ran; streams overlap."""
+def _by_kernels(trace: Trace, threads: Mapping[Thread, CallTree], steps: Steps, device: str, totals: _Totals) -> float:
+    """Fill `totals` with a GPU's kernels. Returns the seconds in which any device activity ran; streams overlap."""
     by_id = {
         operator.id: (thread, index)
         for thread in threads.values()
         for index, operator in enumerate(thread.operators)
         if operator.id is not None
     }
-    spans, calls = [], dict[tuple[int, int], Row]()
+    spans, calls = [], dict[tuple[int, int], OperatorRow]()
     first_launch = min((number for number in trace.launches if isinstance(number, int)), default=None)
     for event in trace.device:
         if event.device != device:
@@ -440,11 +442,11 @@ def _by_kernels(trace: Trace, threads: Mapping[Thread, CallTree], steps: Steps, 
             continue
         seconds = (event.ended - event.began) / US_PER_S
         if where is None and first_launch is not None and isinstance(event.launch, int) and event.launch < first_launch:
-            ledger.earlier.append(seconds)
+            totals.earlier.append(seconds)
             continue
         spans.append((event.began, event.ended))
-        ledger.list_by_name(event.name, seconds)
-        row = _row_of_kernel(event, where, calls, ledger, step)
+        totals.list_by_name(event.name, seconds)
+        row = _row_of_kernel(event, where, calls, totals, step)
         row.seconds += seconds
     return _union_s(spans)
 
@@ -474,19 +476,19 @@ def _launch(
 def _row_of_kernel(
     event: OnDevice,
     where: tuple[CallTree, int] | None,
-    calls: dict[tuple[int, int], Row],
-    ledger: _Ledger,
+    calls: dict[tuple[int, int], OperatorRow],
+    totals: _Totals,
     step: int,
-) -> Row:
+) -> OperatorRow:
     if _COMMUNICATION.search(event.name):
-        row = ledger.row(event.name, Group.COMMUNICATION)
+        row = totals.row(event.name, OperatorFamily.COMMUNICATION)
         row.calls += 1
         return row
     if where is None:
         if event.is_kernel:
-            row = ledger.row(event.name, Group.UNATTRIBUTED, _NOT_LAUNCHED)
+            row = totals.row(event.name, OperatorFamily.UNATTRIBUTED, _NOT_LAUNCHED)
         else:
-            row = ledger.row(event.name, Family.COPY)
+            row = totals.row(event.name, Family.COPY)
         row.calls += 1
         return row
     thread, index = where
@@ -495,19 +497,19 @@ def _row_of_kernel(
         name = thread.operators[index].call.name
         # The name of a Triton kernel is more specific than that of the compiled region around it.
         name = event.name if event.name.startswith("triton") else name
-        is_copy = not event.is_kernel
-        row = ledger.row(name, Family.COPY if is_copy else Group.UNATTRIBUTED, None if is_copy else Lack.NO_FORMULA)
+        kind = (OperatorFamily.UNATTRIBUTED, Lack.NO_FORMULA) if event.is_kernel else (Family.COPY, None)
+        row = totals.row(name, *kind)
         row.calls += 1
         return row
     operator, key = thread.operators[owner], (id(thread), owner)
     if key not in calls:
-        calls[key] = ledger.call(operator, step, is_again=thread.is_again[owner])
-    work = ledger.works.of(operator)
+        calls[key] = totals.call(operator, step, is_recomputed=thread.is_recomputed[owner])
+    work = totals.works.work_of(operator)
     if isinstance(work, CallWork) and work.precision == "fp32":
         seconds = (event.ended - event.began) / US_PER_S
         is_tf32 = _TF32.search(event.name) is not None or names_tensor_cores(event.name)
-        ledger.tf32_s += seconds if is_tf32 else 0.0
-        ledger.fp32_s += 0.0 if is_tf32 else seconds
+        totals.tf32_s += seconds if is_tf32 else 0.0
+        totals.fp32_s += 0.0 if is_tf32 else seconds
     return calls[key]
 
 

@@ -35,12 +35,12 @@ class CallTree:
     own: Sequence[float]
     owners: Sequence[int]
     is_backward: Sequence[bool]
-    is_again: Sequence[bool]
+    is_recomputed: Sequence[bool]
 
     @classmethod
-    def of(cls, operators: Sequence[Operator]) -> "CallTree":
-        parents, owners, is_backward, is_again = list[int](), list[int](), list[bool](), list[bool]()
-        own = [one.ended - one.began for one in operators]
+    def build(cls, operators: Sequence[Operator]) -> "CallTree":
+        parents, owners, is_backward, is_recomputed = list[int](), list[int](), list[bool](), list[bool]()
+        own = [operator.ended - operator.began for operator in operators]
         stack: list[int] = []
         for index, operator in enumerate(operators):
             while stack and operators[stack[-1]].ended <= operator.began:
@@ -55,16 +55,16 @@ class CallTree:
             owners.append(owner)
             below_engine = parent >= 0 and is_backward[parent]
             is_backward.append(below_engine or name.startswith(_ENGINE))
-            is_again.append(below_engine and (is_again[parent] or name in _OF_FORWARD))
+            is_recomputed.append(below_engine and (is_recomputed[parent] or name in _OF_FORWARD))
             stack.append(index)
         return cls(
             operators=operators,
-            began=[one.began for one in operators],
+            began=[operator.began for operator in operators],
             parents=parents,
             own=[max(0.0, seconds) for seconds in own],
             owners=owners,
             is_backward=is_backward,
-            is_again=is_again,
+            is_recomputed=is_recomputed,
         )
 
     def running(self, moment: float) -> int:

@@ -36,8 +36,10 @@ _OF_GPUS = re.compile(
 )
 _SPACE = re.compile(r"[\s,]*")
 # Marks at the beginning of the file that only torch.profiler writes, and marks of other programs with Chrome's format.
-_OURS = re.compile(r'"schemaVersion"|"baseTimeNanoseconds"|"cat": ?"(?:cpu_op|Operator|kernel|Kernel)"|ProfilerStep#')
-_OTHERS = (
+_TORCH_MARKS = re.compile(
+    r'"schemaVersion"|"baseTimeNanoseconds"|"cat": ?"(?:cpu_op|Operator|kernel|Kernel)"|ProfilerStep#'
+)
+_OTHER_PROGRAMS = (
     (re.compile(r'"cat": ?"[^"]*(?:devtools\.timeline|\bblink|\bv8\b|toplevel)'), "a trace of the Chrome browser"),
     (re.compile(r"/device:GPU|/host:CPU|[Tt]ensor[Ff]low|XLA Ops"), "a trace of TensorFlow or JAX"),
     (re.compile(r'"cat": ?"(?:cuda|nvtx|NVTX|osrt)|nsys'), "an export of Nsight Systems"),
@@ -148,10 +150,10 @@ def is_trace(text: str) -> bool:
 def read(text: str, *, file: str) -> Trace:
     """Parse a trace; `UsageError` if the text is damaged, empty or written by another program."""
     start = text[:LOOKED_AT_CHARACTERS]
-    what = None if _OURS.search(start) else next((what for pattern, what in _OTHERS if pattern.search(start)), None)
-    if what:
+    other = next((what for pattern, what in _OTHER_PROGRAMS if pattern.search(start)), None)
+    if other and not _TORCH_MARKS.search(start):
         raise UsageError(
-            f"'{file}' looks like {what}, which cannot be read; of this format only traces of torch.profiler can",
+            f"'{file}' looks like {other}, which cannot be read; of this format only traces of torch.profiler can",
             hint="profiler.export_chrome_trace('trace.json') of a torch.profiler.profile(record_shapes=True)",
         )
     builder = _Builder(trace=Trace())

@@ -67,18 +67,19 @@ class TracedModel:
         return self.parameters + (classes - self.classes) * self.parameters_per_class
 
 
-def of_threads(threads: Iterable[CallTree], is_in_steps: Callable[[float], bool], steps: int) -> TracedModel:
+def recognized_model(threads: Iterable[CallTree], is_in_steps: Callable[[float], bool], steps: int) -> TracedModel:
     """The model that ran in these steps."""
     trees = list(threads)
-    forward = sorted(_forward(trees, is_in_steps), key=lambda one: one.began)
-    convolutions = [one for one in forward if one.call.name in _CONVOLUTIONS and _is_batched(one)]
-    embeddings = [one for one in forward if one.call.name == _EMBEDDING and _has_indices(one)]
+    forward = sorted(_forward(trees, is_in_steps), key=lambda operator: operator.began)
+    convolutions = [operator for operator in forward if operator.call.name in _CONVOLUTIONS and _is_batched(operator)]
+    embeddings = [operator for operator in forward if operator.call.name == _EMBEDDING and _has_indices(operator)]
     # Positions are embedded too, but once for the whole batch, so that the larger embedding input is that of the
     # tokens.
-    first_embedding = max(embeddings, key=lambda one: math.prod(one.call.dims[1]), default=None)
-    first = min((*convolutions[:1], *filter(None, [first_embedding])), key=lambda one: one.began, default=None)
-    passes = sum(one.call.dims[:2] == first.call.dims[:2] for one in forward) if first else 0
-    classes, per_class = _head(forward)
+    first_embedding = max(embeddings, key=lambda operator: math.prod(operator.call.dims[1]), default=None)
+    candidates = (*convolutions[:1], *filter(None, [first_embedding]))
+    first = min(candidates, key=lambda operator: operator.began, default=None)
+    passes = sum(operator.call.dims[:2] == first.call.dims[:2] for operator in forward) if first else 0
+    classes, per_class = _last_layer(forward)
     known = TracedModel(
         passes=passes,
         trained=_trained(trees, is_in_steps, steps, first),
@@ -86,7 +87,7 @@ def of_threads(threads: Iterable[CallTree], is_in_steps: Callable[[float], bool]
         classes=classes,
         parameters_per_class=per_class,
         has_convolution=any(
-            "conv" in one.call.name for tree in trees for one in tree.operators if is_in_steps(one.began)
+            "conv" in operator.call.name for tree in trees for operator in tree.operators if is_in_steps(operator.began)
         ),
         has_embedding=bool(embeddings),
     )
@@ -161,12 +162,11 @@ def _weights(forward: Sequence[Operator], passes: int) -> int | None:
     return total // passes if passes and total and total % passes == 0 else None
 
 
-def _head(forward: Sequence[Operator]) -> tuple[int | None, int]:
+def _last_layer(forward: Sequence[Operator]) -> tuple[int | None, int]:
     """Number of classes of the last linear layer, and parameters per class, auxiliary heads included."""
-    layers = {
-        one.call.dims[1:3] for one in forward if one.call.name == _LINEAR and len(one.call.dims) > _RANK_OF_MATRIX
-    }
-    last = next((one.call.dims for one in reversed(forward) if one.call.name == _LINEAR), ())
+    linear = [operator.call.dims for operator in forward if operator.call.name == _LINEAR]
+    layers = {dims[1:3] for dims in linear if len(dims) > _RANK_OF_MATRIX}
+    last = linear[-1] if linear else ()
     if len(last) <= 1 or len(last[1]) != _RANK_OF_MATRIX:
         return None, 0
     classes = last[1][0]

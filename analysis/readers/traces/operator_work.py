@@ -101,7 +101,7 @@ class Context:
     gradients: int = 0
 
     @classmethod
-    def of(cls, calls: Iterable[Call], steps: int) -> "Context":
+    def collect(cls, calls: Iterable[Call], steps: int) -> "Context":
         """Collect the context from all calls in the steps; the gradient of a convolution has its output's shape."""
         outputs: dict[tuple[Shape, Shape], set[Shape]] = {}
         gradients = 0
@@ -153,7 +153,9 @@ def work_of(call: Call, context: Context) -> CallWork | Lack:
         return _work_of_product(name, call, inputs, context)
     if not inputs and call.dims and context.gradients and _OVER_LISTS.match(name):
         return _over_parameters(name, call, context.gradients)
-    if not call.dims or (not inputs and not _needs_no_tensor(call)):
+    # Factories like `aten::zeros` take no tensors; a trace leaves out the shapes of a long list of tensors.
+    lacks_list = not inputs and _OF_A_LIST in call.types
+    if not call.dims or lacks_list:
         return Lack.NO_SHAPES
     return CallWork(tensors=_moved(name, inputs, _outputs(name, inputs)))
 
@@ -222,11 +224,6 @@ def _inputs(call: Call) -> Iterator[_Tensor]:
         elif kind in BITS:
             strides = call.strides[position] if position < len(call.strides) else ()
             yield _Tensor(dims=dims, type=kind, position=position, strides=strides)
-
-
-def _needs_no_tensor(call: Call) -> bool:
-    """Whether no list of tensors was left out, as for factories like `aten::zeros`, whose sizes are values."""
-    return _OF_A_LIST not in call.types
 
 
 # Operators that read only as many rows of the first tensor as they return.

@@ -75,7 +75,7 @@ def _models(rows: list[dict[str, Any]], unit: str) -> Block:
         }
         for row in rows
     ]
-    return words.table(f"Work per {units.one(unit)}: {COUNTED}", units.headed(MODELS, unit), known)
+    return words.table(f"Work per {units.singular(unit)}: {COUNTED}", units.headed(MODELS, unit), known)
 
 
 def _steps(evidence: ReportEvidence) -> list[Block]:

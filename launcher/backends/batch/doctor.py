@@ -60,8 +60,8 @@ def _queue_checks(service: BatchService, settings: Settings, where: Where) -> It
     except RooflaunchError as error:
         yield BATCH.failed("API", error)
         return
-    running = counted(len(jobs), "job")
-    yield BATCH.ok("API", f"Batch answers in {where.region} of {settings.project}; {running} of our jobs are running")
+    running = counted(len(jobs), "running job")
+    yield BATCH.ok("API", f"Batch answers in {where.region} of {settings.project}; {running} of rooflaunch")
     if leftovers:
         named = ", ".join(f"{leftover.name} ({leftover.why})" for leftover in leftovers)
         yield BATCH.problem("leftovers", named, f"launch reap --region {where.region}")

@@ -1,4 +1,4 @@
-"""Client for Cloud Batch in one region of one project; answers are returned as values.
+"""Client for Cloud Batch in one region of one project; answers become dataclasses.
 
 google-cloud-batch is imported inside functions only. Its own retries are turned off, as in the client for Compute
 Engine.

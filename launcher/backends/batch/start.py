@@ -28,7 +28,7 @@ LOG_EVERY_S = 20.0
 
 
 def main(guest: str) -> int:
-    """Run the agent with guest.py's text, `guest`, as landlord.py; return its exit code."""
+    """Run the agent; return its exit code. `guest`: text of guest.py, which the agent imports as landlord.py."""
     home = Path(tempfile.mkdtemp(prefix="rooflaunch-"))
     (home / "landlord.py").write_text(guest, encoding="utf-8")
     (home / BOOT_PHASES).write_text(_phases(time.time(), Path("/proc/uptime")), encoding="utf-8")

@@ -32,7 +32,7 @@ RESTARTS = 64
 FAILED = 4
 # The agent (launcher/agent/home.py) leaves this in the launch's folder before it begins the run.
 STARTED = "started"
-# File for guest.py of the metadata, by which the agent asks about this VM: the image has no code for a cloud.
+# The agent imports this file to ask about its VM. It is guest.py from the metadata: images have no code for a cloud.
 LANDLORD = "landlord.py"
 # A driver that is part of the VM image works within a minute.
 DRIVER_TRIES, DRIVER_AGAIN_S = 60, 5
@@ -42,7 +42,7 @@ PULL_TRIES, PULL_AGAIN_S = 3, 10
 RESTART_LIMIT_S = 300
 # Package servers and downloads fail temporarily: a step is tried again after 5, 10, 20 and 40 seconds.
 STEP_TRIES, STEP_AGAIN_S = 5, 5
-# The installer's version fixes the driver's: `lts` of v1.9.1 is 580.159.04. The second address is the release itself.
+# The installer's version decides the driver's version: `lts` of v1.9.1 is 580.159.04. Second address: the release.
 INSTALLER_VERSION = "v1.9.1"
 RELEASES = "https://github.com/GoogleCloudPlatform/compute-gpu-installation/releases/download"
 INSTALLERS = (
@@ -89,7 +89,7 @@ class Boot:
         self.enter("docker_ready")
         self.pull(image)
         self.enter("image_pulled")
-        # The second try saves what the first one left.
+        # If the first agent fails, a second one saves the results that it left.
         return 0 if any(self.agent(image) for _ in range(2)) else FAILED
 
     def save(self, image: str, *, with_gpu: bool) -> int:

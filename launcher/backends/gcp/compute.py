@@ -47,7 +47,7 @@ GUEST_NAMESPACE = "rooflaunch"
 PREEMPTED = "compute.instances.preempted"
 ZONE = re.compile(r"[a-z]+-[a-z]+\d+-[a-z]")
 
-# A lookup answers in well under a second, an insert in a few.
+# A look-up takes less than a second, an insert a few seconds.
 ANSWER_S = 15.0
 # The server holds an answer to `wait` back for up to two minutes.
 WAIT_ANSWER_S = 130.0
@@ -91,7 +91,7 @@ class CloudClock:
     def now_s(self, service: Service, items: str, ask: Callable[[], object]) -> float:
         """Seconds since 1970. `ask`: sends any request, in case there was no answer with a date yet.
 
-        Raises `ToolError` if the answers have no date; `items`: what then has no known age, for the message.
+        Raises `ToolError` if the answers have no date. `service`, `items`: for the message, for example "VMs".
         """
         if self._ahead_s is None:
             ask()

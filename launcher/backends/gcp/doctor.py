@@ -123,7 +123,7 @@ def checks(resolve: Callable[[], Resolved], cloud: CloudPorts) -> Iterator[Check
 
 
 def _or_failed(name: str, checks: Iterator[Check]) -> Iterator[Check]:
-    """Checks, ended by a failed one of this name if an error prevents the next."""
+    """Checks. An error in one of them becomes a failed check of this name, and ends them."""
     try:
         yield from checks
     except RooflaunchError as error:
@@ -131,7 +131,7 @@ def _or_failed(name: str, checks: Iterator[Check]) -> Iterator[Check]:
 
 
 def _or_unseen(name: str, checks: Iterator[Check]) -> Iterator[Check]:
-    """`_or_failed`, with a note instead if the user's account may not read what a check needs."""
+    """`_or_failed`, but a note instead of a failed check if the user's account may not read what the check needs."""
     try:
         yield from checks
     except ForbiddenError as error:
@@ -457,11 +457,11 @@ def _with_terraform(command: str) -> str:
 
 def _existence_checks(services: Services, settings: Settings) -> Iterator[Check]:
     email, name = settings.service_account, "service account"
-    account = services.service_account(email)
-    if account is None:
+    is_disabled = services.is_account_disabled(email)
+    if is_disabled is None:
         create = f"gcloud iam service-accounts create {email.partition('@')[0]} --project {settings.project}"
         yield GCP.problem(name, f"{email} does not exist", _with_terraform(create))
-    elif account.disabled:
+    elif is_disabled:
         yield GCP.problem(name, f"{email} is disabled", f"gcloud iam service-accounts enable {email}")
     else:
         yield GCP.ok(name, email)

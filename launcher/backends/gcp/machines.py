@@ -15,7 +15,7 @@ from workload.contract.text import duration
 from workload.storage.store import UnreachableError
 
 AT_A_TIME = 8
-# Time to act first for the cloud, which may act 30 s after the limit, and for a launcher that still follows.
+# A VM counts as a leftover this long after its limit. Before, the cloud (30 s late at most) or its launcher deletes it.
 GRACE_S = 5 * 60
 
 

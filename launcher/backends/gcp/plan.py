@@ -169,7 +169,7 @@ def program_text(path: Path) -> str:
         raise ToolError(f"this installation lacks {path.name}", hint="install rooflaunch again") from error
 
 
-# Options of the user and their consequences.
+# Checks of the options, and the machine type that they select.
 
 
 def _require(held: object, message: str, *, hint: str) -> None:

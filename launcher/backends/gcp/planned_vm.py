@@ -25,7 +25,7 @@ SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 USABLE_S = {Driver.PREINSTALLED: 215, Driver.NONE: 215, Driver.INSTALL: 665}
 # Assumed, not measured: pulling the image, starting a process with its ceilings, a step, a profile, a download.
 PULL_S, START_S, STEP_S, PROFILE_S, DOWNLOAD_S = 120, 60, 0.3, 180, 60
-# Placeholder in a shown plan for the request label, which tells our insert from a stranger's.
+# Stands in a shown plan for the label that tells a VM of this insert from a VM of another insert.
 GIVEN_AT_INSERT = "given-at-insert"
 # Compute Engine may act this much later than maxRunDuration.
 LATE_S = 30
@@ -195,9 +195,9 @@ class VmPlan:
         return [{"acceleratorType": kind, "acceleratorCount": self.request.gpu_count}]
 
     def _scheduling(self) -> dict[str, Any]:
-        # No cloud deletes a VM that host maintenance or a host error has stopped. A restarted VM saves its results
-        # (boot.py), in a sweep does the missing runs, and deletes itself; it never measures a run twice. A spot VM is
-        # deleted, and may not be restarted.
+        # The cloud never deletes a VM that host maintenance or a host error has stopped, but it can restart the VM:
+        # boot.py then saves the results, does the missing runs of a sweep, and deletes the VM; no run is measured
+        # twice. A spot VM is deleted, and may not be restarted.
         return {
             "provisioningModel": "SPOT" if self.options.spot else "STANDARD",
             "onHostMaintenance": "TERMINATE",

@@ -187,7 +187,7 @@ def needed_skus(documents: Iterable[Any]) -> Iterator[Sku]:
 def _sku(document: Any) -> Sku | None:
     try:
         category = document["category"]
-        # A timeline; if no time was asked for, its last entry is today's.
+        # Prices over time. The last entry is today's, because the request names no time.
         expression = document["pricingInfo"][-1]["pricingExpression"]
         usd = max(_usd(tier["unitPrice"]) for tier in expression["tieredRates"])
         sku = Sku(

@@ -1,4 +1,4 @@
-"""Compute Engine's VMs, disks, operations and quotas as values of ours.
+"""Dataclasses for Compute Engine's VMs, disks, operations and quotas.
 
 The functions take the client's own objects: google.cloud.compute_v1's `Instance` and the like.
 """

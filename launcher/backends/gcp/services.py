@@ -6,7 +6,6 @@ would need. google.auth and requests are imported inside functions only. No requ
 
 import urllib.parse
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from launcher.backends.gcp.compute import credentials_for
@@ -21,14 +20,6 @@ BILLING = "https://cloudbilling.googleapis.com"
 COMPUTE_SERVICE = "6F81-5844-456A"
 # Only this version has bindings with a condition: https://cloud.google.com/iam/docs/policies#versions
 POLICY_VERSION = 3
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServiceAccount:
-    """An existing service account."""
-
-    email: str
-    disabled: bool
 
 
 class ForbiddenError(ToolError):
@@ -85,10 +76,10 @@ class Services:
         answer = self._ask("GET", f"https://artifactregistry.googleapis.com/v1/{path}")
         return str(answer["version"]).rpartition("/")[2] if answer else None
 
-    def service_account(self, email: str) -> ServiceAccount | None:
-        """Service account with this address; None if there is none."""
+    def is_account_disabled(self, email: str) -> bool | None:
+        """Whether the service account with this address is disabled; None if there is none."""
         answer = self._ask("GET", f"https://iam.googleapis.com/v1/{_account(email)}")
-        return None if answer is None else ServiceAccount(email=email, disabled=bool(answer.get("disabled")))
+        return None if answer is None else bool(answer.get("disabled"))
 
     def may_act_as(self, email: str) -> bool:
         """Whether the user may start a VM that acts as this service account."""

@@ -8,7 +8,7 @@ import pytest
 
 import analysis
 from analysis.audit import Finding, audit
-from analysis.importing import Given, import_file
+from analysis.importing import UserFacts, import_file
 
 DATA = Path(__file__).parents[4] / "shared" / "data"
 pytestmark = pytest.mark.skipif(not DATA.is_dir(), reason="needs ../shared/data")
@@ -25,9 +25,9 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     """Findings by rule and file."""
     folder = tmp_path_factory.mktemp("imported")
     for name in (LAPTOP_64, LAPTOP_128, T4, H100, RTX4090):
-        import_file(DATA / "iterations" / name, Given(), output=folder)
+        import_file(DATA / "iterations" / name, UserFacts(), output=folder)
     for name, batch_size in ((V100_NCU, 1), (L4_NCU, 64), (GEMM_NCU, 1)):
-        given = Given(
+        given = UserFacts(
             model="resnet50" if name == V100_NCU else "resnet18",
             batch_size=batch_size,
             precision="fp32",
@@ -103,7 +103,7 @@ def test_an_audit_accuses_no_other_file(found: Found, rule: str, files: set[str]
 def test_a_file_name_against_the_devices_own_attribute(tmp_path: Path) -> None:
     copied = tmp_path / "resnet50-a100.csv"
     copied.write_bytes((DATA / "ncu" / V100_NCU).read_bytes())
-    import_file(copied, Given(model="resnet50", batch_size=1), output=tmp_path / "results")
+    import_file(copied, UserFacts(model="resnet50", batch_size=1), output=tmp_path / "results")
 
     (finding,) = [each for each in audit(analysis.load(tmp_path / "results")) if each.rule == "labels disagree"]
 

@@ -8,10 +8,8 @@ import pytest
 from benchmarks.synthetic_bundles import make
 from tests.analysis.in_process import Analyze
 from tests.analysis.kernels.test_kernel_breakdown import NAMES, STEPS, profile
-from tests.analysis.readers.ncu.ncu_files import DRAM, FADD, FFMA, FMUL, TIME, long, save, wide
+from tests.analysis.readers.ncu.ncu_files import COUNTS, TIME, long, save, wide
 
-SHARED = Path(__file__).parents[4] / "shared" / "data" / "ncu"
-METRICS = {TIME: "ns", FADD: "inst", FMUL: "inst", FFMA: "inst", DRAM: "byte"}
 ROWS = [[1000, 10, 10, 40, 100], [3000, 0, 0, 200, 100], [1000, 10, 10, 40, 100]]
 GEMM, BN = "ampere_sgemm_128x128", "void cudnn::bn_fw_tr_1C11_kernel_NCHW<float>"
 
@@ -24,7 +22,7 @@ def rows_of(analyze: Analyze, *words: object) -> list[dict[str, Any]]:
 
 
 def test_bare_file(tmp_path: Path, analyze: Analyze) -> None:
-    path = save(tmp_path, wide(METRICS, ROWS, names=[GEMM, BN, GEMM]))
+    path = save(tmp_path, wide(COUNTS, ROWS, names=[GEMM, BN, GEMM]))
     norm, gemm, whole = rows_of(analyze, path)
     assert (norm["family"], gemm["family"], whole["family"]) == ("batch norm", "GEMM", "all")
     assert {row["file"] for row in (norm, gemm, whole)} == {"kernels.csv"}
@@ -41,7 +39,7 @@ def test_bare_file(tmp_path: Path, analyze: Analyze) -> None:
 
 
 def test_table_for_people(tmp_path: Path, analyze: Analyze) -> None:
-    path = save(tmp_path, wide(METRICS, ROWS, names=[GEMM, BN, GEMM]))
+    path = save(tmp_path, wide(COUNTS, ROWS, names=[GEMM, BN, GEMM]))
     code, out, _ = analyze("kernels", path)
     assert code == 0
     above, *lines = out.splitlines()
@@ -59,7 +57,7 @@ def test_table_for_people(tmp_path: Path, analyze: Analyze) -> None:
 
 
 def test_longest_kernels_by_name(tmp_path: Path, analyze: Analyze) -> None:
-    path = save(tmp_path, wide(METRICS, ROWS, names=[GEMM, BN, GEMM]))
+    path = save(tmp_path, wide(COUNTS, ROWS, names=[GEMM, BN, GEMM]))
     first, whole = rows_of(analyze, path, "--by", "kernel", "--top", "1")
     assert (first["name"], first["family"]) == (BN, "batch norm")
     # The total is of all kernels, shown or not.
@@ -68,7 +66,7 @@ def test_longest_kernels_by_name(tmp_path: Path, analyze: Analyze) -> None:
 
 def test_names_are_shortened_for_people_only(tmp_path: Path, analyze: Analyze) -> None:
     name = "k" * 100
-    path = save(tmp_path, wide(METRICS, ROWS[:1], names=[name]))
+    path = save(tmp_path, wide(COUNTS, ROWS[:1], names=[name]))
     _, out, _ = analyze("kernels", path, "--by", "kernel")
     assert "k" * 13 + "…" + "k" * 14 + "  " in out
     assert max(map(len, out.splitlines())) <= 100
@@ -78,7 +76,7 @@ def test_names_are_shortened_for_people_only(tmp_path: Path, analyze: Analyze) -
 
 def test_bundles_and_files_together(tmp_path: Path, analyze: Analyze) -> None:
     profile(make(tmp_path / "results", 1), STEPS, NAMES)
-    path = save(tmp_path, wide(METRICS, ROWS, names=[GEMM, BN, GEMM]))
+    path = save(tmp_path, wide(COUNTS, ROWS, names=[GEMM, BN, GEMM]))
     found = rows_of(analyze, tmp_path / "results", path)
     assert [(row["file"], row["place"], row["family"]) for row in found] == [
         ("kernels.csv", None, "batch norm"),
@@ -116,7 +114,7 @@ def test_missing_counters_are_unavailable(tmp_path: Path, analyze: Analyze) -> N
 
 def test_partial_profile_is_said(tmp_path: Path, analyze: Analyze) -> None:
     error = "==ERROR== The application returned an error code (1).\n"
-    path = save(tmp_path, error + wide(METRICS, ROWS, names=[GEMM, BN, GEMM]))
+    path = save(tmp_path, error + wide(COUNTS, ROWS, names=[GEMM, BN, GEMM]))
     code, out, err = analyze("kernels", path)
     assert code == 0
     assert "partial profile" in out
@@ -135,8 +133,8 @@ def test_nothing_was_profiled(tmp_path: Path, analyze: Analyze) -> None:
 
 @pytest.mark.parametrize("top", ["0", "-1"])
 def test_top_is_positive(tmp_path: Path, analyze: Analyze, top: str) -> None:
-    said = f"error: --top must be a positive integer; got '{top}'\nhint: --top 10\n"
-    assert analyze("kernels", tmp_path, "--top", top) == (2, "", said)
+    message = f"error: --top must be a positive integer; got '{top}'\nhint: --top 10\n"
+    assert analyze("kernels", tmp_path, "--top", top) == (2, "", message)
 
 
 def test_file_without_a_table(tmp_path: Path, analyze: Analyze) -> None:
@@ -144,26 +142,3 @@ def test_file_without_a_table(tmp_path: Path, analyze: Analyze) -> None:
     code, _, err = analyze("kernels", path)
     assert code == 2
     assert "ncu profiled no kernels" in err
-
-
-@pytest.mark.skipif(not SHARED.is_dir(), reason="needs ../shared/data")
-@pytest.mark.parametrize(
-    ("name", "launches", "duration_s", "flop", "intensity"),
-    [
-        ("v100_resnet50_wide", 620, 10.268160e-3, 25989744540, 14.086),
-        ("l4_resnet18_long_nvtx", 98, 7.376250e-3, 4928393620, 6.942),
-        ("rtx5070_gemm_long_bom_crlf", 1, 10.195552e-3, None, None),
-    ],
-)
-def test_public_profiles(
-    analyze: Analyze,
-    name: str,
-    launches: int,
-    duration_s: float,
-    flop: float | None,
-    intensity: float | None,
-) -> None:
-    whole = rows_of(analyze, SHARED / f"{name}.csv")[-1]
-    assert (whole["launches"], whole["flop"]) == (launches, flop)
-    assert whole["duration_s"] == pytest.approx(duration_s, rel=1e-9)
-    assert whole["intensity_flop_per_byte"] == (None if intensity is None else pytest.approx(intensity, abs=5e-4))

@@ -8,12 +8,11 @@ import pytest
 
 import analysis
 from analysis.audit import RULES, Severity, audit
-from analysis.importing import Given, import_file
+from analysis.importing import UserFacts, import_file
 from analysis.loading import model_work
-from tests.analysis.readers.ncu.ncu_files import DRAM, FADD, FFMA, FMUL, TIME, save, wide
+from tests.analysis.readers.ncu.ncu_files import COUNTS, DRAM, FADD, FFMA, FMUL, TIME, save, wide
 from workload.contract import bundle
 
-COUNTS = {TIME: "ns", FADD: "inst", FMUL: "inst", FFMA: "inst", DRAM: "byte"}
 RESNET18 = model_work.table()["resnet18", 224]
 V100 = "Tesla V100-SXM2-16GB"
 
@@ -27,7 +26,7 @@ def folder(tmp_path: Path) -> Path:
 def import_text(folder: Path, text: str, name: str = "", **given: Any) -> dict[str, Any]:
     """Run.json of the only run of a file."""
     path = save(folder / "in", text, name or f"{len(list((folder / 'in').iterdir()))}.csv")
-    (made,) = import_file(path, Given(**given), output=folder / "out")
+    (made,) = import_file(path, UserFacts(**given), output=folder / "out")
     return dict(bundle.read(made).document)
 
 
@@ -52,58 +51,37 @@ def log(steps: Sequence[tuple[float, float]], *, model: str = "resnet18", stamps
 
 
 STEADY = [(0.2, 0.2)] * 100
-GAPS = {
-    "clean, 30 rows": (STEADY[:30], []),
-    "a slow first row is warm-up": ([(3.0, 3.0), *STEADY[:29]], []),
+# Iterations, and the severity and a part of what the audit says of their rates.
+GAPS: dict[str, tuple[list[tuple[float, float]], Severity | None, str]] = {
+    "clean, 30 rows": (STEADY[:30], None, ""),
+    "a slow first row is warm-up": ([(3.0, 3.0), *STEADY[:29]], None, ""),
     "an epoch's end": (
         [*STEADY[:50], (0.2, 6.2), *STEADY[:49]],
-        [
-            (
-                Severity.NOTE,
-                (
-                    "320 images/s by the log's rates, 245.6 by images over wall time: 1.30 x; 1 gap takes "
-                    "24 % of the wall time (6.2 s up to step 50), without it 320"
-                ),
-            )
-        ],
+        Severity.NOTE,
+        "320 images/s by the log's rates, 245.6 by images over wall time: 1.30 x; 1 gap takes 24 % of the wall time",
     ),
     "two gaps, of which the timer saw one": (
         [*STEADY[:1], (4.0, 4.0), *STEADY[:50], (0.2, 6.2), *STEADY[:49]],
-        [
-            (
-                Severity.NOTE,
-                (
-                    "317 images/s by the log's rates, 215.5 by images over wall time: 1.47 x; 2 gaps take "
-                    "34 % of the wall time (4 s up to step 1, 6.2 s up to step 52), without them 320"
-                ),
-            )
-        ],
+        Severity.NOTE,
+        "1.47 x; 2 gaps take 34 % of the wall time (4 s up to step 1, 6.2 s up to step 52), without them 320",
     ),
-    "a timer that sees half": (
-        [(0.1, 0.2)] * 100,
-        [(Severity.ERROR, "640 images/s by the log's rates, 320 by images over wall time: 2.00 x")],
-    ),
+    "a timer that sees half": ([(0.1, 0.2)] * 100, Severity.ERROR, "320 by images over wall time: 2.00 x"),
     "a timer that sees half, and a gap": (
         [*[(0.1, 0.2)] * 50, (0.1, 6.2), *[(0.1, 0.2)] * 49],
-        [
-            (
-                Severity.ERROR,
-                (
-                    "640 images/s by the log's rates, 245.6 by images over wall time: 2.61 x; 1 gap takes "
-                    "24 % of the wall time (6.2 s up to step 50), which does not explain it"
-                ),
-            )
-        ],
+        Severity.ERROR,
+        "2.61 x; 1 gap takes 24 % of the wall time (6.2 s up to step 50), which does not explain it",
     ),
 }
 
 
-@pytest.mark.parametrize(("steps", "expected"), GAPS.values(), ids=GAPS)
+@pytest.mark.parametrize(("steps", "severity", "figure"), GAPS.values(), ids=GAPS)
 def test_a_gap_that_explains_the_rate_is_named(
-    folder: Path, steps: list[tuple[float, float]], expected: list[tuple[Severity, str]]
+    folder: Path, steps: list[tuple[float, float]], severity: Severity | None, figure: str
 ) -> None:
     import_text(folder, log(steps))
-    assert found(folder, "mean of rates") == expected
+    findings = found(folder, "mean of rates")
+    assert [finding for finding, _ in findings] == ([severity] if severity else [])
+    assert all(figure in said for _, said in findings)
 
 
 def test_stamps_in_whole_seconds_are_no_more_accurate_than_that(folder: Path) -> None:
@@ -290,28 +268,8 @@ def test_a_log_is_held_against_the_peak_that_is_named(
 
 
 SLOW: dict[str, tuple[float, dict[str, Any], dict[str, str], list[str]]] = {
-    "a CPU's log labelled cuda": (
-        6.4,
-        {},
-        {"device": "cuda:0"},
-        [
-            (
-                "6.4 s for a step of 681.5 GFLOP: 106.5 GFLOP/s, 1.3 % of the fp32 peak of T4, the slowest "
-                "GPU that is known here; a CPU is as fast as this"
-            )
-        ],
-    ),
-    "a CPU's log labelled A100": (
-        6.4,
-        {"gpu": "NVIDIA A100-SXM4-40GB"},
-        {},
-        [
-            (
-                "6.4 s for a step of 681.5 GFLOP: 106.5 GFLOP/s, 0.5 % of the fp32 peak of A100 40 GB; a CPU is as "
-                "fast as this"
-            )
-        ],
-    ),
+    "a CPU's log labelled cuda": (6.4, {}, {"device": "cuda:0"}, ["1.3 % of the fp32 peak of T4, the slowest GPU"]),
+    "a CPU's log labelled A100": (6.4, {"gpu": "NVIDIA A100-SXM4-40GB"}, {}, ["0.5 % of the fp32 peak of A100 40 GB"]),
     "a CPU's log": (6.4, {}, {"device": "cpu"}, []),
     "a CPU's log without a label": (6.4, {}, {}, []),
     "a slow GPU": (0.6, {"gpu": "Tesla T4"}, {"device": "cuda:0"}, []),
@@ -323,7 +281,11 @@ def test_a_rate_that_is_no_gpus(
     folder: Path, step_s: float, given: dict[str, Any], labels: dict[str, str], expected: list[str]
 ) -> None:
     import_text(folder, log([(step_s, step_s)] * 30, **labels), **given)
-    assert [figure for _, figure in found(folder, "too slow for its label")] == expected
+    figures = [figure for _, figure in found(folder, "too slow for its label")]
+    assert len(figures) == len(expected)
+    for figure, part in zip(figures, expected, strict=True):
+        assert figure.startswith("6.4 s for a step of 681.5 GFLOP: 106.5 GFLOP/s, ")
+        assert part in figure
 
 
 # --- what a profile counts
@@ -335,12 +297,7 @@ COUNTED: dict[str, tuple[str, str | None, list[str], list[str]]] = {
     "tensor cores by name": (
         profile(flop=STEP, names=NAMED),
         "amp",
-        [
-            (
-                "counted FLOP are a lower bound: 1 launch on tensor cores, whose FLOP were not counted, as"
-                " volta_fp16_s884gemm"
-            )
-        ],
+        [f"counted FLOP are a lower bound: 1 launch on tensor cores, whose FLOP were not counted, as {NAMED[0]}"],
         [],
     ),
     "a profile without counters": (

@@ -5,19 +5,29 @@ from typing import Any
 import pytest
 
 import analysis
-from analysis.importing import Given, import_file
+from analysis.importing import UserFacts, import_file
 from analysis.readers import ncu
 from tests.analysis.readers.ncu.foreign_profiles import NEW_TEXT, NSYS, NSYS_HEADER, OLD_TEXT
-from tests.analysis.readers.ncu.ncu_files import DETAILS, DRAM, FADD, FFMA, FMUL, TIME, line, long, save, who, wide
+from tests.analysis.readers.ncu.ncu_files import (
+    COUNTS,
+    DETAILS,
+    DRAM,
+    FADD,
+    FFMA,
+    ROW,
+    TIME,
+    line,
+    long,
+    save,
+    who,
+    wide,
+)
 from workload.contract import bundle
 from workload.contract.errors import UsageError
 
-COUNTS = {TIME: "ns", FADD: "inst", FMUL: "inst", FFMA: "inst", DRAM: "byte"}
-ROW = ["1000", "1", "2", "10", "64"]
-
 
 def imported(tmp_path: Path, text: str | bytes) -> dict[str, Any]:
-    options = Given(model="resnet18", batch_size=4, profile_steps=1)
+    options = UserFacts(model="resnet18", batch_size=4, profile_steps=1)
     (folder,) = import_file(save(tmp_path, text, "profile.txt"), options, output=tmp_path / "out")
     return dict(bundle.read(folder).document)
 
@@ -209,7 +219,7 @@ def test_two_gpus_are_no_run(tmp_path: Path) -> None:
     text = wide(COUNTS, [ROW]) + wide(COUNTS, [ROW]).replace('"11"', '"12"').replace(',"0","8.0"', ',"1","8.0"')
     path = save(tmp_path, text)
     with pytest.raises(UsageError) as caught:
-        import_file(path, Given(model="m", batch_size=1), output=tmp_path / "out")
+        import_file(path, UserFacts(model="m", batch_size=1), output=tmp_path / "out")
     assert caught.value.report() == (
         f"error: '{path}' holds the launches of 2 GPUs, but a run has one (compute capability 8.0 (device "
         "0): 1, compute capability 8.0 (device 1): 1)\nhint: keep only the rows of one GPU (column Device), "

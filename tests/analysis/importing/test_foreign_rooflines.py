@@ -8,13 +8,12 @@ import pytest
 
 import analysis
 from analysis.figures import Figure
-from analysis.importing import Given, import_file
+from analysis.importing import UserFacts, import_file
 from analysis.report.evidence import gather
 from analysis.roofline.points import points, shifts
 from tests.analysis.in_process import Analyze
-from tests.analysis.readers.ncu.ncu_files import DRAM, FADD, FFMA, FMUL, TIME, save, wide
+from tests.analysis.readers.ncu.ncu_files import COUNTS, save, wide
 
-COUNTS = {TIME: "ns", FADD: "inst", FMUL: "inst", FFMA: "inst", DRAM: "byte"}
 STEP = ("sgemm_128", "wgrad_alg0_engine")
 # 2 x 4.2e9 + 1e9 + 1e9 FLOP in 8 ms, twice; 1.3 GB: a step of resnet18 of 2 images has 21.3 GFLOP.
 ROW = ["8000000", "1000000000", "1000000000", "4200000000", "650000000"]
@@ -25,7 +24,7 @@ def profile(folder: Path, *, names: tuple[str, ...] = STEP, rows: list[list[str]
     """Import a profile, by default of one step; returns the results folder."""
     text = wide(COUNTS, rows or [ROW] * len(names), names=names, capability="7.0")
     path = save(folder, text, f"{len(list(folder.iterdir()))}.csv")
-    import_file(path, Given(**{**RESNET18, **given}), output=folder / "out")
+    import_file(path, UserFacts(**{**RESNET18, **given}), output=folder / "out")
     return folder / "out"
 
 
@@ -33,7 +32,7 @@ def log(folder: Path, *, step_ms: float = 50.0, **given: Any) -> Path:
     """Import a log of 30 steady iterations that end one after the other."""
     rows = "".join(f"cuda,{step_ms},{1763159640 + step_ms / 1000 * step:.3f}\n" for step in range(30))
     path = save(folder, f"device,iter_time_ms,timestamp\n{rows}", f"{len(list(folder.iterdir()))}.csv")
-    import_file(path, Given(**{**RESNET18, "batch_size": 32, **given}), output=folder / "out")
+    import_file(path, UserFacts(**{**RESNET18, "batch_size": 32, **given}), output=folder / "out")
     return folder / "out"
 
 
@@ -119,7 +118,7 @@ def test_a_log_of_a_known_model_has_a_point_an_utilisation_and_a_verdict(tmp_pat
 
 def test_a_table_of_rates_has_a_point_of_its_wall_time(tmp_path: Path) -> None:
     text = "model,gpu,precision,batch_size,imgs_per_sec\nresnet18,Tesla T4,fp32,32,500\nresnet50,Tesla T4,fp32,32,100\n"
-    import_file(save(tmp_path, text), Given(), output=tmp_path / "out")
+    import_file(save(tmp_path, text), UserFacts(), output=tmp_path / "out")
     points = {point["model"]: point for point in rows(tmp_path / "out")}
     assert points["resnet18"]["flop_per_s"] == pytest.approx(500 * 10648412160)
     assert points["resnet50"]["flop_per_s"] == pytest.approx(100 * 24299077632)

@@ -2,30 +2,31 @@
 
 import csv
 import io
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import analysis
 from analysis.audit import audit
-from analysis.importing import Given, import_file
+from analysis.importing import UserFacts, import_file
 from analysis.loading.configurations import NotPoolableError, completed, group, require_poolable
 from analysis.readers import ncu
 from benchmarks.synthetic_bundles import make
+from tests.analysis import in_process
 from tests.analysis.readers.ncu.foreign_profiles import NSYS
-from tests.analysis.readers.ncu.ncu_files import DETAILS, DRAM, FADD, FFMA, FMUL, TIME, line, long, who, wide
+from tests.analysis.readers.ncu.ncu_files import COUNTS, DETAILS, DRAM, ROW, line, long, who, wide
 from tests.analysis.readers.traces.kineto_traces import V100, document, product_step
 from workload.contract import bundle
 from workload.contract.errors import UsageError
-from workload.contract.record import Record
 
-COUNTS = {TIME: "ns", FADD: "inst", FMUL: "inst", FFMA: "inst", DRAM: "byte"}
-ROW = ["1000", "1", "2", "10", "64"]
 WIDE = wide(COUNTS, [ROW, ROW])
 CELLS = [(metric, unit, cell) for (metric, unit), cell in zip(COUNTS.items(), ROW, strict=True)]
 LONG = long([(launch, *cells) for launch in (0, 1) for cells in CELLS])
 PAGE = line(DETAILS) + "".join(line([*who(launch), "Section", *cells]) for launch in (0, 1) for cells in CELLS)
+
+
+imported = partial(in_process.imported, model="mine", batch_size=4, profile_steps=1)
 
 
 def written(text: str, *, delimiter: str = ",", is_reversed: bool = False, is_quoted: bool = True) -> str:
@@ -36,13 +37,6 @@ def written(text: str, *, delimiter: str = ",", is_reversed: bool = False, is_qu
     for row in csv.reader(io.StringIO(text)):
         writer.writerow(row[::-1] if is_reversed else row)
     return out.getvalue()
-
-
-def imported(folder: Path, text: str, name: str = "table.csv", **given: Any) -> Record:
-    (folder / name).write_text(text)
-    options = {"model": "mine", "batch_size": 4, "profile_steps": 1, **given}
-    (made,) = import_file(folder / name, Given(**options), output=folder / "results")
-    return bundle.read_record(made)
 
 
 @pytest.mark.parametrize("is_quoted", [True, False], ids=["quoted", "bare"])
@@ -66,7 +60,7 @@ def test_a_details_page_with_semicolons(tmp_path: Path) -> None:
 def test_a_trace_of_nsys_in_every_form(delimiter: str, is_reversed: bool, tmp_path: Path) -> None:
     form = written(NSYS[NSYS.index("Start") :], delimiter=delimiter, is_reversed=is_reversed)
     assert imported(tmp_path, form).profile.kernel_time_s_per_step == pytest.approx(12.5e-6)
-    assert ncu.read(tmp_path / "table.csv").kernels["grid"].tolist() == ["(64, 2, 1)", "(1, 1, 1)"]
+    assert ncu.read(tmp_path / "file.txt").kernels["grid"].tolist() == ["(64, 2, 1)", "(1, 1, 1)"]
 
 
 def test_an_aggregated_table_is_still_one(tmp_path: Path) -> None:
@@ -124,7 +118,7 @@ LOG = "model,batch_size,step,images_processed,elapsed_sec,images_per_sec,device_
 )
 def test_a_log_that_counts_images_and_seconds(batch: int, rate: int, rule: str | None, tmp_path: Path) -> None:
     (tmp_path / "log.csv").write_text(LOG.format(batch=batch, rate=rate))
-    (made,) = import_file(tmp_path / "log.csv", Given(), output=tmp_path / "results")
+    (made,) = import_file(tmp_path / "log.csv", UserFacts(), output=tmp_path / "results")
     record = bundle.read_record(made)
     assert record.environment.device.name == "Tesla T4"
     assert record.environment.software is not None
@@ -148,7 +142,7 @@ def traced(folder: Path, times: int, name: str) -> None:
     events = product_step(gpu_us=100 * times)
     events[1]["args"]["Input Dims"] = [[800 * times, 800], [800, 700]]
     (folder / name).write_text(document(events, deviceProperties=[V100], traceName=name))
-    import_file(folder / name, Given(model="other", batch_size=8), output=folder / "results")
+    import_file(folder / name, UserFacts(model="other", batch_size=8), output=folder / "results")
 
 
 def test_different_work_of_one_name_is_not_one_configuration(tmp_path: Path) -> None:

@@ -1,5 +1,4 @@
 import hashlib
-import json
 import re
 from contextlib import suppress
 from pathlib import Path
@@ -10,12 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import analysis
-from analysis.importing import Given, import_file
+from analysis.importing import UserFacts, import_file
 from workload.contract import bundle
 from workload.contract.errors import ExitCode, NothingToDoError, UsageError
-
-SHARED = Path(__file__).parents[4] / "shared" / "data"
-needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the files of ../shared/data are not here")
 
 # Ten iterations of 0.2 s by the time stamps, of which the timer sees 0.15 s, and every tenth 0.05 s; one slow start.
 LOG = "env,device,model,batch_size,iter_idx,iter_time_ms,imgs_per_sec,timestamp\n" + "".join(
@@ -46,7 +42,7 @@ def written(tmp_path: Path, text: str | bytes, name: str = "log.csv") -> Path:
 
 def imported(tmp_path: Path, text: str | bytes, name: str = "log.csv", **options: Any) -> dict[str, Any]:
     """Run.json of the imported file."""
-    (folder,) = import_file(written(tmp_path, text, name), Given(**options), output=tmp_path / "results")
+    (folder,) = import_file(written(tmp_path, text, name), UserFacts(**options), output=tmp_path / "results")
     return dict(bundle.read(folder).document)
 
 
@@ -137,78 +133,45 @@ def test_what_the_user_says_beats_the_file_and_is_noted(tmp_path: Path) -> None:
     ]
 
 
+PRECISIONS = "must be one of fp32, tf32, amp, bf16; got"
+LABELLED = "iter_time_ms,model,batch_size"
+
+
 @pytest.mark.parametrize(
-    ("text", "options", "report"),
+    ("text", "options", "message", "hint"),
     [
+        ("iter_time_ms\n100\n", {}, " does not say the model or the batch size", "--model resnet50 --batch-size 32"),
+        ("iter_time_ms\n100\n", {"model": "vgg16"}, " does not say the batch size", "log.csv --batch-size 32"),
+        ("iter_time_ms,batch_size\n100,64\n", {}, " does not say the model", "log.csv --model resnet50"),
+        (f"{LABELLED}\n100,vgg16,0\n", {}, ": batch_size must be a positive integer; got '0'", "--batch-size 32"),
+        (f"{LABELLED},precision\n100,vgg16,4,half\n", {}, f": precision {PRECISIONS} 'half'", "use --precision amp"),
         (
-            "iter_time_ms\n100\n",
+            f"{LABELLED},data_time_ms\n100,m,4,5\n100,m,4,100\n",
             {},
-            (
-                "error: 'log.csv' does not say the model or the batch size\n"
-                "hint: analyze import log.csv --model resnet50 --batch-size 32"
-            ),
+            " line 3: the wait for data is as long as the whole iteration; got 0.1 s of 0.1 s",
+            "leave the column of data waits out",
         ),
-        (
-            "iter_time_ms\n100\n",
-            {"model": "vgg16"},
-            "error: 'log.csv' does not say the batch size\nhint: analyze import log.csv --batch-size 32",
-        ),
-        (
-            "iter_time_ms,batch_size\n100,64\n",
-            {},
-            "error: 'log.csv' does not say the model\nhint: analyze import log.csv --model resnet50",
-        ),
-        (
-            "iter_time_ms,model,batch_size\n100,vgg16,0\n",
-            {},
-            "error: 'log.csv': batch_size must be a positive integer; got '0'\nhint: --batch-size 32",
-        ),
-        (
-            "iter_time_ms,model,batch_size,precision\n100,vgg16,4,half\n",
-            {},
-            (
-                "error: 'log.csv': precision must be one of fp32, tf32, amp, bf16; got 'half'\nhint: use "
-                "--precision amp if it was fp16 with loss scaling"
-            ),
-        ),
-        (
-            "iter_time_ms,data_time_ms,model,batch_size\n100,5,m,4\n100,100,m,4\n",
-            {},
-            (
-                "error: 'log.csv' line 3: the wait for data is as long as the whole iteration; got 0.1 s of "
-                "0.1 s\nhint: correct the file, or leave the column of data waits out"
-            ),
-        ),
-        (
-            b"iter_time_ms\n\xff\n",
-            {},
-            (
-                "error: 'log.csv' line 2: iter_time_ms is no number; got 'ÿ'\n"
-                "hint: correct the file, or leave the row out"
-            ),
-        ),
-        (LOG, {"model": " "}, "error: --model must be a name; got ' '\nhint: --model NAME"),
-        (LOG, {"batch_size": 0}, "error: --batch-size must be a positive integer; got '0'\nhint: --batch-size 4"),
-        (
-            LOG,
-            {"precision": "fp64"},
-            (
-                "error: --precision must be one of fp32, tf32, amp, bf16; got 'fp64'\nhint: use --precision "
-                "amp if it was fp16 with loss scaling"
-            ),
-        ),
+        (b"iter_time_ms\n\xff\n", {}, " line 2: iter_time_ms is no number; got 'ÿ'", "leave the row out"),
     ],
 )
-def test_what_is_missing_or_wrong_names_its_option(
-    tmp_path: Path, text: str | bytes, options: dict[str, Any], report: str
+def test_what_is_missing_or_wrong_in_a_file(
+    tmp_path: Path, text: str | bytes, options: dict[str, Any], message: str, hint: str
 ) -> None:
-    assert refusal(tmp_path, text, **options) == report
+    first, second = refusal(tmp_path, text, **options).splitlines()
+    assert first == f"error: 'log.csv'{message}"
+    assert hint in second.removeprefix("hint: ")
 
 
-def test_absent_file(tmp_path: Path) -> None:
-    with pytest.raises(UsageError) as caught:
-        import_file(tmp_path / "nope.csv", Given(), output=tmp_path)
-    assert str(caught.value) == f"'{tmp_path}/nope.csv' cannot be read: No such file or directory"
+@pytest.mark.parametrize(
+    ("options", "message", "hint"),
+    [
+        ({"model": " "}, "--model must be a name; got ' '", "--model NAME"),
+        ({"batch_size": 0}, "--batch-size must be a positive integer; got '0'", "--batch-size 4"),
+        ({"precision": "fp64"}, f"--precision {PRECISIONS} 'fp64'", "use --precision amp if it was fp16 with"),
+    ],
+)
+def test_an_option_that_is_wrong(tmp_path: Path, options: dict[str, Any], message: str, hint: str) -> None:
+    assert refusal(tmp_path, LOG, **options).startswith(f"error: {message}\nhint: {hint}")
 
 
 def test_same_file_again_is_nothing_to_do(tmp_path: Path, results: Path) -> None:
@@ -330,59 +293,6 @@ def test_profile_without_options_or_kernels(tmp_path: Path) -> None:
     assert refusal(tmp_path, failed, model="m", batch_size=4).startswith("error: 'log.csv' has no table")
 
 
-# --- public files
-
-
-@needs_shared
-@pytest.mark.parametrize(
-    ("name", "model", "batch_size", "precision", "rows", "wall", "claimed"),
-    [
-        # Wall: images of the rows after the first over the time between first and last stamp.
-        ("rtx4080laptop_resnet50_b64", "resnet50", 64, None, 100, 318.21, 366.47),
-        ("rtx4080laptop_resnet50_b128", "resnet50", 128, None, 39, 21.917, 30.830),
-        ("t4_resnet18_b128", "resnet18", 128, None, 64, 312.19, 649.66),
-        ("h100_resnet50_amp_b1280", "resnet50", 1280, "amp", 198, 2633.83, 2791.81),
-        ("rtx4090_resnet50_fp32_b224", "resnet50", 224, "fp32", 198, 662.49, 720.97),
-    ],
-)
-def test_public_logs(
-    results: Path,
-    name: str,
-    model: str,
-    batch_size: int,
-    precision: str | None,
-    rows: int,
-    wall: float,
-    claimed: float,
-) -> None:
-    import_file(SHARED / "iterations" / f"{name}.csv", Given(), output=results)
-    loaded = analysis.load(results)
-    assert loaded.problems == ()
-    run = loaded.runs.iloc[0]
-    assert (run["model"], run["batch_size"], len(loaded.steps)) == (model, batch_size, rows)
-    assert run["precision"] == precision or (precision is None and run.isna()["precision"])
-    assert run["images_per_s"] == pytest.approx(wall, rel=1e-4)
-    assert run["claimed_images_per_s"] == pytest.approx(claimed, rel=1e-4)
-
-
-@needs_shared
-@pytest.mark.parametrize(
-    ("name", "device", "flop", "dram_bytes"),
-    [
-        ("v100_resnet50_wide", "Tesla V100-SXM2-16GB", 25989744540, 1370874016 + 474155872),
-        ("l4_resnet18_long_nvtx", "NVIDIA L4", 4928393620, 607558840 + 102390000),
-        ("rtx5070_gemm_long_bom_crlf", "NVIDIA L4", None, 53261312 + 3377920),
-    ],
-)
-def test_public_profiles(results: Path, name: str, device: str, flop: float | None, dram_bytes: float) -> None:
-    options = Given(model="m", batch_size=1, gpu="NVIDIA L4", profile_steps=1)
-    (folder,) = import_file(SHARED / "ncu" / f"{name}.csv", options, output=results)
-    record = json.loads((folder / "run.json").read_text())
-    assert record["environment"]["device"]["name"] == device
-    assert record["profile"].get("flop_per_step") == flop
-    assert record["profile"]["dram_bytes_per_step"] == pytest.approx(dram_bytes, rel=1e-12)
-
-
 # --- hostile files
 
 LINES = st.text(alphabet=st.characters(codec="utf-8"), max_size=40)
@@ -396,5 +306,5 @@ LINES = st.text(alphabet=st.characters(codec="utf-8"), max_size=40)
 def test_any_log_is_a_bundle_or_refused(tmp_path: Path, header: str, lines: list[str], tail: bytes) -> None:
     path = written(tmp_path, "\n".join([header, *lines]).encode() + tail)
     with suppress(UsageError, NothingToDoError):
-        for folder in import_file(path, Given(model="m", batch_size=4), output=tmp_path / "results"):
+        for folder in import_file(path, UserFacts(model="m", batch_size=4), output=tmp_path / "results"):
             assert bundle.read(folder).document["imported"]["file"] == "log.csv"

@@ -1,30 +1,21 @@
 """Cells that cannot be true are refused by file, line and value; what is odd and possible is read."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from analysis.importing import Given, import_file
+from tests.analysis import in_process
 from tests.analysis.readers.ncu.foreign_profiles import NEW_TEXT
-from tests.analysis.readers.ncu.ncu_files import DRAM, FADD, FFMA, FMUL, TIME, long, wide
+from tests.analysis.readers.ncu.ncu_files import COUNTS, DRAM, FFMA, ROW, TIME, long, wide
 from tests.analysis.readers.traces.kineto_traces import V100, document, product_step
-from workload.contract import bundle
 from workload.contract.errors import ExitCode, UsageError
-from workload.contract.record import Record
 from workload.contract.text import percent, plain, seconds, si
 
-COUNTS = {TIME: "ns", FADD: "inst", FMUL: "inst", FFMA: "inst", DRAM: "byte"}
-ROW = ["1000", "1", "2", "10", "64"]
-GIVEN = Given(model="mine", batch_size=1, profile_steps=1)
+imported = partial(in_process.imported, model="mine", batch_size=1, profile_steps=1)
 NAME, PEAK = "device__attribute_display_name", "above 10 x the peak of"
-
-
-def imported(folder: Path, text: str, name: str = "profile.csv") -> Record:
-    (folder / name).write_text(text)
-    (made,) = import_file(folder / name, GIVEN, output=folder / "results")
-    return bundle.read_record(made)
 
 
 def profile(device: str | None = None, **cells: str) -> str:
@@ -42,7 +33,7 @@ def profile(device: str | None = None, **cells: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (profile(**{DRAM: "1e23"}), (f"line 4: {DRAM} of launch 1 (k) is '1e23' byte: "
             "within the duration of the launch this is")),
@@ -62,11 +53,11 @@ def profile(device: str | None = None, **cells: str) -> str:
         (profile("Tesla T4", **{DRAM: "20000000"}), f"{PEAK} T4, 320 GB/s"),
     ],
 )  # fmt: skip
-def test_a_cell_that_cannot_be_true_is_refused(text: str, said: str, tmp_path: Path) -> None:
+def test_a_cell_that_cannot_be_true_is_refused(text: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         imported(tmp_path, text)
-    assert str(caught.value).startswith(f"'{tmp_path}/profile.csv' cannot be a profile: ")
-    assert said in str(caught.value)
+    assert str(caught.value).startswith(f"'{tmp_path}/file.txt' cannot be a profile: ")
+    assert message in str(caught.value)
     assert caught.value.exit_code == ExitCode.USAGE
     assert caught.value.hint == "correct the cell or its unit, or profile again"
 
@@ -94,7 +85,7 @@ def test_the_line_is_that_of_the_text_for_people(tmp_path: Path) -> None:
 def test_iterations_that_cannot_be_true(cell: str, rule: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         imported(tmp_path, f"iter_time_ms,loss\n200,1\n{cell},1\n210,1\n")
-    assert str(caught.value) == f"'{tmp_path}/profile.csv' line 3: iter_time_ms {rule}; got '{cell}'"
+    assert str(caught.value) == f"'{tmp_path}/file.txt' line 3: iter_time_ms {rule}; got '{cell}'"
 
 
 def changed(**event: Any) -> str:
@@ -106,7 +97,7 @@ def changed(**event: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (changed(dims=[[10**9, 800], [800, 700]]), "aten::mm has 1.12 PFLOP by its shapes in 100 µs, "),
         (changed(mark=4.619008e12), "has a step of 53 d 11 h: no step takes a day"),
@@ -115,30 +106,30 @@ def changed(**event: Any) -> str:
     ],
     ids=["too many FLOP", "too long", "usual", "above the peak"],
 )
-def test_traces_that_cannot_be_true(text: str, said: str | None, tmp_path: Path) -> None:
-    if said is None:
+def test_traces_that_cannot_be_true(text: str, message: str | None, tmp_path: Path) -> None:
+    if message is None:
         imported(tmp_path, text, "t.json")
         return
     with pytest.raises(UsageError) as caught:
         imported(tmp_path, text, "t.json")
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
-@pytest.mark.parametrize(("gpu_us", "is_said"), [(900, False), (2000, True)])
-def test_a_host_that_runs_ahead_leaves_the_wall_time_unknown(gpu_us: float, is_said: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("gpu_us", "is_noted"), [(900, False), (2000, True)])
+def test_a_host_that_runs_ahead_leaves_the_wall_time_unknown(gpu_us: float, is_noted: bool, tmp_path: Path) -> None:
     text = document(product_step(gpu_us=gpu_us), deviceProperties=[V100])
     record = imported(tmp_path, text, "t.json")
-    assert (record.profile.wall_s_per_step is None) is is_said
-    assert any("the host ran ahead" in note for note in record.notes or ()) is is_said
+    assert (record.profile.wall_s_per_step is None) is is_noted
+    assert any("the host ran ahead" in note for note in record.notes or ()) is is_noted
 
 
 @pytest.mark.parametrize(
-    ("name", "is_said"), [("AMD Instinct MI300X", False), ("AMD Instinct MI325X", True), ("Tesla T4", False)]
+    ("name", "is_noted"), [("AMD Instinct MI300X", False), ("AMD Instinct MI325X", True), ("Tesla T4", False)]
 )
-def test_a_device_without_peaks_is_named(name: str, is_said: bool, tmp_path: Path) -> None:
+def test_a_device_without_peaks_is_named(name: str, is_noted: bool, tmp_path: Path) -> None:
     record = imported(tmp_path, document(product_step(), deviceProperties=[{"id": 0, "name": name}]), "t.json")
-    said = f"the file names the device '{name}', whose peaks are not known: it has no roof"
-    assert (said in (record.notes or ())) is is_said
+    message = f"the file names the device '{name}', whose peaks are not known: it has no roof"
+    assert (message in (record.notes or ())) is is_noted
     assert record.environment.device.name == name
 
 

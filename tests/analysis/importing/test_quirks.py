@@ -1,8 +1,10 @@
-"""The quirks of public logs and profiles, in files of our own; the `shared` tests look at the public ones too."""
+"""The quirks of public logs and profiles: in files of our own, and in the public ones where they are at hand."""
 
 import csv
 import json
+import math
 from collections import defaultdict
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,7 @@ import pytest
 import analysis
 from analysis.api import Results
 from analysis.audit import Finding, audit
-from analysis.importing import Given, import_file
+from analysis.importing import UserFacts, import_file
 from analysis.readers import ncu
 from analysis.readers.ncu import Failure, Layout, NcuFileError, families
 from analysis.statistics.autocorrelation import effective_n
@@ -29,7 +31,6 @@ from tests.analysis.importing.like_public import (
     NO_HEADER,
     NO_KERNELS,
     OUTSIDE,
-    RAGGED,
     SPILLING,
     STEADY,
     UNSYNCHRONISED,
@@ -37,6 +38,9 @@ from tests.analysis.importing.like_public import (
 )
 from tests.analysis.in_process import Analyze
 
+SHARED = Path(__file__).parents[4] / "shared" / "data"
+PUBLIC_LOGS, PUBLIC_PROFILES = SHARED / "iterations", SHARED / "ncu"
+PUBLIC = pytest.mark.skipif(not SHARED.is_dir(), reason="needs ../shared/data")
 ByRuleAndFile = dict[tuple[str, str], list[Finding]]
 
 
@@ -49,9 +53,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def runs(files: Path, tmp_path_factory: pytest.TempPathFactory) -> Results:
     folder = tmp_path_factory.mktemp("imported")
     for name in LOGS:
-        import_file(files / "iterations" / name, Given(), output=folder)
+        import_file(files / "iterations" / name, UserFacts(), output=folder)
     for name, batch_size in ((WIDE, 1), (LONG_NVTX, 64), (BOM_CRLF, 2)):
-        given = Given(model="resnet18", batch_size=batch_size, precision="fp32", profile_steps=1)
+        given = UserFacts(model="resnet18", batch_size=batch_size, precision="fp32", profile_steps=1)
         import_file(files / "ncu" / name, given, output=folder)
     return analysis.load(folder)
 
@@ -131,30 +135,53 @@ def test_an_audit_accuses_no_other_file(rule: str, of: set[str], findings: ByRul
 def test_a_file_name_against_the_devices_own_attribute(files: Path, tmp_path: Path) -> None:
     copied = tmp_path / "resnet50-a100.csv"
     copied.write_bytes((files / "ncu" / WIDE).read_bytes())
-    import_file(copied, Given(model="resnet50", batch_size=1), output=tmp_path / "results")
+    import_file(copied, UserFacts(model="resnet50", batch_size=1), output=tmp_path / "results")
     (finding,) = [each for each in audit(analysis.load(tmp_path / "results")) if each.rule == "labels disagree"]
     assert finding.figure == "the file 'resnet50-a100.csv' names a100, the device is 'Tesla V100-SXM2-16GB'"
 
 
 @pytest.mark.parametrize(
-    ("file", "batch_size", "precision", "rows", "wall", "claimed"),
+    ("file", "work", "precision", "rows", "wall", "claimed"),
     [
-        (UNSYNCHRONISED, 64, None, 100, 316.83, 368.0),
-        (SPILLING, 128, None, 39, 18.068, 37.362),
-        (OUTSIDE, 128, None, 64, 343.15, 640.0),
-        (CORRELATED, 1024, "amp", 190, 2226, 2216.6),
-        (STEADY, 256, "fp32", 190, 825.75, 821.91),
+        # Wall: images of the rows after the first over the time between first and last stamp.
+        (UNSYNCHRONISED, ("resnet50", 64), None, 100, 316.832, 368.0),
+        (SPILLING, ("resnet50", 128), None, 39, 18.068, 37.362),
+        (OUTSIDE, ("resnet18", 128), None, 64, 343.15, 640.0),
+        (CORRELATED, ("resnet50", 1024), "amp", 190, 2227.04, 2216.6),
+        (STEADY, ("resnet50", 256), "fp32", 190, 825.75, 821.91),
+        pytest.param(
+            PUBLIC_LOGS / "rtx4080laptop_resnet50_b64.csv", ("resnet50", 64), None, 100, 318.21, 366.47, marks=PUBLIC
+        ),
+        pytest.param(
+            PUBLIC_LOGS / "rtx4080laptop_resnet50_b128.csv", ("resnet50", 128), None, 39, 21.917, 30.830, marks=PUBLIC
+        ),
+        pytest.param(PUBLIC_LOGS / "t4_resnet18_b128.csv", ("resnet18", 128), None, 64, 312.19, 649.66, marks=PUBLIC),
+        pytest.param(
+            PUBLIC_LOGS / "h100_resnet50_amp_b1280.csv", ("resnet50", 1280), "amp", 198, 2633.83, 2791.81, marks=PUBLIC
+        ),
+        pytest.param(
+            PUBLIC_LOGS / "rtx4090_resnet50_fp32_b224.csv", ("resnet50", 224), "fp32", 198, 662.49, 720.97, marks=PUBLIC
+        ),
     ],
 )
 def test_imported_logs(
-    file: str, batch_size: int, precision: str | None, rows: int, wall: float, claimed: float, runs: Results
+    file: str | Path,
+    work: tuple[str, int],
+    precision: str | None,
+    rows: int,
+    wall: float,
+    claimed: float,
+    files: Path,
+    tmp_path: Path,
 ) -> None:
-    run = runs.runs.set_index("imported_file").loc[file]
-    assert run["batch_size"] == batch_size
+    import_file(files / "iterations" / file, UserFacts(), output=tmp_path)
+    loaded = analysis.load(tmp_path)
+    assert loaded.problems == ()
+    run = loaded.runs.iloc[0]
+    assert (run["model"], run["batch_size"], len(loaded.steps)) == (*work, rows)
     assert (run["precision"] if isinstance(run["precision"], str) else None) == precision
-    assert (runs.steps["run_id"] == run["run_id"]).sum() == rows
-    assert run["images_per_s"] == pytest.approx(wall, rel=1e-3)
-    assert run["claimed_images_per_s"] == pytest.approx(claimed, rel=1e-3)
+    assert run["images_per_s"] == pytest.approx(wall, rel=1e-4)
+    assert run["claimed_images_per_s"] == pytest.approx(claimed, rel=1e-4)
 
 
 # --- logs: statistics
@@ -205,54 +232,93 @@ def test_what_a_spilling_memory_hides(files: Path) -> None:
 # --- profiles
 
 
-@pytest.mark.parametrize(
-    ("file", "layout", "launches", "time_s", "read", "written", "flop"),
-    [
-        # 1 + … + 5 = 15 times 1 us, 3 kB, 1 kB and 10 + 20 + 2 x 100 FLOP.
-        (WIDE, Layout.WIDE, 5, 15e-6, 45_000, 15_000, 15 * 230),
-        (LONG_NVTX, Layout.LONG, 3, 15e-6, 1_500_000 + 1_024_250 + 250, 0, 2 * 2_433_500),
-        (BOM_CRLF, Layout.LONG, 1, 10.5e-3, 53_250_000, 3_500_000, None),
-    ],
-)
-def test_totals(
-    file: str, layout: Layout, launches: int, time_s: float, read: int, written: int, flop: float | None, files: Path
-) -> None:
-    profile = ncu.read(files / "ncu" / file)
-    assert (profile.layout, profile.warnings, profile.is_partial) == (layout, (), False)
-    assert len(profile.kernels) == launches
-    assert profile.kernels["duration_s"].sum() == pytest.approx(time_s)
-    assert (profile.kernels["dram_read_bytes"].sum(), profile.kernels["dram_write_bytes"].sum()) == (read, written)
-    assert profile.kernels["flop"].sum(min_count=1) == pytest.approx(
-        float("nan") if flop is None else flop, nan_ok=True
-    )
+@dataclass(frozen=True, kw_only=True)
+class Totals:
+    """What a profile adds up to; of public files as computed independently (data/README.md beside them)."""
+
+    layout: Layout
+    launches: int
+    time_s: float
+    read: int
+    written: int
+    add_mul_fma: tuple[int, int, int] | None
+    flop: float | None
+    device: str
 
 
-@pytest.mark.parametrize(
-    ("file", "launches", "flop"), [(WIDE, 5, 3450), (LONG_NVTX, 3, 4_867_000), (BOM_CRLF, 1, None)]
-)
-def test_totals_of_the_command(file: str, launches: int, flop: float | None, files: Path, analyze: Analyze) -> None:
-    whole = json.loads(analyze("kernels", files / "ncu" / file, "--format", "json")[1])[-1]
-    assert (whole["family"], whole["launches"], whole["flop"]) == ("all", launches, flop)
+PROFILES = {
+    # 1 + … + 5 = 15 times 1 us, 3 kB, 1 kB and 10 + 20 + 2 x 100 FLOP; the file's own device beats the user's word.
+    WIDE: Totals(
+        layout=Layout.WIDE, launches=5, time_s=15e-6, read=45_000, written=15_000,
+        add_mul_fma=(150, 300, 1500), flop=15 * 230, device="Tesla V100-SXM2-16GB",
+    ),
+    LONG_NVTX: Totals(
+        layout=Layout.LONG, launches=3, time_s=15e-6, read=1_500_000 + 1_024_250 + 250, written=0,
+        add_mul_fma=(0, 0, 2_433_500), flop=2 * 2_433_500, device="NVIDIA L4",
+    ),
+    BOM_CRLF: Totals(
+        layout=Layout.LONG, launches=1, time_s=10.5e-3, read=53_250_000, written=3_500_000,
+        add_mul_fma=None, flop=None, device="NVIDIA L4",
+    ),
+    "v100_resnet50_wide.csv": Totals(
+        layout=Layout.WIDE, launches=620, time_s=10.268160e-3, read=1370874016, written=474155872,
+        add_mul_fma=(501318032, 220020430, 12634203039), flop=25989744540, device="Tesla V100-SXM2-16GB",
+    ),
+    "l4_resnet18_long_nvtx.csv": Totals(
+        layout=Layout.LONG, launches=98, time_s=7.376250e-3, read=607558840, written=102390000,
+        add_mul_fma=(35270784, 26223242, 2433449797), flop=4928393620, device="NVIDIA L4",
+    ),
+    "rtx5070_gemm_long_bom_crlf.csv": Totals(
+        layout=Layout.LONG, launches=1, time_s=10.195552e-3, read=53261312, written=3377920,
+        add_mul_fma=None, flop=None, device="NVIDIA L4",
+    ),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("file", "device", "flop", "dram_bytes"),
-    [
-        # The file's own word beats what the user says.
-        (WIDE, "Tesla V100-SXM2-16GB", 3450, 60_000),
-        (LONG_NVTX, "NVIDIA L4", 4_867_000, 2_524_500),
-        (BOM_CRLF, "NVIDIA L4", None, 56_750_000),
-    ],
-)
-def test_imported_profiles(
-    file: str, device: str, flop: float | None, dram_bytes: int, files: Path, tmp_path: Path
-) -> None:
-    given = Given(model="m", batch_size=1, gpu="NVIDIA L4", profile_steps=1)
-    [folder] = import_file(files / "ncu" / file, given, output=tmp_path)
+@pytest.fixture(params=PROFILES)
+def profile(request: pytest.FixtureRequest, files: Path) -> tuple[Path, Totals]:
+    """A profile of ours or a public one, and what it adds up to."""
+    path = files / "ncu" / request.param
+    if not path.is_file():
+        path = PUBLIC_PROFILES / request.param
+        if not path.is_file():
+            pytest.skip("needs ../shared/data")
+    return path, PROFILES[request.param]
+
+
+def test_totals(profile: tuple[Path, Totals]) -> None:
+    path, expected = profile
+    read = ncu.read(path)
+    kernels = read.kernels
+    assert (read.layout, read.warnings, read.is_partial) == (expected.layout, (), False)
+    assert len(kernels) == expected.launches
+    assert kernels["duration_s"].sum() == pytest.approx(expected.time_s, rel=1e-12)
+    moved = [round(kernels[f"dram_{name}bytes"].sum(), 3) for name in ("read_", "write_", "")]
+    assert moved == [expected.read, expected.written, expected.read + expected.written]
+    counts = tuple(read.totals.get(f"fp32_{operation}") for operation in ("add", "mul", "fma"))
+    assert counts == (expected.add_mul_fma or (None, None, None))
+    flop = math.nan if expected.flop is None else expected.flop
+    assert kernels["flop"].sum(min_count=1) == pytest.approx(flop, rel=0, abs=0, nan_ok=True)
+    assert not kernels["flop_is_lower_bound"].any()
+
+
+def test_totals_of_the_command(profile: tuple[Path, Totals], analyze: Analyze) -> None:
+    path, expected = profile
+    whole = json.loads(analyze("kernels", path, "--format", "json")[1])[-1]
+    assert (whole["family"], whole["launches"], whole["flop"]) == ("all", expected.launches, expected.flop)
+    assert whole["duration_s"] == pytest.approx(expected.time_s, rel=1e-9)
+    moved = expected.read + expected.written
+    assert whole["intensity_flop_per_byte"] == (expected.flop and pytest.approx(expected.flop / moved))
+
+
+def test_imported_profiles(profile: tuple[Path, Totals], tmp_path: Path) -> None:
+    path, expected = profile
+    user = UserFacts(model="m", batch_size=1, gpu="NVIDIA L4", profile_steps=1)
+    [folder] = import_file(path, user, output=tmp_path)
     record = json.loads((folder / "run.json").read_text())
-    assert record["environment"]["device"]["name"] == device
-    assert record["profile"].get("flop_per_step") == flop
-    assert record["profile"]["dram_bytes_per_step"] == pytest.approx(dram_bytes)
+    assert record["environment"]["device"]["name"] == expected.device
+    assert record["profile"].get("flop_per_step") == expected.flop
+    assert record["profile"]["dram_bytes_per_step"] == pytest.approx(expected.read + expected.written, rel=1e-12)
 
 
 def test_a_wide_page_tells_device_and_families(files: Path) -> None:
@@ -272,19 +338,16 @@ def test_a_long_page_has_units_by_row_and_ranges_without_the_backward_pass(files
     assert profile.kernels["family"].tolist() == ["convolution", "softmax/attention", "optimizer"]
 
 
-def test_a_details_page_with_rules(files: Path) -> None:
-    profile = ncu.read(files / "ncu" / RAGGED)
-    assert profile.layout is Layout.DETAILS
-    (kernel,) = profile.kernels.to_dict("records")
-    assert kernel["duration_s"] == pytest.approx(21.5e-3)
-    assert (kernel["cycles"], kernel["dram_percent"]) == (12_319_469, 61.84)
-    assert kernel["compute_capability"] == "7.5"
-
-
 @pytest.mark.parametrize(
-    ("name", "failure"), [(NO_KERNELS, Failure.NO_KERNELS), (NO_HEADER, Failure.APPLICATION_ERROR)]
+    ("name", "failure"),
+    [
+        (NO_KERNELS, Failure.NO_KERNELS),
+        (NO_HEADER, Failure.APPLICATION_ERROR),
+        pytest.param(PUBLIC_PROFILES / "failed_no_kernels.csv", Failure.NO_KERNELS, marks=PUBLIC),
+        pytest.param(PUBLIC_PROFILES / "failed_no_header.csv", Failure.APPLICATION_ERROR, marks=PUBLIC),
+    ],
 )
-def test_profiles_that_failed(name: str, failure: Failure, files: Path) -> None:
+def test_profiles_that_failed(name: str | Path, failure: Failure, files: Path) -> None:
     with pytest.raises(NcuFileError) as caught:
         ncu.read(files / "ncu" / name)
     assert caught.value.failure is failure

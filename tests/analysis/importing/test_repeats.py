@@ -1,30 +1,24 @@
 """Files that hold something twice: each row and launch counts once, and the bundle says so."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from analysis.importing import Given, import_file
 from analysis.readers import ncu
-from analysis.readers.tables import again
+from analysis.readers.tables import repeated_rows
+from tests.analysis import in_process
 from tests.analysis.readers.logs.trainer_logs import dllogger_json, pytorch_examples, timm
 from tests.analysis.readers.ncu.foreign_profiles import NEW_TEXT, NSYS
-from workload.contract import bundle
 from workload.contract.record import Record
 
 HEADER = "iter_idx,iter_time_ms,loss"
+imported = partial(in_process.imported, model="resnet50", batch_size=64, profile_steps=1)
 
 
 def rows(first: int, last: int) -> list[str]:
     """Iterations of different times."""
     return [f"{number},{200 + (number * 37 % 101) / 10:.1f},{6 - number / 100:.2f}" for number in range(first, last)]
-
-
-def imported(folder: Path, text: str, name: str = "log.csv") -> Record:
-    (folder / name).write_text(text)
-    given = Given(model="resnet50", batch_size=64, profile_steps=1)
-    (made,) = import_file(folder / name, given, output=folder / "results")
-    return bundle.read_record(made)
 
 
 def losses(record: Record) -> list[str]:
@@ -84,7 +78,7 @@ def launches(first: int, last: int) -> str:
 
 
 @pytest.mark.parametrize(
-    ("text", "number", "again_"),
+    ("text", "number", "repeated"),
     [
         (NEW_TEXT, 2, 0),
         (NEW_TEXT * 2, 2, 2),
@@ -95,12 +89,12 @@ def launches(first: int, last: int) -> str:
     ],
     ids=["once", "twice", "many", "overlapping", "one alike"],
 )
-def test_launches_of_a_text_count_once(text: str, number: int, again_: int, tmp_path: Path) -> None:
+def test_launches_of_a_text_count_once(text: str, number: int, repeated: int, tmp_path: Path) -> None:
     (tmp_path / "ncu.txt").write_text(text)
     found = ncu.read(tmp_path / "ncu.txt")
     assert len(found.kernels) == number
-    said = f"==WARNING== {again_} kernels a second time in the file (same figures): each is counted once"
-    assert found.losses == ((said,) if again_ else ())
+    loss = f"==WARNING== {repeated} kernels a second time in the file (same figures): each is counted once"
+    assert found.losses == ((loss,) if repeated else ())
 
 
 @pytest.mark.parametrize("text", [NSYS * 2, NSYS + NSYS.split("\n", 1)[1]], ids=["the file", "its rows"])
@@ -113,7 +107,7 @@ def test_kernels_of_nsys_count_once(text: str, tmp_path: Path) -> None:
 
 def test_only_rows_of_different_figures_prove_a_repetition() -> None:
     figures = [f"{number}.{number}25" for number in range(10, 20)]
-    assert again(figures * 2, figures * 2) == list(range(10, 20))
-    assert again([*figures, "between", *figures], [*figures, "", *figures]) == list(range(11, 21))
-    assert again(["7.25"] * 40, ["7.25"] * 40) == []
-    assert again(figures[:3] * 2, figures[:3] * 2) == []
+    assert repeated_rows(figures * 2, figures * 2) == list(range(10, 20))
+    assert repeated_rows([*figures, "between", *figures], [*figures, "", *figures]) == list(range(11, 21))
+    assert repeated_rows(["7.25"] * 40, ["7.25"] * 40) == []
+    assert repeated_rows(figures[:3] * 2, figures[:3] * 2) == []

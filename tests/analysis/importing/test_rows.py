@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import analysis
-from analysis.importing import Given, import_file
+from analysis.importing import UserFacts, import_file
 from analysis.loading.configurations import measured
 from analysis.readers.logs.iteration_log import Log, read
 from tests.analysis.in_process import Analyze
@@ -38,9 +38,8 @@ def imported(tmp_path: Path, text: str | bytes, **options: Any) -> list[dict[str
     tmp_path.mkdir(exist_ok=True)
     path = tmp_path / "log.csv"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return [
-        dict(bundle.read(folder).document) for folder in import_file(path, Given(**options), output=tmp_path / "out")
-    ]
+    folders = import_file(path, UserFacts(**options), output=tmp_path / "out")
+    return [dict(bundle.read(folder).document) for folder in folders]
 
 
 def only(text: str) -> Log:

@@ -13,14 +13,14 @@ from torch.utils.checkpoint import checkpoint
 
 import analysis
 from analysis.audit import audit
-from analysis.importing import Given, import_file
+from analysis.importing import UserFacts, import_file
 from tests.analysis.readers.traces.kineto_traces import V100, document, operator, product_step
 from tests.analysis.readers.traces.real_traces import on_gpu, trace, trainer
 from workload.contract import bundle
 from workload.contract.record import Record
 
 MI300X = {"id": 0, "name": "AMD Instinct MI300X"}
-RIGHT = Given(model="resnet18", batch_size=512, precision="bf16", gpu="MI300X", profile_steps=1, image_size=224)
+RIGHT = UserFacts(model="resnet18", batch_size=512, precision="bf16", gpu="MI300X", profile_steps=1, image_size=224)
 
 
 class Bert(nn.Module):
@@ -62,7 +62,7 @@ def tokens(batch: int) -> Tensor:
     return torch.randint(0, 50, (batch, 12))
 
 
-def made(folder: Path, text: str, given: Given) -> tuple[Record, list[str]]:
+def made(folder: Path, text: str, given: UserFacts) -> tuple[Record, list[str]]:
     """The imported record, and what the audit repeats of it."""
     (folder / "t.json").write_text(text)
     (path,) = import_file(folder / "t.json", given, output=folder / "results")
@@ -79,7 +79,7 @@ def resnet_on_gpu(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("told", "said"),
+    ("stated", "expected"),
     [
         ({}, []),
         ({"gpu": None, "precision": None, "image_size": None, "profile_steps": None}, []),
@@ -97,12 +97,12 @@ def resnet_on_gpu(tmp_path_factory: pytest.TempPathFactory) -> str:
     ids=["right", "nobody says", "batch", "precision", "device", "steps", "image size", "model", "unknown model"],
 )
 def test_each_claim_against_the_trace(
-    told: dict[str, Any], said: list[str], resnet_on_gpu: str, tmp_path: Path
+    stated: dict[str, Any], expected: list[str], resnet_on_gpu: str, tmp_path: Path
 ) -> None:
-    record, repeated = made(tmp_path, resnet_on_gpu, replace(RIGHT, **told))
+    record, repeated = made(tmp_path, resnet_on_gpu, replace(RIGHT, **stated))
     assert record.imported is not None
     contradictions = list(record.imported.contradictions or ())
-    assert [one[: len(start)] for one, start in zip(contradictions, said, strict=True)] == said
+    assert [text[: len(start)] for text, start in zip(contradictions, expected, strict=True)] == expected
     assert repeated == contradictions
     assert set(contradictions) <= set(record.notes or ())
     assert not any("likely" in note for note in record.notes or ())
@@ -110,7 +110,7 @@ def test_each_claim_against_the_trace(
 
 @pytest.mark.slow
 def test_the_trace_gives_what_nobody_says(resnet_on_gpu: str, tmp_path: Path) -> None:
-    record, _ = made(tmp_path, resnet_on_gpu, Given(model="resnet18"))
+    record, _ = made(tmp_path, resnet_on_gpu, UserFacts(model="resnet18"))
     assert (record.spec.batch_size, record.spec.image_size, record.spec.precision) == (512, 224, "bf16")
     assert record.spec_origin is not None
     assert record.spec_origin["batch_size"] == "file"
@@ -132,7 +132,7 @@ def checkpointed(model: torchvision.models.ResNet) -> Callable[[Tensor], Tensor]
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("classes", "model", "said"),
+    ("classes", "model", "expected"),
     [
         (1000, "resnet18", []),
         (10, "ResNet-18", []),
@@ -140,59 +140,61 @@ def checkpointed(model: torchvision.models.ResNet) -> Callable[[Tensor], Tensor]
     ],
     ids=["as published", "other classes", "another model"],
 )
-def test_the_weights_tell_the_model(classes: int, model: str, said: list[str], tmp_path: Path) -> None:
+def test_the_weights_tell_the_model(classes: int, model: str, expected: list[str], tmp_path: Path) -> None:
     text = trace(trainer(resnet18(classes), images(8)), tmp_path)
-    _, repeated = made(tmp_path, text, Given(model=model, batch_size=8))
-    assert [one[: len(start)] for one, start in zip(repeated, said, strict=True)] == said
+    _, repeated = made(tmp_path, text, UserFacts(model=model, batch_size=8))
+    assert [text[: len(start)] for text, start in zip(repeated, expected, strict=True)] == expected
 
 
 @pytest.mark.slow
 def test_activation_checkpointing_explains_the_forward_pass_that_counts_twice(tmp_path: Path) -> None:
     model = resnet18()
-    once, _ = made(tmp_path, trace(trainer(model, images(8)), tmp_path), Given(model="resnet18"))
+    once, _ = made(tmp_path, trace(trainer(model, images(8)), tmp_path), UserFacts(model="resnet18"))
     (again := tmp_path / "again").mkdir()
     text = trace(trainer(model, images(8), forward=checkpointed(model)), again)
-    twice, repeated = made(again, text, Given(model="resnet18"))
+    twice, repeated = made(again, text, UserFacts(model="resnet18"))
     assert once.complexity is not None
     assert twice.complexity is not None
     assert once.complexity.train_flop_per_step is not None
     assert (twice.complexity.train_flop_per_step or 0) > 1.25 * once.complexity.train_flop_per_step
-    said = "activation checkpointing computes a part of the forward pass again: 24 % of the FLOP"
-    assert said in (twice.notes or ())
+    remark = "activation checkpointing computes a part of the forward pass again: 24 % of the FLOP"
+    assert remark in (twice.notes or ())
     assert not any("checkpointing" in note for note in once.notes or ())
     assert repeated == []
 
 
 @pytest.mark.night(part="trainer")
-@pytest.mark.parametrize(("told", "is_said"), [(8, False), (24, False), (16, True)], ids=["one", "all", "neither"])
-def test_accumulated_gradients_are_several_passes_of_a_step(told: int, is_said: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("stated", "is_contradicted"), [(8, False), (24, False), (16, True)], ids=["one", "all", "neither"]
+)
+def test_accumulated_gradients_are_several_passes_of_a_step(stated: int, is_contradicted: bool, tmp_path: Path) -> None:
     text = trace(trainer(resnet18(), images(8), micro_batches=3), tmp_path, steps=2)
-    record, repeated = made(tmp_path, text, Given(model="resnet18", batch_size=told))
+    record, repeated = made(tmp_path, text, UserFacts(model="resnet18", batch_size=stated))
     assert record.profile.steps == 2
-    assert bool(repeated) is is_said
+    assert bool(repeated) is is_contradicted
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("steps", "said"), [(2, []), (10, ["the trace has 2 forward passes, but the import was given 10 steps"])]
+    ("steps", "expected"), [(2, []), (10, ["the trace has 2 forward passes, but the import was given 10 steps"])]
 )
-def test_forward_passes_count_the_steps_that_no_optimizer_ends(steps: int, said: list[str], tmp_path: Path) -> None:
+def test_forward_passes_count_the_steps_that_no_optimizer_ends(steps: int, expected: list[str], tmp_path: Path) -> None:
     model, batch = resnet18(), images(8)
     text = trace(lambda: model(batch), tmp_path, steps=2)
-    _, repeated = made(tmp_path, text, Given(model="resnet18", profile_steps=steps))
-    assert repeated == said
+    _, repeated = made(tmp_path, text, UserFacts(model="resnet18", profile_steps=steps))
+    assert repeated == expected
 
 
 def test_bert_is_no_resnet(tmp_path: Path) -> None:
     text = trace(trainer(Bert(), tokens(6)), tmp_path)
-    record, repeated = made(tmp_path, text, Given(model="resnet50"))
+    record, repeated = made(tmp_path, text, UserFacts(model="resnet50"))
     assert record.spec.batch_size == 6
     assert repeated == ["the trace embeds tokens and has no convolution, but the import was given model 'resnet50'"]
 
 
 @pytest.mark.parametrize("module", [Lstm, Bert], ids=["lstm", "attention"])
 def test_a_cpu_trace_of_recurrent_layers_is_read(module: Callable[[], nn.Module], tmp_path: Path) -> None:
-    record, repeated = made(tmp_path, trace(trainer(module(), tokens(4)), tmp_path), Given(model="mine"))
+    record, repeated = made(tmp_path, trace(trainer(module(), tokens(4)), tmp_path), UserFacts(model="mine"))
     assert (record.environment.device.type, record.spec.batch_size, repeated) == ("cpu", 4, [])
     assert record.complexity is not None
     assert (record.complexity.train_flop_per_step or 0) > 0
@@ -201,25 +203,25 @@ def test_a_cpu_trace_of_recurrent_layers_is_read(module: Callable[[], nn.Module]
 
 def test_a_cpu_trace_is_of_no_gpu(tmp_path: Path) -> None:
     text = trace(trainer(Lstm(), tokens(4)), tmp_path)
-    record, repeated = made(tmp_path, text, Given(model="mine", gpu="A100"))
+    record, repeated = made(tmp_path, text, UserFacts(model="mine", gpu="A100"))
     assert record.environment.device.name is None
     assert repeated == ["the trace has no kernels and is from a CPU, but the import was given device 'A100'"]
     (other := tmp_path / "other").mkdir()
-    record, repeated = made(other, text, Given(model="mine", gpu="Xeon 8481C"))
+    record, repeated = made(other, text, UserFacts(model="mine", gpu="Xeon 8481C"))
     assert (record.environment.device.name, repeated) == ("Xeon 8481C", [])
 
 
 @pytest.mark.parametrize(
-    ("gpu", "is_said"),
+    ("gpu", "is_contradicted"),
     [("V100", False), ("tesla v100-sxm2", False), ("Tesla V100-SXM2-16GB", False), ("T4", True), ("A100", True)],
 )
-def test_a_short_name_of_the_device_is_no_contradiction(gpu: str, is_said: bool, tmp_path: Path) -> None:
+def test_a_short_name_of_the_device_is_no_contradiction(gpu: str, is_contradicted: bool, tmp_path: Path) -> None:
     text = document(product_step(), deviceProperties=[V100])
-    _, repeated = made(tmp_path, text, Given(model="small", batch_size=4, gpu=gpu))
-    assert bool(repeated) is is_said
+    _, repeated = made(tmp_path, text, UserFacts(model="small", batch_size=4, gpu=gpu))
+    assert bool(repeated) is is_contradicted
 
 
 def test_operators_of_a_gpu_without_its_kernels_are_still_refused(tmp_path: Path) -> None:
     events = [*product_step()[:2], operator("aten::cudnn_convolution", 50, 5)]
     with pytest.raises(Exception, match="its operators ran on a GPU"):
-        made(tmp_path, document(events), Given(model="small", batch_size=4))
+        made(tmp_path, document(events), UserFacts(model="small", batch_size=4))

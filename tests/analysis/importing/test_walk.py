@@ -10,7 +10,7 @@ import pytest
 from tests.analysis.in_process import Analyze
 from tests.analysis.readers.logs.trainer_logs import dllogger_json, dllogger_text, mlperf, pytorch_examples, timm
 from tests.analysis.readers.ncu.foreign_profiles import NEW_TEXT, NSYS, OLD_TEXT
-from tests.analysis.readers.ncu.ncu_files import DRAM, FADD, FFMA, FMUL, TIME, long, wide
+from tests.analysis.readers.ncu.ncu_files import COUNTS, TIME, long, wide
 from workload.contract.errors import ExitCode
 
 pytestmark = [
@@ -19,7 +19,6 @@ pytestmark = [
 ]
 SHARED = Path(__file__).parents[4] / "shared" / "data"
 
-COUNTS = {TIME: "ns", FADD: "inst", FMUL: "inst", FFMA: "inst", DRAM: "byte"}
 ROW = ["8000000", "1000000000", "1000000000", "4200000000", "650000000"]
 LONG = [
     (launch, metric, unit, "1000" if metric == TIME else "5000")

@@ -81,17 +81,17 @@ def test_any_run_json_is_a_row_within_its_ranges_or_refused() -> None:
 
 def test_any_steps_are_rows_that_can_be_or_refused() -> None:
     text = (bundles_of_the_project()[0] / bundle.STEPS).read_bytes()
-    said = 0
+    refused = 0
     for number in range(300):
         mutated = fuzz.mutate_csv(text, random.Random(f"{SEED}-{number}"), [])
         series = parse(LAYOUTS["steps"], [mutated])
         reason = refusals(series.lists, imported=[False], measured_s=[1.0])[0]
-        said += bool(reason or series.remarks[0])
+        refused += bool(reason or series.remarks[0])
         if not reason:
             rows = series.lists[0].as_py()
             assert all(row["step_s"] > 0 and row["images"] >= 1 for row in rows)
             assert all(earlier["step"] < later["step"] for earlier, later in pairwise(rows))
-    assert said > 100
+    assert refused > 100
 
 
 @pytest.mark.slow

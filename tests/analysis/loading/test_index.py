@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from analysis.loading import index
-from analysis.loading.index import FILE, FOLDER, look
+from analysis.loading.index import FILE, FOLDER, load_bundles
 from benchmarks.synthetic_bundles import make
 from workload.contract import bundle
 
@@ -48,7 +48,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def runs(root: Path, **options: Any) -> list[str]:
-    table, problems = look(root, **options)
+    table, problems = load_bundles(root, **options)
     assert problems == []
     return [str(path) for path in table["path"].to_pylist()]
 
@@ -58,10 +58,10 @@ def names(folder: Path) -> list[str]:
 
 
 def test_second_look_reads_nothing(results: Path, reads: list[str]) -> None:
-    first = look(results)[0]
+    first = load_bundles(results)[0]
     assert reads == names(results)
     reads.clear()
-    assert look(results)[0].equals(first)
+    assert load_bundles(results)[0].equals(first)
     assert reads == []
     assert first["model"].to_pylist() == ["resnet18"] * 3
     assert [len(steps) for steps in first["_steps"].to_pylist()] == [110] * 3
@@ -72,8 +72,8 @@ def test_few_bundles_are_read_each_time(
     results: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch, fewest: int, has_index: bool
 ) -> None:
     monkeypatch.setattr(index, "FEWEST", fewest)
-    first = look(results)[0]
-    assert look(results)[0].equals(first)
+    first = load_bundles(results)[0]
+    assert load_bundles(results)[0].equals(first)
     assert (results / FOLDER).exists() == has_index
     assert len(reads) == (3 if has_index else 6)
 
@@ -87,7 +87,7 @@ def test_added_changed_and_removed_bundles_are_noticed(results: Path, reads: lis
     bundle.write_document(changed, {**record, "spec": {**record["spec"], "model": "vgg16"}})
     bundle.seal(changed)
     shutil.rmtree(removed)
-    table = look(results)[0]
+    table = load_bundles(results)[0]
     assert sorted(reads) == sorted([added.name, changed.name])
     assert dict(zip(table["path"].to_pylist(), table["model"].to_pylist(), strict=True)) == {
         str(changed): "vgg16",
@@ -104,7 +104,7 @@ def test_changed_source_is_read_again_and_found_out(results: Path, name: str) ->
     runs(results)
     victim = results / names(results)[1]
     (victim / name).write_text("{}")
-    table, problems = look(results)
+    table, problems = load_bundles(results)
     assert table.num_rows == 2
     assert [problem.path for problem in problems] == [str(victim)]
     # Put right again, it counts again.
@@ -122,13 +122,13 @@ def test_change_that_keeps_size_time_and_inode_is_found_by_verify_alone(results:
         file.write(text.replace(b"warmup", b"warmux"))
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert len(runs(results)) == 3
-    table, problems = look(results, verify=True)
+    table, problems = load_bundles(results, verify=True)
     assert table.num_rows == 2
     assert [str(problem) for problem in problems] == [
         f"{path.parent}: damaged: steps.csv was changed after the run: its sha256 differs"
     ]
     # And from then on the index knows.
-    assert look(results)[0].num_rows == 2
+    assert load_bundles(results)[0].num_rows == 2
 
 
 def older(path: Path) -> None:
@@ -156,15 +156,15 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
 def test_unusable_index_is_rebuilt_without_a_word(results: Path, damage: Callable[[Path], object]) -> None:
-    whole = look(results)[0]
+    whole = load_bundles(results)[0]
     damage(results / FOLDER / FILE)
-    assert look(results)[0].equals(whole)
+    assert load_bundles(results)[0].equals(whole)
 
 
 def test_index_has_the_rights_of_other_files(results: Path) -> None:
     before = os.umask(0o027)
     try:
-        look(results)
+        load_bundles(results)
     finally:
         os.umask(before)
     assert (results / FOLDER / FILE).stat().st_mode & 0o777 == 0o640
@@ -227,7 +227,7 @@ def test_problems_have_a_path_and_a_reason(results: Path) -> None:
     (results / ".cache").mkdir()
     (results / ".cache" / "c").write_text("")
     (results / "notes.txt").write_text("")
-    table, problems = look(results)
+    table, problems = load_bundles(results)
     assert table.num_rows == 3
     assert {Path(problem.path).name: problem.reason for problem in problems} == {
         incomplete.name: (
@@ -240,7 +240,7 @@ def test_problems_have_a_path_and_a_reason(results: Path) -> None:
     }
     # They are looked at again each time: whoever repairs one need not touch its manifest.
     (damaged / "telemetry.csv").write_bytes(make(results.with_name("other"), 11).joinpath("telemetry.csv").read_bytes())
-    assert look(results)[0].num_rows == 4
+    assert load_bundles(results)[0].num_rows == 4
 
 
 def test_hostile_manifest_is_a_problem(results: Path) -> None:
@@ -249,7 +249,7 @@ def test_hostile_manifest_is_a_problem(results: Path) -> None:
     for name in ("x" * 300, "a\0b", "/etc/passwd", "../../secret"):
         changed = {**manifest, "files": [*manifest["files"], {**manifest["files"][0], "name": name}]}
         (victim / "MANIFEST.json").write_text(json.dumps(changed))
-        table, problems = look(results)
+        table, problems = load_bundles(results)
         assert table.num_rows == 2
         assert [Path(problem.path) for problem in problems] == [victim]
 
@@ -259,7 +259,7 @@ def test_file_outside_the_manifest_is_not_read(results: Path) -> None:
     manifest = json.loads((folder / "MANIFEST.json").read_text())
     manifest["files"] = [row for row in manifest["files"] if row["name"] != "steps.csv"]
     (folder / "MANIFEST.json").write_text(json.dumps(manifest))
-    table, problems = look(results)
+    table, problems = load_bundles(results)
     assert problems == []
     assert table[index.REMARKS].to_pylist()[-1] == [
         "steps.csv is not in MANIFEST.json: it was not verified and is not read"
@@ -278,9 +278,9 @@ def sealed_with_kernels(folder: Path) -> Path:
 
 def test_changed_kernels_make_a_bundle_a_damaged_one(results: Path) -> None:
     kernels = sealed_with_kernels(results / names(results)[0])
-    assert look(results)[0]["kernels_file"].to_pylist() == ["ncu/kernels.csv", None, None]
+    assert load_bundles(results)[0]["kernels_file"].to_pylist() == ["ncu/kernels.csv", None, None]
     kernels.write_text("as somebody wants it")
-    table, problems = look(results)
+    table, problems = load_bundles(results)
     assert table.num_rows == 2
     assert [str(problem) for problem in problems] == [
         f"{kernels.parents[1]}: damaged: ncu/kernels.csv has 20 bytes, the manifest says 18"
@@ -293,11 +293,11 @@ def test_kernels_that_the_manifest_does_not_list_are_not_read(results: Path, nam
     path = results / names(results)[0] / name
     path.parent.mkdir()
     path.write_text("put here after the run")
-    table, problems = look(results)
+    table, problems = load_bundles(results)
     assert (table["kernels_file"].to_pylist(), problems) == ([None] * 3, [])
-    said = f"{name} is not in MANIFEST.json: it was not verified and is not read"
-    assert table[index.REMARKS].to_pylist() == [[said], [], []]
-    assert look(results)[0].equals(table)
+    remark = f"{name} is not in MANIFEST.json: it was not verified and is not read"
+    assert table[index.REMARKS].to_pylist() == [[remark], [], []]
+    assert load_bundles(results)[0].equals(table)
 
 
 def test_the_better_source_of_kernels_is_taken(results: Path) -> None:
@@ -305,10 +305,10 @@ def test_the_better_source_of_kernels_is_taken(results: Path) -> None:
     (folder / "ncu").mkdir()
     (folder / "ncu" / "profile.ncu-rep").write_text("")
     bundle.seal(folder)
-    assert look(folder)[0]["kernels_file"].to_pylist() == ["ncu/profile.ncu-rep"]
+    assert load_bundles(folder)[0]["kernels_file"].to_pylist() == ["ncu/profile.ncu-rep"]
     (folder / "ncu" / "kernels.csv").write_text("")
     bundle.seal(folder)
-    assert look(folder)[0]["kernels_file"].to_pylist() == ["ncu/kernels.csv"]
+    assert load_bundles(folder)[0]["kernels_file"].to_pylist() == ["ncu/kernels.csv"]
 
 
 def test_steps_that_cannot_be_make_a_problem_instead_of_a_row(results: Path) -> None:
@@ -316,20 +316,20 @@ def test_steps_that_cannot_be_make_a_problem_instead_of_a_row(results: Path) -> 
     steps = folder / "steps.csv"
     steps.write_text(steps.read_text().replace("\n20,measured,", "\n19,measured,"))
     bundle.seal(folder)
-    table, problems = look(results)
+    table, problems = load_bundles(results)
     assert table["path"].to_pylist() == [str(results / names(results)[number]) for number in (0, 2)]
     assert [str(problem) for problem in problems] == [
         f"{folder}: cannot be: steps.csv row 21: step must grow from row to row; got 19"
     ]
     # And again from the index.
-    assert look(results) == (table, problems)
+    assert load_bundles(results) == (table, problems)
 
 
 def test_steps_that_cannot_be_read_are_a_problem_too(results: Path) -> None:
     folder = results / names(results)[1]
     (folder / "steps.csv").write_text("a,b\n1,2\n")
     bundle.seal(folder)
-    table, (problem,) = look(results)
+    table, (problem,) = load_bundles(results)
     assert table.num_rows == 2
     assert problem.reason.startswith("cannot be: steps.csv has none of the columns step, phase, ")
 
@@ -338,7 +338,7 @@ def test_links_are_followed_and_loops_end(results: Path, tmp_path: Path) -> None
     (results / "loop").symlink_to(results)
     elsewhere = make(tmp_path / "elsewhere", 30)
     (results / "linked").symlink_to(elsewhere.parent)
-    paths = {Path(path).resolve() for path in look(results)[0]["path"].to_pylist()}
+    paths = {Path(path).resolve() for path in load_bundles(results)[0]["path"].to_pylist()}
     assert paths == {*(results / name for name in names(results) if name not in ("loop", "linked")), elsewhere}
 
 
@@ -349,7 +349,7 @@ def test_folder_name_that_is_no_text(tmp_path: Path) -> None:
     except OSError:
         pytest.skip("this file system has text names only")
     for _ in range(2):
-        table, problems = look(tmp_path / "results")
+        table, problems = load_bundles(tmp_path / "results")
         assert problems == []
         assert table["path"].to_pylist() == [f"{tmp_path}/results/\\udcff-run"]
 
@@ -359,7 +359,7 @@ def _keep_an_index_of_few() -> None:
 
 
 def _look_and_count(root: Path) -> int:
-    return look(root)[0].num_rows
+    return load_bundles(root)[0].num_rows
 
 
 @pytest.mark.slow
@@ -385,10 +385,10 @@ def test_work_grows_with_the_number_of_bundles_alone(tmp_path: Path) -> None:
         root, seen = tmp_path / f"of-{count}", itertools.count()
         for number in range(count):
             shutil.copytree(source, root / f"run-{number}")
-        look(root)
+        load_bundles(root)
         sys.setprofile(lambda *_: next(seen) and None)
         try:
-            look(root)
+            load_bundles(root)
         finally:
             sys.setprofile(None)
         return next(seen)

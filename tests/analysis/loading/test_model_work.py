@@ -21,7 +21,7 @@ def test_the_table_says_what_the_trainer_counts(model: str, precision: Precision
         model, num_classes=1000, image_size=SIZES[model], batch_size=5, precision=precision, optimizer="sgd"
     )
     spec = Spec(model=model, batch_size=5, precision=precision, image_size=SIZES[model])
-    known = model_work.of_spec(spec)
+    known = model_work.known_work(spec)
 
     assert known is not None
     names = (
@@ -73,7 +73,7 @@ def test_names(name: str, model: str | None) -> None:
     ],
 )
 def test_the_size_of_the_images(facts: dict[str, object], size: int, assumption: str | None) -> None:
-    known = model_work.of_spec(Spec(model="resnet18", batch_size=2, **facts))  # type: ignore[arg-type]
+    known = model_work.known_work(Spec(model="resnet18", batch_size=2, **facts))  # type: ignore[arg-type]
 
     assert known is not None
     assert known.complexity.train_flop_per_image == model_work.table()["resnet18", size].train_flop_per_image
@@ -82,7 +82,7 @@ def test_the_size_of_the_images(facts: dict[str, object], size: int, assumption:
 
 @pytest.mark.parametrize("facts", [{"model": "my_net"}, {"image_size": 33}, {"image_size": 0.5}])
 def test_what_is_not_in_the_table_has_no_figure(facts: dict[str, object]) -> None:
-    assert model_work.of_spec(Spec(**{"model": "resnet18", "batch_size": 2, **facts})) is None  # type: ignore[arg-type]
+    assert model_work.known_work(Spec(**{"model": "resnet18", "batch_size": 2, **facts})) is None  # type: ignore[arg-type]
 
 
 def test_without_a_precision_the_bytes_are_those_of_any() -> None:

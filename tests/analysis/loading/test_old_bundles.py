@@ -1,4 +1,4 @@
-"""Bundles of schema 1, made by every door of the version before schema 2, are read as on the day they were made.
+"""Bundles of schema 1, made by every program of the version before schema 2, are read as on the day they were made.
 
 `tests/bundles/schema1` holds real ones: local, in a container, on a VM, imported, interrupted, killed, out of memory.
 `tests/bundles/expected` is what each command printed of them then; a later version may say more, never something else.
@@ -22,16 +22,18 @@ COMMANDS = ("summary", "roofline", "variance", "compare", "audit", "kernels", "r
 UNSEALED = "20261121T192808Z-local-cpu-shufflenet_v2_x0_5-b2-fp32-d9ea90"
 
 
-def says(expected: Any, said: Any) -> bool:
-    """Whether `said` holds everything of `expected`: further keys are allowed, figures are equal but for rounding."""
+def holds(expected: Any, printed: Any) -> bool:
+    """Whether `printed` holds all of `expected`: further keys are allowed, and figures are equal but for rounding."""
     if isinstance(expected, dict):
-        return isinstance(said, dict) and all(key in said and says(expected[key], said[key]) for key in expected)
+        return isinstance(printed, dict) and all(
+            key in printed and holds(expected[key], printed[key]) for key in expected
+        )
     if isinstance(expected, list):
-        same_length = isinstance(said, list) and len(expected) == len(said)
-        return same_length and all(says(*pair) for pair in zip(expected, said, strict=True))
+        same_length = isinstance(printed, list) and len(expected) == len(printed)
+        return same_length and all(holds(*pair) for pair in zip(expected, printed, strict=True))
     if isinstance(expected, float):
-        return bool(said == pytest.approx(expected, rel=1e-6))
-    return bool(said == expected)
+        return bool(printed == pytest.approx(expected, rel=1e-6))
+    return bool(printed == expected)
 
 
 @pytest.fixture(autouse=True)
@@ -52,13 +54,13 @@ def test_a_command_says_of_old_bundles_what_it_said(command: str, analyze: Analy
     code, out, _ = analyze(command, "old", "--format", "json")
     assert code == 0
     expected = json.loads((EXPECTED / f"{command}.json").read_text())
-    said = json.loads(out)
+    printed = json.loads(out)
     if isinstance(expected, dict):
         # Tables that are newer than these bundles may stand beside those that were there.
-        said = {name: said[name] for name in expected}
-    assert len(said) == len(expected)
-    for wanted, got in zip(expected, said, strict=True):
-        assert says(wanted, got), (wanted, got)
+        printed = {name: printed[name] for name in expected}
+    assert len(printed) == len(expected)
+    for wanted, got in zip(expected, printed, strict=True):
+        assert holds(wanted, got), (wanted, got)
 
 
 @pytest.mark.slow

@@ -172,6 +172,9 @@ def test_what_nobody_can_work_with_is_left_out_wherever_it_stands(value: Any, ru
     assert row_of(made).remarks == ([f"run.json: {place} is not {rule}; left out"] if rule else [])
 
 
+ZONED, FP32 = "timing.started_at is not a time stamp with its zone", "ceilings.flop_per_s.fp32"
+
+
 @pytest.mark.parametrize(
     ("where", "value", "column", "remark"),
     [
@@ -183,27 +186,12 @@ def test_what_nobody_can_work_with_is_left_out_wherever_it_stands(value: Any, ru
         ("environment__place", 3, "place", "environment.place is not text"),
         ("environment__device", "T4", "device_name", "environment.device is not an object"),
         ("environment__cloud__spot", "yes", "spot", "environment.cloud.spot is not true or false"),
-        (
-            "timing__started_at",
-            "2026-11-01T00:00:00",
-            "started_at",
-            "timing.started_at is not a time stamp with its zone",
-        ),
-        ("timing__started_at", "soon", "started_at", "timing.started_at is not a time stamp with its zone"),
-        (
-            "timing__started_at",
-            "0001-01-01T00:00:00+10:00",
-            "started_at",
-            "timing.started_at is not a time stamp with its zone",
-        ),
+        ("timing__started_at", "2026-11-01T00:00:00", "started_at", ZONED),
+        ("timing__started_at", "soon", "started_at", ZONED),
+        ("timing__started_at", "0001-01-01T00:00:00+10:00", "started_at", ZONED),
         ("ceilings__flop_per_s", [], "ceiling_flop_per_s", "ceilings.flop_per_s is not an object"),
-        ("ceilings__flop_per_s__fp32", 7, "ceiling_flop_per_s", "ceilings.flop_per_s.fp32 is not an object"),
-        (
-            "ceilings__flop_per_s__fp32__median",
-            -1,
-            "ceiling_flop_per_s",
-            "ceilings.flop_per_s.fp32.median is not a positive number",
-        ),
+        ("ceilings__flop_per_s__fp32", 7, "ceiling_flop_per_s", f"{FP32} is not an object"),
+        ("ceilings__flop_per_s__fp32__median", -1, "ceiling_flop_per_s", f"{FP32}.median is not a positive number"),
         ("notes", "text", "notes", "notes is not a list of texts"),
         ("notes", ["text", 3], "notes", "notes is not a list of texts"),
     ],

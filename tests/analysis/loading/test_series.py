@@ -67,8 +67,8 @@ def test_mask_is_hexadecimal() -> None:
     ],
 )
 def test_what_is_not_whole(content: bytes | None, count: int, remarks: list[str]) -> None:
-    found, said = rows(content)
-    assert (len(found), said) == (count, remarks)
+    found, notes = rows(content)
+    assert (len(found), notes) == (count, remarks)
 
 
 def test_wrong_cell_is_said() -> None:
@@ -110,93 +110,90 @@ ROWS = (
 
 
 def refused(*changes: tuple[int, str, str], imported: bool = False, measured_s: float | None = 0.2) -> str | None:
-    """What is said of `ROWS` with some cells changed: row from 1, column, cell."""
+    """The refusal of `ROWS` with some cells changed: row from 1, column, cell."""
     rows = [list(row) for row in ROWS]
     for number, column, cell in changes:
         rows[number - 1][list(STEPS.types).index(column)] = cell
     content = STEPS.header + "".join(",".join(row) + "\n" for row in rows).encode()
     series = parse(STEPS, [STEPS.header, content, content])
-    nothing, said, again = refusals(
+    nothing, first, second = refusals(
         series.lists, imported=[False, imported, imported], measured_s=[None, measured_s, measured_s]
     )
     assert nothing is None
-    assert said == again
-    return said
+    assert first == second
+    return first
+
+
+DURATION, STEP_TIME = "must be seconds from 0 to 1e+12", "must be seconds from 1e-12 to 1e+12"
+WHOLE, GROWS, POSITIVE = "must be a whole number from 0 on", "must grow from row to row", "must be a positive number"
+LATER, FITS = (
+    "must be later than in the row before",
+    "and step_s must fit between ended_at_s of the row before and its own",
+)
+
+
+def refusal_of(change: tuple[int, str, str], rule: str | None) -> str | None:
+    """What names the rule that a changed cell breaks."""
+    row, column, cell = change
+    shown = (f"'{cell}'" if column == "phase" else cell) if cell else "an empty cell"
+    return f"steps.csv row {row}: {column} {rule}; got {shown}" if rule else None
 
 
 @pytest.mark.parametrize(
-    ("change", "expected"),
+    ("change", "rule"),
     [
         pytest.param((2, "loss", "inf"), None, id="a loss may be anything"),
-        pytest.param((2, "phase", "mesured"), "row 2: phase must be warmup or measured; got 'mesured'", id="misspelt"),
-        pytest.param((2, "phase", ""), "row 2: phase must be warmup or measured; got an empty cell", id="no phase"),
-        pytest.param((3, "phase", "warmup"), "row 3: phase must not follow measured; got 'warmup'", id="warm-up last"),
+        pytest.param((2, "phase", "mesured"), "must be warmup or measured", id="misspelt"),
+        pytest.param((2, "phase", ""), "must be warmup or measured", id="no phase"),
+        pytest.param((3, "phase", "warmup"), "must not follow measured", id="warm-up last"),
         pytest.param((1, "phase", "measured"), None, id="no warm-up"),
-        pytest.param((2, "step", "0"), "row 2: step must grow from row to row; got 0", id="duplicated"),
-        pytest.param((3, "step", "0"), "row 3: step must grow from row to row; got 0", id="reversed"),
+        pytest.param((2, "step", "0"), GROWS, id="duplicated"),
+        pytest.param((3, "step", "0"), GROWS, id="reversed"),
         pytest.param((3, "step", "9"), None, id="a gap"),
-        pytest.param((1, "step", "-1"), "row 1: step must be a whole number from 0 on; got -1", id="negative step"),
-        pytest.param((2, "step", "1.5"), "row 2: step must be a whole number from 0 on; got 1.5", id="half a step"),
-        pytest.param(
-            (2, "step_s", "-0.09"), "row 2: step_s must be seconds from 1e-12 to 1e+12; got -0.09", id="negative"
-        ),
-        pytest.param((2, "step_s", "0"), "row 2: step_s must be seconds from 1e-12 to 1e+12; got 0", id="no time"),
-        pytest.param((2, "step_s", "nan"), "row 2: step_s must be seconds from 1e-12 to 1e+12; got nan", id="nan"),
-        pytest.param(
-            (2, "step_s", ""), "row 2: step_s must be seconds from 1e-12 to 1e+12; got an empty cell", id="empty"
-        ),
+        pytest.param((1, "step", "-1"), WHOLE, id="negative step"),
+        pytest.param((2, "step", "1.5"), WHOLE, id="half a step"),
+        pytest.param((2, "step_s", "-0.09"), STEP_TIME, id="negative"),
+        pytest.param((2, "step_s", "0"), STEP_TIME, id="no time"),
+        pytest.param((2, "step_s", "nan"), STEP_TIME, id="nan"),
+        pytest.param((2, "step_s", ""), STEP_TIME, id="empty"),
         pytest.param((2, "data_s", "0"), None, id="no wait"),
-        pytest.param((2, "data_s", "-0.01"), "row 2: data_s must be seconds from 0 to 1e+12; got -0.01", id="wait"),
-        pytest.param((2, "forward_s", "inf"), "row 2: forward_s must be seconds from 0 to 1e+12; got inf", id="inf"),
-        pytest.param((2, "backward_s", "-1"), "row 2: backward_s must be seconds from 0 to 1e+12; got -1", id="part"),
-        pytest.param(
-            (2, "optimizer_s", ""),
-            "row 2: optimizer_s must be seconds from 0 to 1e+12; got an empty cell",
-            id="no part",
-        ),
-        pytest.param((2, "images", "0"), "row 2: images must be a positive number; got 0", id="no images"),
-        pytest.param((2, "images", "-4"), "row 2: images must be a positive number; got -4", id="negative images"),
-        pytest.param(
-            (2, "ended_at_s", "5.2"), "row 2: ended_at_s must be later than in the row before; got 5.2", id="stands"
-        ),
-        pytest.param(
-            (3, "ended_at_s", "5.1"), "row 3: ended_at_s must be later than in the row before; got 5.1", id="back"
-        ),
-        pytest.param(
-            (1, "ended_at_s", "-1"), "row 1: ended_at_s must be seconds from 0 to 1e+12; got -1", id="before 0"
-        ),
+        pytest.param((2, "data_s", "-0.01"), DURATION, id="wait"),
+        pytest.param((2, "forward_s", "inf"), DURATION, id="inf"),
+        pytest.param((2, "backward_s", "-1"), DURATION, id="part"),
+        pytest.param((2, "optimizer_s", ""), DURATION, id="no part"),
+        pytest.param((2, "images", "0"), POSITIVE, id="no images"),
+        pytest.param((2, "images", "-4"), POSITIVE, id="negative images"),
+        pytest.param((2, "ended_at_s", "5.2"), LATER, id="stands"),
+        pytest.param((3, "ended_at_s", "5.1"), LATER, id="back"),
+        pytest.param((1, "ended_at_s", "-1"), DURATION, id="before 0"),
         pytest.param((2, "data_s", "0.0109"), None, id="a wait that just fits"),
-        pytest.param(
-            (2, "data_s", "0.0111"),
-            "row 2: data_s and step_s must fit between ended_at_s of the row before and its own; got 0.0111",
-            id="a wait that does not",
-        ),
+        pytest.param((2, "data_s", "0.0111"), FITS, id="a wait that does not"),
     ],
 )
-def test_rows_of_ours(change: tuple[int, str, str], expected: str | None) -> None:
-    assert refused(change) == (f"steps.csv {expected}" if expected else None)
+def test_rows_of_ours(change: tuple[int, str, str], rule: str | None) -> None:
+    assert refused(change) == refusal_of(change, rule)
 
 
 @pytest.mark.parametrize(
-    ("change", "expected"),
+    ("change", "rule"),
     [
         pytest.param((2, "step_s", ""), None, id="a cell that the log lacks"),
         pytest.param((2, "ended_at_s", "5.1"), None, id="a clock that was set back"),
         pytest.param((1, "ended_at_s", "-1"), None, id="a clock that was set back at once"),
-        pytest.param((2, "ended_at_s", "inf"), "row 2: ended_at_s must be seconds from 0 to 1e+12; got inf", id="inf"),
+        pytest.param((2, "ended_at_s", "inf"), DURATION, id="inf"),
         pytest.param((2, "data_s", "0.05"), None, id="a timer that does not wait"),
-        pytest.param((2, "step_s", "-1"), "row 2: step_s must be seconds from 1e-12 to 1e+12; got -1", id="negative"),
-        pytest.param((2, "images", "0"), "row 2: images must be a positive number; got 0", id="no images"),
-        pytest.param((3, "step", "1"), "row 3: step must grow from row to row; got 1", id="duplicated"),
+        pytest.param((2, "step_s", "-1"), STEP_TIME, id="negative"),
+        pytest.param((2, "images", "0"), POSITIVE, id="no images"),
+        pytest.param((3, "step", "1"), GROWS, id="duplicated"),
     ],
 )
-def test_rows_of_a_log(change: tuple[int, str, str], expected: str | None) -> None:
-    assert refused(change, imported=True) == (f"steps.csv {expected}" if expected else None)
+def test_rows_of_a_log(change: tuple[int, str, str], rule: str | None) -> None:
+    assert refused(change, imported=True) == refusal_of(change, rule)
 
 
 def test_the_first_row_of_the_first_rule_is_said() -> None:
-    said = refused((1, "images", "0"), (2, "step_s", "-1"), (3, "step_s", "-2"))
-    assert said == "steps.csv row 2: step_s must be seconds from 1e-12 to 1e+12; got -1"
+    refusal = refused((1, "images", "0"), (2, "step_s", "-1"), (3, "step_s", "-2"))
+    assert refusal == refusal_of((2, "step_s", "-1"), STEP_TIME)
 
 
 @pytest.mark.parametrize(
@@ -217,4 +214,4 @@ def test_clock_of_few_digits_may_stand_still() -> None:
     late: list[Any] = [(1, "ended_at_s", "7000"), (2, "ended_at_s", "7000"), (3, "ended_at_s", "7000.0005")]
     short = [(row, column, cell) for row in (2, 3) for column, cell in (("step_s", "0.0005"), ("data_s", "0"))]
     assert refused(*late, *short) is None
-    assert refused(*late) == "steps.csv row 2: ended_at_s must be later than in the row before; got 7000"
+    assert refused(*late) == refusal_of((2, "ended_at_s", "7000"), LATER)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.importing import Given, import_file
+from analysis.importing import UserFacts, import_file
 from analysis.readers import ncu
 from analysis.readers.logs import training_logs
 from analysis.readers.text import decode
@@ -60,7 +60,7 @@ def read(path: Path, kind: str) -> None:
 
 
 def imported(path: Path, _: str) -> None:
-    for folder in import_file(path, Given(model="m", batch_size=4), output=path.parent / "results"):
+    for folder in import_file(path, UserFacts(model="m", batch_size=4), output=path.parent / "results"):
         assert bundle.read(folder).document["imported"]["file"] == path.name
 
 

@@ -68,19 +68,19 @@ def test_points_agree_with_the_recorded_bound(
     record["timing"]["data_wait_fraction"] = waits
     record["complexity"]["bytes_per_step_lower"], record["complexity"]["bytes_per_step_upper"] = bytes_
     read = contract.read(record).record
-    said = verdict.from_record(read)
-    assert said is not None
+    recorded = verdict.from_record(read)
+    assert recorded is not None
     changes = {
         "timing": record["timing"],
         "complexity": record["complexity"],
-        "bound": encode(said),
+        "bound": encode(recorded),
     }
     row = only(points(tmp_path, changes))
-    assert row["bound"] == said.bound
+    assert row["bound"] == recorded.bound
     assert "runs say" not in (row["note"] or "")
     # Above the measured ceiling there is no bound, and the fraction stays.
-    compute, high = verdict.share_of_ceiling(read), min(said.memory_fraction_high or 0, 1.0)
-    fractions = [compute, said.memory_fraction_low, high]
+    compute, high = verdict.share_of_ceiling(read), min(recorded.memory_fraction_high or 0, 1.0)
+    fractions = [compute, recorded.memory_fraction_low, high]
     assert row["fraction_of_roof"] == pytest.approx(max(each for each in fractions if each is not None))
 
 
@@ -371,10 +371,10 @@ def test_notes_on_counters(tmp_path: Path, changes: Mapping[str, Any], note: str
 
 
 @pytest.mark.parametrize(
-    ("ratio", "is_said"), [(None, False), (0.7, False), (0.699, True), (1.5, False), (1.501, True)]
+    ("ratio", "is_warned"), [(None, False), (0.7, False), (0.699, True), (1.5, False), (1.501, True)]
 )
-def test_counted_against_model(ratio: float | None, is_said: bool) -> None:
-    assert (model_warning(ratio) is not None) is is_said
+def test_counted_against_model(ratio: float | None, is_warned: bool) -> None:
+    assert (model_warning(ratio) is not None) is is_warned
 
 
 @pytest.mark.parametrize(

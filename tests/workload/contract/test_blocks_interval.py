@@ -24,16 +24,18 @@ def test_one_looks_at_fixed_numbers_of_blocks() -> None:
 
 
 def test_the_interval_is_students_at_the_level_of_one_look() -> None:
-    stand = interval_at_look(single_contrast(FIGURES[:10]), target=0.01)
+    interval = interval_at_look(single_contrast(FIGURES[:10]), target=0.01)
 
     logs = [math.log(figure) for figure in FIGURES[:10]]
     reach = stats.t.ppf(0.985, 9) * stdev(logs) / math.sqrt(10)
-    assert stand.value == pytest.approx(math.exp(fmean(logs)))
-    assert (stand.low, stand.high) == pytest.approx((math.exp(fmean(logs) - reach), math.exp(fmean(logs) + reach)))
-    assert stand.half_width == pytest.approx(math.expm1(reach))
-    assert (stand.is_narrow, stand.blocks, stand.correlation, stand.trend) == (False, 10, 0.0, None)
+    assert interval.value == pytest.approx(math.exp(fmean(logs)))
+    assert (interval.low, interval.high) == pytest.approx(
+        (math.exp(fmean(logs) - reach), math.exp(fmean(logs) + reach))
+    )
+    assert interval.half_width == pytest.approx(math.expm1(reach))
+    assert (interval.is_narrow, interval.blocks, interval.correlation, interval.trend) == (False, 10, 0.0, None)
     # With the same spread, 22 blocks are enough, and 17 are not.
-    assert stand.expected == 22
+    assert interval.expected == 22
     assert math.expm1(stats.t.ppf(0.985, 21) * stdev(logs) / math.sqrt(22)) <= 0.01
     assert math.expm1(stats.t.ppf(0.985, 16) * stdev(logs) / math.sqrt(17)) > 0.01
 
@@ -42,12 +44,14 @@ def test_blocks_that_are_alike_have_a_wider_interval() -> None:
     """One series has three similar figures in a row; the other has the same figures, but in turns."""
     alike = [100.0 + 2 * (number // 3 % 2) + 0.1 * (number % 3) for number in range(12)]
     turns = [alike[number] for number in (0, 3, 1, 4, 2, 5, 6, 9, 7, 10, 8, 11)]
-    one, other = (interval_at_look(single_contrast(figures), target=0.01) for figures in (alike, turns))
+    in_rows, in_turns = (interval_at_look(single_contrast(figures), target=0.01) for figures in (alike, turns))
 
-    assert one.value == pytest.approx(other.value)
-    assert (one.correlation, other.correlation) == (pytest.approx(0.8, abs=0.15), 0.0)
-    assert (one.half_width or 0) > 2 * (other.half_width or 1)
-    assert one.width == f"+-{100 * (one.half_width or 0):.2g} %, widened for a correlation of 0.9 between blocks"
+    assert in_rows.value == pytest.approx(in_turns.value)
+    assert (in_rows.correlation, in_turns.correlation) == (pytest.approx(0.8, abs=0.15), 0.0)
+    assert (in_rows.half_width or 0) > 2 * (in_turns.half_width or 1)
+    assert (
+        in_rows.width == f"+-{100 * (in_rows.half_width or 0):.2g} %, widened for a correlation of 0.9 between blocks"
+    )
 
 
 @pytest.mark.parametrize(
@@ -61,11 +65,11 @@ def test_blocks_that_are_alike_have_a_wider_interval() -> None:
 )
 def test_a_trend_is_said_and_does_not_end_a_sweep(per_block: float, target: float, is_narrow: bool, width: str) -> None:
     figures = [100 + (figure - 100) / 10 + 100 * per_block * at for at, figure in enumerate(FIGURES[:10])]
-    stand = interval_at_look(single_contrast(figures), target=target)
+    interval = interval_at_look(single_contrast(figures), target=target)
 
-    assert stand.is_narrow is is_narrow
-    assert stand.trend_text == width
-    assert (stand.expected is None) is (target == 0.04)
+    assert interval.is_narrow is is_narrow
+    assert interval.trend_text == width
+    assert (interval.expected is None) is (target == 0.04)
 
 
 @pytest.mark.parametrize(
@@ -79,10 +83,10 @@ def test_a_trend_is_said_and_does_not_end_a_sweep(per_block: float, target: floa
     ],
 )
 def test_no_interval_has_a_reason(figures: list[float], blocks: int, reason: str) -> None:
-    stand = interval_at_look(single_contrast(figures), target=0.01)
+    interval = interval_at_look(single_contrast(figures), target=0.01)
 
-    assert (stand.blocks, stand.half_width, stand.is_narrow, stand.expected) == (blocks, None, False, None)
-    assert stand.reason == stand.width == reason
+    assert (interval.blocks, interval.half_width, interval.is_narrow, interval.expected) == (blocks, None, False, None)
+    assert interval.reason == interval.width == reason
 
 
 def test_nobody_waits_for_ten_thousand_blocks() -> None:

@@ -50,8 +50,8 @@ def test_a_damaged_bundle_that_cannot_be_moved(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as refused:
         bundle.set_aside(tmp_path / "run-1")
     target = tmp_path / bundle.DAMAGED / "run-1"
-    said = f"the damaged bundle '{tmp_path / 'run-1'}' cannot be moved to '{target}': File exists"
-    assert (str(refused.value), refused.value.hint) == (said, "-o ANOTHER_FOLDER")
+    message = f"the damaged bundle '{tmp_path / 'run-1'}' cannot be moved to '{target}': File exists"
+    assert (str(refused.value), refused.value.hint) == (message, "-o ANOTHER_FOLDER")
 
 
 def test_run_id_is_safe_and_unique() -> None:
@@ -65,10 +65,10 @@ def test_run_id_is_safe_and_unique() -> None:
 
 
 def test_sealed_bundle_reads_back(sealed: Path) -> None:
-    found = bundle.read(sealed)
-    assert (found.document["schema_version"], found.record) == (2, RUN)
-    assert [file.name for file in found.files] == ["ncu/command.txt", "run.json", "steps.csv"]
-    assert found.steps() == [{"step": "0", "loss": "6.9"}, {"step": "1", "loss": "6.8"}]
+    read_back = bundle.read(sealed)
+    assert (read_back.document["schema_version"], read_back.record) == (2, RUN)
+    assert [file.name for file in read_back.files] == ["ncu/command.txt", "run.json", "steps.csv"]
+    assert read_back.steps() == [{"step": "0", "loss": "6.9"}, {"step": "1", "loss": "6.8"}]
 
 
 def test_a_manifest_says_how_its_run_ended(sealed: Path) -> None:
@@ -180,10 +180,10 @@ def killed(sealed: Path) -> Path:
 
 def test_bundle_of_a_killed_run_is_closed_with_its_steps(killed: Path) -> None:
     bundle.seal_unfinished(killed, Status.OUT_OF_MEMORY, "killed at 512m")
-    found = bundle.read(killed)
-    assert found.record == replace(RUN, status=Status.OUT_OF_MEMORY, error="killed at 512m", notes=("a",))
-    assert found.steps() == [{"step": "0", "loss": "6.9"}]
-    assert [file.name for file in found.files] == ["ncu/command.txt", "run.json", "steps.csv"]
+    read_back = bundle.read(killed)
+    assert read_back.record == replace(RUN, status=Status.OUT_OF_MEMORY, error="killed at 512m", notes=("a",))
+    assert read_back.steps() == [{"step": "0", "loss": "6.9"}]
+    assert [file.name for file in read_back.files] == ["ncu/command.txt", "run.json", "steps.csv"]
 
 
 def test_complete_bundle_is_not_closed_again(sealed: Path) -> None:
@@ -212,9 +212,9 @@ def test_what_is_no_bundle_yet_is_not_closed(record: str | None, message: str, t
 def test_reseal_takes_in_what_has_come_since(sealed: Path) -> None:
     (sealed / "ncu" / "kernels.csv").write_text("ID\n")
     bundle.reseal(sealed, replace(bundle.read(sealed).record, profile=ProfileResult(status="completed")))
-    found = bundle.read(sealed)
-    assert found.document["profile"] == {"status": "completed"}
-    assert [file.name for file in found.files] == ["ncu/command.txt", "ncu/kernels.csv", "run.json", "steps.csv"]
+    read_back = bundle.read(sealed)
+    assert read_back.document["profile"] == {"status": "completed"}
+    assert [file.name for file in read_back.files] == ["ncu/command.txt", "ncu/kernels.csv", "run.json", "steps.csv"]
 
 
 def test_reseal_that_breaks_off_leaves_an_incomplete_bundle(sealed: Path) -> None:

@@ -22,7 +22,7 @@ def runs_of(
 ) -> list[Run]:
     """Runs of configurations that are 10 % apart, in blocks of random order; `effect`: added at each later position."""
     rng = random.Random(seed)
-    found = []
+    runs = []
     for block in range(count):
         names = list(range(many))
         rng.shuffle(names)
@@ -30,8 +30,8 @@ def runs_of(
             noise = rng.gauss(0, 0.01 * (scatter or {}).get(name, 1.0))
             if rng.random() >= lost:
                 figure = math.exp(0.1 * name + 0.05 * block + effect * position + noise)
-                found.append(Run(figure=figure, configuration=name, block=block, position=position))
-    return found
+                runs.append(Run(figure=figure, configuration=name, block=block, position=position))
+    return runs
 
 
 def alike(many: int, count: int, *, effect: float = 0.0, lost: float = 0.0) -> list[Run]:
@@ -58,10 +58,10 @@ def of_numpy(runs: list[Run], weights: dict[int, float], *, terms: int) -> tuple
     fitted = inverse @ matrix.T @ logs
     degrees = len(runs) - int(np.linalg.matrix_rank(matrix))
     squares = float(((logs - matrix @ fitted) ** 2).sum())
-    asked = np.zeros(matrix.shape[1])
+    weighted = np.zeros(matrix.shape[1])
     for name, weight in weights.items():
-        asked[names.index(name)] = weight
-    return float(asked @ fitted), math.sqrt(squares / degrees * float(asked @ inverse @ asked)), degrees
+        weighted[names.index(name)] = weight
+    return float(weighted @ fitted), math.sqrt(squares / degrees * float(weighted @ inverse @ weighted)), degrees
 
 
 @pytest.mark.parametrize(
@@ -70,10 +70,10 @@ def of_numpy(runs: list[Run], weights: dict[int, float], *, terms: int) -> tuple
 )
 def test_least_squares_are_numpys(many: int, count: int, lost: float, terms: int) -> None:
     runs = alike(many, count, effect=0.002, lost=lost)
-    found = Design(runs).contrast({0: -1.0, 1: 1.0})
+    contrast = Design(runs).contrast({0: -1.0, 1: 1.0})
 
-    assert found.shared == many
-    assert (found.value, found.error, found.degrees) == pytest.approx(
+    assert contrast.shared == many
+    assert (contrast.value, contrast.error, contrast.degrees) == pytest.approx(
         of_numpy(runs, {0: -1.0, 1: 1.0}, terms=terms), rel=1e-9
     )
 
@@ -81,26 +81,28 @@ def test_least_squares_are_numpys(many: int, count: int, lost: float, terms: int
 def test_an_average_over_combinations_is_one_contrast() -> None:
     runs = alike(6, 4)
     weights = {0: -0.5, 2: -0.5, 1: 0.5, 3: 0.5}
-    found = Design(runs).contrast(weights)
+    contrast = Design(runs).contrast(weights)
 
-    assert (found.value, found.error, found.degrees) == pytest.approx(of_numpy(runs, weights, terms=2), rel=1e-9)
-    assert found.blocks == 4
+    assert (contrast.value, contrast.error, contrast.degrees) == pytest.approx(
+        of_numpy(runs, weights, terms=2), rel=1e-9
+    )
+    assert contrast.blocks == 4
 
 
 @pytest.mark.parametrize("known", [True, False])
 def test_two_configurations_are_the_paired_t_test(known: bool) -> None:
     """With five blocks, terms for positions would cost a quarter of the degrees of freedom: there are none."""
     runs = [replace(run, position=run.position if known else None) for run in runs_of(2, 5, seed=4)]
-    found = Design(runs).contrast({0: -1.0, 1: 1.0})
+    contrast = Design(runs).contrast({0: -1.0, 1: 1.0})
 
     expected = stats.ttest_rel(
         *([math.log(run.figure) for run in runs if run.configuration == name] for name in (1, 0))
     )
     sides = [{run.block: math.log(run.figure) for run in runs if run.configuration == name} for name in (0, 1)]
     differences = [sides[1][block] - sides[0][block] for block in range(5)]
-    assert found.value == pytest.approx(fmean(differences))
-    assert found.error == pytest.approx(math.sqrt(variance(differences) / 5))
-    assert found.degrees == expected.df == 4
+    assert contrast.value == pytest.approx(fmean(differences))
+    assert contrast.error == pytest.approx(math.sqrt(variance(differences) / 5))
+    assert contrast.degrees == expected.df == 4
 
 
 def test_one_position_that_is_not_known_leaves_all_of_them_out() -> None:
@@ -125,11 +127,11 @@ def test_positions_that_cannot_be_told_from_configurations_leave_each_pair_to_it
         for block in range(6)
         for position, name in enumerate("abc" if block % 2 else "cba", start=1)
     ]
-    found = Design(runs)
+    design = Design(runs)
 
-    assert not found.has_positions
-    assert found.noisy == {"a", "b", "c"}
-    assert found.contrast({"a": -1.0, "b": 1.0}).shared == 0
+    assert not design.has_positions
+    assert design.noisy == {"a", "b", "c"}
+    assert design.contrast({"a": -1.0, "b": 1.0}).shared == 0
 
 
 def test_positions_are_taken_out_of_the_difference() -> None:
@@ -140,8 +142,8 @@ def test_positions_are_taken_out_of_the_difference() -> None:
 
 def test_a_configuration_that_scatters_more_rests_on_its_own_blocks() -> None:
     drawn = (Design(runs_of(6, 5, seed=seed, scatter={2: 8.0})) for seed in range(100))
-    found = next(one for one in drawn if one.noisy == {2})
-    noisy, calm = found.contrast({0: -1.0, 2: 1.0}), found.contrast({0: -1.0, 1: 1.0})
+    design = next(candidate for candidate in drawn if candidate.noisy == {2})
+    noisy, calm = design.contrast({0: -1.0, 2: 1.0}), design.contrast({0: -1.0, 1: 1.0})
 
     assert (noisy.noisy, noisy.shared, noisy.degrees) == ((2,), 0, 4)
     assert calm.shared == 5
@@ -190,10 +192,10 @@ COPIES = "the difference reads exactly the same in 3 blocks: no interval (perhap
     ],
 )
 def test_no_interval_has_a_reason(runs: list[Run], value: float | None, blocks: int, reason: str) -> None:
-    found = Design(runs).contrast({"a": -1.0, "b": 1.0})
+    contrast = Design(runs).contrast({"a": -1.0, "b": 1.0})
 
-    assert found.value == (None if value is None else pytest.approx(value))
-    assert (found.error, found.blocks, found.reason) == (None, blocks, reason)
+    assert contrast.value == (None if value is None else pytest.approx(value))
+    assert (contrast.error, contrast.blocks, contrast.reason) == (None, blocks, reason)
 
 
 @pytest.mark.parametrize("lost", [0.0, 0.3, 0.7])
@@ -202,15 +204,15 @@ def test_no_interval_has_a_reason(runs: list[Run], value: float | None, blocks: 
 def test_every_design_has_an_answer(many: int, count: int, lost: float) -> None:
     """Blocks without a configuration, configurations without a block in common, and one run alone."""
     for seed in range(3):
-        found = Design(runs_of(many, count, seed=seed, lost=lost))
+        design = Design(runs_of(many, count, seed=seed, lost=lost))
         for name in range(1, many):
-            one = found.contrast({0: -1.0, name: 1.0})
-            if one.reason is None:
-                assert one.degrees >= 1
-                assert math.isfinite(one.value)
-                assert 0 < one.error < 1
+            contrast = design.contrast({0: -1.0, name: 1.0})
+            if contrast.reason is None:
+                assert contrast.degrees >= 1
+                assert math.isfinite(contrast.value)
+                assert 0 < contrast.error < 1
             else:
-                assert one.error is None
+                assert contrast.error is None
 
 
 @pytest.mark.parametrize("degrees", [(1, 1), (2, 8), (7, 3), (40, 300), (1, 5000)])

@@ -97,7 +97,7 @@ def test_an_interruption_inside_del_is_raised_again() -> None:
 
 
 @pytest.mark.world
-def test_ctrl_c_inside_del_at_a_door_is_raised_again() -> None:
+def test_ctrl_c_inside_del_in_a_program_is_raised_again() -> None:
     with pytest.raises(KeyboardInterrupt), interrupt.never_dropped():
         delete_carelessly()
 

@@ -143,14 +143,12 @@ def test_a_program_of_another_installation_on_path_is_not_meant(project: Path, t
     assert as_typed("launch build", call(project, ".venv/bin/launch", path=str(other))) == ".venv/bin/launch build"
 
 
-def test_from_elsewhere(project: Path) -> None:
-    started = f"{project}/.venv/bin/launch"
-    assert as_typed("launch doctor", call(project, started, folder="/usr")) == f"{started} doctor"
-
-
-def test_in_its_own_folder(project: Path) -> None:
-    scripts = f"{project}/.venv/bin"
-    assert as_typed("launch doctor", call(project, f"{scripts}/launch", folder=scripts)) == "./launch doctor"
+@pytest.mark.parametrize(
+    ("folder", "typed"), [("/usr", "{project}/.venv/bin/launch"), ("{project}/.venv/bin", "./launch")]
+)
+def test_from_other_folders(project: Path, folder: str, typed: str) -> None:
+    here = call(project, f"{project}/.venv/bin/launch", folder=folder.format(project=project))
+    assert as_typed("launch doctor", here) == f"{typed.format(project=project)} doctor"
 
 
 def test_a_folder_with_a_blank_is_quoted(tmp_path: Path) -> None:

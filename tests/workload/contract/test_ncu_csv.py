@@ -45,8 +45,8 @@ def test_a_file_without_a_table_is_quoted() -> None:
 def test_rows_have_their_tables_head_and_line() -> None:
     text = f"==PROF== x\n{WIDE}\n==PROF== Disconnected\n{LONG}"
     head = ncu_csv.find(source(text))
-    found = [(table.header[2], table.units, line, row) for table, line, row in ncu_csv.rows(source(text), head)]
-    assert found == [
+    table_rows = [(table.header[2], table.units, line, row) for table, line, row in ncu_csv.rows(source(text), head)]
+    assert table_rows == [
         ("dram__bytes.sum", ["", "", "Kbyte"], 2, ["0", "a, b", "1"]),
         ("dram__bytes.sum", ["", "", "Kbyte"], 4, ["==PROF== Disconnected"]),
         ("Metric Name", None, 6, ["0", "a", "x", "byte", "1"]),

@@ -120,5 +120,5 @@ def test_bandwidth_from_the_device(name: str, clock_mhz: float, bits: float, gb_
 )
 def test_another_bandwidth_is_said(clock_mhz: float | None, figures: str | None) -> None:
     warning = f"the device's memory clock and bus {figures}: perhaps it is another device than its name says"
-    found = peaks.bandwidth_warning(peaks.find_gpu("Tesla T4"), memory_clock_mhz=clock_mhz, bus_width_bits=256)
-    assert found == (warning if figures else None)
+    printed = peaks.bandwidth_warning(peaks.find_gpu("Tesla T4"), memory_clock_mhz=clock_mhz, bus_width_bits=256)
+    assert printed == (warning if figures else None)

@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from analysis.importing import Given, import_file
+from analysis.importing import UserFacts, import_file
 from benchmarks.synthetic_bundles import make, make_record
 from tests import sources
 from workload.contract import bundle, record
@@ -69,7 +69,7 @@ def test_bundles_of_today_are_valid(tmp_path: Path) -> None:
     log.write_text("iteration,step_time_ms,loss\n0,120,6.9\n1,100,6.8\n2,101,6.7\n")
     folders = [
         make(tmp_path, 1),
-        *import_file(log, Given(model="resnet18", batch_size=4), output=tmp_path / "imported"),
+        *import_file(log, UserFacts(model="resnet18", batch_size=4), output=tmp_path / "imported"),
         unfinished.write_new(tmp_path, RunSpec(device=Device.CPU), Context(), Status.FAILED, "killed"),
     ]
     for folder in folders:

@@ -53,11 +53,11 @@ def step(**facts: Any) -> Figures:
     ],
 )
 def test_bound(flop: float, low: float, high: float, others: dict[str, Any], bound: Bound | None) -> None:
-    found = decide(step(flop=flop, bytes_low=low, bytes_high=high, **others))
-    assert found.bound == bound
-    assert found.flop_per_s == flop
-    assert found.device_busy_share == others.get("device_busy_share")
-    fractions = (found.compute_fraction, found.memory_fraction_low, found.memory_fraction_high)
+    judged = decide(step(flop=flop, bytes_low=low, bytes_high=high, **others))
+    assert judged.bound == bound
+    assert judged.flop_per_s == flop
+    assert judged.device_busy_share == others.get("device_busy_share")
+    fractions = (judged.compute_fraction, judged.memory_fraction_low, judged.memory_fraction_high)
     assert fractions == (pytest.approx((flop / 100, low / 10, high / 10)) if bound else (None, None, None))
 
 
@@ -140,9 +140,9 @@ def from_record(document: dict[str, Any]) -> Verdict | None:
 
 
 def test_verdict_of_a_record() -> None:
-    found = from_record(RECORD)
-    assert (found.bound, found.compute_fraction, found.flop_per_s) == (Bound.COMPUTE, 0.5, 50.0)
-    assert found.why == "50 % of the measured compute ceiling, 5 % to 10 % of the bandwidth (modelled)"
+    judged = from_record(RECORD)
+    assert (judged.bound, judged.compute_fraction, judged.flop_per_s) == (Bound.COMPUTE, 0.5, 50.0)
+    assert judged.why == "50 % of the measured compute ceiling, 5 % to 10 % of the bandwidth (modelled)"
 
 
 def test_the_roof_is_what_the_device_sustains() -> None:
@@ -194,22 +194,22 @@ IMPOSSIBLE = (
     ],
 )
 def test_a_verdict_without_its_figures_is_unknown_and_says_why(lack: Any, why: str) -> None:
-    found = from_record(changed(lack))
-    assert (found.bound, found.compute_fraction, found.why) == (None, None, why)
+    judged = from_record(changed(lack))
+    assert (judged.bound, judged.compute_fraction, judged.why) == (None, None, why)
 
 
 @pytest.mark.parametrize(("ceiling", "bound"), [(47.7, Bound.COMPUTE), (47.5, None)])
 def test_five_per_cent_above_a_ceiling_are_noise(ceiling: float, bound: Bound | None) -> None:
-    found = from_record(changed(lambda r: r["ceilings"]["flop_per_s"]["fp32"].update(median=ceiling)))
-    assert found.bound == bound
+    judged = from_record(changed(lambda r: r["ceilings"]["flop_per_s"]["fp32"].update(median=ceiling)))
+    assert judged.bound == bound
 
 
 def test_waiting_for_data_needs_no_ceilings() -> None:
     record = copy.deepcopy(RECORD) | {"ceilings": None}
     record["timing"]["data_wait_fraction"] = 0.37
-    found = from_record(record)
-    assert (found.bound, found.compute_fraction) == (Bound.INPUT, None)
-    assert found.why == "37 % of the wall time is spent waiting for data"
+    judged = from_record(record)
+    assert (judged.bound, judged.compute_fraction) == (Bound.INPUT, None)
+    assert judged.why == "37 % of the wall time is spent waiting for data"
 
 
 def on_cpus(used: float | None, waited: float | None, device: str = "cpu") -> dict[str, Any]:
@@ -243,16 +243,16 @@ TWO = "other processes used the CPUs: this run got"
     ],
 )
 def test_a_busy_machine_is_said_beside_the_limit(record: dict[str, Any], busy: str | None) -> None:
-    found = from_record(record)
-    assert (found.bound, found.busy) == (Bound.COMPUTE, busy)
+    judged = from_record(record)
+    assert (judged.bound, judged.busy) == (Bound.COMPUTE, busy)
 
 
 def test_a_loader_that_sleeps_on_a_busy_machine() -> None:
     record = on_cpus(0.04, 0.56) | {"ceilings": None, "environment": {"device": {"threads": 1}}}
     record["timing"]["data_wait_fraction"] = 0.9
-    found = from_record(record)
-    assert (found.bound, found.why) == (Bound.INPUT, "90 % of the wall time is spent waiting for data")
-    assert found.busy == "other processes used the CPU: this run got 4 % of one, and waited 56 % of the wall time"
+    judged = from_record(record)
+    assert (judged.bound, judged.why) == (Bound.INPUT, "90 % of the wall time is spent waiting for data")
+    assert judged.busy == "other processes used the CPU: this run got 4 % of one, and waited 56 % of the wall time"
 
 
 def test_a_run_without_steps_on_a_busy_machine_says_that_alone() -> None:
@@ -289,8 +289,8 @@ def test_a_record_without_waits_is_read_as_before() -> None:
 
 
 def test_a_record_without_the_work_of_a_step_says_what_it_lacks() -> None:
-    found = from_record(changed(lambda r: r["complexity"].update(bytes_per_step_lower=None, bytes_per_step_upper="x")))
-    assert (found.bound, found.why) == (None, "the bytes of a step are unknown")
+    judged = from_record(changed(lambda r: r["complexity"].update(bytes_per_step_lower=None, bytes_per_step_upper="x")))
+    assert (judged.bound, judged.why) == (None, "the bytes of a step are unknown")
 
 
 # --- what the device, its profile and its vendor say
@@ -304,9 +304,9 @@ def on_a_t4(**changes: Any) -> dict[str, Any]:
 
 
 def test_without_ceilings_the_vendors_peak_is_the_roof() -> None:
-    found = from_record(on_a_t4())
-    assert (found.bound, found.roof, found.compute_fraction) == (Bound.NEITHER, "peak", pytest.approx(0.4))
-    assert found.why == (
+    judged = from_record(on_a_t4())
+    assert (judged.bound, judged.roof, judged.compute_fraction) == (Bound.NEITHER, "peak", pytest.approx(0.4))
+    assert judged.why == (
         "below half of both roofs: 40 % of the vendor's compute peak,"
         " 0.5 % to 1 % of the vendor's bandwidth (modelled);"
         " gaps between kernels are unknown (--profile torch times them)"
@@ -338,18 +338,18 @@ def test_without_ceilings_the_vendors_peak_is_the_roof() -> None:
 def test_a_profile_tells_how_long_the_device_is_idle(
     profile: dict[str, Any], bound: Bound, share: float | None
 ) -> None:
-    found = from_record(on_a_t4(profile=profile))
-    assert (found.bound, found.device_busy_share) == (bound, None if share is None else pytest.approx(share))
-    assert ("kernels run in at most" in (found.why or "")) is (share is not None)
+    judged = from_record(on_a_t4(profile=profile))
+    assert (judged.bound, judged.device_busy_share) == (bound, None if share is None else pytest.approx(share))
+    assert ("kernels run in at most" in (judged.why or "")) is (share is not None)
 
 
 def test_a_trace_from_elsewhere_is_judged_by_its_step() -> None:
     trace = {"status": "completed", "kind": "torch", "busy_s_per_step": 0.309e-3, "wall_s_per_step": 4.43e-3}
     untimed = {"timing": {}, "imported": {"kind": "torch"}}
     work = {"train_flop_per_step": 8.2e9, "bytes_per_step_lower": 1e6, "bytes_per_step_upper": 2e6}
-    found = from_record(on_a_t4(profile=trace, complexity=work, **untimed))
-    assert (found.bound, found.flop_per_s) == (Bound.OVERHEAD, pytest.approx(1.85e12, rel=0.01))
-    assert found.why == "kernels run in 7 % of the step, and the device is idle in the rest"
+    judged = from_record(on_a_t4(profile=trace, complexity=work, **untimed))
+    assert (judged.bound, judged.flop_per_s) == (Bound.OVERHEAD, pytest.approx(1.85e12, rel=0.01))
+    assert judged.why == "kernels run in 7 % of the step, and the device is idle in the rest"
     # Without the time of a step there are kernels alone, and with too much unattributed no share of a roof.
     alone = from_record(on_a_t4(profile=trace | {"wall_s_per_step": None}, complexity=work, **untimed))
     assert (alone.bound, alone.flop_per_s) == (None, pytest.approx(26.5e12, rel=0.01))

@@ -80,8 +80,8 @@ CASES = {
 @pytest.mark.parametrize(("files", "expected"), CASES.values(), ids=CASES.keys())
 def test_limits(lay_out: LayOut, files: dict[str, str], expected: tuple[float | None, int | None, str | None]) -> None:
     names = {"mounts": "/proc/self/mountinfo", "own": "/proc/self/cgroup"}
-    found = cgroup.limits(lay_out({names.get(name, name): text for name, text in files.items()}))
-    assert (found.cpus, found.memory_bytes, found.cpu_folder) == expected
+    tightest = cgroup.limits(lay_out({names.get(name, name): text for name, text in files.items()}))
+    assert (tightest.cpus, tightest.memory_bytes, tightest.cpu_folder) == expected
 
 
 def test_limits_without_proc(lay_out: LayOut) -> None:

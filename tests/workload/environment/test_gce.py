@@ -12,6 +12,7 @@ from tests.ports import held_port
 from tests.workload.conftest import LayOut
 from workload.environment import gce
 from workload.environment.gce import gce_facts
+from workload.environment.machine import HostSystem
 
 BASE = "/computeMetadata/v1/"
 VM = {
@@ -61,11 +62,11 @@ class Handler(BaseHTTPRequestHandler):
         assert self.headers["Metadata-Flavor"] == "Google"
         key = self.path.removeprefix(BASE)
         self.asked.append(key)
-        found = self.values.get(key)
-        self.send_response(404 if found is None else 200)
+        value = self.values.get(key)
+        self.send_response(404 if value is None else 200)
         if self.flavor is not None:
             self.send_header("Metadata-Flavor", self.flavor)
-        body = ("not found" if found is None else found).encode()
+        body = ("not found" if value is None else value).encode()
         self.send_header(*(("Transfer-Encoding", "chunked") if self.chunked else ("Content-Length", str(len(body)))))
         self.end_headers()
         self.wfile.write(b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body) if self.chunked else body)
@@ -122,11 +123,16 @@ def raw_server(*pieces: bytes, pause_s: float) -> Iterator[str]:
             thread.join()
 
 
+def at(lay_out: LayOut, address: str) -> HostSystem:
+    """Machine whose metadata server is at `address`."""
+    return lay_out(environ={"GCE_METADATA_HOST": address})
+
+
 @pytest.mark.world
 @pytest.mark.parametrize("chunked", [False, True], ids=["with length", "chunked"])
 def test_a_vm(lay_out: LayOut, chunked: bool) -> None:
     with metadata_server(VM, chunked=chunked) as (address, asked):
-        facts = gce_facts(lay_out(environ={"GCE_METADATA_HOST": address}))
+        facts = gce_facts(at(lay_out, address))
     assert facts == FACTS
     assert set(asked) == set(VM)
     assert not [key for key in asked if "service-account" in key or "recursive" in key or key.endswith("/")]
@@ -135,7 +141,7 @@ def test_a_vm(lay_out: LayOut, chunked: bool) -> None:
 @pytest.mark.world
 def test_keys_that_the_server_does_not_have_are_unknown(lay_out: LayOut) -> None:
     with metadata_server({"instance/preempted": "TRUE", "instance/zone": ""}) as (address, _):
-        facts = gce_facts(lay_out(environ={"GCE_METADATA_HOST": address}))
+        facts = gce_facts(at(lay_out, address))
     assert facts == {**dict.fromkeys(FACTS), "provider": "gce", "preempted": True}
 
 
@@ -143,61 +149,60 @@ def test_keys_that_the_server_does_not_have_are_unknown(lay_out: LayOut) -> None
 @pytest.mark.parametrize("flavor", [None, "Amazon"], ids=["no header", "another cloud"])
 def test_a_server_that_is_not_googles_is_asked_once(lay_out: LayOut, flavor: str | None) -> None:
     with metadata_server(VM, flavor=flavor) as (address, asked):
-        assert gce_facts(lay_out(environ={"GCE_METADATA_HOST": address})) is None
+        assert gce_facts(at(lay_out, address)) is None
     assert asked == ["instance/id"]
 
 
 @pytest.mark.world
 def test_nobody_listens(lay_out: LayOut) -> None:
     with held_port() as port:
-        assert gce_facts(lay_out(environ={"GCE_METADATA_HOST": f"127.0.0.1:{port}"})) is None
+        assert gce_facts(at(lay_out, f"127.0.0.1:{port}")) is None
 
 
 HEAD = b"HTTP/1.1 200 OK\r\nMetadata-Flavor: Google\r\n"
 
 
+def byte_by_byte(*parts: bytes) -> tuple[bytes, ...]:
+    return tuple(bytes([byte]) for part in parts for byte in part)
+
+
 @pytest.mark.world
 @pytest.mark.parametrize(
-    "pieces",
+    ("pieces", "pause_s", "limit_s"),
     [
-        (),
-        tuple(bytes([byte]) for byte in HEAD + b"x" * 50_000),
-        (HEAD + b"Content-Length: 60000\r\n\r\n", *[b"x"] * 50_000),
+        # Without an end: left at the limit.
+        ((), 0.05, 0.4),
+        (byte_by_byte(HEAD, b"x" * 50_000), 0.05, 0.4),
+        ((HEAD + b"Content-Length: 60000\r\n\r\n", *byte_by_byte(b"x" * 50_000)), 0.05, 0.4),
+        # No answer of a metadata server: left at once.
+        ((HEAD + b"Content-Length: 2\r\n\r\n\xff\xfe",), 0, 3600.0),
+        ((b"SSH-2.0-OpenSSH\r\n\r\n",), 0, 3600.0),
+        ((HEAD + b"Content-Length: 9000000\r\n\r\n" + b"x" * 100_000,), 0, 3600.0),
+        ((HEAD + b"Transfer-Encoding: chunked\r\n\r\nnonsense\r\n",), 0, 3600.0),
     ],
-    ids=["silence", "header byte by byte", "body byte by byte"],
+    ids=[
+        "silence",
+        "header byte by byte",
+        "body byte by byte",
+        "no text",
+        "no HTTP",
+        "endless",
+        "broken chunks",
+    ],
 )
-def test_a_server_without_end_is_left_at_the_limit(
-    lay_out: LayOut, monkeypatch: pytest.MonkeyPatch, pieces: tuple[bytes, ...]
+def test_a_server_that_does_not_answer_as_it_should(
+    lay_out: LayOut, monkeypatch: pytest.MonkeyPatch, pieces: tuple[bytes, ...], pause_s: float, limit_s: float
 ) -> None:
-    monkeypatch.setattr(gce, "LIMIT_S", 0.4)
-    with raw_server(*pieces, pause_s=0.05) as address:
-        assert gce_facts(lay_out(environ={"GCE_METADATA_HOST": address})) is None
-
-
-@pytest.mark.world
-@pytest.mark.parametrize(
-    "answer",
-    [
-        b"HTTP/1.1 200 OK\r\nMetadata-Flavor: Google\r\nContent-Length: 2\r\n\r\n\xff\xfe",
-        b"SSH-2.0-OpenSSH\r\n\r\n",
-        HEAD + b"Content-Length: 9000000\r\n\r\n" + b"x" * 100_000,
-        HEAD + b"Transfer-Encoding: chunked\r\n\r\nnonsense\r\n",
-    ],
-    ids=["no text", "no HTTP", "endless", "broken chunks"],
-)
-def test_an_answer_that_is_none(lay_out: LayOut, monkeypatch: pytest.MonkeyPatch, answer: bytes) -> None:
-    monkeypatch.setattr(gce, "LIMIT_S", 3600.0)
-    with raw_server(answer, pause_s=0) as address:
-        assert gce_facts(lay_out(environ={"GCE_METADATA_HOST": address})) is None
+    monkeypatch.setattr(gce, "LIMIT_S", limit_s)
+    with raw_server(*pieces, pause_s=pause_s) as address:
+        assert gce_facts(at(lay_out, address)) is None
 
 
 @pytest.mark.world
 def test_what_was_answered_before_the_deadline_is_kept(lay_out: LayOut) -> None:
     readings = iter([0.0] * 12)
     with metadata_server(VM) as (address, asked):
-        facts = gce_facts(
-            lay_out(environ={"GCE_METADATA_HOST": address}), clock=lambda: next(readings, gce.LIMIT_S + 1)
-        )
+        facts = gce_facts(at(lay_out, address), clock=lambda: next(readings, gce.LIMIT_S + 1))
     assert facts["instance_id"] == "4242"
     assert facts["automatic_restart"] is None
     assert len(asked) < len(VM)

@@ -292,13 +292,9 @@ def test_open_loads_and_initialises_the_installed_library(monkeypatch: pytest.Mo
     assert library.initialised == 1
 
 
-def test_open_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(unsupported={"nvmlInit"}))
-    assert GpuSensors.open(0, properties=SimpleNamespace(uuid="aaaa")) is None
-
-
-def test_open_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", None)
+@pytest.mark.parametrize("library", [FakeNvml(unsupported={"nvmlInit"}), None], ids=["no driver", "no package"])
+def test_open_without_nvml(monkeypatch: pytest.MonkeyPatch, library: FakeNvml | None) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", library)
     assert GpuSensors.open(0, properties=SimpleNamespace(uuid="aaaa")) is None
 
 

@@ -49,6 +49,13 @@ def storage() -> FakeStorage:
 
 
 @pytest.fixture
+def stored(storage: FakeStorage, make: Make) -> FakeStorage:
+    """The bucket with one complete run."""
+    storage.put_folder(make())
+    return storage
+
+
+@pytest.fixture
 def output(tmp_path: Path) -> Path:
     return tmp_path / "results"
 
@@ -94,29 +101,27 @@ def test_round_trip(storage: FakeStorage, make: Make, output: Path) -> None:
     ids=["cut", "changed", "gone", "no manifest", "other manifest"],
 )
 def test_a_damaged_bundle_is_repaired(
-    storage: FakeStorage, make: Make, output: Path, damage: Callable[[Path], None], asked_for: list[str]
+    stored: FakeStorage, output: Path, damage: Callable[[Path], None], asked_for: list[str]
 ) -> None:
-    storage.put_folder(make())
-    fetch_all(storage, output)
-    storage.asked_for()
+    fetch_all(stored, output)
+    stored.asked_for()
     damage(output / RUN)
-    assert only(fetch_all(storage, output)).state is FetchState.FETCHED
-    assert storage.asked_for() == asked_for
+    assert only(fetch_all(stored, output)).state is FetchState.FETCHED
+    assert stored.asked_for() == asked_for
     bundle.read(output / RUN)
 
 
-def test_a_complete_bundle_that_differs_is_kept(storage: FakeStorage, make: Make, output: Path) -> None:
-    storage.put_folder(make())
-    fetch_all(storage, output)
+def test_a_complete_bundle_that_differs_is_kept(stored: FakeStorage, output: Path) -> None:
+    fetch_all(stored, output)
     bundle.write_document(output / RUN, {"run_id": RUN, "status": "completed", "profile": "made here"})
     bundle.seal(output / RUN)
-    outcome = only(fetch_all(storage, output))
+    outcome = only(fetch_all(stored, output))
     assert (outcome.state, outcome.reason) == (
         FetchState.REFUSED,
         f"'{output / RUN}' is another complete bundle: --replace overwrites it",
     )
     assert "profile" in bundle.read(output / RUN).document
-    assert only(fetch_all(storage, output, replace=True)).state is FetchState.FETCHED
+    assert only(fetch_all(stored, output, replace=True)).state is FetchState.FETCHED
     assert "profile" not in bundle.read(output / RUN).document
 
 
@@ -142,11 +147,10 @@ def test_an_incomplete_run_comes_only_when_asked_for(storage: FakeStorage, make:
     bundle.read(output / RUN)
 
 
-def test_a_run_complete_here_and_incomplete_there_stays(storage: FakeStorage, make: Make, output: Path) -> None:
-    storage.put_folder(make())
-    fetch_all(storage, output)
-    del storage.objects[f"runs/{RUN}/MANIFEST.json"]
-    assert only(fetch_all(storage, output, incomplete=True)) == FetchedRun(
+def test_a_run_complete_here_and_incomplete_there_stays(stored: FakeStorage, output: Path) -> None:
+    fetch_all(stored, output)
+    del stored.objects[f"runs/{RUN}/MANIFEST.json"]
+    assert only(fetch_all(stored, output, incomplete=True)) == FetchedRun(
         run_id=RUN, state=FetchState.SKIPPED, reason="complete here, not in the bucket"
     )
     bundle.read(output / RUN)
@@ -164,13 +168,12 @@ def test_a_run_complete_here_and_incomplete_there_stays(storage: FakeStorage, ma
     ],
 )
 def test_a_stray_object_does_not_keep_a_complete_run_away(
-    storage: FakeStorage, make: Make, output: Path, stray: str, refused: bool
+    stored: FakeStorage, output: Path, stray: str, refused: bool
 ) -> None:
-    storage.put_folder(make())
-    storage.put(f"runs/{RUN}/{stray}")
+    stored.put(f"runs/{RUN}/{stray}")
     expected = (Refused(name=f"runs/{RUN}/{stray}", reason="cannot lie beside the files that the manifest lists"),)
     for state in (FetchState.FETCHED, FetchState.SKIPPED):
-        report = fetch_all(storage, output)
+        report = fetch_all(stored, output)
         assert only(report).state is state
         assert report.refused == (expected if refused else ())
         assert names_in(output / RUN) == FILES
@@ -268,10 +271,9 @@ def test_a_run_that_its_manifest_does_not_describe_is_refused(
         (b'{"schema_version": 1, "files": ["run.json"]}', "does not list its files"),
     ],
 )
-def test_a_manifest_of_anything_else(storage: FakeStorage, make: Make, output: Path, content: bytes, why: str) -> None:
-    storage.put_folder(make())
-    storage.put(f"runs/{RUN}/MANIFEST.json", content)
-    assert only(fetch_all(storage, output)).reason == f"damaged in the bucket: MANIFEST.json {why}"
+def test_a_manifest_of_anything_else(stored: FakeStorage, output: Path, content: bytes, why: str) -> None:
+    stored.put(f"runs/{RUN}/MANIFEST.json", content)
+    assert only(fetch_all(stored, output)).reason == f"damaged in the bucket: MANIFEST.json {why}"
 
 
 def test_a_run_whose_record_nobody_can_read_is_refused(storage: FakeStorage, make: Make, output: Path) -> None:
@@ -307,16 +309,15 @@ def test_a_record_that_would_fill_the_memory(
     assert storage.asked_for() == []
 
 
-def test_an_object_that_grows_on_the_way_fills_no_disk(storage: FakeStorage, make: Make, output: Path) -> None:
-    storage.put_folder(make())
+def test_an_object_that_grows_on_the_way_fills_no_disk(stored: FakeStorage, output: Path) -> None:
     name = f"runs/{RUN}/steps.csv"
 
     def more() -> None:
-        held = storage.objects[name]
+        held = stored.objects[name]
         held.content = STEPS + b"x" * 100_000
 
-    storage.before[name] = more
-    assert only(fetch_all(storage, output)).reason == "steps.csv arrived damaged 2 times"
+    stored.before[name] = more
+    assert only(fetch_all(stored, output)).reason == "steps.csv arrived damaged 2 times"
     assert not (output / RUN / "MANIFEST.json").exists()
 
 
@@ -340,22 +341,18 @@ def test_many_bundles_are_listed_once_and_each_file_is_asked_for_once(
     assert len(storage.downloads) == 20 * len(FILES), "what is here is compared by the list alone"
 
 
-def test_a_connection_that_breaks_is_continued(storage: FakeStorage, make: Make, output: Path) -> None:
-    storage.put_folder(make())
+def test_a_connection_that_breaks_is_continued(stored: FakeStorage, output: Path) -> None:
     name = f"runs/{RUN}/steps.csv"
-    storage.break_after[name] = [10, 9]
-    assert only(fetch_all(storage, output)).state is FetchState.FETCHED
-    assert [start for asked, start in storage.downloads if asked == name] == [0, 10, 19]
+    stored.break_after[name] = [10, 9]
+    assert only(fetch_all(stored, output)).state is FetchState.FETCHED
+    assert [start for asked, start in stored.downloads if asked == name] == [0, 10, 19]
     assert (output / RUN / "steps.csv").read_bytes() == STEPS
 
 
-def test_a_bucket_that_goes_away_ends_the_fetch_and_the_next_one_continues(
-    storage: FakeStorage, make: Make, output: Path
-) -> None:
-    storage.put_folder(make())
+def test_a_bucket_that_goes_away_ends_the_fetch_and_the_next_one_continues(stored: FakeStorage, output: Path) -> None:
     name = f"runs/{RUN}/steps.csv"
-    storage.break_after[name] = [10, 0]
-    report = fetch_all(storage, output)
+    stored.break_after[name] = [10, 0]
+    report = fetch_all(stored, output)
     assert report.outcomes == ()
     assert isinstance(report.error, UnreachableError)
     assert report.error.report() == (
@@ -363,24 +360,23 @@ def test_a_bucket_that_goes_away_ends_the_fetch_and_the_next_one_continues(
         "hint: check the network and its proxy (curl -I https://storage.googleapis.com), then run again"
     )
     assert not (output / RUN / "MANIFEST.json").exists()
-    storage.downloads.clear()
-    outcome = only(fetch_all(storage, output))
-    assert (name, 10) in storage.downloads
+    stored.downloads.clear()
+    outcome = only(fetch_all(stored, output))
+    assert (name, 10) in stored.downloads
     assert names_in(output / RUN) == FILES
     assert outcome.state is FetchState.FETCHED
     bundle.read(output / RUN)
 
 
-def test_a_piece_with_wrong_bytes_is_thrown_away(storage: FakeStorage, make: Make, output: Path) -> None:
-    storage.put_folder(make())
+def test_a_piece_with_wrong_bytes_is_thrown_away(stored: FakeStorage, output: Path) -> None:
     name = f"runs/{RUN}/steps.csv"
-    storage.break_after[name] = [10, 0]
-    fetch_all(storage, output)
+    stored.break_after[name] = [10, 0]
+    fetch_all(stored, output)
     (piece,) = (output / RUN / ".fetch").iterdir()
     piece.write_bytes(b"?" * 10)
-    storage.downloads.clear()
-    assert only(fetch_all(storage, output)).state is FetchState.FETCHED
-    assert [start for asked, start in storage.downloads if asked == name] == [10, 0]
+    stored.downloads.clear()
+    assert only(fetch_all(stored, output)).state is FetchState.FETCHED
+    assert [start for asked, start in stored.downloads if asked == name] == [10, 0]
     assert (output / RUN / "steps.csv").read_bytes() == STEPS
 
 
@@ -398,13 +394,10 @@ def test_a_piece_of_an_older_object_is_not_continued(storage: FakeStorage, make:
 
 
 @pytest.mark.parametrize("gone", [False, True])
-def test_an_object_that_changes_meanwhile_is_noticed(
-    storage: FakeStorage, make: Make, output: Path, gone: bool
-) -> None:
-    storage.put_folder(make())
+def test_an_object_that_changes_meanwhile_is_noticed(stored: FakeStorage, output: Path, gone: bool) -> None:
     name = f"runs/{RUN}/steps.csv"
-    storage.before[name] = lambda: storage.objects.pop(name, None) if gone else storage.put(name, STEPS)  # type: ignore[func-returns-value]
-    outcome = only(fetch_all(storage, output))
+    stored.before[name] = lambda: stored.objects.pop(name, None) if gone else stored.put(name, STEPS)  # type: ignore[func-returns-value]
+    outcome = only(fetch_all(stored, output))
     assert (outcome.state, outcome.reason) == (FetchState.REFUSED, f"'{name}' changed while it was copied")
     assert not (output / RUN / "MANIFEST.json").exists()
 
@@ -453,11 +446,10 @@ def test_a_run_whose_place_is_taken_is_refused_alone(storage: FakeStorage, make:
     assert (output / RUN).read_text() == "a file"
 
 
-def test_an_output_that_is_a_file(storage: FakeStorage, make: Make, output: Path) -> None:
-    storage.put_folder(make())
+def test_an_output_that_is_a_file(stored: FakeStorage, output: Path) -> None:
     output.write_text("a file")
     with pytest.raises(UsageError, match=f"^output folder '{output}' cannot be written: File exists$"):
-        fetch_all(storage, output)
+        fetch_all(stored, output)
 
 
 def test_an_interruption_stops_the_workers(storage: FakeStorage, make: Make, output: Path) -> None:
@@ -473,15 +465,14 @@ def test_an_interruption_stops_the_workers(storage: FakeStorage, make: Make, out
     assert not [each for each in threading.enumerate() if each.name.endswith("(work)")]
 
 
-def test_a_bug_in_a_worker_keeps_its_traceback(storage: FakeStorage, make: Make, output: Path) -> None:
-    storage.put_folder(make())
+def test_a_bug_in_a_worker_keeps_its_traceback(stored: FakeStorage, output: Path) -> None:
 
     def fail() -> None:
         raise ZeroDivisionError
 
-    storage.before[f"runs/{RUN}/steps.csv"] = fail
+    stored.before[f"runs/{RUN}/steps.csv"] = fail
     with pytest.raises(ZeroDivisionError):
-        fetch_all(storage, output)
+        fetch_all(stored, output)
 
 
 # What the bucket answers

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 import analysis
-from analysis.importing import Given, import_file
+from analysis.importing import UserFacts, import_file
 from analysis.readers.logs import training_logs
 from analysis.readers.tables import RunFigures
 from tests.analysis.readers.logs.trainer_logs import dllogger_json, dllogger_text, mlperf, pytorch_examples, timm
@@ -18,7 +18,7 @@ def imported(tmp_path: Path, text: str, **options: Any) -> tuple[dict[str, Any],
     """Run.json and the row of `runs`."""
     path = tmp_path / "train.log"
     path.write_text(text)
-    (folder,) = import_file(path, Given(**options), output=tmp_path / "results")
+    (folder,) = import_file(path, UserFacts(**options), output=tmp_path / "results")
     loaded = analysis.load(tmp_path / "results")
     assert loaded.problems == ()
     assert "figures against steps" not in loaded.audit()["rule"].tolist()

@@ -10,6 +10,9 @@ READ, WRITTEN = "dram__bytes_read.sum", "dram__bytes_write.sum"
 SASS = "smsp__sass_thread_inst_executed_op_{}_pred_on.sum"
 FADD, FMUL, FFMA = (SASS.format(operation) for operation in ("fadd", "fmul", "ffma"))
 TENSOR_PIPE = "sm__inst_executed_pipe_tensor.sum"
+# Metrics with their units, and a launch's cells: 1 us, 1 + 2 + 2 x 10 FLOP, 64 bytes.
+COUNTS = {TIME: "ns", FADD: "inst", FMUL: "inst", FFMA: "inst", DRAM: "byte"}
+ROW = ["1000", "1", "2", "10", "64"]
 
 IDENTITY = ("ID", "Process ID", "Kernel Name", "Block Size", "Grid Size", "Device", "CC")
 LONG = (*IDENTITY, "Section Name", "Metric Name", "Metric Unit", "Metric Value")

@@ -27,7 +27,7 @@ FP32 = {FADD: "inst", FMUL: "inst", FFMA: "inst"}
 SIMT, TENSOR = "ampere_sgemm_32x32_nn", "ampere_fp16_s16816gemm_fp16_128x128"
 
 
-def one(
+def kernel_of(
     tmp_path: Path, metrics: dict[str, str], values: list[str], name: str = SIMT, capability: str = "8.9"
 ) -> dict[str, float]:
     found = ncu.read(save(tmp_path, wide(metrics, [values], names=[name], capability=capability))).kernels
@@ -38,7 +38,7 @@ def test_flop_are_add_plus_mul_plus_twice_fma_plus_tensor_operations(tmp_path: P
     sass = {SASS.format(kind + operation): "inst" for kind in "dfh" for operation in ("add", "mul", "fma")}
     metrics = {**sass, FP16_FP32: "", FP16_FP16: "", TF32: ""}
     counts = ["1", "2", "3", "10", "20", "30", "100", "200", "300", "4096", "2048", "1024"]
-    kernel = one(tmp_path, metrics, counts)
+    kernel = kernel_of(tmp_path, metrics, counts)
     # By hand: 1+2+2*3, 10+20+2*30, 100+200+2*300; tensor operations count 2 per multiply-accumulate already.
     assert (kernel["flop_fp64"], kernel["flop_fp32"], kernel["flop_fp16"]) == (9, 90, 900)
     assert kernel["flop_tensor"] == 4096 + 2048 + 1024
@@ -48,9 +48,9 @@ def test_flop_are_add_plus_mul_plus_twice_fma_plus_tensor_operations(tmp_path: P
 
 def test_the_sum_over_multiprocessors_counts_the_same(tmp_path: Path) -> None:
     names = [name.replace("smsp__", "sm__") for name in FP32]
-    assert one(tmp_path, dict.fromkeys(names, "inst"), ["1", "2", "3"])["flop"] == 9
+    assert kernel_of(tmp_path, dict.fromkeys(names, "inst"), ["1", "2", "3"])["flop"] == 9
     both = {**FP32, **dict.fromkeys(names, "inst")}
-    assert one(tmp_path, both, ["1", "2", "3"] * 2)["flop"] == 9, "one of two names for the same thing"
+    assert kernel_of(tmp_path, both, ["1", "2", "3"] * 2)["flop"] == 9, "one of two names for the same thing"
 
 
 @pytest.mark.parametrize(
@@ -59,17 +59,17 @@ def test_the_sum_over_multiprocessors_counts_the_same(tmp_path: Path) -> None:
     ids=["no counters", "no value", "not all"],
 )
 def test_flop_that_were_not_counted_are_unavailable(metrics: dict[str, str], values: list[str], tmp_path: Path) -> None:
-    kernel = one(tmp_path, metrics, values)
+    kernel = kernel_of(tmp_path, metrics, values)
     assert math.isnan(kernel["flop"])
     assert math.isnan(kernel["flop_fp32"])
 
 
 def test_a_type_of_which_only_a_part_was_counted_makes_a_lower_bound(tmp_path: Path) -> None:
     metrics = {SASS.format(operation): "inst" for operation in ("hadd", "hmul", "hfma", "ffma")}
-    kernel = one(tmp_path, metrics, ["1", "1", "1", "50"])
+    kernel = kernel_of(tmp_path, metrics, ["1", "1", "1", "50"])
     assert kernel["flop"] == 4
     assert kernel["flop_is_lower_bound"]
-    assert not one(tmp_path, FP32, ["1", "1", "1"])["flop_is_lower_bound"]
+    assert not kernel_of(tmp_path, FP32, ["1", "1", "1"])["flop_is_lower_bound"]
 
 
 PIPE_TIME = "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed"
@@ -102,7 +102,7 @@ def test_tensor_work_that_nothing_counted_makes_a_lower_bound(
     is_lower_bound: bool,
     tmp_path: Path,
 ) -> None:
-    kernel = one(tmp_path, {**FP32, **metrics}, ["1", "2", "3", *values], name)
+    kernel = kernel_of(tmp_path, {**FP32, **metrics}, ["1", "2", "3", *values], name)
     assert kernel["flop_tensor"] == pytest.approx(tensor, nan_ok=True)
     assert kernel["flop"] == pytest.approx(flop, nan_ok=True)
     assert kernel["flop_is_lower_bound"] == is_lower_bound
@@ -136,7 +136,7 @@ def test_constants_built_on_the_tensor_pipe_hide_nothing(
     capability: str,
     tmp_path: Path,
 ) -> None:
-    kernel = one(tmp_path, {**FP32, **metrics}, ["1", "2", "3", *values], name, capability)
+    kernel = kernel_of(tmp_path, {**FP32, **metrics}, ["1", "2", "3", *values], name, capability)
     assert kernel["flop_tensor"] == pytest.approx(tensor, nan_ok=True)
     assert kernel["flop_is_lower_bound"] == is_lower_bound
 
@@ -190,7 +190,7 @@ def test_no_tensor_operation_is_counted_twice(names: list[str], expected: list[s
     ],
 )
 def test_dram_bytes(metrics: dict[str, str], values: list[str], expected: float, tmp_path: Path) -> None:
-    assert one(tmp_path, metrics, values)["dram_bytes"] == pytest.approx(expected, nan_ok=True)
+    assert kernel_of(tmp_path, metrics, values)["dram_bytes"] == pytest.approx(expected, nan_ok=True)
 
 
 def test_flop_from_the_rates_of_roofline_sections(tmp_path: Path) -> None:

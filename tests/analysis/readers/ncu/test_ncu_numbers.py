@@ -90,8 +90,8 @@ def test_two_formats_in_one_file_are_refused(tmp_path: Path) -> None:
     with pytest.raises(NcuFileError) as caught:
         ncu.read(path)
     assert caught.value.failure is Failure.MIXED_NUMBERS
-    said = "'2,433,449' and '65,77' cannot be numbers of one format"
-    assert str(caught.value) == f"'{path}' has no table of Nsight Compute: {said}"
+    reason = "'2,433,449' and '65,77' cannot be numbers of one format"
+    assert str(caught.value) == f"'{path}' has no table of Nsight Compute: {reason}"
     assert caught.value.hint == "export again with LC_ALL=C"
 
 

@@ -177,13 +177,6 @@ def test_what_stands_around_the_table_does_not_matter(change: Callable[[str], st
     assert list(found.kernels["process_id"]) == ["11", "11"]
 
 
-@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
-def test_redirected_by_powershell(encoding: str, tmp_path: Path) -> None:
-    mark = "" if encoding == "utf-16" else "\ufeff"
-    found = ncu.read(save(tmp_path, (mark + wide(LAUNCH, [["5"]])).encode(encoding)))
-    assert found.kernels["duration_s"][0] == 5e-9
-
-
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
 def test_from_a_pipe(encoding: str, tmp_path: Path) -> None:
     """As a shell gives it for <(ncu --import …)."""
@@ -308,10 +301,10 @@ def test_units_of_bytes_are_decimal(unit: str, factor: float, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("unit", "said"), [("jiffy", "its unit 'jiffy' is no known unit of"), ("", "the file gives no unit of")]
+    ("unit", "problem"), [("jiffy", "its unit 'jiffy' is no known unit of"), ("", "the file gives no unit of")]
 )
-def test_an_unknown_unit_is_not_guessed(unit: str, said: str, tmp_path: Path) -> None:
-    warning = f"gpu__time_duration.sum is unavailable: {said} time"
+def test_an_unknown_unit_is_not_guessed(unit: str, problem: str, tmp_path: Path) -> None:
+    warning = f"gpu__time_duration.sum is unavailable: {problem} time"
     for text in (wide({TIME: unit, DRAM: "byte"}, [["2", "3"]]), long([(0, TIME, unit, "2"), (0, DRAM, "byte", "3")])):
         found = ncu.read(save(tmp_path, text))
         assert math.isnan(found.kernels["duration_s"][0])

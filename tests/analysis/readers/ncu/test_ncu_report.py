@@ -3,7 +3,7 @@
 import importlib
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -13,47 +13,17 @@ from tests.analysis.readers.ncu.ncu_files import FADD, FFMA, FMUL, TIME, save
 from workload.contract.errors import ExitCode, ToolError
 
 
-class Metric:
-    def __init__(self, value: float | str | None, unit: str) -> None:
-        self._value, self._unit = value, unit
-
-    def value(self) -> float | str | None:
-        return self._value
-
-    def unit(self) -> str:
-        return self._unit
-
-
-class Domain:
-    def __init__(self, started: tuple[str, ...], pushed: tuple[str, ...]) -> None:
-        self._started, self._pushed = started, pushed
-
-    def start_end_ranges(self) -> tuple[str, ...]:
-        return self._started
-
-    def push_pop_ranges(self) -> tuple[str, ...]:
-        return self._pushed
-
-
-class State:
-    def __init__(self, domains: dict[int, Domain]) -> None:
-        self._domains = domains
-
-    def domains(self) -> tuple[int, ...]:
-        return tuple(self._domains)
-
-    def domain_by_id(self, number: int) -> Domain:
-        return self._domains[number]
-
-
 class Action:
     NameBase_DEMANGLED = 1
 
     def __init__(
-        self, name: str | None, metrics: dict[str, tuple[float | str | None, str]], state: State | None
+        self, name: str | None, metrics: dict[str, tuple[float | str | None, str]], state: SimpleNamespace | None
     ) -> None:
         self._name, self._state = name, state
-        self._metrics = {metric: Metric(*each) for metric, each in metrics.items()}
+        self._metrics = {
+            metric: SimpleNamespace(value=lambda value=value: value, unit=lambda unit=unit: unit)
+            for metric, (value, unit) in metrics.items()
+        }
 
     def name(self, base: int = 0) -> str | None:
         return f"void {self._name}<float>(int)" if base == self.NameBase_DEMANGLED and self._name else self._name
@@ -61,10 +31,10 @@ class Action:
     def metric_names(self) -> tuple[str, ...]:
         return tuple(self._metrics)
 
-    def metric_by_name(self, name: str) -> Metric | None:
+    def metric_by_name(self, name: str) -> SimpleNamespace | None:
         return self._metrics.get(name)
 
-    def nvtx_state(self) -> State | None:
+    def nvtx_state(self) -> SimpleNamespace | None:
         return self._state
 
 
@@ -80,7 +50,8 @@ METRICS = {
     "device__attribute_compute_capability_minor": (9.0, ""),
     **{f"launch__{what}_dim_{axis}": (size, "") for what, size in (("block", 256.0), ("grid", 7.0)) for axis in "xyz"},
 }
-STATE = State({0: Domain(("step 0 forward",), ("inner",))})
+DOMAIN = SimpleNamespace(start_end_ranges=lambda: ("step 0 forward",), push_pop_ranges=lambda: ("inner",))
+STATE = SimpleNamespace(domains=lambda: (0,), domain_by_id=[DOMAIN].__getitem__)
 
 
 @pytest.fixture

@@ -42,7 +42,7 @@ def checks(rest: FakeRest, *, bucket: Any = None) -> dict[str, Check]:
 def test_a_region_that_answers(fake: FakeBatch) -> None:
     fake.add_stranger("database")
     found = checks(FakeRest())
-    assert found["API"].found == "Batch answers in us-central1 of my-project; 0 jobs of our jobs are running"
+    assert found["API"].found == "Batch answers in us-central1 of my-project; 0 running jobs of rooflaunch"
     assert found["bucket"].found == "gs://my-project-rooflaunch/batch can be read"
     assert found["the rest"].cure == "launch doctor gcp"
     assert [check.state for check in found.values() if check.state is Health.PROBLEM] == []

@@ -33,6 +33,7 @@ SETTINGS = Settings(
 )
 A, B, C, F = (f"us-central1-{letter}" for letter in "abcf")
 EAST = "us-east1-c"
+Go = Callable[..., Submitted]
 
 
 def plan_for(*zones: str, gpu: str = "t4", settings: Settings = SETTINGS, **options: Any) -> VmPlan:
@@ -46,11 +47,15 @@ def plan_for(*zones: str, gpu: str = "t4", settings: Settings = SETTINGS, **opti
     )
 
 
-def go(
-    plan: VmPlan, compute: Compute, clock: Clock, *, budget_s: float = 600.0, events: list[str] | None = None
-) -> Submitted:
-    told = [] if events is None else events
-    return provision(plan, compute, budget_s=budget_s, now=clock.now, sleep=clock.sleep, on_event=told.append)
+@pytest.fixture
+def go(compute: Compute, clock: Clock) -> Go:
+    """Provision a plan."""
+
+    def launch(plan: VmPlan, *, budget_s: float = 600.0, events: list[str] | None = None) -> Submitted:
+        told = [] if events is None else events
+        return provision(plan, compute, budget_s=budget_s, now=clock.now, sleep=clock.sleep, on_event=told.append)
+
+    return launch
 
 
 def inserts(fake: FakeCompute) -> list[str]:
@@ -61,10 +66,10 @@ def inserts(fake: FakeCompute) -> list[str]:
 
 @pytest.mark.parametrize("spot", [False, True])
 @pytest.mark.parametrize("gpu", ["t4", "l4", "v100", "a100", "a100-80gb", "h100", "h200"])
-def test_every_gpu_is_accepted(gpu: str, spot: bool, fake: FakeCompute, compute: Compute, clock: Clock) -> None:
+def test_every_gpu_is_accepted(gpu: str, spot: bool, fake: FakeCompute, go: Go) -> None:
     machine = "a3-highgpu-8g" if gpu == "h100" and not spot else None
     plan = plan_for(gpu=gpu, spot=spot, machine_type=machine)
-    got = go(plan, compute, clock)
+    got = go(plan)
     assert (got.machines[0].zone, got.machines[0].name, got.machines[0].status) == (plan.zones[0], plan.name, "RUNNING")
     vm = fake.vm(got.machines[0].name)
     assert (vm.spot, vm.machine_type) == (spot, plan.machine.name)
@@ -74,13 +79,11 @@ def test_every_gpu_is_accepted(gpu: str, spot: bool, fake: FakeCompute, compute:
     assert body == plan.body(plan.zones[0], request_id=body["labels"]["rooflaunch-request"])
 
 
-def test_a_policy_ends_the_launch_with_the_option_that_cures_it(
-    fake: FakeCompute, compute: Compute, clock: Clock
-) -> None:
+def test_a_policy_ends_the_launch_with_the_option_that_cures_it(fake: FakeCompute, go: Go) -> None:
     said = "Constraint constraints/compute.requireShieldedVm violated for project projects/p."
     fake.operation_error(A, "CONDITION_NOT_MET", said)
     with pytest.raises(ToolError) as caught:
-        go(plan_for(A), compute, clock)
+        go(plan_for(A))
     assert caught.value.report() == (
         "error: the organisation's policy forbids this VM: constraints/compute.requireShieldedVm: "
         f"CONDITION_NOT_MET: {said}\nhint: --secure-boot"
@@ -88,29 +91,29 @@ def test_a_policy_ends_the_launch_with_the_option_that_cures_it(
     assert (inserts(fake), fake.instances) == ([A], [])
 
 
-def test_no_region_has_the_subnetwork(fake: FakeCompute, compute: Compute, clock: Clock) -> None:
+def test_no_region_has_the_subnetwork(fake: FakeCompute, go: Go) -> None:
     missing = "The resource 'projects/p/regions/us-central1/subnetworks/gpu' was not found"
     fake.refuse(404, missing, reason="notFound", match="POST .*/instances")
     with pytest.raises(NoCapacityError) as caught:
-        go(plan_for(A, fallback=False, settings=replace(SETTINGS, subnetwork="gpu")), compute, clock)
+        go(plan_for(A, fallback=False, settings=replace(SETTINGS, subnetwork="gpu")))
     hint = "no region has a subnetwork 'gpu': --subnetwork of another, or its regions in infra/ (subnets)"
     assert caught.value.hint == hint
 
 
-def test_a_plain_launch_takes_five_calls(fake: FakeCompute, compute: Compute, clock: Clock) -> None:
+def test_a_plain_launch_takes_five_calls(fake: FakeCompute, compute: Compute, go: Go) -> None:
     events: list[str] = []
-    got = go(plan_for(A), compute, clock, events=events)
+    got = go(plan_for(A), events=events)
     calls = {"projects.get": 1, "regions.get": 1, "instances.insert": 1, "zoneOperations.wait": 1, "instances.get": 1}
     assert (got.tried, compute.calls, len(fake.calls)) == ((), calls, 5)
     assert events == [f"{A}: asking for n1-standard-4 with T4 16 GB", f"{A}: the VM runs"]
 
 
-def test_named_then_available_then_the_region_then_others(fake: FakeCompute, compute: Compute, clock: Clock) -> None:
+def test_named_then_available_then_the_region_then_others(fake: FakeCompute, go: Go) -> None:
     fake.stockout(A, ["europe-west4-c", F])
     for zone in (C, "europe-west4-c", F, B, "europe-west4-a", "europe-west4-b"):
         fake.stockout(zone)
     plan = plan_for(A, C)
-    got = go(plan, compute, clock)
+    got = go(plan)
     # The regions that were tried are near from then on: their other zones come before a third region.
     tried = [A, C, "europe-west4-c", F, B, "europe-west4-a", "europe-west4-b"]
     assert inserts(fake) == [*tried, next(zone for zone in plan.zones if zone not in tried)]
@@ -121,9 +124,9 @@ def test_named_then_available_then_the_region_then_others(fake: FakeCompute, com
     ]
 
 
-def test_a_zone_that_only_the_cloud_knows_is_tried(fake: FakeCompute, compute: Compute, clock: Clock) -> None:
+def test_a_zone_that_only_the_cloud_knows_is_tried(fake: FakeCompute, go: Go) -> None:
     fake.stockout_with_details(A, ["us-south1-a"])
-    assert go(plan_for(A), compute, clock).machines[0].zone == "us-south1-a"
+    assert go(plan_for(A)).machines[0].zone == "us-south1-a"
 
 
 @pytest.mark.parametrize(
@@ -135,21 +138,21 @@ def test_a_zone_that_only_the_cloud_knows_is_tried(fake: FakeCompute, compute: C
     ],
 )
 def test_a_zone_beyond_the_plan_is_not_tried_where(
-    options: dict[str, Any], settings: Settings, fake: FakeCompute, compute: Compute, clock: Clock
+    options: dict[str, Any], settings: Settings, fake: FakeCompute, go: Go
 ) -> None:
     plan = plan_for(A, gpu="v100", settings=settings, **options)
     for zone in plan.zones:
         fake.stockout(zone, ["us-south1-a"])
     with pytest.raises(NoCapacityError):
-        go(plan, compute, clock)
+        go(plan)
     assert sorted(inserts(fake)) == sorted(plan.zones)
 
 
-def test_everything_tried_is_told(fake: FakeCompute, compute: Compute, clock: Clock) -> None:
+def test_everything_tried_is_told(fake: FakeCompute, go: Go) -> None:
     fake.stockout(A)
     fake.operation_error(B, "VM_MIN_COUNT_NOT_REACHED", "0 of 1")
     with pytest.raises(NoCapacityError) as caught:
-        go(plan_for(A, B, fallback=False, spot=True), compute, clock)
+        go(plan_for(A, B, fallback=False, spot=True))
     assert str(caught.value) == (
         f"no n1-standard-4 with T4 16 GB (spot) is free; tried:\n  {A}: ZONE_RESOURCE_POOL_EXHAUSTED (0 s)\n "
         f" {B}: VM_MIN_COUNT_NOT_REACHED: 0 of 1 (0 s)"
@@ -158,11 +161,11 @@ def test_everything_tried_is_told(fake: FakeCompute, compute: Compute, clock: Cl
     assert (caught.value.exit_code, fake.instances) == (ExitCode.NO_CAPACITY, [])
 
 
-def test_the_budget_ends_the_search(fake: FakeCompute, compute: Compute, clock: Clock) -> None:
+def test_the_budget_ends_the_search(fake: FakeCompute, go: Go) -> None:
     for zone in (A, B, C):
         fake.endless_operation(zone, lives=False)
     with pytest.raises(NoCapacityError) as caught:
-        go(plan_for(A, B, C, fallback=False), compute, clock, budget_s=200.0)
+        go(plan_for(A, B, C, fallback=False), budget_s=200.0)
     assert inserts(fake) == [A, B]
     assert f"{A}: TOOK_TOO_LONG: still PROVISIONING (180 s)\n" in str(caught.value)
     assert str(caught.value).endswith(f"\n  not tried, as 200 s have passed: {C}")
@@ -190,17 +193,11 @@ WEEK_S = 7 * 86400
     ids=["neither", "neither, as in a new project", "preemptible", "standard", "standard alone is granted"],
 )
 def test_a_vm_of_a_week_takes_whichever_quota_is_left(
-    spot: bool,
-    standard: tuple[int, int],
-    preemptible: tuple[int, int],
-    refused: str,
-    fake: FakeCompute,
-    compute: Compute,
-    clock: Clock,
+    spot: bool, standard: tuple[int, int], preemptible: tuple[int, int], refused: str, fake: FakeCompute, go: Go
 ) -> None:
     fake.set_quota("us-central1", STANDARD, standard[0], usage=standard[1])
     fake.set_quota("us-central1", PREEMPTIBLE, preemptible[0], usage=preemptible[1])
-    got = go(plan_for(A, B, EAST, spot=spot), compute, clock)
+    got = go(plan_for(A, B, EAST, spot=spot))
     assert (inserts(fake), got.machines[0].zone) == (([EAST], EAST) if refused else ([A], A))
     tried = Tried(zone="us-central1", code="QUOTA_EXCEEDED", message=refused, seconds=0.0)
     assert got.tried == ((tried,) if refused else ())
@@ -214,16 +211,16 @@ def test_a_vm_of_a_week_takes_whichever_quota_is_left(
     ids=["7 days", "longer", "longer, spot"],
 )
 def test_a_vm_that_stays_longer_takes_standard_quota(
-    spot: bool, limit_s: int, zone: str, fake: FakeCompute, compute: Compute, clock: Clock
+    spot: bool, limit_s: int, zone: str, fake: FakeCompute, go: Go
 ) -> None:
     fake.set_quota("us-central1", STANDARD, 0)
-    assert go(plan_for(A, EAST, spot=spot, max_run_time_s=limit_s), compute, clock).machines[0].zone == zone
+    assert go(plan_for(A, EAST, spot=spot, max_run_time_s=limit_s)).machines[0].zone == zone
 
 
-def test_a_new_project_is_told_at_once(fake: FakeCompute, compute: Compute, clock: Clock) -> None:
+def test_a_new_project_is_told_at_once(fake: FakeCompute, go: Go) -> None:
     fake.set_quota("global", "GPUS_ALL_REGIONS", 0)
     with pytest.raises(NoCapacityError) as caught:
-        go(plan_for(A), compute, clock)
+        go(plan_for(A))
     assert str(caught.value) == (
         "no n1-standard-4 with T4 16 GB is free; tried:\n  all regions: QUOTA_EXCEEDED: GPUS_ALL_REGIONS is "
         "0, 0 in use, 1 wanted (0 s)"
@@ -235,83 +232,77 @@ def test_a_new_project_is_told_at_once(fake: FakeCompute, compute: Compute, cloc
     assert len(fake.calls) == 1
 
 
-def test_a_quota_that_an_insert_finds_out_is_not_tried_again_in_its_region(
-    fake: FakeCompute, compute: Compute, clock: Clock
-) -> None:
+def test_a_quota_that_an_insert_finds_out_is_not_tried_again_in_its_region(fake: FakeCompute, go: Go) -> None:
     fake.hide_quota("us-central1", STANDARD)
     fake.hide_quota("us-central1", PREEMPTIBLE)
-    got = go(plan_for(A, B, EAST), compute, clock)
+    got = go(plan_for(A, B, EAST))
     assert (inserts(fake), got.tried[0].code) == ([A, EAST], "QUOTA_EXCEEDED")
 
 
-def test_a_quota_of_all_regions_that_an_insert_finds_out_ends_it(
-    fake: FakeCompute, compute: Compute, clock: Clock
-) -> None:
+def test_a_quota_of_all_regions_that_an_insert_finds_out_ends_it(fake: FakeCompute, go: Go) -> None:
     fake.hide_quota("global", "GPUS_ALL_REGIONS")
     with pytest.raises(NoCapacityError, match=r"Quota 'GPUS_ALL_REGIONS' exceeded\.  Limit: 0\.0 globally"):
-        go(plan_for(A, EAST), compute, clock)
+        go(plan_for(A, EAST))
     assert (inserts(fake), fake.instances) == ([A], [])
 
 
 @pytest.mark.parametrize("unknown", [STANDARD, PREEMPTIBLE])
-def test_an_unknown_quota_is_left_to_the_insert(
-    unknown: str, fake: FakeCompute, compute: Compute, clock: Clock
-) -> None:
+def test_an_unknown_quota_is_left_to_the_insert(unknown: str, fake: FakeCompute, go: Go) -> None:
     fake.forget_quota(unknown)
     fake.set_quota("us-central1", STANDARD if unknown == PREEMPTIBLE else PREEMPTIBLE, 0)
-    assert go(plan_for(A), compute, clock).machines[0].zone == A
+    assert go(plan_for(A)).machines[0].zone == A
 
 
 # Faults of one insert.
 
 
-def test_a_conflict_with_our_own_insert_is_success(fake: FakeCompute, compute: Compute, clock: Clock) -> None:
+def test_a_conflict_with_our_own_insert_is_success(fake: FakeCompute, go: Go) -> None:
     fake.conflict_on_retry(A)
-    got = go(plan_for(A), compute, clock)
+    got = go(plan_for(A))
     assert (got.machines[0].zone, inserts(fake), got.tried) == (A, [A, A], ())
     assert len(fake.all_vms) == 1
 
 
-def test_a_conflict_with_another_vm_leaves_that_alone(fake: FakeCompute, compute: Compute, clock: Clock) -> None:
+def test_a_conflict_with_another_vm_leaves_that_alone(fake: FakeCompute, go: Go) -> None:
     stranger = fake.add_vm(NAME, A)
     with pytest.raises(ToolError) as caught:
-        go(plan_for(A), compute, clock)
+        go(plan_for(A))
     assert str(caught.value) == f"zone {A} has another VM '{NAME}', which does not belong to this launch"
     assert fake.instances == [stranger]
     assert fake.count("DELETE") == 0
 
 
-def test_not_found_while_the_vm_lives(fake: FakeCompute, compute: Compute, clock: Clock) -> None:
+def test_not_found_while_the_vm_lives(fake: FakeCompute, go: Go) -> None:
     fake.not_found_but_lives(A)
-    got = go(plan_for(A, B), compute, clock)
+    got = go(plan_for(A, B))
     assert (got.machines[0].zone, got.tried[0].code) == (B, "RESOURCE_NOT_FOUND")
     assert [(each.zone, each.name) for each in fake.instances] == [(B, NAME)]
     assert fake.count(f"DELETE .*{A}/instances/{NAME}") == 1
 
 
-def test_an_endless_operation_of_a_running_vm(fake: FakeCompute, compute: Compute, clock: Clock) -> None:
+def test_an_endless_operation_of_a_running_vm(fake: FakeCompute, clock: Clock, go: Go) -> None:
     fake.endless_operation(A)
-    got = go(plan_for(A), compute, clock)
+    got = go(plan_for(A))
     assert (got.machines[0].zone, got.machines[0].status) == (A, "RUNNING")
     assert clock.slept_s == 10.0
 
 
-def test_an_endless_operation_without_a_vm(fake: FakeCompute, compute: Compute, clock: Clock) -> None:
+def test_an_endless_operation_without_a_vm(fake: FakeCompute, go: Go) -> None:
     fake.endless_operation(A, lives=False)
-    got = go(plan_for(A, B), compute, clock)
+    got = go(plan_for(A, B))
     assert (got.machines[0].zone, got.tried[0].code) == (B, "TOOK_TOO_LONG")
     assert [each.zone for each in fake.instances] == [B]
 
 
-def test_preempted_at_boot(fake: FakeCompute, compute: Compute, clock: Clock) -> None:
+def test_preempted_at_boot(fake: FakeCompute, go: Go) -> None:
     fake.preempt_at_boot(A)
-    got = go(plan_for(A, B, spot=True), compute, clock)
+    got = go(plan_for(A, B, spot=True))
     assert (got.machines[0].zone, got.tried[0].code) == (B, "PREEMPTED")
     assert [each.zone for each in fake.instances] == [B]
 
 
 def test_a_vm_that_somebody_deletes_at_once_is_not_replaced(
-    fake: FakeCompute, compute: Compute, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    fake: FakeCompute, monkeypatch: pytest.MonkeyPatch, go: Go
 ) -> None:
     real = Compute.wait
 
@@ -322,79 +313,79 @@ def test_a_vm_that_somebody_deletes_at_once_is_not_replaced(
 
     monkeypatch.setattr(Compute, "wait", wait)
     with pytest.raises(ToolError) as caught:
-        go(plan_for(A, B), compute, clock)
+        go(plan_for(A, B))
     told = f"Compute Engine did not make the VM in {A}: DELETED: the VM is gone right after its insert"
     assert (str(caught.value), inserts(fake)) == (told, [A])
 
 
-def test_a_busy_service_is_asked_again(fake: FakeCompute, compute: Compute, clock: Clock) -> None:
+def test_a_busy_service_is_asked_again(fake: FakeCompute, go: Go) -> None:
     fake.burst(503, 2, "POST .*/instances$")
     fake.burst(429, 2, "GET .*/instances/")
-    assert (go(plan_for(A), compute, clock).tried, inserts(fake)) == ((), [A, A, A])
+    assert (go(plan_for(A)).tried, inserts(fake)) == ((), [A, A, A])
 
 
 @pytest.mark.parametrize("status", [429, 503])
-def test_a_zone_that_stays_busy_is_exhausted(status: int, fake: FakeCompute, compute: Compute, clock: Clock) -> None:
+def test_a_zone_that_stays_busy_is_exhausted(status: int, fake: FakeCompute, clock: Clock, go: Go) -> None:
     fake.burst(status, 1000, f"POST .*{A}/instances$")
-    got = go(plan_for(A, B), compute, clock)
+    got = go(plan_for(A, B))
     assert (got.machines[0].zone, got.tried[0].code) == (B, f"HTTP_{status}")
     # 30 s of asking again, and 9 s to see that none of these inserts was done after all.
     assert clock.slept_s <= 40
 
 
-def test_a_stockout_told_by_http_is_not_asked_again(fake: FakeCompute, compute: Compute, clock: Clock) -> None:
+def test_a_stockout_told_by_http_is_not_asked_again(fake: FakeCompute, go: Go) -> None:
     text = f"The zone 'projects/test-project/zones/{A}' does not have enough resources available"
     fake.refuse(503, text, reason="backendError", match="POST .*/instances$")
-    got = go(plan_for(A, B), compute, clock)
+    got = go(plan_for(A, B))
     assert (inserts(fake), got.tried[0].code) == ([A, B], "ZONE_RESOURCE_POOL_EXHAUSTED")
 
 
-def test_a_zone_without_the_machine_type_is_passed_over(fake: FakeCompute, compute: Compute, clock: Clock) -> None:
+def test_a_zone_without_the_machine_type_is_passed_over(fake: FakeCompute, go: Go) -> None:
     text = f"The resource 'projects/test-project/zones/{A}/acceleratorTypes/nvidia-tesla-t4' was not found"
     fake.refuse(404, text, reason="notFound", match="POST .*/instances$")
-    assert go(plan_for(A, B), compute, clock).tried[0].code == "NOT_IN_ZONE"
+    assert go(plan_for(A, B)).tried[0].code == "NOT_IN_ZONE"
 
 
-def test_an_unknown_code_is_an_error_at_once(fake: FakeCompute, compute: Compute, clock: Clock) -> None:
+def test_an_unknown_code_is_an_error_at_once(fake: FakeCompute, go: Go) -> None:
     fake.operation_error(A, "SURPRISE", "something new")
     with pytest.raises(ToolError) as caught:
-        go(plan_for(A, B), compute, clock)
+        go(plan_for(A, B))
     assert caught.value.report() == (
         f"error: Compute Engine did not make the VM in {A}: SURPRISE: something new\nhint: launch doctor gcp"
     )
     assert (inserts(fake), fake.instances) == ([A], [])
 
 
-def test_a_missing_service_account_is_missing_everywhere(fake: FakeCompute, compute: Compute, clock: Clock) -> None:
+def test_a_missing_service_account_is_missing_everywhere(fake: FakeCompute, go: Go) -> None:
     account = SETTINGS.service_account
     fake.operation_error(A, "RESOURCE_NOT_FOUND", f"The resource '{account}' of type 'serviceAccount' was not found.")
     with pytest.raises(ToolError, match="of type 'serviceAccount' was not found"):
-        go(plan_for(A, B), compute, clock)
+        go(plan_for(A, B))
     assert inserts(fake) == [A]
 
 
-def test_a_refused_body_is_an_error_at_once(fake: FakeCompute, compute: Compute, clock: Clock) -> None:
+def test_a_refused_body_is_an_error_at_once(fake: FakeCompute, go: Go) -> None:
     fake.refuse(400, "Invalid value for field 'resource.labels'", reason="invalid", match="POST .*/instances$")
     with pytest.raises(ToolError) as caught:
-        go(plan_for(A, B), compute, clock)
+        go(plan_for(A, B))
     assert str(caught.value) == "Compute Engine refused insert: Invalid value for field 'resource.labels'"
     assert (inserts(fake), fake.count("DELETE")) == ([A], 0)
 
 
-def test_no_permission_to_insert(fake: FakeCompute, compute: Compute, clock: Clock) -> None:
+def test_no_permission_to_insert(fake: FakeCompute, go: Go) -> None:
     fake.refuse(403, "Required 'compute.instances.create' permission", match="POST .*/instances$")
     events: list[str] = []
     with pytest.raises(ToolError, match=r"^no permission in project 'test-project': "):
-        go(plan_for(A, B), compute, clock, events=events)
+        go(plan_for(A, B), events=events)
     assert (inserts(fake), fake.count("DELETE"), len(events)) == ([A], 0, 1)
 
 
-def test_a_cloud_that_is_gone_after_the_insert(fake: FakeCompute, compute: Compute, clock: Clock) -> None:
+def test_a_cloud_that_is_gone_after_the_insert(fake: FakeCompute, go: Go) -> None:
     fake.endless_operation(A)
     fake.burst(500, 1000, "/wait$")
     fake.burst(500, 3, "DELETE")
     with pytest.raises(UnreachableError):
-        go(plan_for(A, B), compute, clock)
+        go(plan_for(A, B))
     assert (inserts(fake), fake.instances) == ([A], [])
 
 
@@ -414,12 +405,12 @@ def interrupted(error: BaseException) -> Callable[[float], None]:
 @pytest.mark.parametrize(
     "error", [KeyboardInterrupt(), InterruptedRunError("SIGTERM", hint="")], ids=["ctrl-c", "sigterm"]
 )
-def test_interrupted_while_waiting(error: BaseException, fake: FakeCompute, compute: Compute, clock: Clock) -> None:
+def test_interrupted_while_waiting(error: BaseException, fake: FakeCompute, clock: Clock, go: Go) -> None:
     fake.endless_operation(A)
     clock.on_sleep = interrupted(error)
     events: list[str] = []
     with pytest.raises(type(error)):
-        go(plan_for(A), compute, clock, events=events)
+        go(plan_for(A), events=events)
     assert (fake.instances, inserts(fake)) == ([], [A])
     assert events[-1] == f"{A}: checking that no VM is left"
 
@@ -437,7 +428,7 @@ def arriving(fake: FakeCompute, *times_s: float) -> Callable[[float], None]:
 
 
 def test_interrupted_with_the_insert_under_way(
-    fake: FakeCompute, compute: Compute, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    fake: FakeCompute, clock: Clock, monkeypatch: pytest.MonkeyPatch, go: Go
 ) -> None:
     def insert(*_: object) -> Any:
         raise KeyboardInterrupt
@@ -446,11 +437,11 @@ def test_interrupted_with_the_insert_under_way(
     # Each time that one is removed, the look-out for another starts anew.
     clock.on_sleep = arriving(fake, clock.s + 5, clock.s + 14)
     with pytest.raises(KeyboardInterrupt):
-        go(plan_for(A), compute, clock)
+        go(plan_for(A))
     assert ([each.zone for each in fake.all_vms], fake.instances) == ([A, A], [])
 
 
-def test_an_insert_that_is_done_after_it_was_given_up(fake: FakeCompute, compute: Compute, clock: Clock) -> None:
+def test_an_insert_that_is_done_after_it_was_given_up(fake: FakeCompute, clock: Clock, go: Go) -> None:
     fake.burst(503, 1000, f"POST .*{A}/instances$")
 
     def arrive(_: float) -> None:
@@ -458,21 +449,21 @@ def test_an_insert_that_is_done_after_it_was_given_up(fake: FakeCompute, compute
             fake.add_vm(NAME, A)
 
     clock.on_sleep = arrive
-    assert go(plan_for(A, B), compute, clock).machines[0].zone == B
+    assert go(plan_for(A, B)).machines[0].zone == B
     assert ([each.zone for each in fake.all_vms], [each.zone for each in fake.instances]) == ([A, B], [B])
 
 
-def test_an_insert_whose_answer_never_comes(fake: FakeCompute, compute: Compute, clock: Clock) -> None:
+def test_an_insert_whose_answer_never_comes(fake: FakeCompute, clock: Clock, go: Go) -> None:
     fake.conflict_on_retry(A)
     # The first was done, and answered with 503; the service is down from then on.
     clock.on_sleep = lambda _: fake.burst(500, 1, "POST .*/instances$")
     with pytest.raises(UnreachableError):
-        go(plan_for(A, B), compute, clock)
+        go(plan_for(A, B))
     assert (len(fake.all_vms), fake.instances) == (1, [])
 
 
 def test_interrupted_and_not_to_be_removed(
-    fake: FakeCompute, compute: Compute, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    fake: FakeCompute, clock: Clock, monkeypatch: pytest.MonkeyPatch, go: Go
 ) -> None:
     monkeypatch.setattr(provisioning, "PAUSE_S", 30.0)
     fake.endless_operation(A)
@@ -480,20 +471,20 @@ def test_interrupted_and_not_to_be_removed(
     clock.on_sleep = interrupted(KeyboardInterrupt())
     events: list[str] = []
     with pytest.raises(KeyboardInterrupt):
-        go(plan_for(A), compute, clock, events=events)
+        go(plan_for(A), events=events)
     assert events[-1] == (
         f"VM '{NAME}' in {A} is not confirmed to be gone (the cloud deletes it at its time limit): launch down {NAME}"
     )
 
 
 def test_a_vm_that_cannot_be_removed_ends_the_search(
-    fake: FakeCompute, compute: Compute, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    fake: FakeCompute, clock: Clock, monkeypatch: pytest.MonkeyPatch, go: Go
 ) -> None:
     monkeypatch.setattr(provisioning, "PAUSE_S", 30.0)
     fake.not_found_but_lives(A)
     fake.delete_fails(1000)
     with pytest.raises(ToolError) as caught:
-        go(plan_for(A, B), compute, clock)
+        go(plan_for(A, B))
     assert caught.value.report() == (
         f"error: VM '{NAME}' in {A} is not confirmed to be gone (the cloud deletes it at its time limit)\n"
         f"hint: launch down {NAME}"

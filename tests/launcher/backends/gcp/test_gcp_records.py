@@ -7,27 +7,11 @@ import pytest
 
 from launcher.protocol import records
 from launcher.protocol.records import Heartbeat, LaunchPhase, LeaseRecord, Price, Request, Result
+from tests.launcher.backends.gcp import plain
 from workload.contract.errors import BundleError, ExitCode
 
 AT = "2026-11-21T14:26:00Z"
-REQUEST = Request(
-    name="rooflaunch-t4-20261121-142530-a1b2c3",
-    backend="gcp",
-    launched_at="2026-11-21T14:25:30Z",
-    store="gs://b",
-    place="gcp-t4",
-    runtime="docker",
-    gpu="t4",
-    gpu_count=1,
-    machine_type="n1-standard-4",
-    spot=False,
-    zones=["us-central1-a"],
-    image="host/name@sha256:00",
-    options={"project": "p", "flavour": "cuda", "vm_image": "projects/i/global/images/family/f"},
-    limit_s=3600,
-    spec={"model": "resnet18", "dataset": 'it\'s "$(quoted)"\n'},
-    prices={"us-central1": {"usd_per_h": 0.54, "source": "list", "read": "2026-07"}},
-)
+REQUEST = replace(plain.REQUEST, spec={"model": "resnet18", "dataset": 'it\'s "$(quoted)"\n'})
 RESULT = Result(exit_code=0, zone="us-central1-a", runs=["r1"], phases={LaunchPhase.BOOTED: AT}, ended_at=AT, usd=0.02)
 HEARTBEAT = Heartbeat(at=AT, zone="us-central1-a", phases={LaunchPhase.BOOTED: AT}, runs=["r1"], last_line="step 3")
 LEASE = LeaseRecord(at=AT, host="node-1", boot="0-1", process="pid:[1] 2 3", released=True)
@@ -121,18 +105,18 @@ def test_a_field_that_breaks_its_rule_is_named(
 # As a launcher of version 0.1 wrote it.
 SCHEMA_1 = {
     "schema_version": 1,
-    "name": "rooflaunch-t4-20261121-142530-a1b2c3",
-    "launched_at": "2026-11-21T14:25:30Z",
-    "project": "p",
-    "bucket": "b",
+    "name": "rooflaunch-t4-20261121-120000-3fa9c1",
+    "launched_at": "2026-11-21T12:00:00.000+00:00",
+    "project": "my-project",
+    "bucket": "my-bucket",
     "gpu": "t4",
     "gpu_count": 1,
     "machine_type": "n1-standard-4",
     "spot": False,
     "zones": ["us-central1-a"],
-    "image": "host/name@sha256:00",
+    "image": "host/p/trainer@sha256:" + "0" * 64,
     "flavour": "cuda",
-    "vm_image": "projects/i/global/images/family/f",
+    "vm_image": "projects/p/global/images/family/f",
     "limit_s": 3600,
     "spec": dict(REQUEST.spec),
     "prices": dict(REQUEST.prices),
@@ -192,7 +176,7 @@ def test_a_price_may_have_more_than_we_know() -> None:
 
 
 def test_the_price_is_that_of_the_zone() -> None:
-    assert REQUEST.price("us-central1-f") == Price(usd_per_h=0.54, source="list", read="2026-07")
+    assert REQUEST.price("us-central1-f") == Price(usd_per_h=0.54, source="a list", read="2026-07")
     assert REQUEST.price("us-central2-a") is None
 
 

@@ -72,10 +72,8 @@ def test_repository_and_tag(rest: FakeRest, asked: Services) -> None:
 )
 def test_service_account(email: str, name: str) -> None:
     rest = FakeRest({f"GET {IAM}{name}": [{"disabled": True}, {}, refused("none", 404)]})
-    found = Services(PROJECT, rest).service_account
-    assert found(email) == services.ServiceAccount(email=email, disabled=True)
-    assert found(email) == services.ServiceAccount(email=email, disabled=False)
-    assert found(email) is None
+    client = Services(PROJECT, rest)
+    assert [client.is_account_disabled(email) for _ in range(3)] == [True, False, None]
 
 
 def test_acting_as_it(rest: FakeRest, asked: Services) -> None:
