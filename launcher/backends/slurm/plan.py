@@ -5,9 +5,9 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
+from launcher.backends.shared_plan import cost_text, prices_of, require_price, run_rows
 from launcher.backends.slurm.options import Options, Software, time_text
 from launcher.backends.slurm.script import Node, job_script
-from launcher.backends.ssh.plan import cost_text, prices_of, require_price, run_rows
 from launcher.protocol.records import WORD, Request, region_of
 from launcher.protocol.task import Task
 from workload.contract.errors import UsageError

@@ -2,15 +2,16 @@
 
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
+from launcher.backends.shared_plan import cost_text, prices_of, require_price, run_rows
 from launcher.backends.ssh.options import Options
 from launcher.kinds import Runtime
 from launcher.protocol.backend import Estimate
-from launcher.protocol.records import Price, Request, region_of
+from launcher.protocol.records import Request, region_of
 from launcher.protocol.task import Task
 from workload.contract.errors import UsageError
 from workload.contract.spec import Resolved, RunSpec
@@ -131,35 +132,6 @@ def make_plan(
         task=task.to_json(resolved.spec) if task else {},
     )
     return SshPlan(request=request, login=login, options=options)
-
-
-def run_rows(request: Request) -> Iterator[tuple[str, str]]:
-    """Rows of a plan's text: which runs, the source of each option, and the files of a script."""
-    spec = RunSpec.from_json(request.spec)
-    times = "one run" if spec.repeats == 1 else f"{spec.repeats} runs, each in its own process"
-    runs = f"{request.work}, each in its own process" if request.task else f"{spec.title}, on {spec.where}; {times}"
-    yield "plan", runs
-    yield "set by", ", ".join(f"{name}: {source}" for name, source in request.spec_origin.items()) or "all defaults"
-    yield "sends", request.files_text
-
-
-def cost_text(usd_per_h: float | None) -> str:
-    """Text on the price that the user gave."""
-    return f"{usd_per_h:g} USD per hour, as you said" if usd_per_h else "not counted"
-
-
-def require_price(usd_per_h: float | None) -> None:
-    """Raise `UsageError` for a `--usd-per-h` that is no price."""
-    if usd_per_h is not None and not 0 <= usd_per_h <= 1e6:  # noqa: PLR2004 - nobody pays that
-        raise UsageError(f"--usd-per-h must be a price in USD; got {usd_per_h}", hint="--usd-per-h 0.80")
-
-
-def prices_of(usd_per_h: float | None, regions: Iterable[str], now: datetime) -> dict[str, dict[str, Any]]:
-    """User's price per hour by region, as in a request; {} if none is given."""
-    if usd_per_h is None:
-        return {}
-    price = asdict(Price(usd_per_h=usd_per_h, source="--usd-per-h", read=f"{now:%Y-%m-%d}"))
-    return dict.fromkeys(regions, price)
 
 
 def _runtime_asked_for(options: Options) -> str:
