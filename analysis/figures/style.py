@@ -172,7 +172,7 @@ def dash(field: str, drawn: Iterable[str], order: Sequence[str], title: str) -> 
 
 
 def present(order: Iterable[str], names: Iterable[str]) -> list[str]:
-    """Those of `order` that occur in `names`."""
+    """Members of `order` that occur in `names`, in the same order."""
     occurring = set(names)
     return [name for name in order if name in occurring]
 

@@ -112,13 +112,12 @@ def _application(spec: RunSpec, profiled: Bundle, script: Sequence[str], data: s
 def _refuse_replacing(profiled: Bundle, wanted: Profile) -> None:
     existing = profiled.record.profile
     if existing.is_collected and existing.kind != wanted:
-        is_script = bool(profiled.record.spec.script)
-        command_line = (
-            f"rooflaunch script --profile {wanted} -- …" if is_script else f"workload train … --profile {wanted}"
-        )
+        train_again = f"python -m workload train … --profile {wanted}"
+        script_again = f"python -m rooflaunch script --profile {wanted} -- …"
+        new_run = script_again if profiled.record.spec.script else train_again
         raise UsageError(
             f"'{profiled.path}' already holds a profile by {existing.kind}; a bundle has only one profile",
-            hint=f"make a new run: python -m {command_line}",
+            hint=f"make a new run: {new_run}",
         )
 
 
