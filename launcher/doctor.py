@@ -65,9 +65,10 @@ def examine(
     named: bool = True,
     checks_of: Callable[[str], Iterable[Check]] = lambda _: (),
 ) -> list[Check]:
-    """Checks of these parts, in order. A check that cannot go on ends its part. `checks_of`: the checks of a backend.
+    """Checks of these parts, in order. A part ends early if a failed check makes its next checks impossible.
 
-    `named`: the user named the parts; if not, a missing GPU is nothing to repair.
+    `named`: whether the user named the parts; if not, a missing GPU is no problem. `checks_of`: returns the checks of a
+    backend.
     """
     host = host or real_ports()
     checks: list[Check] = []

@@ -1,4 +1,5 @@
-"""Memory sizes as Docker's command line writes them, and durations. Light: the command line shows the defaults."""
+"""Memory sizes as Docker's command line writes them, and durations. Imports little, because the command line
+loads this module for its defaults."""
 
 import re
 

@@ -115,9 +115,9 @@ def _this_process(at: str) -> LeaseRecord:
 
 
 def _has_ended(held: LeaseRecord, own: LeaseRecord) -> bool:
-    """Whether the process of the lease `held` ran on this machine and is gone, after a reboot, or with its container.
+    """Whether the process that took the lease `held` is known to have ended, for example by a reboot.
 
-    `own`: record of this process.
+    False for a process of another machine. `own`: lease record of this process.
     """
     if held.host != own.host or not held.boot or not own.boot:
         return False
@@ -126,7 +126,7 @@ def _has_ended(held: LeaseRecord, own: LeaseRecord) -> bool:
     holder, this = PROCESS.fullmatch(held.process), PROCESS.fullmatch(own.process)
     if not holder or not this:
         return False
-    # A launch's container has the same name each time, so if this one could start, the other has ended.
+    # All containers of a launch have the same name: since this container could start, any earlier one has ended.
     return holder[1] != this[1] or _started(int(holder[2])) != held.process.rpartition(" ")[2]
 
 

@@ -69,20 +69,20 @@ def real_ports() -> Ports:
 
 
 TRAIN = ("--", "train.py", "--lr", "0.1")
-# Column of the text in the plans of all backends.
+# Column at which the text starts in each line of a backend's plan.
 TEXT_COLUMN = 11
 
 
 @dataclass(frozen=True, kw_only=True)
 class Script:
-    """A user's own script as it was typed. `is_fresh`: its machines are created for this launch."""
+    """A user's own script as it was typed. `is_fresh`: the machines are created for this launch."""
 
     words: tuple[str, ...]
     options: ThereOptions
     is_fresh: bool
 
     def packed(self, backend: str, folder: Path, environment: Mapping[str, str]) -> tuple[tuple[str, ...], ScriptFiles]:
-        """Words of the script, changed to fit the copy of the folder that is sent, and that copy."""
+        """The script's path and arguments, as valid in the copy of the folder that is sent, and that copy."""
         words = relative_words(self.words, folder, example=shlex.join(("launch", backend, *TRAIN)))
         data = place_of_data(self.options.data, words, is_fresh=self.is_fresh)
         variables = variables_of(self.options.env, environment)
@@ -183,8 +183,8 @@ def launch(
     models.require_data(resolved.spec, is_here=False)
     models.require_profile(resolved.spec)
     settings = backend.settings(place.where, options, offline=dry_run)
-    # Errors in the options are reported before anything is built, pushed or requested. The draft's name and time are by
-    # this machine's clock; the launched plan has those by the place's clock.
+    # Errors in the options are reported before anything is built, pushed or requested. The draft has its name and time
+    # from this machine's clock; the launched plan has its own from the place's clock.
     job = Job(resolved=resolved, token=secrets.token_hex(3))
     now = datetime.fromtimestamp(ports.now(), UTC)
     draft = backend.plan(job, options, settings, now=now, offline=dry_run)
@@ -231,7 +231,10 @@ def _text(plan: Plan, script_files: ScriptFiles | None, width: int | None) -> st
 
 
 def _ask_whether_to_keep(ports: Ports, left: LeftRunningError, session: Session) -> None:
-    """Ask on a terminal whether to keep the machine or delete it; raise once it is deleted. No answer keeps it."""
+    """Ask on a terminal whether to keep the machine or delete it; without an answer the machine is kept.
+
+    Raises `InterruptedRunError` once the machine is deleted, `ToolError` if that cannot be confirmed.
+    """
     name = left.machine.name
     try:
         if not ports.is_terminal() or ports.confirm(f"\nKeep '{name}' running?", True):
@@ -378,13 +381,13 @@ def _chosen(
 
 
 def _erase_variables(store: Store | None, machines: Machines, *, down: Sequence[str] = ()) -> None:
-    """Empty the variables of launches that do not live, and name those launches."""
+    """Erase the variables of launches that are over, and print the names of those launches."""
     for name in cleanup.erase_variables(store, machines, down=down) if store is not None else ():
         print(f"erased the variables (--env) of '{name}', which has no {machines.noun}", file=sys.stderr)
 
 
 def _look_again(machines: Machines, name: str, zones: Sequence[str]) -> tuple[Machine | None, Sequence[str]]:
-    """The machine, asked of these zones only, and the zones that do not answer either."""
+    """Ask only `zones` for the machine. Returns the machine, None if not found, and the zones that do not answer."""
     if not zones:
         return None, ()
     try:
@@ -465,7 +468,7 @@ def _store_or_none(connected: _Connected) -> Store | None:
 
 
 def _find(session: Session, word: str) -> str:
-    """Name that `word` means, of a launch in the store or of a machine."""
+    """Name of the launch that `word` means, among launches in the store or with a machine."""
     names = launches.known_names(session.store)
     names += [machine.name for machine in session.machines.look() if machine.name not in set(names)]
     return launches.find(word, names, session.store)

@@ -162,7 +162,7 @@ def again(plan: Plan, now_s: float) -> Plan:
 
 
 class Launcher:
-    """Steps of a launch, to be taken one by one. Several threads may each take the steps of another launch."""
+    """Steps of a launch, as methods. Several threads may share a `Launcher`, each for a launch of its own."""
 
     def __init__(self, session: Session, *, output: Path, script_files: ScriptFiles | None = None) -> None:
         self._session, self._machines, self._store = session, session.machines, session.store
@@ -209,12 +209,12 @@ class Launcher:
         self._session.on_event(Event(kind=EventKind.PHASE, text=LaunchPhase.REQUESTED, at_s=launched_s))
 
     def send_script_files(self, plan: Plan) -> None:
-        """Send the files and variables of a script. The request is in the store: variables are never without one."""
+        """Send the files and variables of a script. Call it after `record`: no variables are stored without a request."""
         if self._script_files:
             self._script_files.send(self._store, plan.request.name, launcher=cleanup.this_process())
 
     def submit(self, plan: Plan) -> Submitted:
-        """Get a running machine. If that fails, write the reason into the store and raise it."""
+        """Get a running machine. If that fails, write the reason into the store and raise the error."""
         try:
             self.send_script_files(plan)
             return self._machines.submit(plan, self._session.note)
@@ -232,9 +232,9 @@ class Launcher:
             raise
 
     def _give_up(self, plan: Plan, code: int, error: str) -> bool:
-        """Remove any machine, then write into the store why there is none. Returns whether all are gone.
+        """Remove any machine that was created before `error`, then write `error` into the store as the result.
 
-        A machine may have been created just before the error.
+        Returns False, and writes nothing, if a machine may still exist.
         """
         name = plan.request.name
         try:
@@ -248,7 +248,7 @@ class Launcher:
         return are_gone
 
     def _collected(self, outcome: LaunchOutcome, ended: WatchedLaunch, machine: Machine) -> LaunchOutcome:
-        """Outcome with the fetched bundles. The machine is gone afterwards, or the error names it."""
+        """Outcome with the fetched bundles. Waits for the machine's end, or records an error if that is not confirmed."""
         error = ended.error or _error_of(ended.result, outcome.name)
         if ended.result is None and ended.is_gone:
             settle(self._session, ended, str(error))
@@ -271,7 +271,7 @@ class Launcher:
         )
 
     def _billed(self, outcome: LaunchOutcome, plan: Plan, machine: Machine) -> LaunchOutcome:
-        """Outcome with the cost of the machine, from its request until it is gone or nobody waits for it."""
+        """Outcome with the cost of the machine from its request to now; without a known price the same outcome."""
         price, began_s, now_s = plan.request.price(outcome.zone), machine.created_s, self._session.now_s()
         if price is None or began_s is None:
             return outcome
@@ -327,7 +327,7 @@ class Launcher:
 def fetched(store: Store, run_id: str, output: Path, *, jobs: int = 8) -> Bundle:
     """Fetch a complete bundle into the folder `output`, `jobs` files at a time.
 
-    Raises `BundleError` if it is missing, incomplete or damaged in the store, and the store's error if that fails.
+    Raises `BundleError` if the bundle is missing, incomplete or damaged in the store, else the store's own error.
     """
     source = FetchSource(address=store.locate("").rstrip("/"), folder=RUNS, run_id=run_id)
     report = fetch.fetch(store, source, output, jobs=jobs)
@@ -394,7 +394,7 @@ def save_output(session: Session, machine: Machine, output: Path) -> Path | None
 
 
 def _was_preempted(ended: WatchedLaunch) -> bool:
-    """Whether a launch was preempted, perhaps in time for its machine to write a result, before its run was done."""
+    """Whether a launch was preempted before its run was done; its machine may still have written a result."""
     if (result := ended.result) is not None:
         return result.preempted and result.exit_code != ExitCode.DONE
     return ended.liveness is Liveness.PREEMPTED
@@ -416,9 +416,9 @@ def _error_of(result: Result | None, name: str) -> RooflaunchError | None:
 
 
 def _shortfall(request: Request, bundles: Sequence[Bundle]) -> RooflaunchError | None:
-    """Error if a launch that ended well has fewer completed bundles than runs; None if it has all.
+    """Error if a launch that ended well has fewer completed bundles than runs, else None.
 
-    None for runs with a key too: an earlier attempt may have stored some of them, and the sweep counts them by key.
+    Runs with a key are not checked: an earlier attempt may have stored some of them, and the sweep counts them by key.
     """
     if any(run.run_key for run in request.work.runs):
         return None

@@ -48,7 +48,7 @@ class Session:
         return self.machines.now_s()
 
     def note(self, text: str) -> None:
-        """Report a note."""
+        """Send `text` to the receiver of events, as a note."""
         self.on_event(Event(kind=EventKind.NOTE, text=text))
 
 
@@ -61,7 +61,7 @@ class LaunchProgress:
         self._began_s = self._printed_s = now()
 
     def __call__(self, event: Event) -> None:
-        """Show one event. Without a terminal progress is a line every 30 s."""
+        """Show one event. Without a terminal, progress is printed only every 30 s."""
         match event.kind:
             case EventKind.PHASE:
                 self._line(f"{self._after(event):>10}  {event.text.replace('_', ' ')}")

@@ -127,11 +127,11 @@ class _Work:
 
     def __init__(self, task: Task, done: Mapping[str, str], settle_to_c: float | None) -> None:
         self._task, self._done = task, done
-        # Why none of the remaining runs is started.
+        # Reason why no further run is started; empty if runs may be started.
         self._over = ""
         self._completed_s: list[tuple[RunSpec, float]] = []
         self._measured_blocks = set[int]()
-        # Settling matters between different configurations; repeats of one are alike already.
+        # Settling matters between different configurations; repeats of the same configuration are alike already.
         self._settles = any(run.spec != task.runs[0].spec for run in task.runs)
         self._settle_to_c = settle_to_c
         self._did_not_fit = [run.spec for run in task.runs if done.get(run.run_key) == Status.OUT_OF_MEMORY]

@@ -21,9 +21,9 @@ class Trainer(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Watcher(Follower):
-    """Callbacks that receive a run's messages and its trainer, to stop it. Their provider handles signals itself.
+    """Callbacks for a run's messages, and for its trainer, so that it can be stopped.
 
-    `on_started` and `on_ended` are called for the timing run, and again for the container of the profile pass; a
+    If a watcher is given, its owner handles signals, and the run does not.     `on_started` and `on_ended` are called for the timing run, and again for the container of the profile pass; a
     process profiles itself. `on_bundle` is called as soon as the bundle's folder exists. A process's messages come from
     a thread of their own, everything else from the caller's thread.
     """

@@ -1,6 +1,6 @@
 """Command line `launch … -- train.py ARGS`: words after `--`, and options of a script.
 
-Light: `launch --help` loads it.
+Imports little, because `launch --help` loads this module.
 """
 
 import re
@@ -70,7 +70,7 @@ class ThereOptions:
     )
 
 
-# Headings of a command's help, in order, with the options below each; all other options stand below "Place".
+# Headings of a command's help, in order, with the options below each; all other options are below "Place".
 SCRIPTS_OWN = {
     "words",
     "samples_per_step",
@@ -137,7 +137,7 @@ def _help_row(parameter: Any, ctx: Any) -> tuple[str, str] | None:
     name, text = parameter.get_help_record(ctx)
     if parameter.name == "words":
         return parameter.metavar, text
-    # If a switch is off by default, its `--no-…` only overrides a file or a variable, so help leaves it out.
+    # If a switch is off by default, its `--no-…` only overrides a file or a variable: help omits `--no-…`.
     return name.partition(" / ")[0] if parameter.name in OFF_SWITCHES else name, text
 
 
@@ -150,7 +150,7 @@ def _refuse_stray(ctx: Any, typed: list[str]) -> None:
 
 
 def variables_of(names: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
-    """The named variables with their values. Raises `UsageError` for an unset variable, and for one of the machine."""
+    """The named variables with their values. Raises `UsageError` for one that is unset or that the machine itself sets."""
     for name in names:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             raise UsageError(
