@@ -131,7 +131,7 @@ class EngineEvent:
 
 
 class Engine:
-    """Connection to a Docker engine that has answered once."""
+    """Connection to a Docker engine that has answered."""
 
     def __init__(self, client: "docker.DockerClient", info: Mapping[str, Any], version: str) -> None:
         self._client = client

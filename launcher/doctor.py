@@ -161,7 +161,7 @@ def _image_checks(engine: Engine) -> Iterator[Check]:
         subject = f"image {name}"
         if current:
             base = current[0].labels.get(contents.BASE_LABEL, contents.UNPINNED)
-            base_text = "its base has no digest" if base == contents.UNPINNED else f"base {base}"
+            base_text = "the base has no digest" if base == contents.UNPINNED else f"base {base}"
             yield DOCKER.ok(subject, f"{current[0].name}; {base_text}")
         else:
             state = "built from other code" if held else "not built"

@@ -55,9 +55,9 @@ def require_data(spec: RunSpec, *, is_here: bool) -> None:
     if spec.dataset in DATA_SETS or (path.is_dir() if is_here else path.is_absolute()):
         return
     near = difflib.get_close_matches(spec.dataset, DATA_SETS, n=1)
-    folder = "no folder" if is_here else "not a full path of a folder there"
+    folder = "a folder" if is_here else "an absolute path"
     raise UsageError(
-        f"data set '{spec.dataset}' is {folder}, and none of {', '.join(DATA_SETS)}",
+        f"data set '{spec.dataset}' is neither {folder} nor one of {', '.join(DATA_SETS)}",
         hint=f"--dataset {near[0]}" if near else "--dataset FOLDER, with images in FOLDER/<class>/<image>.jpg",
     )
 

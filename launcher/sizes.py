@@ -1,5 +1,4 @@
-"""Memory sizes as Docker's command line writes them, and durations. Imports little, because the command line
-loads this module for its defaults."""
+"""Memory sizes as Docker's command line writes them, and durations. Imports little, for `launch --help`."""
 
 import re
 

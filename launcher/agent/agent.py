@@ -133,7 +133,7 @@ class Agent:
         if not (comes_back or self.heartbeats.is_lost):
             if self.request.script.get("env"):
                 self.store.write(records.variables_object(self.request.name), records.NO_VARIABLES)
-            # An existing result is kept. Only a start that saves bundles replaces the result: the launcher wrote that one.
+            # An existing result is kept. Only a start that saves bundles replaces the result that the launcher wrote.
             if_absent = not self.home.only_saves()
             self.store.write(records.result_object(self.request.name), result.to_bytes(), if_absent=if_absent)
         return result
@@ -180,7 +180,7 @@ class Agent:
     def _work_through(self, task: Task, uploads: ThreadPoolExecutor) -> WorkEnd:
         broken_off = self._broken_off()
         outcomes = [
-            Outcome(run=run, number=number, end=End.NOT_STARTED, why=f"it was interrupted {MOST_BROKEN_OFF} times here")
+            Outcome(run=run, number=number, end=End.NOT_STARTED, why=f"the run was interrupted {MOST_BROKEN_OFF} times")
             for number, run in enumerate(task.runs, 1)
             if run.run_key and broken_off[run.run_key] >= MOST_BROKEN_OFF
         ]
@@ -256,7 +256,7 @@ class Agent:
         if not outcome.was_started:
             return []
         folders = self.delivery.folders
-        if outcome.bundle and outcome.bundle.path not in folders:  # bundle that was created for a trainer that ended too early
+        if outcome.bundle and outcome.bundle.path not in folders:  # made for a trainer that ended too early
             folders.append(outcome.bundle.path)
         own = folders[self._settled :]
         self._settled = len(folders)
@@ -274,7 +274,7 @@ class Agent:
         return replace(outcome, why=messages["error"], hint=messages["hint"])
 
     def _end_of(self, task: Task, outcomes: Sequence[Outcome]) -> WorkEnd:
-        """End of the whole task, which is done if no run is missing.
+        """End of the whole task: exit code 0 if no run is missing.
 
         Otherwise error and hint are those of the first missing run that was started, else of the first missing run. In
         a sweep, a run that ran out of memory is not missing.

@@ -31,7 +31,7 @@ class HeartbeatWriter:
         is_lost: Callable[[], bool],
         on_lost: Callable[[], None],
     ) -> None:
-        """Write nothing yet. `is_lost`: whether another agent has taken over the launch; `on_lost`: called once then."""
+        """Prepare to write. `is_lost`: whether another agent has taken over the launch; `on_lost`: called once then."""
         self.last_line = ""
         self.is_lost = False
         self._is_taken_over, self._on_lost = is_lost, on_lost

@@ -17,8 +17,8 @@ from workload.contract.errors import RooflaunchError, ToolError
 RESERVED_BYTES = 4096
 # File that tells an agent to only upload what a broken-off job left (launcher/backends/ssh).
 SAVING = "saving"
-# Files: phases that the start-up script recorded, and those that the agent recorded, one phase per line; marker that the
-# work was begun; how the work ended; ids of the bundles that are complete in the store.
+# Files: phases that the start-up script recorded, and those that the agent recorded, one per line; marker that the work
+# was begun; how the work ended; ids of the bundles that are complete in the store.
 BOOT_PHASES, OWN_PHASES, STARTED, ENDED, UPLOADED = "phases", "phases-of-the-run", "started", "ended.json", "uploaded"
 # A backend's guest.py imports `epoch_s` from this module.
 epoch_s = records.epoch_s

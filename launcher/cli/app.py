@@ -73,7 +73,7 @@ def run_local(
     output_format: FormatOption = Format.TABLE,
     **own: Any,
 ) -> int:
-    """Measure your own training script without changing it, or without a script our trainer with a vision model."""
+    """Measure your own unchanged training script or, without a script, our trainer with a vision model."""
     from launcher import models, run_table
     from launcher.machine import local, task
     from launcher.machine.runtime import choose, gpu_capability
@@ -227,7 +227,7 @@ def run_doctor(
 ) -> int:
     """Check what runs need here, and say what to do.
 
-    With gcp it looks at what launches need in the cloud.
+    With gcp, check what launches need in the cloud.
     """
     from launcher import backends, doctor
 

@@ -224,7 +224,7 @@ def reap(
     output_format: FormatOption = Format.TABLE,
     **where: Any,
 ) -> int:
-    """Delete VMs that are stopped for good or past their time limit, and disks past it.
+    """Delete VMs that are stopped for good, and VMs and disks that are past their time limit.
 
     The cloud deletes a VM at its time limit, but never a stopped one. This command deletes what is left.
     """

@@ -72,7 +72,7 @@ def run_sweep(
     ] = None,
     max_cost: Annotated[
         float | None,
-        typer.Option(metavar="USD", help="limit of the cost of the whole sweep, by limits of the machines' time"),
+        typer.Option(metavar="USD", help="maximum cost of the whole sweep, kept by time limits of the machines"),
     ] = None,
     max_time: Annotated[
         str | None, typer.Option(metavar="TIME", help="begin no run after this time, for example 8h or 90m")

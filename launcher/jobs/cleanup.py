@@ -41,7 +41,7 @@ def down(chosen: Sequence[Machine], machines: Machines, store: Store | None) -> 
 
     def note(machine: Removed) -> None:
         if machine.gone and store is not None:
-            error = f"its {machines.noun} was removed by `launch down`"
+            error = f"the {machines.noun} was removed by `launch down`"
             settle(store, machine.name, machine.zone, ExitCode.INTERRUPTED, error, now_s=now_s)
 
     with ThreadPoolExecutor(AT_A_TIME) as workers:

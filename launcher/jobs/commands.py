@@ -243,7 +243,7 @@ def _ask_whether_to_keep(ports: Ports, left: LeftRunningError, session: Session)
         return
     if not all(removed.gone for removed in session.machines.stop([left.machine])):
         raise ToolError(f"'{name}' is not confirmed to be gone", hint=f"launch down {name}") from left
-    error = f"its {session.machines.noun} was deleted on Ctrl-C"
+    error = f"the {session.machines.noun} was deleted on Ctrl-C"
     cleanup.settle(session.store, name, left.machine.zone, ExitCode.INTERRUPTED, error, now_s=session.now_s())
     raise InterruptedRunError(f"interrupted; '{name}' is deleted", hint="launch again") from left
 
@@ -298,7 +298,7 @@ def show_status(place: Place, *, name: str | None, every: bool, output_format: F
     if listing.unreachable:
         zones, kind = ", ".join(listing.unreachable), session.store.kind
         print(
-            f"warning: no answer from {zones}: a {noun} there that is missing in the {kind} is not shown",
+            f"warning: no answer from {zones}: a {noun} there without a record in the {kind} is not shown",
             file=sys.stderr,
         )
     if output_format is Format.JSON:
@@ -307,7 +307,7 @@ def show_status(place: Place, *, name: str | None, every: bool, output_format: F
         print(launches.render(listing.there, now_s))
     elif not listing.unreachable:
         address = session.store.locate("").rstrip("/")
-        print(f"no launch in {address}, and no {noun} of one in {session.machines.place}", file=sys.stderr)
+        print(f"no launch in {address}, and no {noun} of a launch in {session.machines.place}", file=sys.stderr)
     return ExitCode.DONE
 
 

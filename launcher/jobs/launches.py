@@ -61,9 +61,10 @@ RUN_STAMP = re.compile(r"(\d{8})T(\d{6})Z-")
 
 
 class LaunchState(StrEnum):
-    """State of a launch. `lost`: no VM and no result. `stale`: the VM is stopped, past its limit, or sends no
-    heartbeat. `unknown`: the zone of the VM does not answer. `unreadable`: a record in the bucket is damaged, or not of
-    this launch.
+    """State of a launch. `lost`: no VM and no result. `unknown`: the zone of the VM does not answer.
+
+    `stale`: the VM is stopped, past its limit, or sends no heartbeat. `unreadable`: a record in the bucket is damaged,
+    or does not belong to this launch.
     """
 
     REQUESTED = "requested"
@@ -181,7 +182,7 @@ def judge(seen: Seen, now_s: float, *, was_preempted: Callable[[], bool]) -> Lau
     """State of a launch. `now_s`: by the cloud's clock; `was_preempted`: called only if a VM has vanished."""
     cost = cost_of(seen, now_s)
     if seen.problems:
-        why = "; ".join((*seen.problems, *([f"its {seen.noun} exists"] if seen.machine else [])))
+        why = "; ".join((*seen.problems, *([f"the {seen.noun} exists"] if seen.machine else [])))
         return Launch(seen=seen, state=LaunchState.UNREADABLE, why=why, cost=cost)
     judged = liveness(_observed(seen, now_s, was_preempted))
     state, why = _state_of(judged, seen, now_s)
@@ -233,12 +234,12 @@ def _state_of(judged: Liveness, seen: Seen, now_s: float) -> tuple[LaunchState, 
     if judged is Liveness.ENDED:
         assert seen.result is not None
         state, why = _ended(seen.result)
-        machine = _machine_left(seen, now_s) if seen.machine else _no_answer(seen, f"its {seen.noun} is gone")
+        machine = _machine_left(seen, now_s) if seen.machine else _no_answer(seen, f"the {seen.noun} is gone")
         return state, "; ".join(filter(None, (why, machine)))
     if judged is Liveness.ALIVE:
         assert seen.heartbeat is not None
         state, why = _progress_of(seen.heartbeat)
-        return state, "; ".join(filter(None, (why, _no_answer(seen, f"its {seen.noun} exists"))))
+        return state, "; ".join(filter(None, (why, _no_answer(seen, f"the {seen.noun} exists"))))
     state, words = STATES[judged]
     return state, words(seen, now_s)
 
@@ -259,10 +260,10 @@ def _machine_left(seen: Seen, now_s: float) -> str:
     if machine is None:
         return ""
     if machine.may_start_again(now_s):
-        return f"its {seen.noun} is {machine.status}, and the cloud may start it again, to save its results"
+        return f"the {seen.noun} is {machine.status}; the cloud may start the {seen.noun} again, to save the results"
     if machine.condition is Condition.STOPPED:
-        return f"its {seen.noun} is {machine.status}, and its disk still costs money: launch reap"
-    return f"its {seen.noun} is still there"
+        return f"the {seen.noun} is {machine.status}, and the disk still costs money: launch reap"
+    return f"the {seen.noun} is still there"
 
 
 def _no_answer(seen: Seen, what: str) -> str:
@@ -282,7 +283,7 @@ def _booting(seen: Seen, _: float) -> str:
 
 
 def _exists_unknown(seen: Seen, _: float) -> str:
-    return _no_answer(seen, f"its {seen.noun} exists")
+    return _no_answer(seen, f"the {seen.noun} exists")
 
 
 # State as shown to people, and its reason in words, of a launch that has not ended and does not work.
@@ -439,7 +440,7 @@ def find(word: str, names: Sequence[str], store: Store | None) -> str:
         raise UsageError(f"'{word}' matches {len(meant)} launches: {some}", hint="give a longer part of the name")
     owner = _owner_of_run(word, names, store) if store is not None else None
     if owner is None:
-        raise NothingToDoError(f"no launch and no run of one is named '{word[:200]}'", hint="launch status --all")
+        raise NothingToDoError(f"no launch and no run of a launch is named '{word[:200]}'", hint="launch status --all")
     return owner
 
 

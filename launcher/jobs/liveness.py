@@ -70,9 +70,9 @@ TO_BE_REMOVED = frozenset({Liveness.STOPPED, Liveness.OVERDUE, Liveness.SILENT, 
 class Observed:
     """Observations on a launch, all times in seconds.
 
-    `age_s`: since its request. `silent_s`: since the last heartbeat. `booting_s`: since its machine began to boot,
-    of which `boot_limit_s` are allowed. `over_limit_s`: since its time limit, negative before. `may_restart`: the place
-    may still restart the stopped machine. `was_preempted`: called only if the machine is gone.
+    `age_s`: since its request. `silent_s`: since its last heartbeat or phase. `booting_s`: since its machine began to
+    boot; `boot_limit_s`: longest time allowed for the boot. `over_limit_s`: since its time limit, negative before.
+    `may_restart`: the place may still restart the stopped machine. `was_preempted`: called only if the machine is gone.
     """
 
     place: PlaceSays

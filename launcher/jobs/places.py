@@ -53,7 +53,8 @@ class Place:
 def place_of(where: Mapping[str, Any], *, likely: Sequence[str] = ()) -> Place:
     """Return the place that the options select; without options, the default place.
 
-    If no backend is named, it is the first that has all these options. `likely`: backends to try first. Raises `UsageError` for options of two backends.
+    Unless a backend is named, the first backend that has all these options is taken. `likely`: backends to try first.
+    Raises `UsageError` for options of two backends.
     """
     typed = {name: value for name, value in where.items() if value is not None}
     named = typed.pop("backend", None)
@@ -112,7 +113,7 @@ def _where(name: str, typed: Mapping[str, Any]) -> Any:
     for item in needed:
         if item.name not in table:
             raise UsageError(
-                f"{flag_of(item)} is missing: it says where launches of {name} are",
+                f"{flag_of(item)} is required, to find launches of {name}",
                 hint=f"{flag_of(item)} {item.metadata['shown'].get('metavar', item.name.upper())}",
             )
     return kind(**{item.name: table[item.name] for item in needed}, **typed)

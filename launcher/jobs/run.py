@@ -209,7 +209,7 @@ class Launcher:
         self._session.on_event(Event(kind=EventKind.PHASE, text=LaunchPhase.REQUESTED, at_s=launched_s))
 
     def send_script_files(self, plan: Plan) -> None:
-        """Send the files and variables of a script. Call it after `record`: no variables are stored without a request."""
+        """Send the files and variables of a script. Call it after `record`: variables always have a request."""
         if self._script_files:
             self._script_files.send(self._store, plan.request.name, launcher=cleanup.this_process())
 
@@ -248,7 +248,7 @@ class Launcher:
         return are_gone
 
     def _collected(self, outcome: LaunchOutcome, ended: WatchedLaunch, machine: Machine) -> LaunchOutcome:
-        """Outcome with the fetched bundles. Waits for the machine's end, or records an error if that is not confirmed."""
+        """Outcome with the fetched bundles. Waits until the machine is gone, and sets an error if that fails."""
         error = ended.error or _error_of(ended.result, outcome.name)
         if ended.result is None and ended.is_gone:
             settle(self._session, ended, str(error))
@@ -320,14 +320,14 @@ class Launcher:
             return None
         return ToolError(
             f"{noun} '{machine.name}' in {machine.zone} is not confirmed to be gone: {removed.reason}",
-            hint=f"launch down {machine.name}; it is ended at its time limit in any case",
+            hint=f"launch down {machine.name}; the {noun} is ended at its time limit in any case",
         )
 
 
 def fetched(store: Store, run_id: str, output: Path, *, jobs: int = 8) -> Bundle:
     """Fetch a complete bundle into the folder `output`, `jobs` files at a time.
 
-    Raises `BundleError` if the bundle is missing, incomplete or damaged in the store, else the store's own error.
+    Raises `BundleError` if the bundle is missing, incomplete or damaged, and the store's error if the store fails.
     """
     source = FetchSource(address=store.locate("").rstrip("/"), folder=RUNS, run_id=run_id)
     report = fetch.fetch(store, source, output, jobs=jobs)

@@ -1,8 +1,8 @@
 """Watches launches by polling until they have ended: a single launch, or the tasks of a sweep.
 
 Each poll asks for the machines first and then for their records, because a machine deletes itself only after it has
-written its result. A machine's own time stamps do not show whether it is alive: the time without a heartbeat is measured
-by our clock, and only over polls that were answered. A launch also ends and saves its results if nobody watches it.
+written its result. A machine's own time stamps do not show whether it is alive: our clock measures the time without a
+heartbeat, and only over polls that were answered. A launch also ends and saves its results if nobody watches it.
 """
 
 import os
@@ -82,7 +82,7 @@ class WatchedLaunch:
     # Times at which the boot began and at which the time limit ends; None and 0 before the first poll.
     boots_from_s: float | None = None
     limit_s: float = 0.0
-    # Seconds without a new heartbeat or phase. `counted_to_s`: the time of the last poll that added to them; None after a
+    # Seconds without a new heartbeat or phase. `counted_to_s`: time of the last poll that added to them; None after a
     # poll without an answer.
     silent_s: float = 0.0
     counted_to_s: float | None = None

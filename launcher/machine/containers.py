@@ -167,9 +167,13 @@ def explain(ended: ContainerEnd, limits: ContainerLimits) -> RooflaunchError | N
             hint="a smaller --batch-size, fewer --workers, or more --memory",
         )
     if ended.exit_code == KILLED:
-        return RunFailedError("the container was killed (SIGKILL)", hint="run again; `docker events` shows who did it")
+        return RunFailedError(
+            "the container was killed (SIGKILL)", hint="run again; `docker events` shows what stopped the container"
+        )
     if crash := CRASHES.get(ended.exit_code):
-        return RunFailedError(f"the trainer was killed by {crash}", hint="run again; `docker events` shows who did it")
+        return RunFailedError(
+            f"the trainer was killed by {crash}", hint="run again; `docker events` shows what stopped the container"
+        )
     return None
 
 

@@ -112,9 +112,10 @@ def make_plan(
 ) -> LocalPlan:
     """Plan of `launch local`; changes nothing. `outside`: facts on the host that a container cannot see.
 
-    `backend` and `place`: names for the run's record. `driver_parameters`: file in which the host's NVIDIA driver lists its
-    parameters. `context`: further facts for the trainer of a run of a task. `workplace`: folder and data of a user's
-    own script; by default the current folder. Raises `UsageError` for limits of a container if the run is a process.
+    `backend` and `place`: names for the run's record. `driver_parameters`: file in which the host's NVIDIA driver lists
+    its parameters. `context`: further facts for the trainer of a run of a task. `workplace`: folder and data of a
+    user's own script; by default the current folder. Raises `UsageError` for limits of a container if the run is a
+    process.
     """
     spec = resolved.spec
     if spec.script:

@@ -162,7 +162,7 @@ def _flavour_for(capability: tuple[int, int] | None) -> str:
     if flavour is None:
         major, minor = capability
         raise ToolError(
-            f"no image flavour holds code for compute capability {major}.{minor}",
+            f"no image flavour has code for compute capability {major}.{minor}",
             hint="--runtime process with a torch build that supports the GPU",
         )
     return flavour.name

@@ -23,9 +23,10 @@ class Trainer(Protocol):
 class Watcher(Follower):
     """Callbacks for a run's messages, and for its trainer, so that it can be stopped.
 
-    If a watcher is given, its owner handles signals, and the run does not.     `on_started` and `on_ended` are called for the timing run, and again for the container of the profile pass; a
-    process profiles itself. `on_bundle` is called as soon as the bundle's folder exists. A process's messages come from
-    a thread of their own, everything else from the caller's thread.
+    The caller that gives a watcher handles signals. `on_started` and `on_ended` are called for the timing run, and
+    again for the container of the profile pass; a process profiles itself. `on_bundle` is called as soon as the
+    bundle's folder exists. A process's messages come from a thread of their own, everything else from the caller's
+    thread.
     """
 
     on_bundle: Callable[[Path], None]

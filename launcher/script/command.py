@@ -150,11 +150,14 @@ def _refuse_stray(ctx: Any, typed: list[str]) -> None:
 
 
 def variables_of(names: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
-    """The named variables with their values. Raises `UsageError` for one that is unset or that the machine itself sets."""
+    """The named variables with their values.
+
+    Raises `UsageError` for a variable that is unset, or that the machine sets itself.
+    """
     for name in names:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             raise UsageError(
-                f"--env takes the name of a variable, and its value from here; got '{name}'", hint="--env HF_TOKEN"
+                f"--env takes only the name of a variable that is set here; got '{name}'", hint="--env HF_TOKEN"
             )
         if name in OF_THE_MACHINE or name.startswith("ROOFLAUNCH_"):
             raise UsageError(f"{name} is set by the machine itself; got --env {name}", hint=f"leave --env {name} out")

@@ -301,7 +301,7 @@ def _variables(request: Request, store: Store) -> dict[str, str]:
 
 
 def fetch_data(address: str, folder: Path, *, is_over: Callable[[], bool]) -> None:
-    """Copy the data at `address` into `folder`, except files that are already there; stop once `is_over` is True."""
+    """Copy the data at `address` into `folder`, except files that are there already; stop once `is_over()`."""
     store, number = open_store(address, jobs=3), 0
     for listed in store.objects(""):
         if is_over():

@@ -1,5 +1,4 @@
-"""Notes in a script's plan: arguments that name files which are not sent, and imports that may be missing
-on the machine.
+"""Notes in a script's plan: arguments that name files which are not sent, and imports that may not be installed.
 
 Files are only read; none of their code is run.
 """
@@ -168,7 +167,7 @@ def left_behind(
 ) -> Iterator[str]:
     """Note for each argument that names a file or folder which exists here but not where the script runs.
 
-    `reached`: folders that the script can read. `why_not`: returns why a path below `folder` is not sent; empty if sent.
+    `reached`: folders that the script can read. `why_not`: returns why a path below `folder` is not sent, or "".
     """
     for word in words[2 if words[0] == "-m" else 1 :]:
         value = word.partition("=")[2] if word.startswith("-") else word
