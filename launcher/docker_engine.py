@@ -223,7 +223,7 @@ class Engine:
         cached: bool,
         platform: str = "",
     ) -> Iterator[EngineEvent]:
-        """Build an image for `platform` (`linux/amd64`), or for the engine's own; yields its messages."""
+        """Build an image for `platform` (`linux/amd64`), or for the engine's own platform; yields messages."""
         with translated("the build was interrupted"):
             stream = self._client.api.build(
                 fileobj=io.BytesIO(context),
@@ -431,7 +431,7 @@ def _creation(container: Container) -> dict[str, Any]:
 
 
 def _tied(container: Container) -> dict[str, Any]:
-    """Arguments, not shown to users, that close the container's standard input when this process ends."""
+    """Arguments, not shown to users, with which the trainer ends when its standard input closes."""
     return {"stdin_open": True, "environment": {**container.environment, **container.variables, LIFELINE: "stdin"}}
 
 

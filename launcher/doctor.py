@@ -65,7 +65,7 @@ def examine(
     named: bool = True,
     checks_of: Callable[[str], Iterable[Check]] = lambda _: (),
 ) -> list[Check]:
-    """Checks of these parts, in order. A part ends early if a failed check makes its next checks impossible.
+    """Checks of these parts, in order. A part ends early if a failed check makes the next ones impossible.
 
     `named`: whether the user named the parts; if not, a missing GPU is no problem. `checks_of`: returns the checks of a
     backend.

@@ -49,7 +49,7 @@ def require(
 def require_data(spec: RunSpec, *, is_here: bool) -> None:
     """Raise `UsageError` for a data set that is neither a known name nor a folder.
 
-    With `is_here` the folder must exist. On another machine it cannot be checked: any absolute path is accepted.
+    With `is_here` the folder must exist. A folder on another machine cannot be checked: any absolute path is accepted.
     """
     path = Path(spec.dataset).expanduser()
     if spec.dataset in DATA_SETS or (path.is_dir() if is_here else path.is_absolute()):

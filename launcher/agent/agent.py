@@ -240,7 +240,7 @@ class Agent:
         return done
 
     def _broken_off(self) -> Counter[str]:
-        """Attempts on this machine, by run_key, that neither completed, ran out of memory, nor were preempted."""
+        """Number of attempts here by run_key, except those that completed, ran out of memory, or were preempted."""
         keys = Counter[str]()
         for folder in self.delivery.folders:
             with suppress(BundleError):

@@ -31,7 +31,10 @@ class HeartbeatWriter:
         is_lost: Callable[[], bool],
         on_lost: Callable[[], None],
     ) -> None:
-        """Prepare to write. `is_lost`: whether another agent has taken over the launch; `on_lost`: called once then."""
+        """Prepare to write heartbeats.
+
+        `is_lost`: returns whether another agent has taken over the launch. `on_lost`: called once when that happens.
+        """
         self.last_line = ""
         self.is_lost = False
         self._is_taken_over, self._on_lost = is_lost, on_lost

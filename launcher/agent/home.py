@@ -68,7 +68,7 @@ class Home:
             _append(self.path / OWN_PHASES, f"{phase} {at}")
 
     def phases(self) -> Mapping[str, str]:
-        """Times by phase so far, the boot's first. If a machine was started again, the first time of a phase counts."""
+        """Times by phase so far, beginning with the boot. After a restart, the first time of each phase counts."""
         phases: dict[str, str] = {}
         for line in (*_lines(self.path / BOOT_PHASES), *_lines(self.path / OWN_PHASES)):
             phase, _, at = line.partition(" ")

@@ -87,7 +87,7 @@ class _Queue:
         return result_object(self._name) in versions
 
     def lease(self) -> Lease | None:
-        """Create the lease unless another agent holds one; then None. Of several agents, only one can create it."""
+        """Create the lease; None if another agent has it. If several agents try at once, only one of them succeeds."""
         own = _this_process(iso(self._now()))
         if self._number and self._quiet_polls < STALE_POLLS and not self._is_given_up(own):
             return None

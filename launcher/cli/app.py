@@ -169,7 +169,7 @@ def build_image(
 ) -> int:
     """Build the container image for this code.
 
-    Nothing is built where nothing has changed.
+    Unchanged parts are not built again.
     """
     from launcher import docker_engine
     from launcher.images import build as building

@@ -93,7 +93,7 @@ def run_sweep(
 ) -> int:
     """Run a matrix of configurations, in blocks, at one place or several.
 
-    Running it again does what is missing.
+    Running the command again does only what is missing.
     """
     if example is not None:
         print(_example(example), end="")

@@ -184,7 +184,7 @@ def launch(
     models.require_profile(resolved.spec)
     settings = backend.settings(place.where, options, offline=dry_run)
     # Errors in the options are reported before anything is built, pushed or requested. The draft has its name and time
-    # from this machine's clock; the launched plan has its own from the place's clock.
+    # from this machine's clock; the launched plan has both from the place's clock.
     job = Job(resolved=resolved, token=secrets.token_hex(3))
     now = datetime.fromtimestamp(ports.now(), UTC)
     draft = backend.plan(job, options, settings, now=now, offline=dry_run)

@@ -445,7 +445,7 @@ def find(word: str, names: Sequence[str], store: Store | None) -> str:
 
 
 def _owner_of_run(run_id: str, names: Sequence[str], store: Store) -> str | None:
-    """Name of the launch that made a run: the VM in the run's record, else a launch before the run that lists it.
+    """Name of the launch that made a run: the VM in the run's record, else an earlier launch that lists the run.
 
     None if no launch is found. A run that is not in the bucket costs only one request.
     """

@@ -74,7 +74,7 @@ def place_of(where: Mapping[str, Any], *, likely: Sequence[str] = ()) -> Place:
 
 
 def implied_by(typed: Collection[str]) -> str:
-    """Return the first backend that has all options of these names."""
+    """Return the first backend that has all options of these names, else `USUAL`."""
     return next((name for name in BACKENDS if typed and set(typed) <= set(_place_fields(name))), USUAL)
 
 

@@ -73,7 +73,7 @@ class LeftRunningError(InterruptedRunError):
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchOutcome:
-    """Outcome of a launch with its fetched bundles; of several attempts, the last one's, with the bundles of all.
+    """Outcome of a launch with its fetched bundles. After several attempts: the last outcome, with all bundles.
 
     `calls`: number of requests to place and store, by kind. `usd`: cost of the machine from its request (`billed_from`)
     to the end of waiting (`billed_to`), when it was gone or its end could not be confirmed; both times are ISO 8601.
@@ -271,7 +271,7 @@ class Launcher:
         )
 
     def _billed(self, outcome: LaunchOutcome, plan: Plan, machine: Machine) -> LaunchOutcome:
-        """Outcome with the cost of the machine from its request to now; without a known price the same outcome."""
+        """Outcome with the cost of the machine from its request to now; unchanged if price or start is unknown."""
         price, began_s, now_s = plan.request.price(outcome.zone), machine.created_s, self._session.now_s()
         if price is None or began_s is None:
             return outcome
@@ -376,7 +376,7 @@ def _remove(session: Session, watch: Watch, launch: WatchedLaunch, output: Path)
     assert launch.machine is not None
     saved = save_output(session, launch.machine, output)
     watch.remove([launch])
-    launch.hint = f"its output is in {saved}" if saved else f"launch logs {launch.name}"
+    launch.hint = f"the machine's output is in {saved}" if saved else f"launch logs {launch.name}"
     if not launch.is_gone:
         launch.why += f"; the {session.machines.noun} could not be removed"
         launch.hint = f"launch down {launch.name}; {launch.hint}"

@@ -70,7 +70,7 @@ class LocalPlan:
             "runtime": f"{self.choice.runtime} ({self.choice.why})",
             **({"image": image.name} if image else {}),
             "bundles": f"{self.output}/",
-            # The command to repeat the run by hand. Left out is `--context`, which only records the plan in the bundle.
+            # Command to repeat the run by hand, without `--context`, which only records the plan in the bundle.
             "command": shlex.join(_without_context(script.shown(self._words()))),
         }
         rows = [*lines.items(), *(("note", note) for note in self.notes)]
@@ -266,7 +266,7 @@ def _run_container(plan: LocalPlan, container: Container, watcher: Watcher | Non
 def _profile(plan: LocalPlan, timing: Container, folder: Path, watcher: Watcher | None) -> int:
     """Do the profile pass in a container of its own, the only one that may read counters.
 
-    Returns `INTERRUPTED` after Ctrl-C, else `DONE`: without a profile the run is complete too.
+    Returns `INTERRUPTED` after Ctrl-C, else `DONE`: a run without its profile is complete too.
     """
     engine = plan.choice.engine
     assert engine is not None

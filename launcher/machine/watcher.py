@@ -21,7 +21,7 @@ class Trainer(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Watcher(Follower):
-    """Callbacks for a run's messages, and for its trainer, so that it can be stopped.
+    """Callbacks that receive a run's messages, and the trainer as an object that can be sent signals.
 
     The caller that gives a watcher handles signals. `on_started` and `on_ended` are called for the timing run, and
     again for the container of the profile pass; a process profiles itself. `on_bundle` is called as soon as the

@@ -111,7 +111,7 @@ class ScriptCommand(TyperCommand):
     example = "-- train.py --lr 0.1"
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse our words as usual; the script's words become the parameter `words`."""
+        """Parse the options before `--` as usual; the words after `--` become the parameter `words`."""
         if ctx.resilient_parsing:
             return super().parse_args(ctx, args)
         separator = args.index("--") if "--" in args else len(args)
@@ -137,7 +137,7 @@ def _help_row(parameter: Any, ctx: Any) -> tuple[str, str] | None:
     name, text = parameter.get_help_record(ctx)
     if parameter.name == "words":
         return parameter.metavar, text
-    # If a switch is off by default, its `--no-…` only overrides a file or a variable: help omits `--no-…`.
+    # If a switch is off by default, `--no-…` only overrides a file or an environment variable: help omits that form.
     return name.partition(" / ")[0] if parameter.name in OFF_SWITCHES else name, text
 
 

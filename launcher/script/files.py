@@ -125,7 +125,7 @@ def place_of_data(text: str | None, words: Sequence[str], *, is_fresh: bool) -> 
 
 
 def relative_words(words: Sequence[str], folder: Path, *, example: str) -> tuple[str, ...]:
-    """The script's path, relative to `folder`, and its arguments.
+    """The script's path, relative to `folder`, and its arguments; the words of `-m MODULE` are unchanged.
 
     Raises `UsageError` if the script is missing or outside of `folder`.
     """
@@ -301,7 +301,10 @@ def _variables(request: Request, store: Store) -> dict[str, str]:
 
 
 def fetch_data(address: str, folder: Path, *, is_over: Callable[[], bool]) -> None:
-    """Copy the data at `address` into `folder`, except files that are there already; stop once `is_over()`."""
+    """Copy the data at `address` into `folder`, except files that are there already in the same size.
+
+    `is_over`: asked before each file; stop copying if it returns True.
+    """
     store, number = open_store(address, jobs=3), 0
     for listed in store.objects(""):
         if is_over():

@@ -33,7 +33,7 @@ def runtime_of(options: HereOptions, requested: Runtime) -> Runtime:
 
 
 def with_packages(choice: Choice, options: HereOptions, *, is_dry: bool) -> Choice:
-    """`choice` with an image that also has the packages of --requirements. A dry run builds nothing."""
+    """`choice`, its image with the packages of --requirements. A dry run builds nothing. Raises `ToolError`."""
     if options.requirements is None:
         return choice
     from launcher.images import layer  # noqa: PLC0415 - only with requirements

@@ -167,7 +167,8 @@ def left_behind(
 ) -> Iterator[str]:
     """Note for each argument that names a file or folder which exists here but not where the script runs.
 
-    `reached`: folders that the script can read. `why_not`: returns why a path below `folder` is not sent, or "".
+    `reached`: folders that the script can read. `why_not`: returns the reason why a path below `folder` is not sent;
+    empty if the path is sent.
     """
     for word in words[2 if words[0] == "-m" else 1 :]:
         value = word.partition("=")[2] if word.startswith("-") else word
