@@ -113,7 +113,7 @@ def run_local(
         print(json.dumps(plan.to_json(), indent=1) if output_format is Format.JSON else shown)
         return ExitCode.DONE
     print(shown, file=sys.stderr)
-    # Our trainer repeats by itself.
+    # Only a user's script is repeated here; our trainer does its repeats itself.
     outcome = task.repeated(plan.spec, plan_of) if words else local.run(plan)
     if output_format is Format.JSON:
         print(json.dumps(outcome.to_json(), indent=1))

@@ -60,7 +60,7 @@ ERRORS: Mapping[int, type[RooflaunchError]] = {
 
 
 class LeftRunningError(InterruptedRunError):
-    """Error: Ctrl-C while following a launch. The machine goes on by itself."""
+    """Error after Ctrl-C while a launch was followed. The machine continues to run."""
 
     def __init__(self, machine: Machine) -> None:
         name = machine.name
@@ -342,7 +342,7 @@ def fetched(store: Store, run_id: str, output: Path, *, jobs: int = 8) -> Bundle
 def follow(
     session: Session, request: Request, zone: str, *, output: Path, calls: Counter[str] | None = None
 ) -> WatchedLaunch:
-    """Poll until the launch has ended. A silent machine is removed, after its output was saved into `output`.
+    """Poll until the launch has ended. A machine that no longer works is removed; its log is first saved in `output`.
 
     `calls`: counts the requests to the store, by kind. Failing polls never end the launch before the machine's own
     limit has passed.

@@ -1,7 +1,7 @@
 """Connections that the steps of one command share, and the events that they report and show.
 
-Events are shown on stderr, a line for each phase. Between phases there is a live line on a terminal, else a line every
-30 s.
+Events are shown on stderr, a line for each phase. Between phases, a terminal shows one line that is updated in
+place; elsewhere a line is printed every 30 s.
 """
 
 import shutil
@@ -75,7 +75,7 @@ class LaunchProgress:
                 pass
 
     def clear(self) -> None:
-        """Erase the live line."""
+        """Erase the line that is updated in place, if there is one."""
         if self._is_terminal:
             self._stream.write("\r\033[K")
             self._stream.flush()
