@@ -9,7 +9,7 @@ _REQUIRED: Any = object()
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """Description of `launch <backend>`. `noun`: word for its machine; `sent_to`: the receiver of a request.
+    """Description of `launch <backend>`. `noun`: word for its machines; `sent_to`: the receiver of a request.
 
     `one_machine`: the options name one machine, while other backends' options name a kind of machine, of which there
     may be several. `is_fresh`: machines are created for the launch: they have no folder of the user, and get their
@@ -35,8 +35,8 @@ def choice(
 ) -> Any:
     """Dataclass field that is an option, with its help text; required if it has no default.
 
-    `flag`: name of the option if not made from the field's. `parse`: makes the value from the typed text, or from
-    `typed_default` if the option is absent. `shown`: further arguments of `typer.Option`.
+    `flag`: name of the option, by default made from the field's name. `parse`: makes the value from the typed text, or
+    from `typed_default` if the option is absent. `shown`: further arguments of `typer.Option`.
     """
     metadata = {"help": text, "flag": flag, "parse": parse, "typed_default": typed_default, "shown": shown}
     return field(metadata=metadata) if default is _REQUIRED else field(default=default, metadata=metadata)

@@ -37,11 +37,10 @@ Line = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Image:
-    """An image that the engine holds. `id`: names its content, here and wherever it is pulled to.
+    """An image in the engine's storage. `id`: identifies the image's content, equal on all machines.
 
-    `architecture`: `amd64` or `arm64`; empty if the engine does not say.
-
-    `reference`: its name in a registry, with the digest that it has there; empty unless it was pushed or pulled.
+    `architecture`: `amd64` or `arm64`; empty if unknown. `reference`: name and digest in a registry; empty unless the
+    image was pushed or pulled.
     """
 
     id: str
@@ -54,7 +53,7 @@ class Image:
 
     @property
     def name(self) -> str:
-        """The most telling tag: ours with the content's hash. An image without tags: its reference, or its id."""
+        """Longest tag, if possible one without `/`; for an image without tags, its reference, else its id."""
         return max(self.tags, key=lambda tag: ("/" not in tag, len(tag)), default=self.reference or self.id)
 
     @property
@@ -113,7 +112,7 @@ class Container:
 class ContainerEnd:
     """End of a container. `out_of_memory`: the kernel killed one of its processes at the memory limit.
 
-    `signal`: the first signal that this process received meanwhile.
+    `signal`: the first signal that this process received while the container ran.
     """
 
     exit_code: int
@@ -132,7 +131,7 @@ class EngineEvent:
 
 
 class Engine:
-    """A Docker engine that has answered."""
+    """Connection to a Docker engine that has answered."""
 
     def __init__(self, client: "docker.DockerClient", info: Mapping[str, Any], version: str) -> None:
         self._client = client
@@ -200,7 +199,10 @@ class Engine:
             return str(self._client.images.get_registry_data(name).id)
 
     def registry_platforms(self, name: str) -> frozenset[str]:
-        """Platforms of `name` in the registry, as `linux/amd64`; empty if it does not tell. Raises `ToolError`."""
+        """Platforms of the image `name` in its registry, as `linux/amd64`; empty if unknown.
+
+        Raises `ToolError` if the registry cannot be reached.
+        """
         with translated(f"cannot look up '{name}'", "log in with `docker login`, or try from a machine with a network"):
             listed = self._client.images.get_registry_data(name).attrs.get("Platforms") or ()
         # An index also lists attestations, which have no platform, or an unknown one.
@@ -221,7 +223,7 @@ class Engine:
         cached: bool,
         platform: str = "",
     ) -> Iterator[EngineEvent]:
-        """Build an image for `platform` (`linux/amd64`), or for the engine's own; yields its messages."""
+        """Build an image for `platform` (`linux/amd64`), or for the engine's own platform; yields messages."""
         with translated("the build was interrupted"):
             stream = self._client.api.build(
                 fileobj=io.BytesIO(context),
@@ -258,7 +260,7 @@ class Engine:
             with translated(f"a container of '{container.image}' did not start"):
                 # Attach before the start, so that no line is lost.
                 stream = created.attach(stdout=True, stderr=True, stream=True, demux=True)
-                # Standard input ends with this process, even after SIGKILL, which makes the trainer end in order.
+                # Standard input closes when this process ends, even by SIGKILL. The trainer then ends cleanly.
                 with suppress(Exception):  # impossible over some kinds of connection
                     lifeline = created.attach_socket(params={"stdin": 1, "stream": 1})
                 created.start()
@@ -351,7 +353,7 @@ def translated(what: str = "the Docker engine refused", hint: str = "launch doct
 def _reason(error: Exception) -> str:
     explained = getattr(error, "explanation", None)
     text = (explained if isinstance(explained, str) and explained else str(error)).strip()
-    # Only the system's own message, without the layers of libraries around it.
+    # Keep only the operating system's message, without the texts that libraries put around it.
     if system := re.search(r"\[Errno \d+\] ([^'\")]+)", text):
         return system[1]
     return text.splitlines()[0] if text else type(error).__name__
@@ -421,7 +423,7 @@ def _creation(container: Container) -> dict[str, Any]:
         "device_requests": [docker.types.DeviceRequest(count=-1, capabilities=[["gpu"]])] if container.gpus else None,
         "shm_size": container.shm_bytes,
         "mem_limit": container.memory_bytes,
-        # Equal to the memory limit: without swap, which would weaken the limit.
+        # Limit of memory and swap together: equal to the memory limit, so that the container cannot swap.
         "memswap_limit": container.memory_bytes,
         "nano_cpus": None if container.cpus is None else round(container.cpus * 1e9),
         "labels": dict(container.labels),
@@ -429,7 +431,7 @@ def _creation(container: Container) -> dict[str, Any]:
 
 
 def _tied(container: Container) -> dict[str, Any]:
-    """Arguments, not shown to users, that tie a container to this process: standard input ends with the process."""
+    """Arguments, not shown to users, with which the trainer ends when its standard input closes."""
     return {"stdin_open": True, "environment": {**container.environment, **container.variables, LIFELINE: "stdin"}}
 
 

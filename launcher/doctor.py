@@ -65,9 +65,10 @@ def examine(
     named: bool = True,
     checks_of: Callable[[str], Iterable[Check]] = lambda _: (),
 ) -> list[Check]:
-    """Checks of these parts, in order. A check that cannot go on ends its part. `checks_of`: the checks of a backend.
+    """Checks of these parts, in order. A part ends early if a failed check makes the next ones impossible.
 
-    `named`: the user named the parts; if not, a missing GPU is nothing to repair.
+    `named`: whether the user named the parts; if not, a missing GPU is no problem. `checks_of`: returns the checks of a
+    backend.
     """
     host = host or real_ports()
     checks: list[Check] = []
@@ -160,7 +161,7 @@ def _image_checks(engine: Engine) -> Iterator[Check]:
         subject = f"image {name}"
         if current:
             base = current[0].labels.get(contents.BASE_LABEL, contents.UNPINNED)
-            base_text = "its base has no digest" if base == contents.UNPINNED else f"base {base}"
+            base_text = "the base has no digest" if base == contents.UNPINNED else f"base {base}"
             yield DOCKER.ok(subject, f"{current[0].name}; {base_text}")
         else:
             state = "built from other code" if held else "not built"

@@ -1,4 +1,4 @@
-"""Closed sets of values that the command line offers. Light: `--help` loads them, but not the code behind them."""
+"""Closed sets of values that the command line offers. Imports little, because `--help` loads this module."""
 
 from enum import StrEnum
 

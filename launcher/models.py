@@ -49,15 +49,15 @@ def require(
 def require_data(spec: RunSpec, *, is_here: bool) -> None:
     """Raise `UsageError` for a data set that is neither a known name nor a folder.
 
-    With `is_here` the folder must exist. Folders of another machine cannot be looked at: any absolute path is accepted.
+    With `is_here` the folder must exist. A folder on another machine cannot be checked: any absolute path is accepted.
     """
     path = Path(spec.dataset).expanduser()
     if spec.dataset in DATA_SETS or (path.is_dir() if is_here else path.is_absolute()):
         return
     near = difflib.get_close_matches(spec.dataset, DATA_SETS, n=1)
-    folder = "no folder" if is_here else "not a full path of a folder there"
+    folder = "a folder" if is_here else "an absolute path"
     raise UsageError(
-        f"data set '{spec.dataset}' is {folder}, and none of {', '.join(DATA_SETS)}",
+        f"data set '{spec.dataset}' is neither {folder} nor one of {', '.join(DATA_SETS)}",
         hint=f"--dataset {near[0]}" if near else "--dataset FOLDER, with images in FOLDER/<class>/<image>.jpg",
     )
 
@@ -65,7 +65,7 @@ def require_data(spec: RunSpec, *, is_here: bool) -> None:
 def require_profile(spec: RunSpec, capability: Callable[[], object] | None = None) -> None:
     """Raise `UsageError` or `ToolError` if ncu has no GPU, before a run is measured in vain.
 
-    `capability`: returns the compute capability of this machine's GPU, for a run here.
+    `capability`: returns the compute capability of this machine's GPU, or None; given only for a run on this machine.
     """
     if spec.profile is not Profile.NCU:
         return
@@ -76,7 +76,7 @@ def require_profile(spec: RunSpec, capability: Callable[[], object] | None = Non
 
 
 def require_folder(output: Path) -> Path:
-    """Raise `UsageError` if `--output` is no folder, or one that this user may not write to. Makes nothing."""
+    """Return `output`. Raises `UsageError` if `output` is a file, or cannot be created or written; creates nothing."""
     existing = next((path for path in (output, *output.parents) if path.exists()), None)
     if existing is not None and not existing.is_dir():
         raise UsageError(f"output folder '{output}' cannot be written: '{existing}' is a file", hint="-o FOLDER")

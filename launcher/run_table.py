@@ -95,7 +95,7 @@ def _known(values: Iterable[T | None]) -> list[T]:
 
 
 def _range(values: Sequence[float], show: Callable[[float], str]) -> str:
-    """Minimum and maximum as text; one figure if both read the same."""
+    """Minimum and maximum as text; only one of them if both texts are equal."""
     low, high = show(min(values)), show(max(values))
     return low if low == high else f"{low} to {high}"
 
@@ -152,7 +152,7 @@ def _flop(value: float) -> str:
 
 
 def _limits(bounds: Sequence[Verdict]) -> list[str]:
-    """Verdict that all runs share, or that verdicts differ, with the first reason for each."""
+    """Lines on the verdict of all runs; if the verdicts differ, on each of them with the first reason for it."""
     counts = Counter(verdict.bound for verdict in bounds)
     first = {verdict.bound: verdict.why for verdict in reversed(bounds)}
     if len(bounds) == 1:

@@ -1,4 +1,4 @@
-"""Memory sizes as Docker's command line writes them, and durations. Light: the command line shows the defaults."""
+"""Memory sizes as Docker's command line writes them, and durations. Imports little, for `launch --help`."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Options of several commands. One parameter per field of `RunSpec`, or of a backend's dataclass, keeps them alike."""
+"""Options that several commands share, each made from a field of `RunSpec` or of a backend's dataclass."""
 
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping

@@ -100,7 +100,7 @@ class Agent:
         self.delivery = Delivery(
             request, self.zone, home=self.home, store=store, costs=self.costs, stop=self.stop, now=now
         )
-        # Of the current run: the trainer's last `error: …` and `hint: …`, and the run's number, as `run 2 of 3: `.
+        # The trainer's last `error: …` and `hint: …` in the current run, and the run's number, as `run 2 of 3: `.
         self._trainer_messages: dict[str, str] = {}
         self._run_number = ""
         # Number of bundles that belong to ended runs.
@@ -133,7 +133,7 @@ class Agent:
         if not (comes_back or self.heartbeats.is_lost):
             if self.request.script.get("env"):
                 self.store.write(records.variables_object(self.request.name), records.NO_VARIABLES)
-            # The first result counts. Only a start that saves replaces the one that the launcher wrote in its absence.
+            # An existing result is kept. Only a start that saves bundles replaces the result that the launcher wrote.
             if_absent = not self.home.only_saves()
             self.store.write(records.result_object(self.request.name), result.to_bytes(), if_absent=if_absent)
         return result
@@ -170,7 +170,7 @@ class Agent:
         return self._work_through(self.request.work, uploads)
 
     def _recorded_end(self) -> WorkEnd:
-        """End of the work by the result that the launcher wrote for it; without one: the launch was broken off."""
+        """End of the work according to the result in the store; a failure if no result can be read there."""
         with suppress(BundleError):  # raised for an unreadable result
             if (content := self.store.read(records.result_object(self.request.name))) is not None:
                 result = Result.from_bytes(content)
@@ -180,7 +180,7 @@ class Agent:
     def _work_through(self, task: Task, uploads: ThreadPoolExecutor) -> WorkEnd:
         broken_off = self._broken_off()
         outcomes = [
-            Outcome(run=run, number=number, end=End.NOT_STARTED, why=f"it was interrupted {MOST_BROKEN_OFF} times here")
+            Outcome(run=run, number=number, end=End.NOT_STARTED, why=f"the run was interrupted {MOST_BROKEN_OFF} times")
             for number, run in enumerate(task.runs, 1)
             if run.run_key and broken_off[run.run_key] >= MOST_BROKEN_OFF
         ]
@@ -240,7 +240,7 @@ class Agent:
         return done
 
     def _broken_off(self) -> Counter[str]:
-        """How often each run, by key, was begun on this machine and did not come to its end."""
+        """Number of attempts here by run_key, except those that completed, ran out of memory, or were preempted."""
         keys = Counter[str]()
         for folder in self.delivery.folders:
             with suppress(BundleError):
@@ -249,11 +249,14 @@ class Agent:
         return keys
 
     def _settle(self, outcome: Outcome, uploads: ThreadPoolExecutor, *, is_last: bool) -> list[Future[None]]:
-        """Charge a run for its time, and upload its bundle while the next run sets up; upload the last at the end."""
+        """Charge a started run for its time, and upload its bundle in the background; return the uploads.
+
+        The last bundle, and every bundle after a stop, is left for the upload at the end of the work.
+        """
         if not outcome.was_started:
             return []
         folders = self.delivery.folders
-        if outcome.bundle and outcome.bundle.path not in folders:  # created for a trainer that ended too early
+        if outcome.bundle and outcome.bundle.path not in folders:  # made for a trainer that ended too early
             folders.append(outcome.bundle.path)
         own = folders[self._settled :]
         self._settled = len(folders)
@@ -271,9 +274,10 @@ class Agent:
         return replace(outcome, why=messages["error"], hint=messages["hint"])
 
     def _end_of(self, task: Task, outcomes: Sequence[Outcome]) -> WorkEnd:
-        """End of the whole task: of the first run that failed, else of the first that was not started.
+        """End of the whole task: exit code 0 if no run is missing.
 
-        In a sweep, out of memory is a normal result.
+        Otherwise error and hint are those of the first missing run that was started, else of the first missing run. In
+        a sweep, a run that ran out of memory is not missing.
         """
         settled = {End.COMPLETED, End.SKIPPED, *([End.OUT_OF_MEMORY] if task.job else [])}
         # A completed run may have been interrupted during its profile.
@@ -326,9 +330,9 @@ class Agent:
         return facts
 
     def _watcher(self, number: int, count: int) -> Watcher:
-        """Watcher of one run.
+        """Watcher of run `number` of `count`, which records the phases of the whole task.
 
-        Phases are those of the whole task, so that the profile has a phase only in a task of one run.
+        The profile pass is a phase of its own only in a task of one run.
         """
         self._trainer_messages.clear()
         self._run_number = f"run {number} of {count}: " if count > 1 else ""
@@ -375,9 +379,10 @@ class Agent:
             self.stop.ask(Why.PREEMPTED)
 
     def _deadline_s(self) -> float:
-        """Time when the run must end: some time before the machine is deleted according to its provider.
+        """Time when the run must end, in seconds since 1970: at most `MARGIN_S` before the machine is deleted.
 
-        The launcher's word does not count. Seconds since 1970.
+        If the provider does not tell the time of deletion, the request's limit counts from the machine's creation. A
+        start that only saves bundles has `SAVING_S` from now.
         """
         if self.home.only_saves():
             return self.now() + SAVING_S

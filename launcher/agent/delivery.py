@@ -26,7 +26,7 @@ class CostShares:
     def __init__(self, began_s: float) -> None:
         self.began_s = began_s
         self._billed_to_s = began_s
-        # By run: from when to when it was charged, and the seconds charged in between.
+        # By bundle folder: begin and end of the run's charged time, and the seconds charged in between.
         self._shares: dict[Path, tuple[float, float, float]] = {}
         self._lock = threading.Lock()
 
@@ -47,7 +47,7 @@ class CostShares:
         return price.usd(now_s - self.began_s) if price and now_s >= self.began_s else None
 
     def cost(self, folder: Path, price: Price | None, now_s: float) -> Cost:
-        """Record `cost` of run.json, for a run that is charged now if it was not charged yet.
+        """Cost of a run, for its run.json. A run that was not charged before is charged now.
 
         `usd` is None if the price is unknown. `billed_s` is less than the time from `billed_from` to `billed_to` if
         another run was charged in between.

@@ -31,7 +31,10 @@ class HeartbeatWriter:
         is_lost: Callable[[], bool],
         on_lost: Callable[[], None],
     ) -> None:
-        """Make it. `is_lost`: whether another agent has taken over the launch; `on_lost` is then called once."""
+        """Prepare to write heartbeats.
+
+        `is_lost`: returns whether another agent has taken over the launch. `on_lost`: called once when that happens.
+        """
         self.last_line = ""
         self.is_lost = False
         self._is_taken_over, self._on_lost = is_lost, on_lost

@@ -1,4 +1,4 @@
-"""Folder of a launch on its machine: what was begun, and what a second start finds of the first."""
+"""Folder of a launch on its machine, with a record of the work so far for a second start."""
 
 import json
 import os
@@ -17,10 +17,10 @@ from workload.contract.errors import RooflaunchError, ToolError
 RESERVED_BYTES = 4096
 # File that tells an agent to only upload what a broken-off job left (launcher/backends/ssh).
 SAVING = "saving"
-# Files: phases recorded by the start-up script, and by the agent, a line each; marker that the work was begun; how the
-# work ended; ids of the bundles that are complete in the store.
+# Files: phases that the start-up script recorded, and those that the agent recorded, one per line; marker that the work
+# was begun; how the work ended; ids of the bundles that are complete in the store.
 BOOT_PHASES, OWN_PHASES, STARTED, ENDED, UPLOADED = "phases", "phases-of-the-run", "started", "ended.json", "uploaded"
-# A backend's guest.py imports it from here.
+# A backend's guest.py imports `epoch_s` from this module.
 epoch_s = records.epoch_s
 
 
@@ -38,7 +38,7 @@ class WorkEnd:
 
     @classmethod
     def of_error(cls, error: RooflaunchError) -> "WorkEnd":
-        """Make it from an error."""
+        """End of the work with the exit code, text and hint of `error`."""
         return cls(exit_code=error.exit_code, error=str(error), hint=error.hint)
 
 
@@ -68,7 +68,7 @@ class Home:
             _append(self.path / OWN_PHASES, f"{phase} {at}")
 
     def phases(self) -> Mapping[str, str]:
-        """Times by phase so far, the boot's first. If a machine was started again, the first time of a phase counts."""
+        """Times by phase so far, beginning with the boot. After a restart, the first time of each phase counts."""
         phases: dict[str, str] = {}
         for line in (*_lines(self.path / BOOT_PHASES), *_lines(self.path / OWN_PHASES)):
             phase, _, at = line.partition(" ")
@@ -93,7 +93,7 @@ class Home:
         return (self.path / SAVING).exists()
 
     def note_begun(self) -> None:
-        """Record that the work was begun, synced to disk so that the record survives a power failure (host error)."""
+        """Record that the work was begun. The record is synced to disk, to survive a failure of the host."""
         with full_disk_reported(self.path):
             (self.path / ENDED).write_bytes(b" " * RESERVED_BYTES)
         started = self.path / STARTED

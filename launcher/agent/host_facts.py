@@ -46,7 +46,10 @@ class HostFacts(Protocol):
         return False
 
     def await_preemption(self, is_over: Callable[[float], bool]) -> bool:
-        """Wait until the machine is taken away; False once `is_over` is True, which waits for a number of seconds."""
+        """Wait until the machine is taken away, and return True; False if the waiting was ended before.
+
+        `is_over`: waits for a number of seconds, and returns whether to end the waiting.
+        """
         del is_over
         return False
 
@@ -79,7 +82,7 @@ class OwnMachine(HostFacts):
 
 
 def host_facts_of(home: Path) -> HostFacts:
-    """Facts for the launch in that folder, by its `landlord.py` if there is one."""
+    """Facts for the launch in the folder `home`: from its `landlord.py`, else those of an `OwnMachine`."""
     if not (path := home / FILE).exists():
         return OwnMachine(home)
     described = importlib.util.spec_from_file_location("host", path)

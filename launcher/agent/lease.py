@@ -87,7 +87,7 @@ class _Queue:
         return result_object(self._name) in versions
 
     def lease(self) -> Lease | None:
-        """Create the lease unless another agent holds one; then None. Of several agents, only one can create it."""
+        """Create the lease; None if another agent has it. If several agents try at once, only one of them succeeds."""
         own = _this_process(iso(self._now()))
         if self._number and self._quiet_polls < STALE_POLLS and not self._is_given_up(own):
             return None
@@ -115,9 +115,9 @@ def _this_process(at: str) -> LeaseRecord:
 
 
 def _has_ended(held: LeaseRecord, own: LeaseRecord) -> bool:
-    """Whether the process of the lease `held` ran on this machine and is gone, after a reboot, or with its container.
+    """Whether the process that took the lease `held` is known to have ended, for example by a reboot.
 
-    `own`: record of this process.
+    False for a process of another machine. `own`: lease record of this process.
     """
     if held.host != own.host or not held.boot or not own.boot:
         return False
@@ -126,7 +126,7 @@ def _has_ended(held: LeaseRecord, own: LeaseRecord) -> bool:
     holder, this = PROCESS.fullmatch(held.process), PROCESS.fullmatch(own.process)
     if not holder or not this:
         return False
-    # A launch's container has the same name each time, so if this one could start, the other has ended.
+    # All containers of a launch have the same name: since this container could start, any earlier one has ended.
     return holder[1] != this[1] or _started(int(holder[2])) != held.process.rpartition(" ")[2]
 
 

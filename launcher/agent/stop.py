@@ -55,11 +55,11 @@ class Stop:
         self._over.set()
 
     def is_over(self, wait_s: float) -> bool:
-        """Wait at most `wait_s` seconds; whether this object is closed."""
+        """Wait at most `wait_s` seconds; return whether this object is closed."""
         return self._over.wait(wait_s)
 
     def is_asked(self, wait_s: float) -> bool:
-        """Wait at most `wait_s` seconds; whether a stop was requested."""
+        """Wait at most `wait_s` seconds; return whether a stop was requested."""
         return self._asked.wait(wait_s)
 
     def _press(self) -> None:

@@ -73,7 +73,7 @@ def run_local(
     output_format: FormatOption = Format.TABLE,
     **own: Any,
 ) -> int:
-    """Measure your own training script without changing it, or without a script our trainer with a vision model."""
+    """Measure your own unchanged training script or, without a script, our trainer with a vision model."""
     from launcher import models, run_table
     from launcher.machine import local, task
     from launcher.machine.runtime import choose, gpu_capability
@@ -113,7 +113,7 @@ def run_local(
         print(json.dumps(plan.to_json(), indent=1) if output_format is Format.JSON else shown)
         return ExitCode.DONE
     print(shown, file=sys.stderr)
-    # Our trainer repeats by itself.
+    # Only a user's script is repeated here; our trainer does its repeats itself.
     outcome = task.repeated(plan.spec, plan_of) if words else local.run(plan)
     if output_format is Format.JSON:
         print(json.dumps(outcome.to_json(), indent=1))
@@ -169,7 +169,7 @@ def build_image(
 ) -> int:
     """Build the container image for this code.
 
-    Nothing is built where nothing has changed.
+    Unchanged parts are not built again.
     """
     from launcher import docker_engine
     from launcher.images import build as building
@@ -227,7 +227,7 @@ def run_doctor(
 ) -> int:
     """Check what runs need here, and say what to do.
 
-    With gcp it looks at what launches need in the cloud.
+    With gcp, check what launches need in the cloud.
     """
     from launcher import backends, doctor
 

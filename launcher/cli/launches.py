@@ -171,8 +171,8 @@ def show_status(
 ) -> int:
     """Show what has become of launches.
 
-    It asks the place where they run and the store of their bundles. So it works on any computer, also after the command
-    that launched them was ended.
+    The state is read from the place where the launches run and from the store of their bundles. This works on any
+    computer, also after the command that launched them was ended.
     """
     from launcher.jobs import commands
 
@@ -209,7 +209,7 @@ def take_down(
 ) -> int:
     """Delete VMs and stop jobs now, and wait until they are gone.
 
-    What they have uploaded stays.
+    Uploaded bundles are kept.
     """
     from launcher.jobs import commands
 
@@ -224,7 +224,7 @@ def reap(
     output_format: FormatOption = Format.TABLE,
     **where: Any,
 ) -> int:
-    """Delete VMs that are stopped for good or past their time limit, and disks past it.
+    """Delete VMs that are stopped for good, and VMs and disks that are past their time limit.
 
     The cloud deletes a VM at its time limit, but never a stopped one. This command deletes what is left.
     """

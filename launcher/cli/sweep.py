@@ -72,7 +72,7 @@ def run_sweep(
     ] = None,
     max_cost: Annotated[
         float | None,
-        typer.Option(metavar="USD", help="limit of the cost of the whole sweep, by limits of the machines' time"),
+        typer.Option(metavar="USD", help="maximum cost of the whole sweep, kept by time limits of the machines"),
     ] = None,
     max_time: Annotated[
         str | None, typer.Option(metavar="TIME", help="begin no run after this time, for example 8h or 90m")
@@ -93,7 +93,7 @@ def run_sweep(
 ) -> int:
     """Run a matrix of configurations, in blocks, at one place or several.
 
-    Running it again does what is missing.
+    Running the command again does only what is missing.
     """
     if example is not None:
         print(_example(example), end="")

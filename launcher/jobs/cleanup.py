@@ -1,7 +1,7 @@
 """End launches: those named to `launch down`, or with `launch reap` all that are stopped or past their limit.
 
-A machine counts as gone only if a later question confirms it. Machines are removed if the place itself lists them as
-ours; we keep no list of our own.
+A machine counts as gone only if a later query confirms this. Machines are removed only if the place itself lists them
+as ours; we store no list of machines.
 """
 
 import json
@@ -41,7 +41,7 @@ def down(chosen: Sequence[Machine], machines: Machines, store: Store | None) -> 
 
     def note(machine: Removed) -> None:
         if machine.gone and store is not None:
-            error = f"its {machines.noun} was removed by `launch down`"
+            error = f"the {machines.noun} was removed by `launch down`"
             settle(store, machine.name, machine.zone, ExitCode.INTERRUPTED, error, now_s=now_s)
 
     with ThreadPoolExecutor(AT_A_TIME) as workers:
@@ -91,7 +91,7 @@ def this_process() -> str:
 
 def _this_boot() -> str:
     parts = [socket.gethostname().replace(" ", "-")]
-    with suppress(OSError):  # Linux alone has these
+    with suppress(OSError):  # only Linux has these files
         parts += [
             Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
             str(Path("/proc/self/ns/pid").readlink()),
@@ -100,10 +100,10 @@ def _this_boot() -> str:
 
 
 def erase_variables(store: Store, machines: Machines, *, down: Collection[str] = ()) -> list[str]:
-    """Empty the variables of every launch that does not live, and return their names. Errors of the store are ignored.
+    """Erase the variables of every launch that is over; return the launches' names. Errors of the store are ignored.
 
-    A launch without a machine counts as living for as long as its launcher may still be requesting one. `down`: names
-    of launches that were ended by a user, which do not live once they have no machine.
+    A launch without a machine is over once its launcher can no longer be requesting a machine. `down`: names of
+    launches that a user ended, which are over as soon as they have no machine.
     """
     with suppress(RooflaunchError):
         # An object with variables is longer than an emptied one.
@@ -141,7 +141,7 @@ def _has_lost_its_launcher(store: Store, name: str) -> bool:
         os.kill(int(pid), 0)
     except ProcessLookupError:
         return True
-    except (ValueError, LookupError, TypeError, OSError):  # damaged, or the process of another user
+    except (ValueError, LookupError, TypeError, OSError):  # damaged record, or a process of another user
         return False
     return False
 

@@ -69,20 +69,20 @@ def real_ports() -> Ports:
 
 
 TRAIN = ("--", "train.py", "--lr", "0.1")
-# Column of the text in the plans of all backends.
+# Column at which the text starts in each line of a backend's plan.
 TEXT_COLUMN = 11
 
 
 @dataclass(frozen=True, kw_only=True)
 class Script:
-    """A user's own script as it was typed. `is_fresh`: its machines are created for this launch."""
+    """A user's own script as it was typed. `is_fresh`: the machines are created for this launch."""
 
     words: tuple[str, ...]
     options: ThereOptions
     is_fresh: bool
 
     def packed(self, backend: str, folder: Path, environment: Mapping[str, str]) -> tuple[tuple[str, ...], ScriptFiles]:
-        """Words of the script, changed to fit the copy of the folder that is sent, and that copy."""
+        """The script's path and arguments, as valid in the copy of the folder that is sent, and that copy."""
         words = relative_words(self.words, folder, example=shlex.join(("launch", backend, *TRAIN)))
         data = place_of_data(self.options.data, words, is_fresh=self.is_fresh)
         variables = variables_of(self.options.env, environment)
@@ -183,8 +183,8 @@ def launch(
     models.require_data(resolved.spec, is_here=False)
     models.require_profile(resolved.spec)
     settings = backend.settings(place.where, options, offline=dry_run)
-    # Errors in the options are reported before anything is built, pushed or requested. The draft's name and time are by
-    # this machine's clock; the launched plan has those by the place's clock.
+    # Errors in the options are reported before anything is built, pushed or requested. The draft has its name and time
+    # from this machine's clock; the launched plan has both from the place's clock.
     job = Job(resolved=resolved, token=secrets.token_hex(3))
     now = datetime.fromtimestamp(ports.now(), UTC)
     draft = backend.plan(job, options, settings, now=now, offline=dry_run)
@@ -231,7 +231,10 @@ def _text(plan: Plan, script_files: ScriptFiles | None, width: int | None) -> st
 
 
 def _ask_whether_to_keep(ports: Ports, left: LeftRunningError, session: Session) -> None:
-    """Ask on a terminal whether to keep the machine or delete it; raise once it is deleted. No answer keeps it."""
+    """Ask on a terminal whether to keep the machine or delete it; without an answer the machine is kept.
+
+    Raises `InterruptedRunError` once the machine is deleted, `ToolError` if that cannot be confirmed.
+    """
     name = left.machine.name
     try:
         if not ports.is_terminal() or ports.confirm(f"\nKeep '{name}' running?", True):
@@ -240,7 +243,7 @@ def _ask_whether_to_keep(ports: Ports, left: LeftRunningError, session: Session)
         return
     if not all(removed.gone for removed in session.machines.stop([left.machine])):
         raise ToolError(f"'{name}' is not confirmed to be gone", hint=f"launch down {name}") from left
-    error = f"its {session.machines.noun} was deleted on Ctrl-C"
+    error = f"the {session.machines.noun} was deleted on Ctrl-C"
     cleanup.settle(session.store, name, left.machine.zone, ExitCode.INTERRUPTED, error, now_s=session.now_s())
     raise InterruptedRunError(f"interrupted; '{name}' is deleted", hint="launch again") from left
 
@@ -295,7 +298,7 @@ def show_status(place: Place, *, name: str | None, every: bool, output_format: F
     if listing.unreachable:
         zones, kind = ", ".join(listing.unreachable), session.store.kind
         print(
-            f"warning: no answer from {zones}: a {noun} there that is missing in the {kind} is not shown",
+            f"warning: no answer from {zones}: a {noun} there without a record in the {kind} is not shown",
             file=sys.stderr,
         )
     if output_format is Format.JSON:
@@ -304,7 +307,7 @@ def show_status(place: Place, *, name: str | None, every: bool, output_format: F
         print(launches.render(listing.there, now_s))
     elif not listing.unreachable:
         address = session.store.locate("").rstrip("/")
-        print(f"no launch in {address}, and no {noun} of one in {session.machines.place}", file=sys.stderr)
+        print(f"no launch in {address}, and no {noun} of a launch in {session.machines.place}", file=sys.stderr)
     return ExitCode.DONE
 
 
@@ -378,13 +381,13 @@ def _chosen(
 
 
 def _erase_variables(store: Store | None, machines: Machines, *, down: Sequence[str] = ()) -> None:
-    """Empty the variables of launches that do not live, and name those launches."""
+    """Erase the variables of launches that are over, and print the names of those launches."""
     for name in cleanup.erase_variables(store, machines, down=down) if store is not None else ():
         print(f"erased the variables (--env) of '{name}', which has no {machines.noun}", file=sys.stderr)
 
 
 def _look_again(machines: Machines, name: str, zones: Sequence[str]) -> tuple[Machine | None, Sequence[str]]:
-    """The machine, asked of these zones only, and the zones that do not answer either."""
+    """Ask only `zones` for the machine. Returns the machine, None if not found, and the zones that do not answer."""
     if not zones:
         return None, ()
     try:
@@ -465,7 +468,7 @@ def _store_or_none(connected: _Connected) -> Store | None:
 
 
 def _find(session: Session, word: str) -> str:
-    """Name that `word` means, of a launch in the store or of a machine."""
+    """Name of the launch that `word` means, among launches in the store or with a machine."""
     names = launches.known_names(session.store)
     names += [machine.name for machine in session.machines.look() if machine.name not in set(names)]
     return launches.find(word, names, session.store)

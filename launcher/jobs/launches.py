@@ -61,9 +61,10 @@ RUN_STAMP = re.compile(r"(\d{8})T(\d{6})Z-")
 
 
 class LaunchState(StrEnum):
-    """State of a launch. `lost`: no VM and no result. `stale`: a VM that gives no sign, or should be gone.
+    """State of a launch. `lost`: no VM and no result. `unknown`: the zone of the VM does not answer.
 
-    `unknown`: the zone of its VM does not answer; `unreadable`: a record in the bucket is damaged or none of ours.
+    `stale`: the VM is stopped, past its limit, or sends no heartbeat. `unreadable`: a record in the bucket is damaged,
+    or does not belong to this launch.
     """
 
     REQUESTED = "requested"
@@ -113,7 +114,7 @@ class Seen:
 
     @property
     def runs(self) -> list[str]:
-        """Ids of the bundles that it left."""
+        """Ids of the bundles that the launch has uploaded."""
         source = self.result or self.heartbeat
         return list(source.runs) if source else []
 
@@ -125,7 +126,7 @@ class Seen:
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """Launch with its state; `why`: further words on the state. `liveness`: None if its records cannot be read."""
+    """Launch with its state. `why`: reason or progress, for people. `liveness`: None if a record cannot be read."""
 
     seen: Seen
     state: LaunchState
@@ -135,7 +136,7 @@ class Launch:
 
     @property
     def usd(self) -> float | None:
-        """Cost of its VM so far, in USD; None if unknown."""
+        """Cost of the VM so far, in USD; None if unknown."""
         return self.cost.usd if self.cost else None
 
     def to_json(self) -> dict[str, Any]:
@@ -181,7 +182,7 @@ def judge(seen: Seen, now_s: float, *, was_preempted: Callable[[], bool]) -> Lau
     """State of a launch. `now_s`: by the cloud's clock; `was_preempted`: called only if a VM has vanished."""
     cost = cost_of(seen, now_s)
     if seen.problems:
-        why = "; ".join((*seen.problems, *([f"its {seen.noun} exists"] if seen.machine else [])))
+        why = "; ".join((*seen.problems, *([f"the {seen.noun} exists"] if seen.machine else [])))
         return Launch(seen=seen, state=LaunchState.UNREADABLE, why=why, cost=cost)
     judged = liveness(_observed(seen, now_s, was_preempted))
     state, why = _state_of(judged, seen, now_s)
@@ -189,7 +190,7 @@ def judge(seen: Seen, now_s: float, *, was_preempted: Callable[[], bool]) -> Lau
 
 
 def _observed(seen: Seen, now_s: float, was_preempted: Callable[[], bool]) -> Observed:
-    """Observations by the cloud's clock, which is also that of the heartbeats."""
+    """Observations for the table of liveness; times are by the cloud's clock, as in heartbeats."""
     request, machine = seen.request, seen.machine
     age_s = now_s - (seen.launched_s or 0.0)
     over_limit_s = -inf
@@ -207,7 +208,7 @@ def _observed(seen: Seen, now_s: float, was_preempted: Callable[[], bool]) -> Ob
         boot_limit_s=boot_limit_s(request) if request else inf,
         over_limit_s=over_limit_s,
         may_restart=machine is not None and machine.may_start_again(now_s),
-        # Without a zone nobody can be asked.
+        # If the zone is unknown, no place can be asked.
         was_preempted=lambda: request is not None and bool(seen.zone) and was_preempted(),
     )
 
@@ -229,16 +230,16 @@ def _silent_s(seen: Seen, now_s: float) -> float:
 
 
 def _state_of(judged: Liveness, seen: Seen, now_s: float) -> tuple[LaunchState, str]:
-    """State of a launch for people, and the words on it."""
+    """State of a launch as shown to people, and the reason or progress in words."""
     if judged is Liveness.ENDED:
         assert seen.result is not None
         state, why = _ended(seen.result)
-        machine = _machine_left(seen, now_s) if seen.machine else _no_answer(seen, f"its {seen.noun} is gone")
+        machine = _machine_left(seen, now_s) if seen.machine else _no_answer(seen, f"the {seen.noun} is gone")
         return state, "; ".join(filter(None, (why, machine)))
     if judged is Liveness.ALIVE:
         assert seen.heartbeat is not None
         state, why = _progress_of(seen.heartbeat)
-        return state, "; ".join(filter(None, (why, _no_answer(seen, f"its {seen.noun} exists"))))
+        return state, "; ".join(filter(None, (why, _no_answer(seen, f"the {seen.noun} exists"))))
     state, words = STATES[judged]
     return state, words(seen, now_s)
 
@@ -254,19 +255,19 @@ def _why_lost(seen: Seen, *, is_out_of_time: bool = False) -> str:
 
 
 def _machine_left(seen: Seen, now_s: float) -> str:
-    """Words on a machine that is still there; empty if there is none."""
+    """Text about a machine that still exists; empty if there is none."""
     machine = seen.machine
     if machine is None:
         return ""
     if machine.may_start_again(now_s):
-        return f"its {seen.noun} is {machine.status}, and the cloud may start it again, to save its results"
+        return f"the {seen.noun} is {machine.status}; the cloud may start the {seen.noun} again, to save the results"
     if machine.condition is Condition.STOPPED:
-        return f"its {seen.noun} is {machine.status}, and its disk still costs money: launch reap"
-    return f"its {seen.noun} is still there"
+        return f"the {seen.noun} is {machine.status}, and the disk still costs money: launch reap"
+    return f"the {seen.noun} is still there"
 
 
 def _no_answer(seen: Seen, what: str) -> str:
-    """Words on zones that do not answer; empty if all do. `what`: the fact that is not known for this reason."""
+    """Text about zones that do not answer; empty if all do. `what`: the fact that is therefore unknown."""
     if not seen.unanswered:
         return ""
     some = ", ".join(seen.unanswered[:FEW_ZONES]) + (", …" if len(seen.unanswered) > FEW_ZONES else "")
@@ -282,10 +283,10 @@ def _booting(seen: Seen, _: float) -> str:
 
 
 def _exists_unknown(seen: Seen, _: float) -> str:
-    return _no_answer(seen, f"its {seen.noun} exists")
+    return _no_answer(seen, f"the {seen.noun} exists")
 
 
-# State for people of a launch that has not ended and does not work, and the words on it.
+# State as shown to people, and its reason in words, of a launch that has not ended and does not work.
 STATES: Mapping[Liveness, tuple[LaunchState, Callable[[Seen, float], str]]] = {
     Liveness.REQUESTED: (LaunchState.REQUESTED, lambda seen, _: f"no {seen.noun} yet"),
     Liveness.PREEMPTED: (LaunchState.PREEMPTED, lambda *_: "the cloud took the spot VM away"),
@@ -313,7 +314,7 @@ def _ended(result: Result) -> tuple[LaunchState, str]:
 
 
 def _progress_of(heartbeat: Heartbeat) -> tuple[LaunchState, str]:
-    """State of a launch that works, by the phases of its heartbeat."""
+    """State and progress of a launch that works, from its heartbeat."""
     if LaunchPhase.UPLOADED in heartbeat.phases or LaunchPhase.RUN_ENDED in heartbeat.phases:
         profiling = (
             LaunchPhase.PROFILE_STARTED in heartbeat.phases and LaunchPhase.PROFILE_ENDED not in heartbeat.phases
@@ -323,7 +324,7 @@ def _progress_of(heartbeat: Heartbeat) -> tuple[LaunchState, str]:
 
 
 def cost_of(seen: Seen, now_s: float) -> LaunchCost | None:
-    """Cost up to the result, after which a VM deletes itself, else from its creation to now; None if unknown."""
+    """Cost of the VM from its creation to the result, or to now if there is no result; None if unknown."""
     result, request, machine = seen.result, seen.request, seen.machine
     price = request.price(seen.zone) if request else None
     uncounted = price.uncounted if price else "traffic and tax"
@@ -425,7 +426,7 @@ def known_names(store: Store) -> list[str]:
 
 
 def find(word: str, names: Sequence[str], store: Store | None) -> str:
-    """Name of the launch that `word` means: a name, an unambiguous start or end of one, or a run that it left.
+    """Name of the launch that `word` means: its name, an unambiguous beginning or end of the name, or one of its runs.
 
     Raises `UsageError` if several launches match, `NothingToDoError` if none does.
     """
@@ -439,14 +440,14 @@ def find(word: str, names: Sequence[str], store: Store | None) -> str:
         raise UsageError(f"'{word}' matches {len(meant)} launches: {some}", hint="give a longer part of the name")
     owner = _owner_of_run(word, names, store) if store is not None else None
     if owner is None:
-        raise NothingToDoError(f"no launch and no run of one is named '{word[:200]}'", hint="launch status --all")
+        raise NothingToDoError(f"no launch and no run of a launch is named '{word[:200]}'", hint="launch status --all")
     return owner
 
 
 def _owner_of_run(run_id: str, names: Sequence[str], store: Store) -> str | None:
-    """Launch that left a run: the VM in the run's record, else one of the last launches before the run.
+    """Name of the launch that made a run: the VM in the run's record, else an earlier launch that lists the run.
 
-    None if the run is not in the bucket, which takes one request to find out.
+    None if no launch is found. A run that is not in the bucket costs only one request.
     """
     began = RUN_STAMP.match(run_id)
     if began is None or not RUN_ID.fullmatch(run_id) or not any(store.objects(f"{RUNS}{run_id}/{bundle.RECORD}")):

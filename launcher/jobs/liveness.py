@@ -1,8 +1,8 @@
-"""Liveness of a launch: ended, alive, silent, over its limit, preempted or lost. The only place that decides it.
+"""Liveness of a launch: ended, alive, silent, over its limit, preempted or lost. Only this module decides it.
 
-A table of rows decides from what the machine's place says, what the store says, how long the launch gave no sign, and
-how far it is past its limit. `launch status`, the follower of one launch and a sweep ask this table; each measures the
-times by the clock it can trust, and chooses its own words and deeds.
+A table decides by the machine's state at its place, the newest record in the store, the time without a heartbeat, and
+the time past the limit. `launch status`, the follower of one launch, and a sweep use this table. Each of them measures
+times by the clock that it can trust, and chooses its own messages and actions.
 """
 
 from collections.abc import Callable
@@ -43,7 +43,7 @@ class StoreSays(StrEnum):
 
 
 class Liveness(StrEnum):
-    """Judgement on a launch, as named by the rows of the table."""
+    """Verdict on a launch, as decided by the rows of the table `ROWS`."""
 
     ENDED = "ended"
     REQUESTED = "requested"
@@ -62,7 +62,7 @@ class Liveness(StrEnum):
     ALIVE = "alive"
 
 
-# A machine that exists with one of these is removed: it does nothing any more, and costs.
+# An existing machine with one of these verdicts is removed: it does no work any more, but costs money.
 TO_BE_REMOVED = frozenset({Liveness.STOPPED, Liveness.OVERDUE, Liveness.SILENT, Liveness.NEVER_CAME_UP})
 
 
@@ -70,9 +70,9 @@ TO_BE_REMOVED = frozenset({Liveness.STOPPED, Liveness.OVERDUE, Liveness.SILENT, 
 class Observed:
     """Observations on a launch, all times in seconds.
 
-    `age_s`: since its request. `silent_s`: since the last sign of life. `booting_s`: since its machine began to boot,
-    of which `boot_limit_s` are allowed. `over_limit_s`: since its time limit, negative before. `may_restart`: its place
-    may yet restart a stopped machine. `was_preempted`: asked only if the machine is gone.
+    `age_s`: since its request. `silent_s`: since its last heartbeat or phase. `booting_s`: since its machine began to
+    boot; `boot_limit_s`: longest time allowed for the boot. `over_limit_s`: since its time limit, negative before.
+    `may_restart`: the place may still restart the stopped machine. `was_preempted`: called only if the machine is gone.
     """
 
     place: PlaceSays
@@ -87,7 +87,7 @@ class Observed:
 
 
 class Row(NamedTuple):
-    """Row of the table. It holds if place and store say one of its values (None: any) and `when` is true."""
+    """Row of the table. It applies if `place` and `store` were observed (None: any value) and `when` returns True."""
 
     liveness: Liveness
     place: PlaceSays | None
@@ -99,14 +99,14 @@ class Row(NamedTuple):
         return self.place in (None, seen.place) and self.store in (None, seen.store) and self.when(seen)
 
 
-# The first row that holds decides.
+# The first row that applies decides.
 ROWS = (
     Row(Liveness.ENDED, None, StoreSays.RESULT),
     Row(Liveness.REQUESTED, PlaceSays.GONE, StoreSays.NOTHING, lambda seen: seen.age_s < PROVISIONING_S),
     Row(Liveness.PREEMPTED, PlaceSays.GONE, None, lambda seen: seen.was_preempted()),
     Row(Liveness.OUT_OF_TIME, PlaceSays.GONE, None, lambda seen: seen.over_limit_s > 0),
     Row(Liveness.LOST, PlaceSays.GONE),
-    # Its cloud must have deleted the machine by now.
+    # The cloud must have deleted the machine by now.
     Row(Liveness.GIVEN_UP, PlaceSays.UNREACHABLE, None, lambda seen: seen.over_limit_s > AFTER_LIMIT_S),
     # The store still shows that the machine works.
     Row(
@@ -128,7 +128,7 @@ ROWS = (
 
 
 def liveness(seen: Observed) -> Liveness:
-    """Judge a launch by the first row of the table that holds."""
+    """Judge a launch by the first row of the table that applies."""
     return next(row.liveness for row in ROWS if row.holds(seen))
 
 

@@ -18,7 +18,8 @@ USUAL = "gcp"
 
 
 # Matches a `launch` command up to the point where options for the place can be added.
-# No possessive quantifier: Debian 12's Python 3.11.2 handles it wrongly. The word after the last one ends the match.
+# There is no possessive quantifier, because Debian 12's Python 3.11.2 handles it wrongly. Instead, the lookahead at the
+# end rejects a match that stops too early.
 ASKS_A_PLACE = re.compile(
     r"\blaunch (?:status|logs|down|reap)\b(?: (?:rooflaunch-[a-z0-9-]+|RUN)\b| -f\b| --all\b)*"
     r"(?![\w-]| --| -f\b| (?:rooflaunch-|RUN\b))"
@@ -27,7 +28,7 @@ ASKS_A_PLACE = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Backend by name, and the place of it that a command asks: an instance of the backend's `Where`."""
+    """Place of launches: the name of a backend, and `where`, an instance of this backend's `Where`."""
 
     backend: str
     where: Any
@@ -45,14 +46,15 @@ class Place:
         return " ".join(filter(None, (named, *options)))
 
     def named_in(self, text: str) -> str:
-        """Return `text` with `words` added to each `launch` command that asks a place."""
+        """Return `text` with this place's options added to each `launch` command that needs a place."""
         return ASKS_A_PLACE.sub(lambda found: f"{found[0]} {self.words}", text) if self.words else text
 
 
 def place_of(where: Mapping[str, Any], *, likely: Sequence[str] = ()) -> Place:
-    """Return the place that the options mean: of the named backend, or of the one that has them, else the default.
+    """Return the place that the options select; without options, the default place.
 
-    `likely`: backends whose options are tried first. Raises `UsageError` for options of two backends.
+    Unless a backend is named, the first backend that has all these options is taken. `likely`: backends to try first.
+    Raises `UsageError` for options of two backends.
     """
     typed = {name: value for name, value in where.items() if value is not None}
     named = typed.pop("backend", None)
@@ -72,7 +74,7 @@ def place_of(where: Mapping[str, Any], *, likely: Sequence[str] = ()) -> Place:
 
 
 def implied_by(typed: Collection[str]) -> str:
-    """Return the first backend that has all options of these names."""
+    """Return the first backend that has all options of these names, else `USUAL`."""
     return next((name for name in BACKENDS if typed and set(typed) <= set(_place_fields(name))), USUAL)
 
 
@@ -104,21 +106,21 @@ def _usual_place() -> Place:
 
 
 def _where(name: str, typed: Mapping[str, Any]) -> Any:
-    """Place of one backend with the typed options; required ones may also stand in rooflaunch.toml."""
+    """Place of one backend with the typed options; missing required options are read from rooflaunch.toml."""
     kind = options_of(name).Where
     needed = [item for item in fields(kind) if item.default is MISSING and item.name not in typed]
     table = _configured().get(name, {}) if needed else {}
     for item in needed:
         if item.name not in table:
             raise UsageError(
-                f"{flag_of(item)} is missing: it says where launches of {name} are",
+                f"{flag_of(item)} is required, to find launches of {name}",
                 hint=f"{flag_of(item)} {item.metadata['shown'].get('metavar', item.name.upper())}",
             )
     return kind(**{item.name: table[item.name] for item in needed}, **typed)
 
 
 def _configured() -> dict[str, Any]:
-    """Tables of rooflaunch.toml; empty if it cannot be read, which the reader of its values reports."""
+    """Tables of rooflaunch.toml; empty if the file cannot be read, an error that is reported elsewhere."""
     import tomllib  # noqa: PLC0415 - few commands ask
 
     try:

@@ -60,7 +60,7 @@ ERRORS: Mapping[int, type[RooflaunchError]] = {
 
 
 class LeftRunningError(InterruptedRunError):
-    """Error: Ctrl-C while following a launch. The machine goes on by itself."""
+    """Error after Ctrl-C while a launch was followed. The machine continues to run."""
 
     def __init__(self, machine: Machine) -> None:
         name = machine.name
@@ -73,7 +73,7 @@ class LeftRunningError(InterruptedRunError):
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchOutcome:
-    """Outcome of a launch with its fetched bundles; of several attempts, the last one's, with the bundles of all.
+    """Outcome of a launch with its fetched bundles. After several attempts: the last outcome, with all bundles.
 
     `calls`: number of requests to place and store, by kind. `usd`: cost of the machine from its request (`billed_from`)
     to the end of waiting (`billed_to`), when it was gone or its end could not be confirmed; both times are ISO 8601.
@@ -162,7 +162,7 @@ def again(plan: Plan, now_s: float) -> Plan:
 
 
 class Launcher:
-    """Steps of a launch, to be taken one by one. Several threads may each take the steps of another launch."""
+    """Steps of a launch, as methods. Several threads may share a `Launcher`, each for a launch of its own."""
 
     def __init__(self, session: Session, *, output: Path, script_files: ScriptFiles | None = None) -> None:
         self._session, self._machines, self._store = session, session.machines, session.store
@@ -209,12 +209,12 @@ class Launcher:
         self._session.on_event(Event(kind=EventKind.PHASE, text=LaunchPhase.REQUESTED, at_s=launched_s))
 
     def send_script_files(self, plan: Plan) -> None:
-        """Send the files and variables of a script. The request is in the store: variables are never without one."""
+        """Send the files and variables of a script. Call it after `record`: variables always have a request."""
         if self._script_files:
             self._script_files.send(self._store, plan.request.name, launcher=cleanup.this_process())
 
     def submit(self, plan: Plan) -> Submitted:
-        """Get a running machine. If that fails, write the reason into the store and raise it."""
+        """Get a running machine. If that fails, write the reason into the store and raise the error."""
         try:
             self.send_script_files(plan)
             return self._machines.submit(plan, self._session.note)
@@ -232,9 +232,9 @@ class Launcher:
             raise
 
     def _give_up(self, plan: Plan, code: int, error: str) -> bool:
-        """Remove any machine, then write into the store why there is none. Returns whether all are gone.
+        """Remove any machine that was created before `error`, then write `error` into the store as the result.
 
-        A machine may have been created just before the error.
+        Returns False, and writes nothing, if a machine may still exist.
         """
         name = plan.request.name
         try:
@@ -248,7 +248,7 @@ class Launcher:
         return are_gone
 
     def _collected(self, outcome: LaunchOutcome, ended: WatchedLaunch, machine: Machine) -> LaunchOutcome:
-        """Outcome with the fetched bundles. The machine is gone afterwards, or the error names it."""
+        """Outcome with the fetched bundles. Waits until the machine is gone, and sets an error if that fails."""
         error = ended.error or _error_of(ended.result, outcome.name)
         if ended.result is None and ended.is_gone:
             settle(self._session, ended, str(error))
@@ -271,7 +271,7 @@ class Launcher:
         )
 
     def _billed(self, outcome: LaunchOutcome, plan: Plan, machine: Machine) -> LaunchOutcome:
-        """Outcome with the cost of the machine, from its request until it is gone or nobody waits for it."""
+        """Outcome with the cost of the machine from its request to now; unchanged if price or start is unknown."""
         price, began_s, now_s = plan.request.price(outcome.zone), machine.created_s, self._session.now_s()
         if price is None or began_s is None:
             return outcome
@@ -320,14 +320,14 @@ class Launcher:
             return None
         return ToolError(
             f"{noun} '{machine.name}' in {machine.zone} is not confirmed to be gone: {removed.reason}",
-            hint=f"launch down {machine.name}; it is ended at its time limit in any case",
+            hint=f"launch down {machine.name}; the {noun} is ended at its time limit in any case",
         )
 
 
 def fetched(store: Store, run_id: str, output: Path, *, jobs: int = 8) -> Bundle:
     """Fetch a complete bundle into the folder `output`, `jobs` files at a time.
 
-    Raises `BundleError` if it is missing, incomplete or damaged in the store, and the store's error if that fails.
+    Raises `BundleError` if the bundle is missing, incomplete or damaged, and the store's error if the store fails.
     """
     source = FetchSource(address=store.locate("").rstrip("/"), folder=RUNS, run_id=run_id)
     report = fetch.fetch(store, source, output, jobs=jobs)
@@ -342,7 +342,7 @@ def fetched(store: Store, run_id: str, output: Path, *, jobs: int = 8) -> Bundle
 def follow(
     session: Session, request: Request, zone: str, *, output: Path, calls: Counter[str] | None = None
 ) -> WatchedLaunch:
-    """Poll until the launch has ended. A silent machine is removed, after its output was saved into `output`.
+    """Poll until the launch has ended. A machine that no longer works is removed; its log is first saved in `output`.
 
     `calls`: counts the requests to the store, by kind. Failing polls never end the launch before the machine's own
     limit has passed.
@@ -376,7 +376,7 @@ def _remove(session: Session, watch: Watch, launch: WatchedLaunch, output: Path)
     assert launch.machine is not None
     saved = save_output(session, launch.machine, output)
     watch.remove([launch])
-    launch.hint = f"its output is in {saved}" if saved else f"launch logs {launch.name}"
+    launch.hint = f"the machine's output is in {saved}" if saved else f"launch logs {launch.name}"
     if not launch.is_gone:
         launch.why += f"; the {session.machines.noun} could not be removed"
         launch.hint = f"launch down {launch.name}; {launch.hint}"
@@ -394,7 +394,7 @@ def save_output(session: Session, machine: Machine, output: Path) -> Path | None
 
 
 def _was_preempted(ended: WatchedLaunch) -> bool:
-    """Whether a launch was preempted, perhaps in time for its machine to write a result, before its run was done."""
+    """Whether a launch was preempted before its run was done; its machine may still have written a result."""
     if (result := ended.result) is not None:
         return result.preempted and result.exit_code != ExitCode.DONE
     return ended.liveness is Liveness.PREEMPTED
@@ -416,9 +416,9 @@ def _error_of(result: Result | None, name: str) -> RooflaunchError | None:
 
 
 def _shortfall(request: Request, bundles: Sequence[Bundle]) -> RooflaunchError | None:
-    """Error if a launch that ended well has fewer completed bundles than runs; None if it has all.
+    """Error if a launch that ended well has fewer completed bundles than runs, else None.
 
-    None for runs with a key too: an earlier attempt may have stored some of them, and the sweep counts them by key.
+    Runs with a key are not checked: an earlier attempt may have stored some of them, and the sweep counts them by key.
     """
     if any(run.run_key for run in request.work.runs):
         return None

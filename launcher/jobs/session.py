@@ -1,7 +1,7 @@
 """Connections that the steps of one command share, and the events that they report and show.
 
-Events are shown on stderr, a line for each phase. Between phases there is a live line on a terminal, else a line every
-30 s.
+Events are shown on stderr, a line for each phase. Between phases, a terminal shows one line that is updated in
+place; elsewhere a line is printed every 30 s.
 """
 
 import shutil
@@ -48,7 +48,7 @@ class Session:
         return self.machines.now_s()
 
     def note(self, text: str) -> None:
-        """Report a note."""
+        """Send `text` to the receiver of events, as a note."""
         self.on_event(Event(kind=EventKind.NOTE, text=text))
 
 
@@ -61,7 +61,7 @@ class LaunchProgress:
         self._began_s = self._printed_s = now()
 
     def __call__(self, event: Event) -> None:
-        """Show one event. Without a terminal progress is a line every 30 s."""
+        """Show one event. Without a terminal, progress is printed only every 30 s."""
         match event.kind:
             case EventKind.PHASE:
                 self._line(f"{self._after(event):>10}  {event.text.replace('_', ' ')}")
@@ -75,7 +75,7 @@ class LaunchProgress:
                 pass
 
     def clear(self) -> None:
-        """Erase the live line."""
+        """Erase the line that is updated in place, if there is one."""
         if self._is_terminal:
             self._stream.write("\r\033[K")
             self._stream.flush()

@@ -1,8 +1,8 @@
 """Watches launches by polling until they have ended: a single launch, or the tasks of a sweep.
 
 Each poll asks for the machines first and then for their records, because a machine deletes itself only after it has
-written its result. A machine's own time stamps do not show whether it lives: silence is measured by our clock, and only
-over polls that were answered. A launch ends well without this module.
+written its result. A machine's own time stamps do not show whether it is alive: our clock measures the time without a
+heartbeat, and only over polls that were answered. A launch also ends and saves its results if nobody watches it.
 """
 
 import os
@@ -79,11 +79,11 @@ class WatchedLaunch:
     gone_polls: int = 0
     why: str = ""
     hint: str = ""
-    # Beginning of the boot, and the time limit; None and 0 before the first poll.
+    # Times at which the boot began and at which the time limit ends; None and 0 before the first poll.
     boots_from_s: float | None = None
     limit_s: float = 0.0
-    # Seconds without a new heartbeat or phase, and the time up to which they are counted: None after a poll that had
-    # no answer.
+    # Seconds without a new heartbeat or phase. `counted_to_s`: time of the last poll that added to them; None after a
+    # poll without an answer.
     silent_s: float = 0.0
     counted_to_s: float | None = None
     # Time at which the machine was first seen stopped.
@@ -116,11 +116,11 @@ class WatchedLaunch:
         return {name: versions[name] for name in names if versions.get(name, "") not in ("", self.versions.get(name))}
 
     def begin(self, now_s: float) -> None:
-        """Count boot and time limit from now on."""
+        """Begin to measure the boot time and the time limit, at `now_s`."""
         self.boots_from_s, self.limit_s = now_s, now_s + self.request.limit_s
 
     def restart_silence(self, now_s: float) -> None:
-        """Count the silence from now on: there is a new heartbeat or phase."""
+        """Measure the time without a heartbeat from `now_s` on, after a new heartbeat or phase."""
         self.silent_s, self.counted_to_s = 0.0, now_s
 
     def note_machine(self, machine: Machine, now_s: float) -> None:
@@ -139,8 +139,8 @@ class WatchedLaunch:
             self.silent_s += 0.0 if self.counted_to_s is None else now_s - self.counted_to_s
             self.counted_to_s = now_s
         elif machine.restarts:
-            # Its host has most likely stopped it. The cloud usually starts it again within `RESTART_S`, and it saves
-            # its bundles: until then, missing heartbeats and a slow boot do not count towards the limits.
+            # Most likely the machine's host failed. The cloud usually restarts the machine within `RESTART_S`, and the
+            # machine then saves its bundles. Until then, missing heartbeats and boot time do not count.
             self.stopped_s = self.stopped_s or now_s
             self.boots_from_s = now_s
             self.restart_silence(now_s)
@@ -266,7 +266,7 @@ class Watch:
 
     def _read_records(self, launches: Sequence[WatchedLaunch]) -> None:
         """Read the new records of these launches after one listing."""
-        # The longest common beginning, so that the listing has few other launches.
+        # Longest common prefix of the launches' objects, so that the listing has few other launches.
         start = os.path.commonprefix([f"{LAUNCHES}{launch.name}/" for launch in launches])  # noqa: RUF071 - no paths
         self._calls["bucket.list"] += 1
         versions = {stored.name: stored.version for stored in self._session.store.objects(start)}
@@ -277,7 +277,7 @@ class Watch:
             self._tell_phases(launch, source.phases if source else {})
 
     def _read(self, launch: WatchedLaunch, new: Mapping[str, str]) -> None:
-        """Read these versions of the records; a heartbeat is of no interest once there is a result."""
+        """Read these versions of the records; the heartbeat only if there is no result."""
         store, result, status = self._session.store, result_object(launch.name), status_object(launch.name)
         if result in new:
             self._calls["bucket.read"] += 1
@@ -313,7 +313,10 @@ class Watch:
             launch.why, launch.hint = _why_gone(launch, machine)
 
     def _note_no_answer(self, launch: WatchedLaunch, error: ToolError) -> None:
-        """Note that a poll had no answer for a launch: this is not its silence. Past its limit it is given up."""
+        """Note that a poll had no answer for a launch: this time does not count as time without a heartbeat.
+
+        A launch past its time limit is given up.
+        """
         launch.counted_to_s = None
         over_limit_s = self._session.now_s() - launch.limit_s
         seen = Observed(place=PlaceSays.UNREACHABLE, store=StoreSays.NOTHING, over_limit_s=over_limit_s)

@@ -23,7 +23,7 @@ RUN_LABEL = "rooflaunch.run"
 FORWARDED = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "ONEDNN_MAX_CPU_ISA", "NVIDIA_TF32_OVERRIDE")
 DRIVER_PARAMETERS = Path("/proc/driver/nvidia/params")
 KILLED = 128 + signal.SIGKILL
-# Exit codes of a container whose trainer was ended by a signal; 130 is the trainer's own code for Ctrl-C.
+# Signals that mean a crash. A container's exit code is 128 + signal; 130 is the trainer's own code for Ctrl-C.
 CRASHING = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL)
 CRASHES = {128 + number: number.name for number in CRASHING}
 
@@ -47,7 +47,7 @@ def place_paths(spec: RunSpec) -> RunSpec:
 def describe(
     choice: Choice, spec: RunSpec, *, output: Path, command: Sequence[str], limits: ContainerLimits
 ) -> Container:
-    """Container that runs `command`, the trainer's words, for a spec with absolute paths."""
+    """Container that runs `command`, the arguments of our trainer, for a spec with absolute paths."""
     assert choice.image is not None
     assert choice.engine is not None
     readable, writable = _folders(spec)
@@ -85,9 +85,10 @@ def for_script(trainer: Container, spec: RunSpec, workplace: Workplace) -> Conta
 
 
 def for_profile(timing: Container, command: Sequence[str], *, restricted: bool) -> Container:
-    """Container of the profile pass, made from the timing run's; with CAP_SYS_ADMIN if the driver restricts counters.
+    """Container of the profile pass, like `timing`, the container of the timing run.
 
-    Docker gives capabilities to root only. setpriv passes this one to the caller, so that files belong to the caller.
+    `restricted`: add CAP_SYS_ADMIN, because the driver restricts counters. Docker gives capabilities to root only.
+    setpriv passes CAP_SYS_ADMIN on to the caller, so that files belong to the caller.
     """
     pass_two = replace(timing, command=tuple(command))
     if not restricted:
@@ -104,7 +105,7 @@ def for_profile(timing: Container, command: Sequence[str], *, restricted: bool) 
 
 
 def counters_restricted(parameters: Path = DRIVER_PARAMETERS) -> bool:
-    """Whether the host's driver keeps GPU counters to administrators (`RmProfilingAdminOnly`). No driver: False."""
+    """Whether the driver restricts GPU counters to administrators (`RmProfilingAdminOnly`); False without a driver."""
     try:
         lines = parameters.read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -115,7 +116,7 @@ def counters_restricted(parameters: Path = DRIVER_PARAMETERS) -> bool:
 def follow(
     engine: Engine, container: Container, *, on_line: Callable[[str], None], watcher: Watcher | None = None
 ) -> ContainerEnd:
-    """Run a container to its end. `on_line` gets its stdout; our stderr or the watcher gets its messages.
+    """Run a container to its end. `on_line` gets each line of stdout; stderr goes to ours, or to the watcher.
 
     Ctrl-C, SIGTERM and a closed terminal are passed on to the trainer, which seals its bundle; a second signal becomes
     SIGKILL. A watcher handles signals itself.
@@ -148,13 +149,13 @@ def _watched(engine: Engine, container: Container, on_line: Callable[[str], None
 
 
 def explain(ended: ContainerEnd, limits: ContainerLimits) -> RooflaunchError | None:
-    """Error of a container that did not end by itself.
+    """Error of a container that was stopped, killed, or crashed.
 
-    None if the trainer ended by itself: then it has sealed its bundle and printed its own error.
+    None if the trainer ended by itself: then the trainer has sealed its bundle and printed its own error.
     """
     if ended.signal is not None and ended.exit_code != ExitCode.INTERRUPTED:
         return interruption(ended.signal)
-    # The kernel may kill only a data worker for its memory, and the run goes on.
+    # If memory runs out, the kernel may kill only a data worker, and the run goes on.
     if ended.out_of_memory and ended.exit_code != ExitCode.DONE:
         where = (
             "because memory ran out"
@@ -166,9 +167,13 @@ def explain(ended: ContainerEnd, limits: ContainerLimits) -> RooflaunchError | N
             hint="a smaller --batch-size, fewer --workers, or more --memory",
         )
     if ended.exit_code == KILLED:
-        return RunFailedError("the container was killed (SIGKILL)", hint="run again; `docker events` shows who did it")
+        return RunFailedError(
+            "the container was killed (SIGKILL)", hint="run again; `docker events` shows what stopped the container"
+        )
     if crash := CRASHES.get(ended.exit_code):
-        return RunFailedError(f"the trainer was killed by {crash}", hint="run again; `docker events` shows who did it")
+        return RunFailedError(
+            f"the trainer was killed by {crash}", hint="run again; `docker events` shows what stopped the container"
+        )
     return None
 
 

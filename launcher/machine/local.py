@@ -70,7 +70,7 @@ class LocalPlan:
             "runtime": f"{self.choice.runtime} ({self.choice.why})",
             **({"image": image.name} if image else {}),
             "bundles": f"{self.output}/",
-            # The command to repeat the run by hand, without the context, which only records this plan in the bundle.
+            # Command to repeat the run by hand, without `--context`, which only records the plan in the bundle.
             "command": shlex.join(_without_context(script.shown(self._words()))),
         }
         rows = [*lines.items(), *(("note", note) for note in self.notes)]
@@ -112,9 +112,10 @@ def make_plan(
 ) -> LocalPlan:
     """Plan of `launch local`; changes nothing. `outside`: facts on the host that a container cannot see.
 
-    `backend` and `place` are for the record. `driver_parameters`: file in which the host's NVIDIA driver lists its
-    parameters. `context`: further facts for the trainer of a run of a task. `workplace`: folder and data of a user's
-    own script; by default the current folder. Raises `UsageError` for limits of a container if the run is a process.
+    `backend` and `place`: names for the run's record. `driver_parameters`: file in which the host's NVIDIA driver lists
+    its parameters. `context`: further facts for the trainer of a run of a task. `workplace`: folder and data of a
+    user's own script; by default the current folder. Raises `UsageError` for limits of a container if the run is a
+    process.
     """
     spec = resolved.spec
     if spec.script:
@@ -169,7 +170,7 @@ def _trainer_words(spec: RunSpec, workplace: Workplace | None, output: Path, con
 
 
 def _container_context(choice: Choice, spec: RunSpec, context: Context) -> Context:
-    """Context of a trainer in a container, with facts on the container; its profile is a container of its own."""
+    """Context of a trainer in a container, with facts on the container. The profile runs in another container."""
     assert choice.image is not None
     assert choice.engine is not None
     facts = {
@@ -265,7 +266,7 @@ def _run_container(plan: LocalPlan, container: Container, watcher: Watcher | Non
 def _profile(plan: LocalPlan, timing: Container, folder: Path, watcher: Watcher | None) -> int:
     """Do the profile pass in a container of its own, the only one that may read counters.
 
-    Only Ctrl-C ends the whole run.
+    Returns `INTERRUPTED` after Ctrl-C, else `DONE`: a run without its profile is complete too.
     """
     engine = plan.choice.engine
     assert engine is not None

@@ -1,4 +1,4 @@
-"""Options of `launch local`, besides those of the run. Light: `launch --help` loads it."""
+"""Options of `launch local`, besides those of the run. Imports little, for `launch --help`."""
 
 import math
 from dataclasses import dataclass

@@ -36,7 +36,7 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True)
 class RuntimePorts:
-    """Facts on the machine that decide; a test replaces them."""
+    """Functions and facts that decide between a process and a container; a test replaces them."""
 
     system: str
     socket_exists: Callable[[], bool]
@@ -96,7 +96,7 @@ def gpu_capability() -> tuple[int, int] | None:
 
 
 def _obstacle(spec: RunSpec, ports: RuntimePorts) -> str | None:
-    """Why `auto` takes a process without asking an engine; None if nothing speaks against a container."""
+    """Reason why `auto` takes a process without asking a Docker engine; None if there is no such reason."""
     if ports.system != "Linux":
         return f"containers run in a virtual machine on {ports.system}"
     if spec.device is Device.MPS:
@@ -162,7 +162,7 @@ def _flavour_for(capability: tuple[int, int] | None) -> str:
     if flavour is None:
         major, minor = capability
         raise ToolError(
-            f"no image flavour holds code for compute capability {major}.{minor}",
+            f"no image flavour has code for compute capability {major}.{minor}",
             hint="--runtime process with a torch build that supports the GPU",
         )
     return flavour.name

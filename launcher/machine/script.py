@@ -45,7 +45,7 @@ def command(spec: RunSpec, workplace: Workplace, *, output: Path, context: Conte
 def profile_command(spec: RunSpec, workplace: Workplace) -> tuple[str, ...]:
     """Arguments for `python -m rooflaunch profile BUNDLE`.
 
-    Secrets and the data folder are given here, because the bundle has neither.
+    Secrets and the data folder are among the arguments, because the bundle contains neither.
     """
     return (*(("--data", workplace.data) if workplace.data else ()), "--", *spec.script)
 
@@ -56,6 +56,6 @@ def variables(spec: RunSpec) -> dict[str, str]:
 
 
 def shown(words: Sequence[str]) -> list[str]:
-    """A command for printing. The script's arguments, after the first --, are without secrets."""
+    """Command for printing, without the secrets in the script's arguments, which follow the first `--`."""
     at = list(words).index("--") + 1 if "--" in words else len(words)
     return [*words[:at], *without_secrets(words[at:])]

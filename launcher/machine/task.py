@@ -127,11 +127,11 @@ class _Work:
 
     def __init__(self, task: Task, done: Mapping[str, str], settle_to_c: float | None) -> None:
         self._task, self._done = task, done
-        # Why none of the remaining runs is started.
+        # Reason why no further run is started; empty if runs may be started.
         self._over = ""
         self._completed_s: list[tuple[RunSpec, float]] = []
         self._measured_blocks = set[int]()
-        # Settling matters between different configurations; repeats of one are alike already.
+        # Settling matters between different configurations; repeats of the same configuration are alike already.
         self._settles = any(run.spec != task.runs[0].spec for run in task.runs)
         self._settle_to_c = settle_to_c
         self._did_not_fit = [run.spec for run in task.runs if done.get(run.run_key) == Status.OUT_OF_MEMORY]
@@ -142,7 +142,7 @@ class _Work:
         """Outcome of a run that must not be started; None for a run to start."""
         if run.run_key and (status := self._done.get(run.run_key)) in FINAL:
             ended = "out of memory" if status == Status.OUT_OF_MEMORY else "completed"
-            return Outcome(run=run, number=number, end=End.SKIPPED, why=f"it is in the store, {ended}")
+            return Outcome(run=run, number=number, end=End.SKIPPED, why=f"already in the store, {ended}")
         if smaller := self._smaller_that_did_not_fit(run.spec):
             why = f"batch {smaller} of the same configuration ran out of memory"
             return Outcome(run=run, number=number, end=End.SKIPPED, why=why)
@@ -150,7 +150,7 @@ class _Work:
             return Outcome(run=run, number=number, end=End.NOT_STARTED, why=why)
         left_s, needed_s = time_left_s(), self._needed_s(run.spec)
         if left_s <= needed_s:
-            why = f"{duration(left_s)} are left and it takes about {duration(needed_s)}"
+            why = f"{duration(left_s)} are left, and the run takes about {duration(needed_s)}"
             why = why if needed_s and left_s > 0 else "no time is left"
             return Outcome(run=run, number=number, end=End.NOT_STARTED, why=why, out_of_time=True)
         return None

@@ -21,11 +21,12 @@ class Trainer(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Watcher(Follower):
-    """Callbacks that receive a run's messages and its trainer, to stop it. Their provider handles signals itself.
+    """Callbacks that receive a run's messages, and the trainer as an object that can be sent signals.
 
-    `on_started` and `on_ended` are called for the timing run, and again for the container of the profile pass; a
-    process profiles itself. `on_bundle` is called as soon as the bundle's folder exists. A process's messages come from
-    a thread of their own, everything else from the caller's thread.
+    The caller that gives a watcher handles signals. `on_started` and `on_ended` are called for the timing run, and
+    again for the container of the profile pass; a process profiles itself. `on_bundle` is called as soon as the
+    bundle's folder exists. A process's messages come from a thread of their own, everything else from the caller's
+    thread.
     """
 
     on_bundle: Callable[[Path], None]

@@ -1,1 +1,1 @@
-"""A user's own training script instead of our trainer: its words, and how it gets to other machines."""
+"""A user's own training script instead of our trainer: its command line, and how its files get to other machines."""

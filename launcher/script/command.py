@@ -1,6 +1,6 @@
 """Command line `launch … -- train.py ARGS`: words after `--`, and options of a script.
 
-Light: `launch --help` loads it.
+Imports little, because `launch --help` loads this module.
 """
 
 import re
@@ -70,7 +70,7 @@ class ThereOptions:
     )
 
 
-# Headings of a command's help, in order, with the options below each; all other options stand below "Place".
+# Headings of a command's help, in order, with the options below each; all other options are below "Place".
 SCRIPTS_OWN = {
     "words",
     "samples_per_step",
@@ -111,7 +111,7 @@ class ScriptCommand(TyperCommand):
     example = "-- train.py --lr 0.1"
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse our words as usual; the script's words become the parameter `words`."""
+        """Parse the options before `--` as usual; the words after `--` become the parameter `words`."""
         if ctx.resilient_parsing:
             return super().parse_args(ctx, args)
         separator = args.index("--") if "--" in args else len(args)
@@ -137,7 +137,7 @@ def _help_row(parameter: Any, ctx: Any) -> tuple[str, str] | None:
     name, text = parameter.get_help_record(ctx)
     if parameter.name == "words":
         return parameter.metavar, text
-    # If a switch is off by default, its `--no-…` only overrides a file or a variable, so help leaves it out.
+    # If a switch is off by default, `--no-…` only overrides a file or an environment variable: help omits that form.
     return name.partition(" / ")[0] if parameter.name in OFF_SWITCHES else name, text
 
 
@@ -150,11 +150,14 @@ def _refuse_stray(ctx: Any, typed: list[str]) -> None:
 
 
 def variables_of(names: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
-    """The named variables with their values. Raises `UsageError` for an unset variable, and for one of the machine."""
+    """The named variables with their values.
+
+    Raises `UsageError` for a variable that is unset, or that the machine sets itself.
+    """
     for name in names:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             raise UsageError(
-                f"--env takes the name of a variable, and its value from here; got '{name}'", hint="--env HF_TOKEN"
+                f"--env takes only the name of a variable that is set here; got '{name}'", hint="--env HF_TOKEN"
             )
         if name in OF_THE_MACHINE or name.startswith("ROOFLAUNCH_"):
             raise UsageError(f"{name} is set by the machine itself; got --env {name}", hint=f"leave --env {name} out")

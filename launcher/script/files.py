@@ -42,10 +42,10 @@ def archive_object(sha256: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptFiles:
-    """Archive and its contents. `commit`: of the folder here, with `-dirty` if tracked files differ from it.
+    """Archive and its contents. `commit`: commit of the user's folder, with `-dirty` if tracked files differ from it.
 
-    `data`: address of the script's data, for the machine. `variables`: environment variables that the script gets from
-    here. `requirements`: packages to install into the image. `notes`: remarks on the script for the plan.
+    `data`: address of the script's data, for the machine. `variables`: environment variables of the user that the
+    script gets. `requirements`: packages to install into the image. `notes`: remarks on the script for the plan.
     """
 
     content: bytes = field(repr=False)
@@ -74,16 +74,17 @@ class ScriptFiles:
         }
 
     def why_not(self, folder: Path, below: str) -> str:
-        """Reason why a path below `folder` is not sent; empty if it is, or if a file in it is."""
+        """Reason why a path below `folder` is not sent; empty if the path, or a file below it, is sent."""
         if below == "." or any(name == below or name.startswith(f"{below}/") for name in self.files):
             return ""
         ignored = _git(folder, "check-ignore", "--", below)
         return "git ignores it" if ignored else "git does not track it, and no --include names it"
 
     def send(self, store: Store, launch: str, *, launcher: str) -> None:
-        """Write the archive, unless the store has it, then the variables of this launch, whose request is there.
+        """Write the archive, unless the store has it, then the variables of the launch.
 
-        `launcher`: name of this process. If it is killed, the next launcher erases the variables.
+        The launch's request must be in the store already. `launcher`: name of this process. If this process is killed,
+        the next launcher erases the variables.
         """
         name = archive_object(self.sha256)
         if not any(listed.name == name for listed in store.objects(name)):
@@ -124,7 +125,10 @@ def place_of_data(text: str | None, words: Sequence[str], *, is_fresh: bool) -> 
 
 
 def relative_words(words: Sequence[str], folder: Path, *, example: str) -> tuple[str, ...]:
-    """Words of the script, with its path relative to `folder`. Raises `UsageError` if it is missing or elsewhere."""
+    """The script's path, relative to `folder`, and its arguments; the words of `-m MODULE` are unchanged.
+
+    Raises `UsageError` if the script is missing or outside of `folder`.
+    """
     path = main_file(words, folder, example=example, python="the machine's own Python")
     if path is None:
         module = words[1].replace(".", "/")
@@ -169,9 +173,10 @@ def pack(words: Sequence[str], folder: Path, *, include: Sequence[str] = ()) -> 
 
 
 def _listed(folder: Path, include: Sequence[str]) -> list[str]:
-    """Sorted names below the folder of files that git tracks.
+    """Sorted names of the files below the folder that git tracks.
 
-    With `include`: names that match and that git does not ignore. Raises `UsageError` without git and `include`.
+    With `include`: names that match one of these patterns, except files that git ignores. Raises `UsageError` if there
+    is neither git nor a pattern.
     """
     listed = names_in_git(folder)
     if listed is None and not include:
@@ -188,7 +193,10 @@ def _listed(folder: Path, include: Sequence[str]) -> list[str]:
 
 
 def names_in_git(folder: Path, *, others: bool = False) -> list[str] | None:
-    """Files below the folder that git tracks, or, with `others`, neither tracks nor ignores; None without git."""
+    """Names of the files below the folder that git tracks; None without git.
+
+    `others`: instead the files that git neither tracks nor ignores.
+    """
     which = ("--others", "--exclude-standard") if others else ("--cached",)
     listed = _git(folder, "ls-files", "-z", *which)
     return None if listed is None else [name for name in listed.split("\0") if name]
@@ -218,7 +226,7 @@ def _too_large(sizes: dict[str, int], total: str) -> UsageError:
 
 
 def _archive(folder: Path, names: Sequence[str]) -> bytes:
-    """Archive that is byte for byte equal for equal files: without times, owners and the disk's order."""
+    """Archive of the named files. Equal files give equal bytes, because times and owners are left out."""
     packed = io.BytesIO()
     with (
         gzip.GzipFile(fileobj=packed, mode="wb", mtime=0, filename="") as compressed,
@@ -240,7 +248,7 @@ def _commit(folder: Path) -> str:
 
 
 def _git(folder: Path, *words: str) -> str | None:
-    """Output of git; None if the folder is in no repository of the user's, or if there is no git."""
+    """Output of git; None if git is missing or fails, for example outside of a repository."""
     try:
         done = subprocess.run(
             ["git", "--no-optional-locks", "-C", str(folder), *words],
@@ -256,13 +264,13 @@ def _git(folder: Path, *words: str) -> str | None:
     return done.stdout if done.returncode == 0 else None
 
 
-# On the machine that runs the script.
+# The functions below run on the machine that runs the script.
 
 
 def unpack(request: Request, store: Store, home: Path) -> Workplace:
     """Unpack the script's files into the launch's folder `home` and return the script's workplace.
 
-    A second start keeps the files as the first left them.
+    A second start keeps the files as the first start left them.
     Raises `BundleError` if the archive is missing or damaged.
     """
     folder, wanted = home / "script", str(request.script["sha256"])
@@ -293,7 +301,10 @@ def _variables(request: Request, store: Store) -> dict[str, str]:
 
 
 def fetch_data(address: str, folder: Path, *, is_over: Callable[[], bool]) -> None:
-    """Copy the data at an address into a folder, except files that a first start has copied. Ends if `is_over`."""
+    """Copy the data at `address` into `folder`, except files that are there already in the same size.
+
+    `is_over`: asked before each file; stop copying if it returns True.
+    """
     store, number = open_store(address, jobs=3), 0
     for listed in store.objects(""):
         if is_over():

@@ -33,7 +33,7 @@ def runtime_of(options: HereOptions, requested: Runtime) -> Runtime:
 
 
 def with_packages(choice: Choice, options: HereOptions, *, is_dry: bool) -> Choice:
-    """The choice with the packages of a file in its image. A dry run builds nothing. Raises `ToolError`."""
+    """`choice`, its image with the packages of --requirements. A dry run builds nothing. Raises `ToolError`."""
     if options.requirements is None:
         return choice
     from launcher.images import layer  # noqa: PLC0415 - only with requirements
@@ -42,7 +42,7 @@ def with_packages(choice: Choice, options: HereOptions, *, is_dry: bool) -> Choi
     assert choice.engine is not None
     assert choice.image is not None
     image = choice.image if is_dry else layer.layered(choice.engine, choice.image, requirements)
-    return replace(choice, image=image, why=f"{choice.why}, and the packages of {options.requirements} on it")
+    return replace(choice, image=image, why=f"{choice.why}, with the packages of {options.requirements}")
 
 
 def require_gpu(spec: RunSpec, capability: Callable[[], object] = gpu_capability) -> None:
@@ -129,7 +129,7 @@ def folder_of_data(typed: str | None) -> str:
     if "://" in typed:
         raise UsageError(
             f"--data must be a folder of this machine; got '{typed}'",
-            hint="copy it to a folder first, and name the folder",
+            hint="copy the data to a folder first, and name the folder",
         )
     data = Path(typed).expanduser().resolve()
     if not data.exists():

@@ -1,4 +1,4 @@
-"""Notes in a script's plan: arguments that name files which are not sent, and imports that may be missing there.
+"""Notes in a script's plan: arguments that name files which are not sent, and imports that may not be installed.
 
 Files are only read; none of their code is run.
 """
@@ -18,7 +18,7 @@ from pathlib import Path
 from launcher.images import contents
 from workload.contract.script import DATA
 
-# A script with more modules is a whole library; what it lacks shows in its first ones.
+# A script with more modules is a whole library, whose first modules already show which packages are missing.
 MOST_MODULES = 300
 # Imports whose package has another name: those in our images, and those that scripts import most.
 PACKAGE_OF: Mapping[str, str] = {
@@ -80,7 +80,7 @@ def packages_of(requirements: str) -> frozenset[str]:
 
 
 def _packages(name: str) -> Iterator[str]:
-    """Packages that may provide an import: of the same name, of a known other name, or as installed here."""
+    """Packages that may provide an import: by the same name, by `PACKAGE_OF`, or by what is installed here."""
     yield _normal(name)
     yield _normal(PACKAGE_OF.get(name, name))
     yield from map(_normal, _installed().get(name, ()))
@@ -138,7 +138,7 @@ def _imported(path: Path, root: Path) -> Iterator[tuple[str, bool]]:
     try:
         tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError):
-        return  # the script will say so itself
+        return  # the script itself will report the error
     package = path.parent.relative_to(root).parts if path.is_relative_to(root) else ()
     for node in _at_load(tree.body):
         if isinstance(node, ast.Import):
@@ -167,7 +167,8 @@ def left_behind(
 ) -> Iterator[str]:
     """Note for each argument that names a file or folder which exists here but not where the script runs.
 
-    `reached`: folders that exist there too. `why_not`: reason why a path below `folder` is not there; empty if it is.
+    `reached`: folders that the script can read. `why_not`: returns the reason why a path below `folder` is not sent;
+    empty if the path is sent.
     """
     for word in words[2 if words[0] == "-m" else 1 :]:
         value = word.partition("=")[2] if word.startswith("-") else word

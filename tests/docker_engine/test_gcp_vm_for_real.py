@@ -178,7 +178,7 @@ def test_a_task_of_six_runs_is_finished_by_a_second_vm(cloud: Cloud) -> None:
             record.job.position,
             record.job.block,
         )
-    assert "run 1 of 6: skipped: it is in the store, completed\n" in second.serial()[0]
+    assert "run 1 of 6: skipped: already in the store, completed\n" in second.serial()[0]
 
 
 @pytest.mark.night(part="kills")

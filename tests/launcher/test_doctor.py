@@ -108,7 +108,7 @@ def test_sound_engine(docker: FakeDocker, lay_out: LayOut, monkeypatch: pytest.M
         ("engine", "ok", "Docker 28.2.2; 2 CPUs, 8.3 GB of memory", ""),
         ("GPUs", "ok", "containers can use NVIDIA GPUs", ""),
         ("disk", "ok", "50.0 GB free in /var/lib/docker", ""),
-        ("image cpu", "ok", "rooflaunch:cpu-0123456789ab; its base has no digest", ""),
+        ("image cpu", "ok", "rooflaunch:cpu-0123456789ab; the base has no digest", ""),
         *(
             []
             if cpu.digest

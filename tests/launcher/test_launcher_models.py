@@ -43,11 +43,11 @@ DATA = {
     # name: data set, is_here, what is wrong with it, hint
     "a known one": ("imagenette", True, "", ""),
     "a folder": ("HERE", True, "", ""),
-    "a misspelt one": ("imagnette", True, "no folder", "--dataset imagenette"),
-    "no folder": ("HERE/none", True, "no folder", "--dataset FOLDER, with images in FOLDER/<class>/<image>.jpg"),
+    "a misspelt one": ("imagnette", True, "a folder", "--dataset imagenette"),
+    "no folder": ("HERE/none", True, "a folder", "--dataset FOLDER, with images in FOLDER/<class>/<image>.jpg"),
     "a full path there": ("/data/photos", False, "", ""),
     "a path in the home there": ("~/photos", False, "", ""),
-    "a misspelt one there": ("cifar-10", False, "not a full path of a folder there", "--dataset cifar10"),
+    "a misspelt one there": ("cifar-10", False, "an absolute path", "--dataset cifar10"),
 }
 
 
@@ -60,7 +60,9 @@ def test_a_data_set_is_known_or_a_folder(name: str, tmp_path: Path) -> None:
         return
     with pytest.raises(UsageError) as caught:
         models.require_data(spec, is_here=is_here)
-    assert caught.value.report() == f"error: data set '{spec.dataset}' is {wrong}, and none of {KNOWN}\nhint: {hint}"
+    assert (
+        caught.value.report() == f"error: data set '{spec.dataset}' is neither {wrong} nor one of {KNOWN}\nhint: {hint}"
+    )
 
 
 PROFILES = {

@@ -228,7 +228,7 @@ def test_a_complete_bundle_that_comes_late_is_stored_beside_the_broken_one(
 
 
 @pytest.mark.parametrize("is_sweep", [False, True], ids=["one run", "a sweep"])
-@pytest.mark.parametrize("told", ["", "its job was removed by `launch down`"])
+@pytest.mark.parametrize("told", ["", "the job was removed by `launch down`"])
 def test_a_start_that_only_saves_measures_nothing(machine: Machine, told: str, is_sweep: bool) -> None:
     """It stores what a killed agent left, also past the launch's limit, and keeps what the launcher said of the end."""
     if is_sweep:

@@ -129,7 +129,7 @@ def test_a_run_that_breaks_the_machine_off_twice_is_given_up(machine: Machine) -
         machine.stop = Stop()
     machine.trains_in_turn(machine.run_of("run-2", run_key="key-2"))
     result = machine.work()
-    missing = "1 of 2 runs are missing: it was interrupted 2 times here"
+    missing = "1 of 2 runs are missing: the run was interrupted 2 times"
     assert (result.exit_code, result.error) == (ExitCode.RUN_FAILED, missing)
     assert result.runs == ["run-10", "run-11", "run-2"]
 

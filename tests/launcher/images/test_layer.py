@@ -85,7 +85,7 @@ def test_a_dry_run_builds_nothing(held: FakeDocker, tmp_path: Path) -> None:
     options = HereOptions(requirements=str(tmp_path / "requirements.txt"))
     dry = with_packages(choice, options, is_dry=True)
     assert (held.builds, dry.image) == ([], choice.image)
-    assert dry.why == f"an image was named, and the packages of {tmp_path}/requirements.txt on it"
+    assert dry.why == f"an image was named, with the packages of {tmp_path}/requirements.txt"
     assert with_packages(choice, options, is_dry=False).image == engine.image("sha256:1a7e")
     assert with_packages(choice, HereOptions(), is_dry=False) is choice
 

@@ -115,7 +115,7 @@ def test_the_options_choose_the_place(typed: dict[str, Any], config: str, place:
         ),
         (
             {"port": 7},
-            "error: --host is missing: it says where launches of box are\nhint: --host USER@HOST",
+            "error: --host is required, to find launches of box\nhint: --host USER@HOST",
         ),
         (
             {"backend": "cloud9"},

@@ -258,14 +258,14 @@ def test_signal_while_the_container_starts_reaches_it(docker: FakeDocker, monkey
             ContainerLimits(memory_bytes=536_870_912),
             RunFailedError,
             "the container was killed (SIGKILL)",
-            "run again; `docker events` shows who did it",
+            "run again; `docker events` shows what stopped the container",
         ),
         (
             ContainerEnd(exit_code=139, out_of_memory=False),
             ContainerLimits(),
             RunFailedError,
             "the trainer was killed by SIGSEGV",
-            "run again; `docker events` shows who did it",
+            "run again; `docker events` shows what stopped the container",
         ),
         (
             ContainerEnd(exit_code=137, out_of_memory=False, signal=signal.SIGINT),

@@ -491,7 +491,7 @@ def test_command_says_what_killed_the_container(
     assert "  failed        the container was killed (SIGKILL)\n  bundle        out/run-1\n" in captured.out
     assert captured.err.splitlines()[-2:] == [
         "error: the container was killed (SIGKILL)",
-        "hint: run again; `docker events` shows who did it",
+        "hint: run again; `docker events` shows what stopped the container",
     ]
 
 

@@ -211,11 +211,11 @@ def test_larger_batches_of_a_configuration_that_ran_out_of_memory_are_skipped(ma
 
 
 DONE: dict[str, tuple[Mapping[str, str], list[tuple[str, str]]]] = {
-    "completed": ({"vgg11-32-1": "completed"}, [("skipped", "it is in the store, completed"), ("completed", "")]),
+    "completed": ({"vgg11-32-1": "completed"}, [("skipped", "already in the store, completed"), ("completed", "")]),
     "out of memory": (
         {"vgg11-32-1": "out_of_memory"},
         [
-            ("skipped", "it is in the store, out of memory"),
+            ("skipped", "already in the store, out of memory"),
             ("skipped", "batch 32 of the same configuration ran out of memory"),
         ],
     ),
@@ -248,7 +248,7 @@ def test_a_run_that_does_not_fit_into_the_time_left_is_not_started(machine: Mach
         ("completed", ""),
         # Of this model nothing is known: the median of those before it.
         ("completed", ""),
-        ("not started", "25 s are left and it takes about 100 s"),
+        ("not started", "25 s are left, and the run takes about 100 s"),
         ("completed", ""),
         ("completed", ""),
     ]

@@ -99,7 +99,7 @@ def shown(choice: Choice) -> tuple[str, str, str | None, bool]:
             Runtime.AUTO,
             {"built": ("volta",), "gpu": (6, 1), "toolkit": True},
             {},
-            f"no image flavour holds code for compute capability 6.1; to use it: {OLD_GPU}",
+            f"no image flavour has code for compute capability 6.1; to use it: {OLD_GPU}",
         ),
         (Runtime.AUTO, {"built": ("cpu",)}, {"device": "mps"}, "a container cannot reach Apple's GPU"),
     ],

@@ -161,7 +161,7 @@ REFUSED = {
     "data of elsewhere": (
         "--data gs://bucket/x -- train.py",
         "--data must be a folder of this machine; got 'gs://bucket/x'",
-        "copy it to a folder first, and name the folder",
+        "copy the data to a folder first, and name the folder",
     ),
     "data that nobody named": (
         "-- train.py --root {data}/a",

@@ -185,7 +185,7 @@ def test_variables_lie_in_the_store_until_they_are_taken_back(folder: Path, tmp_
 
 
 VARIABLES = {
-    "with a value": ("A=1", "--env takes the name of a variable, and its value from here; got 'A=1'", "--env HF_TOKEN"),
+    "with a value": ("A=1", "--env takes only the name of a variable that is set here; got 'A=1'", "--env HF_TOKEN"),
     "not set": ("HF_TOKEN", "--env HF_TOKEN: this variable is not set here", "export HF_TOKEN=VALUE"),
     "the machine's": ("PATH", "PATH is set by the machine itself; got --env PATH", "leave --env PATH out"),
     "ours": (

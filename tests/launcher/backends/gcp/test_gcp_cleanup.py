@@ -50,7 +50,7 @@ def test_down_ends_a_launch_and_says_so_in_the_bucket(clouds: Clouds) -> None:
         assert cloud.fake.count("DELETE") == 5, "two deletions failed and were repeated"
         for plan in plans:
             result = cloud.result(plan.name)
-            assert (result.exit_code, result.error) == (ExitCode.INTERRUPTED, "its VM was removed by `launch down`")
+            assert (result.exit_code, result.error) == (ExitCode.INTERRUPTED, "the VM was removed by `launch down`")
             assert cloud.state(plan.name).state is LaunchState.FAILED
 
 

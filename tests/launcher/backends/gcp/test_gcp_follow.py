@@ -204,7 +204,7 @@ def test_a_vm_that_says_nothing_is_removed_after_its_boot_limit(cloud: Cloud, tm
     assert followed.error is not None
     assert followed.error.exit_code == 6
     assert followed.error.report() == (
-        f"error: '{NAME}' did not start the run within 15 min (last: booted)\nhint: its output is in {saved}"
+        f"error: '{NAME}' did not start the run within 15 min (last: booted)\nhint: the machine's output is in {saved}"
     )
     assert saved.read_text() == "boot\nlast words\n"
     assert told(events, EventKind.NOTE) == [

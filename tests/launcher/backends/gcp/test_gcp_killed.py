@@ -111,7 +111,7 @@ def test_when_the_result_is_there_and_the_vm_is_too(clouds: Clouds, tmp_path: Pa
         kill_when(has_result, tmp_path)
         name = name_of(cloud, before)
         shown = json.loads(answer(tmp_path, "status", name, "--format", "json"))
-        assert (shown["state"], shown["why"], shown["vm"]) == ("done", "its VM is still there", "RUNNING")
+        assert (shown["state"], shown["why"], shown["vm"]) == ("done", "the VM is still there", "RUNNING")
         assert answer(tmp_path, "down", name) == f"VM {name} in {ZONE} is gone\n"
         bring_home(cloud, name, tmp_path)
 

@@ -39,7 +39,7 @@ def test_detached_then_status_logs_and_down(launch: Launch, clouds: Clouds) -> N
         assert cloud.fake.instances == []
         assert launch(world, "down", name, *AT_HOME).error(0) == f"'{name}' has no VM: it is gone already\n"
         told = launch(world, "status", name, "--format", "json", *AT_HOME).json()
-        assert (told["state"], told["why"]) == ("failed", "its VM was removed by `launch down`")
+        assert (told["state"], told["why"]) == ("failed", "the VM was removed by `launch down`")
 
 
 @pytest.mark.world
@@ -105,7 +105,7 @@ def test_no_record_of_others_is_a_traceback_in_any_command(launch: Launch, cloud
 def test_an_unknown_launch_is_nothing_to_do(launch: Launch, clouds: Clouds, command: str, word: str) -> None:
     with clouds() as cloud:
         error = launch(world_of(cloud), command, word, *AT_HOME).error(3)
-        assert error.startswith("error: no launch and no run of one is named '")
+        assert error.startswith("error: no launch and no run of a launch is named '")
         assert error.endswith("'\nhint: launch status --all\n")
         assert len(error) < 300
 
@@ -234,11 +234,12 @@ def test_in_an_outage_nothing_is_said_to_be_gone(told: str, launch: Launch, clou
         shown = launch(world, "status", *AT_HOME)
         assert shown.code == 0
         assert (
-            shown.err == f"warning: no answer from {somewhere}: a VM there that is missing in the bucket is not shown\n"
+            shown.err
+            == f"warning: no answer from {somewhere}: a VM there without a record in the bucket is not shown\n"
         )
         (line,) = (each for each in shown.out.splitlines() if each.startswith(plan.name))
         assert f" {LaunchState.UNKNOWN} " in line
-        assert "it is unknown whether its VM exists: no answer from " in line
+        assert "it is unknown whether the VM exists: no answer from " in line
         assert [vm.name for vm in cloud.fake.instances] == [plan.name]
         cloud.fake.outage_ends()
         assert launch(world, "down", plan.name, *AT_HOME).output() == f"VM {plan.name} in {ZONE} is gone\n"
@@ -284,7 +285,7 @@ def test_a_vm_that_is_about_to_start_again_is_let_be(launch: Launch, clouds: Clo
         cloud.fake.stop(plan.name, age_s=60)
         told = launch(world, "status", plan.name, *AT_HOME)
         assert told.code == 0
-        assert "its VM is TERMINATED, and the cloud may start it again, to save its results" in told.out
+        assert "the VM is TERMINATED; the cloud may start the VM again, to save the results" in told.out
         assert told.err == ""
         assert launch(world, "reap", *AT_HOME).output() == NOTHING_LEFT
         assert [vm.name for vm in cloud.fake.instances] == [plan.name]
@@ -300,8 +301,8 @@ def test_status_without_any_launch(launch: Launch, clouds: Clouds) -> None:
         )
         assert (
             launch(world_of(cloud, bucket=lambda _: empty), "status", *AT_HOME).error(0)
-            == "no launch in gs://empty-bucket, and no VM of one in my-project\n"
+            == "no launch in gs://empty-bucket, and no VM of a launch in my-project\n"
         )
         cloud.fake.outage(ZONE)
-        warning = f"warning: no answer from {ZONE}: a VM there that is missing in the bucket is not shown\n"
+        warning = f"warning: no answer from {ZONE}: a VM there without a record in the bucket is not shown\n"
         assert launch(world_of(cloud, bucket=lambda _: empty), "status", *AT_HOME) == (0, "", warning)

@@ -62,7 +62,7 @@ def on_vm(**changes: Any) -> Seen:
     return seen(**{"machine": machine(), **changes})
 
 
-TO_REAP = "its VM is TERMINATED, and its disk still costs money: launch reap"
+TO_REAP = "the VM is TERMINATED, and the disk still costs money: launch reap"
 TRAINING = beat(200, LaunchPhase.RUN_STARTED)
 STATES: dict[str, tuple[Seen, float, str, str]] = {
     "just requested": (seen(), 60, "requested", "no VM yet"),
@@ -96,13 +96,13 @@ STATES: dict[str, tuple[Seen, float, str, str]] = {
         seen(machine=stopped_at(220)),
         220 + 899,
         "stale",
-        "its VM is TERMINATED, and the cloud may start it again, to save its results",
+        "the VM is TERMINATED; the cloud may start the VM again, to save the results",
     ),
     "stopped, and not started again": (seen(machine=stopped_at(220)), 220 + 900, "stale", TO_REAP),
     "stopped, and never started again": (seen(machine=replace(stopped_at(220), restarts=False)), 230, "stale", TO_REAP),
     "past its limit": (on_vm(heartbeat=beat(3890)), 3901, "stale", "the VM is past its limit: launch reap"),
     "done": (seen(result=result()), 400, "done", ""),
-    "done, and the VM is still there": (seen(result=result(), machine=machine()), 400, "done", "its VM is still there"),
+    "done, and the VM is still there": (seen(result=result(), machine=machine()), 400, "done", "the VM is still there"),
     "done, and the VM was stopped": (seen(result=result(), machine=machine(**STOPPED)), 400, "done", TO_REAP),
     "failed": (seen(result=result(exit_code=6, error="the loss is nan")), 400, "failed", "the loss is nan"),
     "failed without a word": (seen(result=result(exit_code=6)), 400, "failed", "exit code 6"),
@@ -129,25 +129,25 @@ STATES: dict[str, tuple[Seen, float, str, str]] = {
         seen(heartbeat=TRAINING, unanswered=(ZONE,)),
         900,
         "unknown",
-        f"it is unknown whether its VM exists: no answer from {ZONE}",
+        f"it is unknown whether the VM exists: no answer from {ZONE}",
     ),
     "none of many zones answers": (
         seen(unanswered=("a", "b", "c", "d")),
         900,
         "unknown",
-        "it is unknown whether its VM exists: no answer from a, b, c, …",
+        "it is unknown whether the VM exists: no answer from a, b, c, …",
     ),
     "its zone does not answer, its bucket does": (
         seen(heartbeat=TRAINING, unanswered=(ZONE,)),
         220,
         "running",
-        f"step 3 of 110; it is unknown whether its VM exists: no answer from {ZONE}",
+        f"step 3 of 110; it is unknown whether the VM exists: no answer from {ZONE}",
     ),
     "done, in a zone that does not answer": (
         seen(result=result(), unanswered=(ZONE,)),
         400,
         "done",
-        f"it is unknown whether its VM is gone: no answer from {ZONE}",
+        f"it is unknown whether the VM is gone: no answer from {ZONE}",
     ),
     "nothing but a log": (Seen(name=NAME), 400, "lost", "no readable request, no VM, no result"),
     "a VM of another bucket": (
@@ -290,7 +290,9 @@ def test_an_ambiguous_word_is_refused_with_what_it_means() -> None:
 def test_an_unknown_word_is_nothing_to_do(word: str) -> None:
     with pytest.raises(NothingToDoError) as raised:
         find(word, NAMES, as_store(Objects({})))
-    assert raised.value.report() == (f"error: no launch and no run of one is named '{word}'\nhint: launch status --all")
+    assert raised.value.report() == (
+        f"error: no launch and no run of a launch is named '{word}'\nhint: launch status --all"
+    )
 
 
 RUN_ID = "20261121T120200Z-gcp-t4-us-central1-a-resnet18-b32-fp32-aaaaaa"
@@ -352,7 +354,7 @@ def test_an_unreadable_record_is_one_line_among_the_others() -> None:
             LaunchState.UNREADABLE,
             "not a readable request of a launch: no JSON (Expecting value: line 1 column 1 (char 0))",
         ),
-        (LaunchState.UNREADABLE, f"its request belongs to '{NAMES[1]}'; its VM exists"),
+        (LaunchState.UNREADABLE, f"its request belongs to '{NAMES[1]}'; the VM exists"),
     ]
 
 
