@@ -279,7 +279,7 @@ CLAIM_RULES: Sequence[ClaimRule] = (
         name="above a roof",
         severity=Severity.ERROR,
         threshold=f"at most {percent(OVER_PEAK)} of the vendor's peak, because nothing runs faster than the device",
-        why="the roof is another device's or another precision's, or the FLOP are too many",
+        why="the roof belongs to another device or another precision, or too many FLOP were counted",
         cure="check device and precision: fp32 on a device with TF32 is often TF32",
         check=above_peak,
     ),

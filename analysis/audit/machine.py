@@ -26,7 +26,7 @@ from workload.contract.text import cpu_share, percent
 from workload.contract.verdict import COMPETED_SHARE, LEAST_WAITED_CPUS, LEAST_WAITED_SHARE
 
 _VARIABLES = Path(__file__).with_name("debug_variables.toml")
-# A power cap that lowers the clock for less than half of the run is met only by peaks of the run's own power.
+# If the power cap lowers the clock for less than half of the run, only peaks of the run's own power reach the cap.
 LEAST_CAPPED = 0.5
 
 
@@ -169,8 +169,8 @@ RULES = (
         name="debug variables",
         severity=Severity.ERROR,
         threshold="every variable in debug_variables.toml is unset, or has a value that changes nothing",
-        why="it is for finding errors, and changes what is measured",
-        cure="unset it, and run again",
+        why="the variable is for finding errors, and changes what is measured",
+        cure="unset the variable, and run again",
         check=each_case(debug_variables),
     ),
     Rule(

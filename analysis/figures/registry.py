@@ -20,9 +20,9 @@ from workload.contract.text import percent, si, signed_percent
 Builder: TypeAlias = Callable[[Material], Iterator[Figure]]
 T = TypeVar("T")
 
-# Most figures of a kind; the tables show further environments or models.
+# Maximum number of figures of a kind; the tables show further environments or models.
 MOST_OF_A_KIND = 24
-# Most points that a figure's text names.
+# Maximum number of points that a figure's text names.
 MOST_LISTED = 6
 # Least number of values for a figure; a table is easier to read for fewer.
 LEAST_DOTS, LEAST_ON_A_CURVE = 4, 3
@@ -240,7 +240,7 @@ def _efficiency(material: Material) -> Iterator[Figure]:
 
 
 def efficiencies(material: Material) -> pd.DataFrame:
-    """The fastest line of each model and environment, a row per kind of roof, with `of` and `fraction` of that roof."""
+    """A row per model, environment and kind of roof: the fastest configuration, as `fraction` of this roof (`of`)."""
     best = throughput.best(material.measured)
     best = best[best["flop_per_s"].notna()]
     if best.empty or material.roofs.empty:
@@ -322,7 +322,7 @@ def _cost(material: Material) -> Iterator[Figure]:
 
 
 def cheapest(costs: pd.DataFrame) -> pd.DataFrame:
-    """The line with the lowest cost per image of each model and environment."""
+    """The row of `costs` with the lowest cost per image, for each model and environment."""
     if costs.empty:
         return costs
     known = costs[costs["usd_per_million_images"].notna()]
@@ -413,7 +413,7 @@ def _one_configuration(points: pd.DataFrame) -> pd.DataFrame:
 
 
 def _has_batches(table: pd.DataFrame, *series: str, least: int = 2) -> bool:
-    """Whether any series has at least `least` batch sizes."""
+    """Whether any series has at least `least` batch sizes; `series`: the columns that tell one series from another."""
     if table.empty:
         return False
     sizes = table.drop_duplicates([*series, "batch_size"]).groupby(list(series), dropna=False).size()

@@ -40,9 +40,9 @@ def _repeated(line: str, repeats: int) -> str:
 
 
 def command(record: Record) -> str:
-    """The command that repeats a run, as `launch local --cpu --model resnet18 …`.
+    """The command that repeats a run, for example `launch local --cpu --model resnet18 …`.
 
-    A comment if the spec cannot be read or the GPU is unknown.
+    If the spec cannot be read or the GPU is unknown, a comment that gives this reason.
     """
     if record.imported or record.spec.script:
         return _import(record.imported) if record.imported else _script(record.spec)
@@ -64,7 +64,7 @@ def command(record: Record) -> str:
                 ["launch", "gcp", "--gpu", gpu, *_machine(environment.cloud), *_without_device(words_of_spec)]
             )
         case _:
-            # For any other backend: on a similar machine, the trainer itself does the same.
+            # Other backends: repeat the run by the trainer itself, on a similar machine.
             return shlex.join(["python", "-m", "workload", "train", *words_of_spec])
 
 
@@ -99,7 +99,7 @@ def _local(environment: Environment, spec: RunSpec) -> list[str]:
 
 
 def _gpu(environment: Environment) -> str | None:
-    """The GPU's name for the launcher, as `t4`: from the place, which contains GPU and zone, else from the device.
+    """The GPU's name for the launcher, for example `t4`: from the place (GPU and zone), else from the device.
 
     If several devices share a name, the memory distinguishes them. None if unknown.
     """
@@ -132,7 +132,7 @@ def _machine(cloud: CloudFacts | None) -> list[str]:
 
 
 def _without_device(arguments_given: Sequence[str]) -> list[str]:
-    """Arguments without `--device NAME`, for which the launcher has a switch per device."""
+    """Arguments without `--device NAME`: the launcher has a switch for each device instead."""
     words_left = list(arguments_given)
     if "--device" in words_left:
         place = words_left.index("--device")

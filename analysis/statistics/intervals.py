@@ -54,8 +54,8 @@ def over_runs(figures: npt.ArrayLike, *, level: float = LEVEL) -> Estimate:
 def over_blocks(figures: Sequence[float]) -> Estimate:
     """Geometric mean of one figure per block, in the order of the blocks, with the interval of `--until`.
 
-    The interval is valid although earlier blocks were tested before, and allows for correlated blocks. Raises
-    `ValueError` for fewer blocks than the first test needs.
+    The interval is valid although `--until` also tested the figures after fewer blocks, and allows for correlated
+    blocks. Raises `ValueError` for fewer blocks than the first test needs.
     """
     look = interval_at_look(single_contrast(figures), target=1.0)
     if look.blocks < FIRST_LOOK:

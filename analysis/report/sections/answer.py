@@ -24,9 +24,9 @@ from workload.contract.verdict import Bound
 
 MOST_SENTENCES = 5
 MOST_MODELS = 2
-# Most errors that are named here; the section of the audit lists all.
+# Maximum number of errors that the answer quotes; the audit's section lists all.
 MOST_ERRORS = 2
-# Most kernel families of a profile that are named.
+# Maximum number of kernel families that the answer names per profile.
 MOST_FAMILIES = 3
 KEYS = ("env", "task", "variant", "batch_size")
 # Ratio of peak memory from which memory counts as a cost of a setting.
@@ -105,7 +105,10 @@ def _effect(contrast: Contrast) -> float:
 
 
 def _worthwhile(evidence: ReportEvidence, contrasts: Sequence[Contrast]) -> Sequence[Contrast]:
-    """Contrasts without batch sizes whose gain over the next smaller one is uncertain, unless none would remain."""
+    """Contrasts, without those of batch sizes that have no certain gain over the next smaller size.
+
+    All contrasts are returned if none would remain.
+    """
     if contrasts[0].fact != "batch_size":
         return contrasts
     below = [(_steps(evidence, contrast)[0], contrast) for contrast in contrasts]
@@ -113,7 +116,7 @@ def _worthwhile(evidence: ReportEvidence, contrasts: Sequence[Contrast]) -> Sequ
 
 
 def _change(evidence: ReportEvidence, top: Contrast, *others: Contrast) -> str:
-    """Sentence on the largest effect of a setting, and on its effect on `others`, models with the same best value."""
+    """Sentence on the largest effect of a setting (`top`), and on models with the same best value (`others`)."""
     winner, loser = top.by_speed
     value = value_text(top.fact, winner.value)
     setting = f"on {value}" if top.fact == "place" else f"with {label(top.fact)} {value}"
@@ -133,7 +136,7 @@ def _configuration(evidence: ReportEvidence, contrast: Contrast) -> str:
 
 
 def _neighbours(evidence: ReportEvidence, top: Contrast) -> Iterator[str]:
-    """Words on whether the step to the best batch size pays, and whether the next larger one does."""
+    """Words on the gain of the best batch size over the next smaller one, and of the next larger one over the best."""
     if top.fact != "batch_size":
         return
     below, above = _steps(evidence, top)

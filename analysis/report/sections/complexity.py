@@ -62,7 +62,7 @@ def section(evidence: ReportEvidence) -> Section:
 
 
 def _traced(runs: pd.DataFrame) -> pd.DataFrame:
-    """Runs of imported traces with shapes."""
+    """Runs that were imported from traces with tensor shapes."""
     return runs[runs["traced_busy_s"].notna() & runs["train_flop_per_step"].notna()]
 
 

@@ -202,7 +202,7 @@ def _range(values: "pd.Series[Any]") -> str:
 
 
 def environment(evidence: ReportEvidence) -> Section:
-    """The section of environments: a row per environment and set of software (table D of the report)."""
+    """The section of environments: a table with a row per environment and set of software."""
     runs = evidence.material.every
     distinct = runs.groupby(list(SOFTWARE_FACTS), dropna=False, sort=False).size().reset_index(name="runs")
     storage = _storage(evidence, runs)

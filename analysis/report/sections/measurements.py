@@ -15,7 +15,7 @@ from analysis.report.evidence import ReportEvidence
 from workload.contract.tables import Column, Role
 from workload.contract.text import counted
 
-# Most pairs of one fact; `analyze compare` prints all.
+# Maximum number of pairs of one fact in the table; `analyze compare` prints all.
 MOST_PAIRS = 100
 SUMMARY = (
     *words.facts(env="environment", task="model", precision="precision"),
