@@ -331,8 +331,8 @@ RULES = (
     Rule(
         name="odd utilisation",
         severity=Severity.NOTE,
-        threshold=f"{percent(MFU_FROM)} to {percent(MFU_TO)} of the vendor's peak: outside of this range, FLOP or peak are often"
-        " wrong",
+        threshold=f"{percent(MFU_FROM)} to {percent(MFU_TO)} of the vendor's peak: outside of this range, FLOP or peak"
+        " are often wrong",
         why="a higher share is rarely true, and a lower share is rarely caused by the device",
         cure="if the share is too high, check precision and FLOP; if it is too low, check data waits and kernel "
         "launches",
@@ -341,8 +341,8 @@ RULES = (
     Rule(
         name="too slow for its label",
         severity=Severity.ERROR,
-        threshold=f"at least {percent(TOO_SLOW, decimals=1)} of the GPU's fp32 peak beyond {LAUNCHES_S:g} s a step: the"
-        " slowest published training of a whole GPU reaches 1.9 %",
+        threshold=f"at least {percent(TOO_SLOW, decimals=1)} of the GPU's fp32 peak, not counting {LAUNCHES_S:g} s a "
+        "step for kernel launches: the slowest published training that was limited by its GPU reaches 1.9 %",
         why="the label names a wrong device (perhaps the log is from a CPU), or the run did not wait for the device",
         cure="find out which device the run used and what it waited for; import the file again with the right --gpu, "
         "or without --gpu",

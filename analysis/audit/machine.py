@@ -149,8 +149,8 @@ RULES = (
         name="CPU competition",
         severity=Severity.WARNING,
         threshold=f"at least {percent(COMPETED_SHARE)} of the CPUs for which the run has threads, while it does not "
-        "wait for data (on an idle machine it gets 90 % to 100 %); or, if known, waits for a CPU of less "
-        f"than {percent(LEAST_WAITED_SHARE)} of the time in which the run wanted one, or of less than "
+        "wait for data (on an idle machine 90 % to 100 %); or, if waits for a CPU were measured, waits of less "
+        f"than {percent(LEAST_WAITED_SHARE)} of the time in which the run wanted a CPU, or of less than "
         f"{percent(LEAST_WAITED_CPUS)} of the wall time, summed over threads",
         why="other processes used the other CPUs: the figure describes a busy machine",
         cure="stop other work and run again, or give the run fewer threads",

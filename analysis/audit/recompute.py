@@ -132,8 +132,8 @@ RULES = (
     Rule(
         name="figures against steps",
         severity=Severity.ERROR,
-        threshold=f"what steps.csv gives, within {seconds(ROUNDING_S)} or {DIGITS * 1e6:g} millionth of the figure: its"
-        " times are rounded",
+        threshold=f"the figure computed from steps.csv, within {seconds(ROUNDING_S)} or {DIGITS * 1e6:g} millionth of "
+        "the figure: times in steps.csv are rounded",
         why="figures that do not follow from their steps were changed, or belong to another run",
         cure="copy the bundle again from the machine that made it, or run again",
         check=each_case(other_figures),

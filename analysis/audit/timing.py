@@ -73,7 +73,7 @@ def _denied(odd: Mask, timer: Floats, stamps: Floats) -> bool:
 
 def _denial(steps: str, odd: Mask, timer: Floats, stamps: Floats) -> str:
     read, stamped = _ratio(odd, timer), _ratio(odd, stamps)
-    return f"{steps} take {percent(read)} of the other steps' time by the timer, {percent(stamped)} by the time stamps"
+    return f"{steps}: {percent(read)} of the other steps' time by the timer, {percent(stamped)} by the time stamps"
 
 
 GAP_CURE = (
@@ -222,7 +222,7 @@ def scattered(case: Case) -> str | None:
     low, high = (float(value) for value in np.percentile(steps, [5, 95]))
     if high / low <= SCATTER:
         return _two_speeds(case, steps)
-    inner = f"the middle 90 % of the steps take {low:.3g} to {high:.3g} s: {high / low:.1f} x"
+    inner = f"the middle 90 % of steps take {low:.3g} to {high:.3g} s: {high / low:.1f} x"
     timer = case.step_s[np.isfinite(case.step_s)]
     return f"{inner} ({_range(steps)} in all; {_range(timer)} by the timer)"
 
@@ -310,8 +310,8 @@ RULES = (
     Rule(
         name="mean of rates",
         severity=Severity.ERROR,
-        threshold=f"a rate within {percent(EXPLAINED_WITHIN)} of {{unit}} over wall time (plus the unit of its time "
-        "stamps), because wall times are as accurate as that",
+        threshold=f"a rate within {percent(EXPLAINED_WITHIN)} of {{unit}} over wall time (plus the resolution of the "
+        "time stamps), because wall times are as accurate as that",
         why="a mean of {unit}/s gives fast steps too much weight, and leaves out the time outside of the timed parts",
         cure="use {unit} divided by wall time, as in `images_per_s`",
         check=each_case(mean_of_rates),
@@ -356,8 +356,8 @@ RULES = (
     Rule(
         name="change within the run",
         severity=Severity.WARNING,
-        threshold=f"steps that stay at one level, within {percent(CHANGE)} or except for chance (1 false alarm in 200 "
-        "runs)",
+        threshold=f"steps at one level, except for changes of at most {percent(CHANGE)} or by chance (1 false alarm in "
+        "200 runs)",
         why="a falling clock, other processes or other virtual machines changed the speed: the figure mixes "
         "several speeds",
         cure="analyze variance shows clock, temperature and load; lock the clock, or measure until the speed is stable",
@@ -395,7 +395,7 @@ RULES = (
     Rule(
         name="scattered steps",
         severity=Severity.WARNING,
-        threshold=f"the slowest 5 % of the steps to begin within {SCATTER:g} x of the end of the fastest 5 %, and "
+        threshold=f"a 95th percentile of the step times of at most {SCATTER:g} x the 5th percentile, and "
         "steps at one speed, because the same work on an idle machine varies by 1 %",
         why="the median of such steps describes none of them; likely causes are full memory or other work",
         cure="a smaller batch, or a machine without other work; analyze variance shows the causes found",

@@ -462,7 +462,7 @@ def _interaction(family: Sequence[Pair], designs: Designs, ratio: float) -> str:
         p_values.append(np.nan if difference is None else difference.p_value)
     corrected = holm(p_values)
     if np.isnan(corrected).all():
-        return "whether it depends on the other options is unknown"
+        return "whether the ratio depends on the other options is unknown"
     p = float(np.nanmin(corrected))
     if p >= ALPHA:
         return f"no dependence on the other options found (p = {plain(p, 2)})"
@@ -477,7 +477,7 @@ def _interaction(family: Sequence[Pair], designs: Designs, ratio: float) -> str:
         f"{plain(end, digits_beside_one((end,)))} x for {', '.join(shown(name, pair.shared[name]) for name in varying)}"
         for end, pair in (extreme(ratios, key=itemgetter(0)) for extreme in (min, max))
     )
-    return f"it depends on the other options (p = {plain(p, 2)}), from {least} to {most}"
+    return f"the ratio depends on the other options (p = {plain(p, 2)}), from {least} to {most}"
 
 
 # --- the position of a run in its block

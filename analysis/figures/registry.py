@@ -84,7 +84,7 @@ def _variance(material: Material) -> Iterator[Figure]:
         title=f"Variability of one configuration: {configuration}",
         caption=f"Each point is a run, relative to the median of its environment{_step_ranges(rows)}. This is the "
         "configuration that was repeated in most environments."
-        + (f" Of more than {shares.MOST_RUNS} runs, only this number is drawn." if len(rows) < len(runs) else ""),
+        + (f" Of an environment's runs, at most {shares.MOST_RUNS} are drawn." if len(rows) < len(runs) else ""),
         text="; ".join(
             f"{env}: {size:g} runs from {signed_percent(low)} to {signed_percent(high)}"
             for env, low, high, size in spread.itertuples(name=None)
@@ -189,7 +189,7 @@ def _throughput_comparison(material: Material) -> Iterator[Figure]:
     yield Figure(
         name="throughput_comparison",
         title="Best throughput of each model and environment",
-        caption=f"{_shared(best, 'env')}The fastest batch size and precision of each. "
+        caption=f"{_shared(best, 'env')}The fastest batch size and precision of each model and environment. "
         f"{_intervals(best, 'images_per_s')}",
         text=_rate_text(best),
         chart=throughput.comparison(material, best),

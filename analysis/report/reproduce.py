@@ -22,7 +22,7 @@ def commands(evidence: ReportEvidence) -> list[str]:
     by_command: dict[tuple[str, str], list[str]] = {}
     for row in rows_of(evidence.material.every[["run_id", "env"]]):
         record = evidence.record(row["run_id"])
-        line = command(record) if record else "# its bundle is no longer where it was read from"
+        line = command(record) if record else "# the bundle can no longer be read"
         by_command.setdefault((row["env"], line), []).append(row["run_id"])
     lines: list[str] = []
     for (env, line), run_ids in by_command.items():
@@ -50,7 +50,7 @@ def command(record: Record) -> str:
         # Each repeat was a separate run with a record of its own.
         spec = replace(record.spec.run_spec(), repeats=1)
     except UsageError:
-        return "# its spec cannot be read"
+        return "# the spec in the bundle cannot be read"
     words_of_spec = [printable(word) for word in arguments(spec)]
     environment = record.environment
     match environment.backend or "local":
@@ -59,7 +59,7 @@ def command(record: Record) -> str:
         case "gcp":
             gpu = _gpu(environment)
             if gpu is None:
-                return "# it ran on Compute Engine, on a GPU whose name is not in its bundle"
+                return "# measured on Compute Engine, on a GPU that the bundle does not name"
             return shlex.join(
                 ["launch", "gcp", "--gpu", gpu, *_machine(environment.cloud), *_without_device(words_of_spec)]
             )

@@ -59,7 +59,7 @@ def over_blocks(figures: Sequence[float]) -> Estimate:
     """
     look = interval_at_look(single_contrast(figures), target=1.0)
     if look.blocks < FIRST_LOOK:
-        raise ValueError(f"{look.blocks} blocks: the rule looks at {FIRST_LOOK} or more")
+        raise ValueError(f"{look.blocks} blocks: an interval needs {FIRST_LOOK} or more")
     if look.low is None or look.high is None:
         return Estimate(value=look.value, n=look.blocks, reason=look.reason)
     interval = Interval(low=look.low, high=look.high, method=Method.BLOCKS)

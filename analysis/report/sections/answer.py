@@ -167,7 +167,7 @@ def _step(contrast: Contrast) -> str:
     step = f"the step from {contrast.pair.left.value:g} to {contrast.pair.right.value:g}"
     if not contrast.is_certain:
         return f"no certain gain by {step}"
-    return f"{step} {f'still pays {plain(contrast.effect, 3)} x' if contrast.grows else 'makes it slower'}"
+    return f"{step} {f'still gives {plain(contrast.effect, 3)} x' if contrast.grows else 'makes it slower'}"
 
 
 def _memory(winner: Side, loser: Side) -> Iterator[str]:
@@ -239,12 +239,12 @@ def _limit(row: Mapping[str, Any]) -> Iterator[str]:
     why = f": {row['bound_why']}" if words.is_known(row["bound_why"]) else ""
     if not words.is_known(row["bound"]):
         if why:
-            yield f"what limits it is not known{why}"
+            yield f"the limit of the step is unknown{why}"
     elif ", " in row["bound"]:
         # With several verdicts, the reason would be that of one run only.
-        yield f"its runs disagree about what limits it: {row['bound']}"
+        yield f"the runs disagree about what limits the step: {row['bound']}"
     elif row["bound"] == Bound.NEITHER:
-        yield f"neither compute nor memory limits it{why}"
+        yield f"neither compute nor memory limits the step{why}"
     else:
         yield f"limited by {row['bound']}{why}"
 
@@ -288,10 +288,7 @@ def _kernel_shares(evidence: ReportEvidence) -> dict[tuple[Any, ...], str]:
     for row in rows_of(profiles.sort_values("share_of_time", ascending=False) if len(profiles) else profiles):
         share = f"{row['family']} {words.percent(row['share_of_time'])}"
         shares[tuple(row[name] for name in KEYS)].append(share)
-    return {
-        key: f"most time of its kernels goes to {', '.join(families[:MOST_FAMILIES])}"
-        for key, families in shares.items()
-    }
+    return {key: f"most kernel time goes to {', '.join(families[:MOST_FAMILIES])}" for key, families in shares.items()}
 
 
 # --- cost, repeats

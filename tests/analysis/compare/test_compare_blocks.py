@@ -108,7 +108,7 @@ def test_a_configuration_that_scatters_more_than_the_others_does_not_hide() -> N
             (1.03, 1.03, 1.21),
             (1.03 * 1.03 * 1.21) ** (1 / 3),
             (
-                r"it depends on the other options \(p = [0-9.e-]+\), from 1\.03 x for model resnet\d+ "
+                r"the ratio depends on the other options \(p = [0-9.e-]+\), from 1\.03 x for model resnet\d+ "
                 r"to 1\.21 x for model vgg11"
             ),
         ),

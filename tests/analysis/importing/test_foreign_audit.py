@@ -297,7 +297,7 @@ SLOW: dict[str, tuple[float, dict[str, Any], dict[str, str], list[str]]] = {
         [
             (
                 "6.4 s for a step of 681.5 GFLOP: 106.5 GFLOP/s, 1.3 % of the fp32 peak of T4, the slowest "
-                "GPU that is known here; a CPU is as fast as this"
+                "GPU in peaks.toml; a CPU is as fast as this"
             )
         ],
     ),
@@ -337,7 +337,7 @@ COUNTED: dict[str, tuple[str, str | None, list[str], list[str]]] = {
         "amp",
         [
             (
-                "counted FLOP are a lower bound: 1 launch on tensor cores, whose FLOP were not counted, as"
+                "counted FLOP are a lower bound: 1 launch on tensor cores, whose FLOP were not counted, for example"
                 " volta_fp16_s884gemm"
             )
         ],
@@ -358,7 +358,7 @@ COUNTED: dict[str, tuple[str, str | None, list[str], list[str]]] = {
     "amp, and nothing counts tensor cores": (
         profile(flop=STEP),
         "amp",
-        ["amp, and nothing in the file counts tensor cores"],
+        ["amp, but the file has no count of work on tensor cores"],
         [],
     ),
 }
