@@ -261,7 +261,7 @@ CLAIM_RULES: Sequence[ClaimRule] = (
     ClaimRule(
         name="MACs counted as FLOP",
         severity=Severity.ERROR,
-        threshold=f"the FLOP of training by the model's own count; {MAC_SHARE_FROM:g} to {MAC_SHARE_TO:g} x of it "
+        threshold=f"the model's own count of training FLOP; {MAC_SHARE_FROM:g} to {MAC_SHARE_TO:g} x this count "
         "means that MACs were counted",
         why="vendors' peaks count a fused multiply-add as 2, so the efficiency is half of the true one",
         cure="count a multiply-accumulate as 2 FLOP, forward and backward",

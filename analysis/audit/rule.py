@@ -29,7 +29,7 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """A broken rule. `subject`: runs or rows of published figures; `figure`: found; `threshold`: expected value."""
+    """A broken rule. `subject`: ids of runs, or published rows; `figure`: value found; `threshold`: value expected."""
 
     rule: str
     severity: Severity

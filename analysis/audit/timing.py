@@ -16,7 +16,7 @@ from analysis.statistics.steady import TOLERANCE, VISIBLE_SHARE, WANTED_VISIBLE
 from workload.contract.record import Status
 from workload.contract.text import counted, percent, plain, seconds, signed_percent
 
-# A print or an epoch boundary changes the time of single steps; regular prints change that of a share of the steps.
+# A print or an epoch boundary changes the time of single steps; regular prints change a share of all steps.
 LEAST_ODD_STEPS = 3
 LEAST_ODD_SHARE = 0.05
 # No step of fixed shapes ends in half of the time of the others.
@@ -44,7 +44,7 @@ SHOWN_GAPS = 3
 
 
 def unsynchronised(case: Case) -> str | None:
-    """Text on steps that are unusually long or short by the timer, but not by the time stamps; None without such."""
+    """Text on steps that are unusually long or short by the timer, but not by the time stamps; else None."""
     timer, stamps = case.iteration_s, case.interval_s
     known = np.isfinite(timer) & np.isfinite(stamps)
     timer, stamps = timer[known], stamps[known]
@@ -267,7 +267,7 @@ def broken_off(case: Case) -> str | None:
 
 
 def skipped_by_amp(case: Case) -> str | None:
-    """Text on the steps in which AMP skipped the optimizer, because fp16 gradients overflowed; None without such."""
+    """Text on the steps in which AMP skipped the optimizer because fp16 gradients overflowed; else None."""
     skipped, steps = case["skipped_steps"], case["steps"]
     if not skipped or not steps:
         return None
@@ -298,7 +298,7 @@ RULES = (
         name="unsynchronised timing",
         severity=Severity.ERROR,
         threshold="a timer that agrees with the time stamps, because no step ends before the device has finished it. "
-        "They disagree if some steps stand out in the timer (every n-th step, which chance produces in 1 of "
+        "The two disagree if some steps differ in the timer (every n-th step, which chance produces in 1 of "
         f"1000 series, or at least {LEAST_ODD_STEPS} and {percent(LEAST_ODD_SHARE)} of them below "
         f"{percent(SHORT)} of the median) but are within {percent(STAMPS_ALIKE)} of the other steps in their "
         "time stamps",

@@ -147,9 +147,9 @@ def compare_sides(pair: Pair, designs: Designs) -> Comparison:
 
 
 def _confirmed(every: Comparison, without_busy: Callable[[], Comparison | None], runs: Sequence[Case]) -> Comparison:
-    """The comparison of all runs; without interval and p-value if its winner does not win on an idle machine.
+    """The comparison `every`; without interval and p-value if the runs on an idle machine have no or another winner.
 
-    `without_busy`: compares only the runs on an idle machine.
+    `without_busy`: compares only the runs on an idle machine; None if a side has none.
     """
     busy = sum(map(is_busy, runs))
     if not busy:
@@ -316,7 +316,7 @@ def _blocks_words(pair: Pair, comparison: Comparison) -> Iterator[str]:
     pairing = comparison.within_blocks
     if pairing is None:
         if all(any(case.block for case in side.runs) for side in pair.sides):
-            yield "fewer than 2 blocks have both sides: not paired"
+            yield "not paired: fewer than 2 blocks have runs of both sides"
         return
     yield within_blocks_words(pairing)
     if pairing.shared > len(pair.sides) and comparison.difference:
@@ -371,7 +371,7 @@ def effects(pairing: Pairing) -> pd.DataFrame:
 
 
 def _families(pairing: Pairing) -> list[list[Pair]]:
-    """Pairs grouped by place, job and their two values; a group has one pair per combination of the other options.
+    """Pairs grouped by place, software, job and their two values: a pair per combination of the other options.
 
     Combinations that lack a value of the compared option are left out, and so are groups of a single pair.
     """

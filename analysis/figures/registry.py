@@ -83,7 +83,7 @@ def _variance(material: Material) -> Iterator[Figure]:
         name="variance_fixed_config",
         title=f"Variability of one configuration: {configuration}",
         caption=f"Each point is a run, relative to the median of its environment{_step_ranges(rows)}. This is the "
-        "configuration that was repeated in most environments."
+        "configuration that was repeated in the most environments."
         + (f" Of an environment's runs, at most {shares.MOST_RUNS} are drawn." if len(rows) < len(runs) else ""),
         text="; ".join(
             f"{env}: {size:g} runs from {signed_percent(low)} to {signed_percent(high)}"
@@ -240,7 +240,7 @@ def _efficiency(material: Material) -> Iterator[Figure]:
 
 
 def efficiencies(material: Material) -> pd.DataFrame:
-    """A row per model, environment and kind of roof: the fastest configuration, as `fraction` of this roof (`of`)."""
+    """A row per model, environment and kind of roof (`of`): `fraction` of the roof, for the fastest configuration."""
     best = throughput.best(material.measured)
     best = best[best["flop_per_s"].notna()]
     if best.empty or material.roofs.empty:

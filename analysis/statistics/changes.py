@@ -34,7 +34,7 @@ LIMITS: Mapping[int, tuple[float, ...]] = {
     50: (12.8, 16.8, 18.1, 19.1, 20.1, 21.9, 23.0, 24.2, 29.3, 36.9),
     100: (13.7, 18.2, 18.2, 19.6, 19.6, 21.5, 21.5, 22.4, 28.3, 33.8),
 }
-# Least points of a phase, and of either part of a shift: fewer slow points are stalls. From 60 points on, 5 % of them.
+# Least points of a phase, and of either part of a shift: fewer slow points are stalls. From 60 points on, 5 % of all.
 LEAST_POINTS = 3
 LEAST_SHARE = 20
 # Points are clipped to this many robust standard deviations from the median, so that single slow steps make no phase.

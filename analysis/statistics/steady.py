@@ -11,7 +11,7 @@ from analysis.statistics.stalls import OUTLIER_STDEVS, Stalls, stalls
 from analysis.statistics.trend import Drift, drift, slows_down
 from workload.contract.text import percent, signed_percent
 
-# Default number of measured steps of a CPU run.
+# Least steps to judge a run: the default number of measured steps of a CPU run.
 LEAST_STEPS = 20
 # Least steps of a scan: LEAST_STEPS without the one or two first steps that may be removed.
 LEAST_SCANNED = 18

@@ -93,8 +93,8 @@ def _steps(evidence: ReportEvidence) -> list[Block]:
         intensity = words.between(words.quotient(flop, high), words.quotient(flop, low))
         rows.append(row | {"intensity": intensity})
     caption = (
-        "Work per step: FLOP by formula; bytes modelled: at least if each tensor is moved once, at most if every "
-        "operation reads and writes memory"
+        "Work per step: FLOP by formula; bytes modelled (least if each tensor is moved once, most if every operation "
+        "reads and writes memory)"
     )
     return [words.table(caption, STEPS, rows)] if rows else []
 

@@ -52,7 +52,7 @@ OPERATORS = (
     Column(name="note", heading="note", role=Role.FACT),
 )
 OF_OPERATORS = (
-    "Operators by torch.profiler, per step: self time on the CPU, without the time of operators called by an operator; "
+    "Operators by torch.profiler, per step: self time on the CPU, without the time of called operators; "
     "the profiler slows down small operators most"
 )
 OF_KERNELS = "Kernels by torch.profiler, per step: their time on the GPU"
@@ -70,8 +70,8 @@ ATTRIBUTED = (
 )
 OF_TRACES = (
     "Operators of imported traces, per step. Time: on a CPU the operator's own time, on a GPU the time of the kernels "
-    "that it launched. FLOP: by formula, from the recorded shapes. Bytes: modelled, from the case that each tensor is "
-    "moved once to the case that each operator reads and writes memory. Unattributed work has neither FLOP nor bytes"
+    "that it launched. FLOP: by formula, from the recorded shapes. Bytes: modelled, least if each tensor is moved once, "
+    "most if each operator reads and writes memory. Unattributed work has neither FLOP nor bytes"
 )
 
 

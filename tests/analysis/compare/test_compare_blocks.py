@@ -274,4 +274,4 @@ def test_a_block_that_a_second_machine_finished_is_two() -> None:
         "Welch t over runs, variances partly shared "
         "(88 % in place of 95 % if 3 runs of one side scatter 4 times as much as 10 of the other)"
     )
-    assert row["note"] == "on local-cuda; fewer than 2 blocks have both sides: not paired"
+    assert row["note"] == "on local-cuda; not paired: fewer than 2 blocks have runs of both sides"

@@ -339,8 +339,8 @@ NOT_HERE = {
     "Not in the tables (",
     "The words of this page",
     (
-        "Operators by torch.profiler, per step: self time on the CPU, without the time of operators called by "
-        "an operator; the profiler slows down small operators most"
+        "Operators by torch.profiler, per step: self time on the CPU, without the time of called "
+        "operators; the profiler slows down small operators most"
     ),
     "Kernels by torch.profiler, per step: their time on the GPU",
     rooflines.OF_TRACES,
