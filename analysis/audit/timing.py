@@ -16,7 +16,7 @@ from analysis.statistics.steady import TOLERANCE, VISIBLE_SHARE, WANTED_VISIBLE
 from workload.contract.record import Status
 from workload.contract.text import counted, percent, plain, seconds, signed_percent
 
-# A print or an epoch boundary changes the time of single steps; regular prints change a share of all steps.
+# A print or an epoch boundary changes the time of single steps; regular prints change the time of a share of the steps.
 LEAST_ODD_STEPS = 3
 LEAST_ODD_SHARE = 0.05
 # No step of fixed shapes ends in half of the time of the others.

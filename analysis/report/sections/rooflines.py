@@ -70,8 +70,8 @@ ATTRIBUTED = (
 )
 OF_TRACES = (
     "Operators of imported traces, per step. Time: on a CPU the operator's own time, on a GPU the time of the kernels "
-    "that it launched. FLOP: by formula, from the recorded shapes. Bytes: modelled, least if each tensor is moved once, "
-    "most if each operator reads and writes memory. Unattributed work has neither FLOP nor bytes"
+    "that it launched. FLOP: by formula, from the recorded shapes. Bytes: modelled, least if each tensor is moved "
+    "once, most if each operator reads and writes memory. Unattributed work has neither FLOP nor bytes"
 )
 
 
