@@ -261,7 +261,7 @@ CLAIM_RULES: Sequence[ClaimRule] = (
     ClaimRule(
         name="MACs counted as FLOP",
         severity=Severity.ERROR,
-        threshold=f"the FLOP of training by the model's own count; {MAC_SHARE_FROM:g} to {MAC_SHARE_TO:g} x of it "
+        threshold=f"the model's own count of training FLOP; {MAC_SHARE_FROM:g} to {MAC_SHARE_TO:g} x this count "
         "means that MACs were counted",
         why="vendors' peaks count a fused multiply-add as 2, so the efficiency is half of the true one",
         cure="count a multiply-accumulate as 2 FLOP, forward and backward",
@@ -279,7 +279,7 @@ CLAIM_RULES: Sequence[ClaimRule] = (
         name="above a roof",
         severity=Severity.ERROR,
         threshold=f"at most {percent(OVER_PEAK)} of the vendor's peak, because nothing runs faster than the device",
-        why="the roof is another device's or another precision's, or the FLOP are too many",
+        why="the roof belongs to another device or another precision, or too many FLOP were counted",
         cure="check device and precision: fp32 on a device with TF32 is often TF32",
         check=above_peak,
     ),

@@ -27,7 +27,7 @@ TRAIN_OVER_FORWARD_FROM, TRAIN_OVER_FORWARD_TO = 2.0, 4.1
 OVER_PEAK = 1.0
 # ncu empties the caches before each kernel, so the sum has reads that an unprofiled step does not make.
 OVER_BANDWIDTH = 1.25
-# Matrix products reach 80 to 90 % of a peak, copies 77 to 92 %; half means another device, or a busy one.
+# Matrix products reach 80 to 90 % of a peak, copies 77 to 92 %. Less than half means another device or a busy device.
 CEILING_FROM, CEILING_TO = 0.5, 1.03
 # Among 253 published throughputs, the slowest that was limited by the GPU reached 1.9 % of its fp32 peak (MobileNetV2
 # on an RTX 4090); runs that exceeded the GPU's memory reached less than 0.7 %. A thousand launches take some 10 ms, on
@@ -41,7 +41,7 @@ MFU_FROM, MFU_TO = 0.01, 0.60
 # Compute capability of NVIDIA Volta, 2017.
 FIRST_WITH_TENSOR_CORES = 7.0
 
-# Counts of a profile, by their column.
+# Names of a profile's counts, by the column that contains the count.
 COUNTS = {"flop": "FLOP", "dram_bytes": "DRAM bytes"}
 INCOMPLETE_PROFILES = ("partial", "failed", "timed out", "interrupted")
 
@@ -69,7 +69,7 @@ def _fractions(case: Case) -> Iterator[tuple[str, float, float]]:
     if rate := flop_per_s(case):
         if ceiling := case["ceiling_flop_per_s"]:
             yield f"the measured ceiling, {si(ceiling, 'FLOP/s')}", rate / ceiling, ABOVE_CEILING
-        # A rate above the fp32 peak is tf32, which has its own rule.
+        # Skip fp32: a rate above the fp32 peak means tf32, which another rule reports.
         if peak and case["precision"] != Precision.FP32:
             yield f"the vendor's peak, {si(peak.flop_per_s, 'FLOP/s')}", rate / peak.flop_per_s, OVER_PEAK
         if case["precision"] is None and (gpu := peaks.find_gpu(case["device_name"])):
@@ -144,7 +144,7 @@ def too_slow(case: Case) -> str | None:
     expected_s = LAUNCHES_S + work / (TOO_SLOW * peak)
     if step_s <= expected_s:
         return None
-    name = f"{slowest.gpu}, the slowest GPU that is known here" if gpu is None else slowest.gpu
+    name = f"{slowest.gpu}, the slowest GPU in peaks.toml" if gpu is None else slowest.gpu
     rate = work / step_s
     step = f"{seconds(step_s)} for a step of {si(work, 'FLOP', 4)}: {si(rate, 'FLOP/s', 4)}"
     like_a_cpu = "; a CPU is as fast as this" if rate < OF_A_CPU else ""
@@ -178,14 +178,17 @@ def _signs_of_tf32(case: Case, kernels: pd.DataFrame | None) -> Iterator[str]:
         yield f"{si(case['counted_tensor_flop_per_step'], 'FLOP')} per step on tensor cores"
     tensor_kernels = [] if kernels is None else list(filter(names_tensor_cores, map(str, kernels["name"])))
     if tensor_kernels:
-        yield f"{len(tensor_kernels)} launches of kernels for tensor cores, as {tensor_kernels[0][:60]}"
+        yield f"{len(tensor_kernels)} launches of kernels for tensor cores, for example {tensor_kernels[0][:60]}"
     peak, rate = _peak(case), flop_per_s(case)
     if peak and rate and rate > OVER_PEAK * peak.flop_per_s:
         yield f"{si(rate, 'FLOP/s')}, above the fp32 peak of {peak.gpu}, {si(peak.flop_per_s, 'FLOP/s')}"
 
 
 def tensor_flop_missing(case: Case, kernels: pd.DataFrame | None) -> str | None:
-    """Missing tensor FLOP: in an imported profile by its launches, in ours by its record; None if there are none."""
+    """Text on FLOP of tensor cores that were not counted; None if none are missing.
+
+    Imported profiles are judged by their launches, profiles of this program by their record.
+    """
     if kernels is not None and case["imported"]:
         return _missing_in_import(case, kernels)
     if case["flop_is_lower_bound"]:
@@ -194,7 +197,7 @@ def tensor_flop_missing(case: Case, kernels: pd.DataFrame | None) -> str | None:
     counted = case["counted_flop_per_step"]
     if case["precision"] in {None, Precision.FP32} or not counted or case["counted_tensor_flop_per_step"]:
         return None
-    return f"{case['precision']}, and no FLOP of tensor cores among {si(counted, 'FLOP')} per step"
+    return f"{case['precision']}, but no FLOP of tensor cores among {si(counted, 'FLOP')} counted per step"
 
 
 def _missing_in_import(case: Case, kernels: pd.DataFrame) -> str | None:
@@ -203,15 +206,15 @@ def _missing_in_import(case: Case, kernels: pd.DataFrame) -> str | None:
         names = counted.loc[counted["hides_tensor_flop"], "name"].astype(str)
         return (
             f"counted FLOP are a lower bound: {_launches(len(names))} on tensor cores, whose FLOP were not counted, "
-            f"as {names.iloc[0][:60]}"
+            f"for example {names.iloc[0][:60]}"
         )
     has_tensor_cores = _generation(case["compute_capability"]) >= FIRST_WITH_TENSOR_CORES
     if case["precision"] in {None, Precision.FP32} or counted.empty or not has_tensor_cores:
         return None
     if counted["flop_tensor"].notna().all() or counted["flop_tensor"].gt(0).any():
-        # Tensor FLOP were counted, even if as 0: the label is wrong, or the layers are no products.
+        # Tensor FLOP were counted. If the count is 0, the label is wrong, or no layer is a matrix product.
         return None
-    return f"{case['precision']}, and nothing in the file counts tensor cores"
+    return f"{case['precision']}, but the file has no count of work on tensor cores"
 
 
 def _launches(count: int) -> str:
@@ -227,7 +230,7 @@ def _generation(capability: str | None) -> float:
 
 
 IMPORT_AGAIN = (
-    "import it again with the right --model, --batch-size, --profile-steps and --image-size; analyze "
+    "import the file again with the right --model, --batch-size, --profile-steps and --image-size; analyze "
     "kernels shows where the FLOP are"
 )
 
@@ -261,7 +264,7 @@ def unverified(case: Case) -> str | None:
         for kind, calibration in calibrations.items()
         if not calibration.verified
     ]
-    return f"counters against products of known size: {', '.join(wrong) or 'not within the limits'}"
+    return f"counted over true FLOP of products of known size: {', '.join(wrong) or 'not within the limits'}"
 
 
 def no_backward(case: Case, kernels: pd.DataFrame | None) -> str | None:
@@ -311,7 +314,7 @@ RULES = (
         threshold=f"at most {percent(ABOVE_CEILING)} of a measured ceiling, {percent(OVER_PEAK)} of a vendor's peak, "
         f"and {percent(OVER_BANDWIDTH)} of a bandwidth (cold caches), because nothing runs faster than the "
         "device",
-        why="the roof is another device's or another precision's, or the FLOP are too many",
+        why="the roof belongs to another device or another precision, or too many FLOP were counted",
         cure="check device, precision, model, batch size and peak; measure the ceilings again on an idle machine",
         check=each_case(above_roof),
     ),
@@ -328,8 +331,8 @@ RULES = (
     Rule(
         name="odd utilisation",
         severity=Severity.NOTE,
-        threshold=f"{percent(MFU_FROM)} to {percent(MFU_TO)} of the vendor's peak: outside, FLOP or peak are often"
-        " wrong",
+        threshold=f"{percent(MFU_FROM)} to {percent(MFU_TO)} of the vendor's peak: outside of this range, FLOP or peak"
+        " are often wrong",
         why="a higher share is rarely true, and a lower share is rarely caused by the device",
         cure="if the share is too high, check precision and FLOP; if it is too low, check data waits and kernel "
         "launches",
@@ -338,10 +341,11 @@ RULES = (
     Rule(
         name="too slow for its label",
         severity=Severity.ERROR,
-        threshold=f"at least {percent(TOO_SLOW, decimals=1)} of the GPU's fp32 peak beyond {LAUNCHES_S:g} s a step: the"
-        " slowest published training of a whole GPU reaches 1.9 %",
+        threshold=f"at least {percent(TOO_SLOW, decimals=1)} of the GPU's fp32 peak, not counting {LAUNCHES_S:g} s a "
+        "step for kernel launches: the slowest published training that was limited by its GPU reaches 1.9 %",
         why="the label names a wrong device (perhaps the log is from a CPU), or the run did not wait for the device",
-        cure="find out on which device it ran and what it waited for; import it again with the right --gpu, or without",
+        cure="find out which device the run used and what it waited for; import the file again with the right --gpu, "
+        "or without --gpu",
         check=each_case(too_slow),
     ),
     Rule(
@@ -394,7 +398,7 @@ RULES = (
         name="partial profile",
         severity=Severity.WARNING,
         threshold="a profile that ended normally, without an error of ncu",
-        why="sums over its kernels cover only a part of the step",
+        why="sums over the profile's kernels cover only a part of the step",
         cure="profile again: python -m workload profile BUNDLE",
         check=each_case(partial_profile),
     ),

@@ -26,7 +26,7 @@ from workload.contract.text import cpu_share, percent
 from workload.contract.verdict import COMPETED_SHARE, LEAST_WAITED_CPUS, LEAST_WAITED_SHARE
 
 _VARIABLES = Path(__file__).with_name("debug_variables.toml")
-# A power cap that lowers the clock for less than half of the run is met only by peaks of the run's own power.
+# If the power cap lowers the clock for less than half of the run, only peaks of the run's own power reach the cap.
 LEAST_CAPPED = 0.5
 
 
@@ -149,8 +149,8 @@ RULES = (
         name="CPU competition",
         severity=Severity.WARNING,
         threshold=f"at least {percent(COMPETED_SHARE)} of the CPUs for which the run has threads, while it does not "
-        "wait for data (on an idle machine it gets 90 % to 100 %); or, if known, waits for a CPU of less "
-        f"than {percent(LEAST_WAITED_SHARE)} of the time in which the run wanted one, or of less than "
+        "wait for data (on an idle machine 90 % to 100 %); or, if waits for a CPU were measured, waits of less "
+        f"than {percent(LEAST_WAITED_SHARE)} of the time in which the run wanted a CPU, or of less than "
         f"{percent(LEAST_WAITED_CPUS)} of the wall time, summed over threads",
         why="other processes used the other CPUs: the figure describes a busy machine",
         cure="stop other work and run again, or give the run fewer threads",
@@ -169,8 +169,8 @@ RULES = (
         name="debug variables",
         severity=Severity.ERROR,
         threshold="every variable in debug_variables.toml is unset, or has a value that changes nothing",
-        why="it is for finding errors, and changes what is measured",
-        cure="unset it, and run again",
+        why="the variable is for finding errors, and changes what is measured",
+        cure="unset the variable, and run again",
         check=each_case(debug_variables),
     ),
     Rule(

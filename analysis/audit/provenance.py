@@ -228,7 +228,7 @@ RULES = (
     Rule(
         name="uncommitted changes",
         severity=Severity.WARNING,
-        threshold="code that is exactly a commit",
+        threshold="code without changes on top of its commit",
         why="nobody can run this code again",
         cure="commit, and run again",
         check=each_case(dirty_commit),
@@ -236,7 +236,7 @@ RULES = (
     Rule(
         name="price out of date",
         severity=Severity.WARNING,
-        threshold=f"a price with a date, read at most {PRICE_DAYS} days before the run: a quarter",
+        threshold=f"a price with a date, read at most {PRICE_DAYS} days (a quarter) before the run",
         why="the cost of a million {unit} depends on the price",
         cure="read the price list again, and give the run's price with its date",
         check=each_case(old_price),

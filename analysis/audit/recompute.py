@@ -62,7 +62,7 @@ def _rounding(column: str, case: Case) -> float:
 def other_figures(case: Case) -> str | None:
     """Figures of run.json that differ from those recomputed from its steps; absent figures are skipped."""
     if case["imported"] and not case.steps["step"].size:
-        # A row of a foreign table of runs has no steps to compare with.
+        # A run that was imported as one row of a table has no steps to compare with.
         return None
     return "; ".join(_differing(case)) or None
 
@@ -94,7 +94,7 @@ def other_wall_time(case: Case) -> str | None:
 
 
 def _span_s(case: Case) -> float | None:
-    """Seconds from the begin of the first measured step to the end of the last; in a log, from its first time stamp."""
+    """Seconds from the start of the first measured step to the end of the last; in a log, from its first time stamp."""
     ended = case.steps["ended_at_s"]
     if case["imported"]:
         begin, end = (ended[0], ended[-1]) if ended.size else (np.nan, np.nan)
@@ -114,13 +114,13 @@ def other_parts(case: Case) -> str | None:
         return None
     row = int(np.flatnonzero(off)[0])
     return (
-        f"{off.sum()} of {off.size} steps, as step {case.steps['step'][row]:.0f}: forward, backward and optimizer take"
-        f" {parts[row]:.6g} s together, step_s is {case.steps['step_s'][row]:.6g}"
+        f"{off.sum()} of {off.size} steps; in step {case.steps['step'][row]:.0f}, forward, backward and optimizer take"
+        f" {parts[row]:.6g} s together, but step_s is {case.steps['step_s'][row]:.6g}"
     )
 
 
 def clock_set_back(case: Case) -> str | None:
-    """Time stamps that decrease, which only a log can have: loading refuses such a bundle of ours."""
+    """Text on time stamps that decrease, else None. Only imported logs have any: loading refuses other such bundles."""
     back = np.flatnonzero(np.diff(case.steps["ended_at_s"]) < 0)
     if not back.size:
         return None
@@ -132,8 +132,8 @@ RULES = (
     Rule(
         name="figures against steps",
         severity=Severity.ERROR,
-        threshold=f"what steps.csv gives, within {seconds(ROUNDING_S)} or {DIGITS * 1e6:g} millionth of the figure: its"
-        " times are rounded",
+        threshold=f"the figure computed from steps.csv, within {seconds(ROUNDING_S)} or {DIGITS * 1e6:g} millionth of "
+        "the figure: times in steps.csv are rounded",
         why="figures that do not follow from their steps were changed, or belong to another run",
         cure="copy the bundle again from the machine that made it, or run again",
         check=each_case(other_figures),
@@ -151,7 +151,7 @@ RULES = (
         name="parts against steps",
         severity=Severity.ERROR,
         threshold=f"forward, backward and optimizer add up to step_s within {seconds(ROUNDING_S)}: times are rounded",
-        why="one of them was changed, or a part of the step is missing",
+        why="a time was changed, or a part of the step is missing",
         cure="copy the bundle again from the machine that made it, or run again",
         check=each_case(other_parts),
     ),

@@ -20,7 +20,7 @@ WITH_KERNELS = ("completed", "partial")
 
 
 class Severity(StrEnum):
-    """`error`: a figure is wrong or means something else; `warning`: it may mislead; `note`: good to know."""
+    """`error`: a figure is wrong or means something else; `warning`: a figure may mislead; `note`: good to know."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -29,7 +29,7 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """A broken rule. `subject`: runs or rows of published figures; `figure`: the value found; `threshold`: expected."""
+    """A broken rule. `subject`: ids of runs, or published rows; `figure`: value found; `threshold`: value expected."""
 
     rule: str
     severity: Severity
@@ -75,7 +75,7 @@ class AuditEvidence:
             return {}
         table = self.results.kernels
         if table.empty:
-            # Profiles by torch.profiler, whose operators have no counters; or by ncu with a missing file.
+            # The profiles are by torch.profiler, whose operators have no counters, or the file of ncu is missing.
             return {}
         marks = [mark for mark in table["range"].unique() if isinstance(mark, str) and calibration_of(mark)]
         work = table[~table["range"].isin(marks)]

@@ -16,7 +16,7 @@ from analysis.statistics.steady import TOLERANCE, VISIBLE_SHARE, WANTED_VISIBLE
 from workload.contract.record import Status
 from workload.contract.text import counted, percent, plain, seconds, signed_percent
 
-# A print or an epoch boundary makes single steps odd; a print frequency makes a regular share of them odd.
+# A print or an epoch boundary changes the time of single steps; regular prints change the time of a share of the steps.
 LEAST_ODD_STEPS = 3
 LEAST_ODD_SHARE = 0.05
 # No step of fixed shapes ends in half of the time of the others.
@@ -31,7 +31,7 @@ HOOKS_S = 250e-6
 LEAST_RUNS = 3
 # A change of 1 % decides between machines; `steady_state` tolerates as much.
 CHANGE = TOLERANCE
-# In public logs of idle machines, p95 is within 1 % of p5. A factor of 1.5 is no noise of a clock.
+# In public logs of idle machines, p95 is within 1 % of p5. A factor of 1.5 is more than the noise of a clock.
 SCATTER = 1.5
 # In public logs, repeats on one machine differ by about 0.6 %.
 RUNS_APART = 0.05
@@ -44,7 +44,7 @@ SHOWN_GAPS = 3
 
 
 def unsynchronised(case: Case) -> str | None:
-    """Steps that are odd by the timer but not by the time stamps, with both ratios to the other steps."""
+    """Text on steps that are unusually long or short by the timer, but not by the time stamps; else None."""
     timer, stamps = case.iteration_s, case.interval_s
     known = np.isfinite(timer) & np.isfinite(stamps)
     timer, stamps = timer[known], stamps[known]
@@ -73,7 +73,7 @@ def _denied(odd: Mask, timer: Floats, stamps: Floats) -> bool:
 
 def _denial(steps: str, odd: Mask, timer: Floats, stamps: Floats) -> str:
     read, stamped = _ratio(odd, timer), _ratio(odd, stamps)
-    return f"{steps}: the timer reads {percent(read)} of the other steps, the time stamps {percent(stamped)}"
+    return f"{steps}: {percent(read)} of the other steps' time by the timer, {percent(stamped)} by the time stamps"
 
 
 GAP_CURE = (
@@ -106,7 +106,10 @@ def mean_of_rates(case: Case) -> str | Hit | None:
 
 @dataclass(frozen=True, kw_only=True)
 class _Gaps:
-    """Few intervals between time stamps that are far longer than the others, in words and as a rate without them."""
+    """Gaps in a log: few intervals between time stamps, far longer than the others. `words`: the gaps as text.
+
+    `images_per_s_without`: rate without the gaps.
+    """
 
     count: int
     words: str
@@ -142,7 +145,7 @@ def _stamp_resolution(case: Case) -> float:
 
 
 def time_outside(case: Case) -> str | Hit | None:
-    """Unexplained time; between short steps of a script, it is the overhead of our own hooks."""
+    """Text on wall time outside of steps and data waits; between short steps of a script, our hooks take this time."""
     explained, steps = case["explained_fraction"], case.step_s.size
     if explained is None or abs(explained - 1) <= EXPLAINED_WITHIN:
         return None
@@ -219,9 +222,9 @@ def scattered(case: Case) -> str | None:
     low, high = (float(value) for value in np.percentile(steps, [5, 95]))
     if high / low <= SCATTER:
         return _two_speeds(case, steps)
-    inner = f"5 % to 95 % of the steps take {low:.3g} to {high:.3g} s: {high / low:.1f} x"
+    inner = f"the middle 90 % of steps take {low:.3g} to {high:.3g} s: {high / low:.1f} x"
     timer = case.step_s[np.isfinite(case.step_s)]
-    return f"{inner} ({_range(steps)} in all; the timer says {_range(timer)})"
+    return f"{inner} ({_range(steps)} in all; {_range(timer)} by the timer)"
 
 
 def _two_speeds(case: Case, steps: Floats) -> str | None:
@@ -264,7 +267,7 @@ def broken_off(case: Case) -> str | None:
 
 
 def skipped_by_amp(case: Case) -> str | None:
-    """Number of fp16 steps whose gradients overflowed, so that AMP skipped the optimizer."""
+    """Text on the steps in which AMP skipped the optimizer because fp16 gradients overflowed; else None."""
     skipped, steps = case["skipped_steps"], case["steps"]
     if not skipped or not steps:
         return None
@@ -295,7 +298,7 @@ RULES = (
         name="unsynchronised timing",
         severity=Severity.ERROR,
         threshold="a timer that agrees with the time stamps, because no step ends before the device has finished it. "
-        "They disagree if some steps stand out in the timer (every n-th step, which chance produces in 1 of "
+        "The two disagree if some steps differ in the timer (every n-th step, which chance produces in 1 of "
         f"1000 series, or at least {LEAST_ODD_STEPS} and {percent(LEAST_ODD_SHARE)} of them below "
         f"{percent(SHORT)} of the median) but are within {percent(STAMPS_ALIKE)} of the other steps in their "
         "time stamps",
@@ -307,10 +310,10 @@ RULES = (
     Rule(
         name="mean of rates",
         severity=Severity.ERROR,
-        threshold=f"a rate within {percent(EXPLAINED_WITHIN)} of {{unit}} over wall time (plus the unit of its time "
-        "stamps), because wall times are as accurate as that",
+        threshold=f"a rate within {percent(EXPLAINED_WITHIN)} of {{unit}} over wall time (plus the resolution of the "
+        "time stamps), because wall times are as accurate as that",
         why="a mean of {unit}/s gives fast steps too much weight, and leaves out the time outside of the timed parts",
-        cure="use {unit} divided by wall time, as `images_per_s` here",
+        cure="use {unit} divided by wall time, as in `images_per_s`",
         check=each_case(mean_of_rates),
     ),
     Rule(
@@ -318,7 +321,7 @@ RULES = (
         severity=Severity.WARNING,
         threshold=f"steps and data waits add up to the wall time within {percent(EXPLAINED_WITHIN)}, because other "
         "work between steps takes less",
-        why="step times alone then promise too much, because the rest of the time belongs to the run too",
+        why="step times alone then overstate the speed, because the rest of the time belongs to the run too",
         cure="find what runs between the timed parts (loading, logging, validation), or compare wall times only",
         check=each_case(time_outside),
     ),
@@ -353,8 +356,8 @@ RULES = (
     Rule(
         name="change within the run",
         severity=Severity.WARNING,
-        threshold=f"steps that stay at one level, within {percent(CHANGE)} or except for chance (1 false alarm in 200 "
-        "runs)",
+        threshold=f"steps at one level, except for changes of at most {percent(CHANGE)} or by chance (1 false alarm in "
+        "200 runs)",
         why="a falling clock, other processes or other virtual machines changed the speed: the figure mixes "
         "several speeds",
         cure="analyze variance shows clock, temperature and load; lock the clock, or measure until the speed is stable",
@@ -392,7 +395,7 @@ RULES = (
     Rule(
         name="scattered steps",
         severity=Severity.WARNING,
-        threshold=f"the slowest 5 % of the steps to begin within {SCATTER:g} x of the end of the fastest 5 %, and "
+        threshold=f"a 95th percentile of the step times of at most {SCATTER:g} x the 5th percentile, and "
         "steps at one speed, because the same work on an idle machine varies by 1 %",
         why="the median of such steps describes none of them; likely causes are full memory or other work",
         cure="a smaller batch, or a machine without other work; analyze variance shows the causes found",

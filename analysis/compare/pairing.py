@@ -49,8 +49,8 @@ MACHINE = (
 VERSIONS = (*SOFTWARE, "torchvision", "cuda_build", "cudnn", "python", "rooflaunch", "os", "kernel")
 COMPARABLE = (*CONFIGURATION, *MACHINE, *VERSIONS)
 BY_EXAMPLES = ("place", "device_name", "precision", "batch_size", "zone", "torch")
-# Facts to compare by if the user names none: the first in which runs differ that agree in the others. The order is the
-# most common questions, then other options of a run, then versions. The model is last, because it is another task.
+# Facts to compare by if the user names none: the first fact in which otherwise equal runs differ. First come the most
+# common questions, then other options of a run, then versions. The model is last: another model is another task.
 DEFAULT_ORDER = tuple(
     dict.fromkeys(
         [
@@ -70,7 +70,7 @@ DEFAULT_ORDER = tuple(
 
 # The 15 pairs of 6 values fit a screen, and keep most of their power under Holm's correction.
 MOST_VALUES = 6
-# Most values in a message.
+# Maximum number of values that a message lists.
 MOST_NAMED = 8
 
 
@@ -110,7 +110,7 @@ class Pairing:
     """All pairs that differ in `by`. `mixed`: facts in which runs of one side differ, so that they form several pools.
 
     `alone`: runs without a counterpart on the other side; `unpaired`: runs from which no other run (or no run of the
-    baseline) differs in `by` alone. `also`: other facts by which these runs could be compared, if the user named none.
+    baseline) differs in `by` alone. `also`: other facts to compare these runs by, if the user named no fact.
     `baselines`: values that the others were compared with, if not all pairs were made. `runs`: all measured runs,
     compared or not; `pooled`: facts in which runs of one configuration may differ.
     """
@@ -190,7 +190,7 @@ class _Options:
 
 
 def _value_of(compared: Sequence[Case], by: str | None, baseline: str) -> tuple[str, Any]:
-    """Fact and value of the user's `baseline`, a value as tables show it; without `by`, the first fact that has it."""
+    """Fact and value that `baseline` (as typed by the user) names; without `by`, the first fact with this value."""
     facts = [by] if by else DEFAULT_ORDER
     for fact in facts:
         for value in {case[fact]: None for case in compared}:
@@ -286,8 +286,8 @@ class _Baseline:
 def _baseline(sides: Mapping[Any, Sequence[Case]], options: _Options, runs_of: Mapping[Any, int]) -> _Baseline | None:
     """Value that the others are compared with; None to compare all pairs.
 
-    The choice depends on the number of runs and never on their figures: choosing the fastest would require a correction
-    for all pairs from which it was chosen.
+    The choice depends on the number of runs and never on their figures: choosing the fastest value would require a
+    correction for all pairs.
     """
     if options.baseline is not None:
         return _Baseline(value=options.baseline[1])
@@ -347,7 +347,7 @@ def _order(value: Any) -> tuple[bool, float, str]:
 
 
 class Designs:
-    """Designs of the blocks of a pairing's runs, with all configurations in these blocks; each is made once."""
+    """Cache of designs for comparisons within blocks; a design contains all configurations that ran in its blocks."""
 
     def __init__(self, pairing: Pairing) -> None:
         facts = dict.fromkeys((*CONFIGURATION, *PLACE, *SOFTWARE, pairing.by))
@@ -360,7 +360,7 @@ class Designs:
         return tuple(runs[0][fact] for fact in self._facts)
 
     def contrast(self, sides: Mapping[Hashable, float], runs: Sequence[Case], *, with_busy: bool = True) -> Contrast:
-        """Weighted sum of logarithms of images/s of the configurations in `sides`, from all blocks of `runs`."""
+        """Weighted sum of the logarithms of images/s, from all blocks of `runs`; `sides`: weight by configuration."""
         return self.design(runs, with_busy=with_busy).contrast(sides)
 
     def design(self, runs: Sequence[Case], *, with_busy: bool = True) -> Design:
@@ -381,5 +381,5 @@ class Designs:
 
 
 def is_busy(case: Case) -> bool:
-    """Whether other processes used the machine of a run meanwhile."""
+    """Whether other processes used the machine during the run."""
     return isinstance(case["busy"], str)

@@ -81,12 +81,12 @@ def compare(
     all_pairs: bool = False,
     allow_mixed: Collection[str] = (),
 ) -> pd.DataFrame:
-    """A row per pair of values of `by`, columns as in `COLUMNS`: `ratio` is images/s of the right over the left.
+    """A row per pair of values of `by`, columns as in `COLUMNS`: `ratio` is images/s of the right side over the left.
 
     If `by` is an option that varies within the blocks of a sweep, rows averaged over the `combinations` of the other
     options come first.
 
-    `by`: the compared fact; None: the first fact in which runs differ that agree in all others (column `by` names it).
+    `by`: the compared fact; None: the first fact in which otherwise equal runs differ (column `by` names this fact).
     `baseline`: the value that all others are compared with, on the left. Without it all pairs are compared; with more
     than six values and without `all_pairs`, only the value with the most runs against each other one. `allow_mixed`:
     facts in which runs of one side may differ; runs that differ in other facts make separate pairs (see
@@ -99,7 +99,7 @@ def compare(
 
 
 def table(pairing: Pairing) -> pd.DataFrame:
-    """Effects of an option averaged over all combinations of the others, then its pairs; columns as in `COLUMNS`."""
+    """Rows of effects (averaged over combinations of other options), then a row per pair; columns as in `COLUMNS`."""
     averages, pairs = effects(pairing), of_pairs(pairing)
     return pd.concat([averages, pairs], ignore_index=True) if len(averages) else pairs
 
@@ -147,7 +147,10 @@ def compare_sides(pair: Pair, designs: Designs) -> Comparison:
 
 
 def _confirmed(every: Comparison, without_busy: Callable[[], Comparison | None], runs: Sequence[Case]) -> Comparison:
-    """The comparison of all runs, without a difference that the runs on an idle machine do not confirm."""
+    """The comparison `every`; without interval and p-value if the runs on an idle machine have no or another winner.
+
+    `without_busy`: compares only the runs on an idle machine; None if a side has none.
+    """
     busy = sum(map(is_busy, runs))
     if not busy:
         return every
@@ -166,7 +169,7 @@ def _winner(comparison: Comparison) -> int:
 
 
 def _compare_all(left: Sequence[Case], right: Sequence[Case], designs: Designs, *, with_busy: bool) -> Comparison:
-    """Compare two sides without regard to busy runs."""
+    """Compare two sides, within blocks if they share enough; `with_busy`: designs include runs on busy machines."""
     left_blocks, right_blocks = _by_block(left), _by_block(right)
     if len(shared_blocks(right_blocks, left_blocks)) >= LEAST_FOR_SPREAD:
         contrast = designs.contrast(
@@ -273,7 +276,7 @@ def verdict(
 
 
 def _ends(interval: Interval, ratio: float) -> tuple[float, float]:
-    """Ends of the interval of faster over slower, as for the ratio beside it."""
+    """Ends of the interval of the faster side over the slower one: both are inverted if `ratio` is below 1."""
     return (interval.low, interval.high) if ratio >= 1 else (1 / interval.high, 1 / interval.low)
 
 
@@ -283,7 +286,7 @@ def _ends_words(interval: Interval, ratio: float, digits: int = 3) -> str:
 
 
 def _factor(ratio: float) -> str:
-    """Ratio in words: `6.4 %` below twice as fast, then `2.4 x`."""
+    """Ratio as text: the excess over 1 if the ratio is below 2 (`6.4 %`), else the factor (`2.4 x`)."""
     return f"{number(100 * (ratio - 1), 2)} %" if ratio < 2 else f"{plain(ratio, 3)} x"  # noqa: PLR2004 - where a ratio reads easier
 
 
@@ -313,7 +316,7 @@ def _blocks_words(pair: Pair, comparison: Comparison) -> Iterator[str]:
     pairing = comparison.within_blocks
     if pairing is None:
         if all(any(case.block for case in side.runs) for side in pair.sides):
-            yield "fewer than 2 blocks have both sides: not paired"
+            yield "not paired: fewer than 2 blocks have runs of both sides"
         return
     yield within_blocks_words(pairing)
     if pairing.shared > len(pair.sides) and comparison.difference:
@@ -349,10 +352,11 @@ def _also_different(pair: Pair, by: str) -> Iterator[str]:
 
 
 def effects(pairing: Pairing) -> pd.DataFrame:
-    """A row per two values of an option that varies within blocks, averaged evenly over combinations of other options.
+    """A row for each two values of an option that varies within blocks: the mean effect over the other options.
 
-    Only combinations with all values of the option count; without two of them there is no row. The verdict ends with
-    the interaction: whether the effect depends on the combination.
+    The mean is over combinations of the other options that ran with all values of this one, with equal weights. There
+    is no row for fewer than two such combinations. The verdict ends with the interaction: whether the effect depends on
+    the combination.
     """
     designs = Designs(pairing)
     families = _families(pairing) if pairing.by in CONFIGURATION else []
@@ -367,7 +371,10 @@ def effects(pairing: Pairing) -> pd.DataFrame:
 
 
 def _families(pairing: Pairing) -> list[list[Pair]]:
-    """Groups of pairs of the same two values in one place and job, one pair per combination that has all values."""
+    """Pairs grouped by place, software, job and their two values: a pair per combination of the other options.
+
+    Combinations that lack a value of the compared option are left out, and so are groups of a single pair.
+    """
     facts = [fact for fact in (*PLACE, *SOFTWARE, "job_name") if fact != pairing.by]
     places: dict[tuple[Any, ...], list[Pair]] = defaultdict(list)
     for pair in pairing.pairs:
@@ -387,7 +394,7 @@ def _families(pairing: Pairing) -> list[list[Pair]]:
 
 
 def _averaged(family: Sequence[Pair]) -> Pair:
-    """Pair of all runs of a family; its `shared` facts are those that all combinations share."""
+    """One pair with the runs of all pairs of `family`; `shared`: the facts that all these pairs share."""
     facts = family[0].shared.items()
     return Pair(
         left=Side(value=family[0].left.value, runs=[case for pair in family for case in pair.left.runs]),
@@ -397,7 +404,7 @@ def _averaged(family: Sequence[Pair]) -> Pair:
 
 
 def _weights(family: Sequence[Pair], designs: Designs, shares: Sequence[float]) -> dict[Hashable, float]:
-    """Weights of the contrast of right over left, with a share for each combination."""
+    """Weight of each configuration in the contrast of right over left sides; `shares`: weight of each pair."""
     return {
         designs.configuration(side.runs): sign * share
         for pair, share in zip(family, shares, strict=True)
@@ -406,7 +413,7 @@ def _weights(family: Sequence[Pair], designs: Designs, shares: Sequence[float]) 
 
 
 def _effect(family: Sequence[Pair], designs: Designs) -> Comparison:
-    """Average of a family's ratios; without interval if only busy runs show the difference."""
+    """Average ratio of the pairs in `family`; without interval if only runs on busy machines show the difference."""
     pair = _averaged(family)
     weights = _weights(family, designs, [1 / len(family)] * len(family))
 
@@ -441,7 +448,7 @@ def _of_contrast(contrast: Contrast, pair: Pair) -> Comparison:
 
 
 def _interaction(family: Sequence[Pair], designs: Designs, ratio: float) -> str:
-    """Words on whether the ratio depends on the combination, with Holm's correction over the combinations.
+    """Words on whether the ratio depends on the combination of other options, with Holm's correction for all of them.
 
     `ratio`: the average; if it is below 1, all ratios are inverted, as in the verdict.
     """
@@ -455,7 +462,7 @@ def _interaction(family: Sequence[Pair], designs: Designs, ratio: float) -> str:
         p_values.append(np.nan if difference is None else difference.p_value)
     corrected = holm(p_values)
     if np.isnan(corrected).all():
-        return "whether it depends on the other options is unknown"
+        return "whether the ratio depends on the other options is unknown"
     p = float(np.nanmin(corrected))
     if p >= ALPHA:
         return f"no dependence on the other options found (p = {plain(p, 2)})"
@@ -470,7 +477,7 @@ def _interaction(family: Sequence[Pair], designs: Designs, ratio: float) -> str:
         f"{plain(end, digits_beside_one((end,)))} x for {', '.join(shown(name, pair.shared[name]) for name in varying)}"
         for end, pair in (extreme(ratios, key=itemgetter(0)) for extreme in (min, max))
     )
-    return f"it depends on the other options (p = {plain(p, 2)}), from {least} to {most}"
+    return f"the ratio depends on the other options (p = {plain(p, 2)}), from {least} to {most}"
 
 
 # --- the position of a run in its block

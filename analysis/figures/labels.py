@@ -44,24 +44,33 @@ def distinct(names: Iterable[str]) -> dict[str, str]:
 
 
 def environments(facts: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A name per entry (`place`, `device_name`, `threads`): the place, with device and threads if these differ."""
+    """A name per run: its place, and the device or threads if they differ between runs at this place.
+
+    `facts`: `place`, `device_name` and `threads` of each run.
+    """
     return _named(facts, "place", ("device_name", "threads"), {"threads": lambda value: counted(int(value), "thread")})
 
 
 def devices(facts: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A name per entry (`device_name`, `threads`): the device, with its threads if they differ."""
+    """A name per run: its device, and the threads if they differ between runs on this device.
+
+    `facts`: `device_name` and `threads` of each run.
+    """
     return _named(facts, "device_name", ("threads",), {"threads": lambda value: counted(int(value), "thread")})
 
 
 def tasks(facts: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A name per entry (`model`, `image_size`, `dataset`): the model, with image size or dataset if they differ."""
+    """A name per run: its model, and the image size or data set if they differ between runs of this model.
+
+    `facts`: `model`, `image_size` and `dataset` of each run.
+    """
     return _named(facts, "model", ("image_size", "dataset"), {"image_size": "{:g} px".format})
 
 
 def known_values(
     facts: Sequence[Mapping[str, Any]], first: str, more: Sequence[str]
 ) -> Mapping[Any, dict[str, set[Any]]]:
-    """Known values of each column in `more`, by value of `first`; an unknown value is no difference."""
+    """Known values of each column in `more`, by value of the column `first`; unknown values are left out."""
     values: dict[Any, dict[str, set[Any]]] = defaultdict(lambda: defaultdict(set))
     for run in facts:
         for column in more:

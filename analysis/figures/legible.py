@@ -11,7 +11,7 @@ from analysis.figures import labels
 from analysis.figures.material import Material, by_speed
 from workload.contract.text import counted
 
-# The number of colours and symbols: with more environments, two would share a sign in the legend.
+# The number of colours and symbols: with more environments, two would look alike in the legend.
 MOST_ENVIRONMENTS = 8
 
 # An environment and a task, whose rows represent their device.
@@ -62,7 +62,7 @@ def _of_one_device(material: Material, device_of: Mapping[str, str]) -> dict[Pai
 
 
 def _by_device(material: Material, device_of: Mapping[str, str]) -> dict[Pair, str]:
-    """For each device and task, the environment and task that represent it, mapped to the device's name."""
+    """Keys: the pairs of environment and task that represent each device and task; values: the device's name."""
     rows: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for table in (material.measured, material.points, material.kernel_points):
         rates = table["images_per_s"] if table is material.measured else [0.0] * len(table)

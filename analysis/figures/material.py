@@ -59,8 +59,8 @@ class Material:
 
     `every`: all runs. `measured`: one row per group of poolable runs, `MEASURED_COLUMNS`. `runs`: the runs in
     `measured`, with their row number as `line`. `failed`: configurations of which no run completed. Other tables as in
-    the rooms `roofline`, `kernels` and `summary`. `unit`: what throughput counts, `units` if runs
-    count different things. `environments` and `tasks`: all names, in the order of the figures.
+    the packages `analysis.roofline`, `analysis.kernels` and `analysis.summary`. `unit`: what throughput counts, `units`
+    if runs count different things. `environments` and `tasks`: all names, in the order of the figures.
     """
 
     every: pd.DataFrame
@@ -137,7 +137,7 @@ def make(
 def _split(
     results: Tables, every: pd.DataFrame, table: Table | None, keys: Sequence[str], names: Sequence[str]
 ) -> pd.DataFrame:
-    """`table` with `names` as columns, looked up by its columns `keys`.
+    """Make `table` from the results, and add the columns `names` from the runs of `every` with the same `keys`.
 
     If runs of one key have different names, the table is made once for each set of names.
     """
@@ -206,7 +206,7 @@ def _line(pool: Group) -> dict[str, Any]:
         **pool.figures(),
         "flop_per_s": flops.value,
         **{name: pool.median(name) for name in MEDIANS},
-        # From a run that has a bound, if any has.
+        # The reason of a run with a known limit, if there is one.
         "bound_why": next(iter(pool.runs.sort_values("bound", na_position="last")["bound_why"].dropna()), None),
         "run_ids": list(pool.runs["run_id"]),
     }
@@ -217,7 +217,7 @@ def _ratio(left: pd.Series, right: pd.Series) -> list[float]:
 
 
 def _series(groups: Sequence[Group], lines: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Task and variant of each line, with the software if only that distinguishes two lines."""
+    """Task and variant of each line, with the software if only the software distinguishes two lines."""
     names = [(line["env"], line["task"], line["variant"], line["batch_size"]) for line in lines]
     number = Counter(names)
     return [

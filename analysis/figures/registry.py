@@ -20,9 +20,9 @@ from workload.contract.text import percent, si, signed_percent
 Builder: TypeAlias = Callable[[Material], Iterator[Figure]]
 T = TypeVar("T")
 
-# Most figures of a kind; the tables show further environments or models.
+# Maximum number of figures of a kind; the tables show further environments or models.
 MOST_OF_A_KIND = 24
-# Most points that a figure's text names.
+# Maximum number of points that a figure's text names.
 MOST_LISTED = 6
 # Least number of values for a figure; a table is easier to read for fewer.
 LEAST_DOTS, LEAST_ON_A_CURVE = 4, 3
@@ -83,8 +83,8 @@ def _variance(material: Material) -> Iterator[Figure]:
         name="variance_fixed_config",
         title=f"Variability of one configuration: {configuration}",
         caption=f"Each point is a run, relative to the median of its environment{_step_ranges(rows)}. This is the "
-        "configuration that was repeated in most environments."
-        + (f" Of more than {shares.MOST_RUNS} runs, only this number is drawn." if len(rows) < len(runs) else ""),
+        "configuration that was repeated in the most environments."
+        + (f" Of an environment's runs, at most {shares.MOST_RUNS} are drawn." if len(rows) < len(runs) else ""),
         text="; ".join(
             f"{env}: {size:g} runs from {signed_percent(low)} to {signed_percent(high)}"
             for env, low, high, size in spread.itertuples(name=None)
@@ -189,7 +189,7 @@ def _throughput_comparison(material: Material) -> Iterator[Figure]:
     yield Figure(
         name="throughput_comparison",
         title="Best throughput of each model and environment",
-        caption=f"{_shared(best, 'env')}The fastest batch size and precision of each. "
+        caption=f"{_shared(best, 'env')}The fastest batch size and precision of each model and environment. "
         f"{_intervals(best, 'images_per_s')}",
         text=_rate_text(best),
         chart=throughput.comparison(material, best),
@@ -240,7 +240,7 @@ def _efficiency(material: Material) -> Iterator[Figure]:
 
 
 def efficiencies(material: Material) -> pd.DataFrame:
-    """The fastest line of each model and environment, a row per kind of roof, with `of` and `fraction` of that roof."""
+    """A row per model, environment and kind of roof (`of`): `fraction` of the roof, for the fastest configuration."""
     best = throughput.best(material.measured)
     best = best[best["flop_per_s"].notna()]
     if best.empty or material.roofs.empty:
@@ -322,7 +322,7 @@ def _cost(material: Material) -> Iterator[Figure]:
 
 
 def cheapest(costs: pd.DataFrame) -> pd.DataFrame:
-    """The line with the lowest cost per image of each model and environment."""
+    """The row of `costs` with the lowest cost per image, for each model and environment."""
     if costs.empty:
         return costs
     known = costs[costs["usd_per_million_images"].notna()]
@@ -413,7 +413,7 @@ def _one_configuration(points: pd.DataFrame) -> pd.DataFrame:
 
 
 def _has_batches(table: pd.DataFrame, *series: str, least: int = 2) -> bool:
-    """Whether any series has at least `least` batch sizes."""
+    """Whether any series has at least `least` batch sizes; `series`: the columns that tell one series from another."""
     if table.empty:
         return False
     sizes = table.drop_duplicates([*series, "batch_size"]).groupby(list(series), dropna=False).size()

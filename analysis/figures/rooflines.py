@@ -104,7 +104,7 @@ def frame_of(points: pd.DataFrame, roofs: pd.DataFrame, *, height: int = style.H
 
 
 def _known(table: pd.DataFrame, *columns: str) -> list[float]:
-    """Positive numbers of those of the columns that the table has."""
+    """Positive numbers in `columns`; columns that the table lacks are skipped."""
     numbers = (pd.to_numeric(table[name], errors="coerce") for name in columns if name in table)
     return [float(value) for column in numbers for value in column.dropna() if value > 0]
 
@@ -183,7 +183,7 @@ def _overlap(box: tuple[float, ...], other: tuple[float, ...]) -> bool:
 
 
 def combined(material: Material, points: pd.DataFrame, roofs: pd.DataFrame) -> Drawing:
-    """Chart of training steps and roofs of all environments; a roof is measured, or the vendor's peak."""
+    """Chart of training steps and roofs of all environments; a roof is a measured ceiling or the vendor's peak."""
     frame = frame_of(points, roofs, height=430)
     parameters, opacity = style.picked(points, "env", "task")
     colour = style.colour(
@@ -279,7 +279,7 @@ def _spans(base: alt.Chart, points: pd.DataFrame, frame: Plane) -> list[alt.Char
 
 
 def _points(base: alt.Chart, points: pd.DataFrame, shape: alt.Shape) -> list[alt.Chart]:
-    """Layers of points: filled for GPU counters, pale for rates over the profiler's time, hollow for modelled bytes."""
+    """Layers of points: filled for GPU counters, pale for rates over kernel time, hollow for modelled bytes."""
     tips = style.tooltips(points, TITLES)
     layers = [
         base.transform_filter(f"datum.source == '{name}'").mark_point(**POINTS[name]).encode(shape=shape, tooltip=tips)
@@ -319,7 +319,7 @@ def _roof_layers(roofs: pd.DataFrame, frame: Plane) -> list[alt.Chart]:
 
 
 def _lines(roofs: pd.DataFrame, frame: Plane) -> pd.DataFrame:
-    """End points and ridge point of each roof within the frame, a row each."""
+    """A row for each end point and ridge point of each roof, within the frame."""
     rows = []
     for name, roof in enumerate(roofs.to_dict("records")):
         rate, bandwidth = roof["flop_per_s"], roof["bytes_per_s"]

@@ -14,7 +14,7 @@ from workload.contract.tables import number
 
 # Eleven families: eight colours that readers can distinguish, then greys for rare families.
 FAMILY_COLOURS = dict(zip(map(str, Family), (*style.COLOURS, "#9b9b9b", "#757575", "#b0a08c"), strict=False))
-# Most rows of single runs; more would be too thin to see.
+# Maximum number of runs with a row of their own; more rows would be too thin to see.
 MOST_RUNS = 40
 # Pixels of a run's row: FEW_ROWS for up to MANY runs, MANY_ROWS for more.
 MANY, FEW_ROWS, MANY_ROWS = 12, 14, 8
@@ -24,7 +24,10 @@ EFFICIENCY = {"measured": "of the measured ceiling", "peak": "of the vendor's pe
 
 
 def efficiency(material: Material, table: pd.DataFrame) -> Drawing:
-    """Chart of attained FLOP/s over the device's, a row per model, environment and `of` (`EFFICIENCY`)."""
+    """Chart of attained FLOP/s as a share of the device's ceiling or peak.
+
+    `table`: a row per model, environment and kind of share (`of`, a value of `EFFICIENCY`).
+    """
     environments = style.present(material.environments, table["env"])
     rank = {pair: place for place, pair in enumerate(product(environments, EFFICIENCY.values()))}
     scale, axis = style.linear_axis(0, max(1.0, style.reach(table, "fraction")), percent="")

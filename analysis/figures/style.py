@@ -27,18 +27,18 @@ ROW_HEIGHT, LEAST_BAND = 17, 34
 FADED = 0.08
 # Digits that a reader can distinguish in a figure or a tooltip; more digits only make the page larger.
 DIGITS = 5
-# Most characters of a text in a tooltip.
+# Maximum number of characters of a text in a tooltip.
 TEXT_CHARACTERS = 300
 FONT = "Liberation Sans, Arial, Helvetica, sans-serif"
 # Least decades for ticks at 1, 10, 100 alone; a shorter axis also needs 2 and 5.
 DECADES_WITHOUT_BETWEEN = 2.5
 # Ratio of the largest to the smallest value above which a linear axis would hide the smallest.
 LOG_FROM = 30.0
-# Most by which an interval may enlarge the frame, as a factor: an interval over two runs can be a hundred times as long
-# as the figures, and would press them against zero. A longer one ends in an arrowhead.
+# Maximum factor by which an interval may enlarge the frame; a longer interval ends in an arrowhead. An interval over
+# two runs can be a hundred times as long as the figures, which would then all look like zero.
 MOST_OF_A_BAR = 3.0
 ARROW_SIZE = 55
-# Most characters per line of a name, at an axis and in a legend: short enough for a phone.
+# Maximum number of characters per line of a name, at an axis and in a legend: short enough for a phone.
 AXIS_CHARACTERS, LEGEND_CHARACTERS = 20, 40
 # Beyond these decimals or this size, an exponent is easier to read.
 MOST_DECIMALS, MOST_PLAIN = 6, 1e7
@@ -162,7 +162,7 @@ def colour(
 def shape(
     field: str, drawn: Iterable[str], order: Sequence[str], title: str, legend: Mapping[str, Any] = FILLED
 ) -> alt.Shape:
-    """Encode `field` as the shape of points; `order` of all values, which gives each the same shape in all charts."""
+    """Encode `field` as the shape of points; `order`: all values, so that a value has the same shape in all charts."""
     return alt.Shape(f"{field}:N", title=title, **_range(drawn, _repeated(SHAPES, order), legend))
 
 
@@ -172,13 +172,13 @@ def dash(field: str, drawn: Iterable[str], order: Sequence[str], title: str) -> 
 
 
 def present(order: Iterable[str], names: Iterable[str]) -> list[str]:
-    """Members of `order` that occur in `names`, in the same order."""
+    """Items of `order` that occur in `names`."""
     occurring = set(names)
     return [name for name in order if name in occurring]
 
 
 def _repeated(looks: Sequence[Any], names: Iterable[str]) -> dict[str, Any]:
-    """A look per name, in order; looks repeat if there are more names."""
+    """An item of `looks` (colours, shapes or dashes) per name, in order; items repeat if there are more names."""
     return {name: looks[number % len(looks)] for number, name in enumerate(names)}
 
 
@@ -233,7 +233,10 @@ def layered(layers: Iterable[Any], parameters: Sequence[alt.Parameter], *, width
 
 
 def rows_height(bands: int, rows: int, *, row: int = ROW_HEIGHT) -> int:
-    """Pixels for `bands` of `rows` each, with a third of a band between bands; `row`: pixels of a row."""
+    """Height in pixels of a number of bands with `rows` rows each, and a third of a band between bands.
+
+    `row`: pixels of a row.
+    """
     return round(bands * max(rows * row, LEAST_BAND) * 1.35)
 
 
@@ -244,7 +247,7 @@ def rows_of_each(bands: pd.Series, order: pd.Series) -> pd.Series:
 
 
 def rows_scale(rows: pd.Series) -> alt.Scale:
-    """Scale for the offsets of `rows_of_each`."""
+    """Scale of row numbers within a band (`rows`, from `rows_of_each`)."""
     return alt.Scale(domain=list(range(int(rows.max()) + 1)))
 
 
@@ -262,7 +265,7 @@ def batch_axis(batches: Iterable[float], unit: str, field: str = "batch_size") -
 def linear_axis(low: float, high: float, *, count: int = 6, percent: str | None = None) -> tuple[alt.Scale, alt.Axis]:
     """A linear scale from `low` to `high` and an axis with about `count` ticks at round numbers, with distinct texts.
 
-    `percent`: show values, which are shares of 1, as `12 %`; with "+" as differences, `+12 %`.
+    `percent`: show values in per cent, 0.12 as `12 %`, or as `+12 %` if `percent` is "+"; None: show plain numbers.
     """
     # An axis needs a length, even if all values are equal.
     high = high if high > low else low + 1

@@ -29,12 +29,12 @@ TITLES = {
     "bound": "limited by",
     "busy": "busy",
 }
-# Most diagonals of equal FLOP/s, a decade apart; more would look like hatching.
+# Maximum number of diagonals of equal FLOP/s, a decade apart; more would look like hatching.
 MOST_DIAGONALS = 8
 
 
 def titles(material: Material, **more: str) -> dict[str, str]:
-    """Titles of columns in tooltips, with `more`."""
+    """Titles of columns in tooltips; `more`: titles of further columns."""
     return {name: units.worded(title, material.unit) for name, title in (TITLES | more).items()}
 
 
@@ -140,7 +140,7 @@ def scaling(material: Material, table: pd.DataFrame) -> Drawing:
 
 
 def best(table: pd.DataFrame) -> pd.DataFrame:
-    """The fastest line of each model in each environment."""
+    """The row of `table` with the highest throughput, for each model and environment."""
     known = table[table["images_per_s"].notna()]
     return known.loc[known.groupby(["env", "task"], sort=False)["images_per_s"].idxmax()].reset_index(drop=True)
 

@@ -36,7 +36,7 @@ class Heading:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """`rows` of cells, one per heading; a `folded` table opens on request on screen."""
+    """A table; a row has one cell per heading. `folded`: the page shows the rows only after a click."""
 
     caption: str
     headings: Sequence[Heading]
@@ -53,7 +53,7 @@ class Picture:
 
 @dataclass(frozen=True, kw_only=True)
 class Commands:
-    """Lines for a shell."""
+    """Command lines for a shell."""
 
     lines: Sequence[str]
 

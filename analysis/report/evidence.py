@@ -45,14 +45,14 @@ class Contrast:
 
     @property
     def is_certain(self) -> bool:
-        """Whether the interval, corrected for all pairs of this fact, leaves out 1 and names a winner."""
+        """Whether the interval, corrected for all pairs of this fact, excludes 1 by enough to name a winner."""
         ends = (self.row["ratio_low"], self.row["ratio_high"])
         p = self.row["p_holm"]
         return p is not None and p < ALPHA and any(end and abs(end - 1) >= ratios.SAME_WITHIN for end in ends)
 
     @property
     def effect(self) -> float:
-        """The throughput of the faster side over that of the slower; 1 where one of them is unknown."""
+        """The throughput of the faster side over that of the slower one; 1 if the ratio is unknown."""
         ratio = self.row["ratio"]
         return max(ratio, 1 / ratio) if ratio else 1.0
 
@@ -90,7 +90,7 @@ class ReportEvidence:
 
     @cached_property
     def contrasts(self) -> list[Contrast]:
-        """Pairs for every fact in which runs differ that agree in the rest."""
+        """Pairs for every fact in which otherwise equal runs differ."""
         runs = measured(self.results.runs)
         facts = [fact for fact in ("place", *SETTINGS) if len(runs[fact].dropna().unique()) > 1]
         contrasts = [contrast for fact in facts for contrast in _contrasts(self.results, fact)]
@@ -130,14 +130,14 @@ class ReportEvidence:
         return [drawn for drawn in self.drawn if drawn.name in names or drawn.name.startswith(beginnings)]
 
     def record(self, run_id: str) -> Record | None:
-        """run.json of a run; None if its bundle has gone since it was loaded."""
+        """The record (run.json) of a run; None if the file can no longer be read."""
         with suppress(RooflaunchError):
             return self.results.record(run_id)
         return None
 
 
 def _contrasts(results: Tables, fact: str) -> Iterator[Contrast]:
-    """Pairs that differ in `fact`; none if no two runs differ in it and agree in the rest."""
+    """Pairs that differ in `fact`; none if no otherwise equal runs differ in it."""
     try:
         pairing = pair_up(results, fact)
     except RooflaunchError:

@@ -22,7 +22,7 @@ def commands(evidence: ReportEvidence) -> list[str]:
     by_command: dict[tuple[str, str], list[str]] = {}
     for row in rows_of(evidence.material.every[["run_id", "env"]]):
         record = evidence.record(row["run_id"])
-        line = command(record) if record else "# its bundle is no longer where it was read from"
+        line = command(record) if record else "# the bundle can no longer be read"
         by_command.setdefault((row["env"], line), []).append(row["run_id"])
     lines: list[str] = []
     for (env, line), run_ids in by_command.items():
@@ -40,9 +40,9 @@ def _repeated(line: str, repeats: int) -> str:
 
 
 def command(record: Record) -> str:
-    """The command that repeats a run, as `launch local --cpu --model resnet18 …`.
+    """The command that repeats a run, for example `launch local --cpu --model resnet18 …`.
 
-    A comment if the spec cannot be read or the GPU is unknown.
+    If the spec cannot be read or the GPU is unknown, a comment that gives this reason.
     """
     if record.imported or record.spec.script:
         return _import(record.imported) if record.imported else _script(record.spec)
@@ -50,7 +50,7 @@ def command(record: Record) -> str:
         # Each repeat was a separate run with a record of its own.
         spec = replace(record.spec.run_spec(), repeats=1)
     except UsageError:
-        return "# its spec cannot be read"
+        return "# the spec in the bundle cannot be read"
     words_of_spec = [printable(word) for word in arguments(spec)]
     environment = record.environment
     match environment.backend or "local":
@@ -59,12 +59,12 @@ def command(record: Record) -> str:
         case "gcp":
             gpu = _gpu(environment)
             if gpu is None:
-                return "# it ran on Compute Engine, on a GPU whose name is not in its bundle"
+                return "# measured on Compute Engine, on a GPU that the bundle does not name"
             return shlex.join(
                 ["launch", "gcp", "--gpu", gpu, *_machine(environment.cloud), *_without_device(words_of_spec)]
             )
         case _:
-            # For any other backend: on a similar machine, the trainer itself does the same.
+            # Other backends: repeat the run by the trainer itself, on a similar machine.
             return shlex.join(["python", "-m", "workload", "train", *words_of_spec])
 
 
@@ -99,7 +99,7 @@ def _local(environment: Environment, spec: RunSpec) -> list[str]:
 
 
 def _gpu(environment: Environment) -> str | None:
-    """The GPU's name for the launcher, as `t4`: from the place, which contains GPU and zone, else from the device.
+    """The GPU's name for the launcher, for example `t4`: from the place (GPU and zone), else from the device.
 
     If several devices share a name, the memory distinguishes them. None if unknown.
     """
@@ -132,7 +132,7 @@ def _machine(cloud: CloudFacts | None) -> list[str]:
 
 
 def _without_device(arguments_given: Sequence[str]) -> list[str]:
-    """Arguments without `--device NAME`, for which the launcher has a switch per device."""
+    """Arguments without `--device NAME`: the launcher has a switch for each device instead."""
     words_left = list(arguments_given)
     if "--device" in words_left:
         place = words_left.index("--device")

@@ -15,16 +15,16 @@ from workload.contract.text import LARGE_PREFIXES, SMALL_PREFIXES, counted, prin
 ABSENT = "\N{EN DASH}"
 # Tables with more rows, which do not fit on a screen, are folded.
 ROWS_UNFOLDED = 24
-# Most characters of a text; a bundle may contain a text of any length.
+# Maximum number of characters of a text; a bundle may contain a text of any length.
 MOST_CHARACTERS = 5000
 
 
 def facts(**headings: str) -> tuple[Column, ...]:
-    """Columns of facts, by name, with their headings."""
+    """Columns of facts; `headings`: the heading of each column, by the column's name."""
     return tuple(Column(name=name, heading=heading, role=Role.FACT) for name, heading in headings.items())
 
 
-# Columns that name a configuration: by the names of figures, and by the facts of its runs.
+# Columns that identify a configuration: by the names that figures use, and by the facts of its runs.
 OF_FIGURES = (
     *facts(env="environment", task="model"),
     Column(name="batch_size", heading="batch", digits=0),
@@ -38,7 +38,7 @@ OF_FACTS = (
 
 
 def is_known(value: Any) -> bool:
-    """Whether a value is a finite number or any other present value."""
+    """Whether a value is present and, if it is a number, finite."""
     if value is None:
         return False
     return not (isinstance(value, float) and not math.isfinite(value)) and value is not pd.NaT and value is not pd.NA

@@ -23,7 +23,7 @@ LEAST_EFFECTIVE_PAIRS = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class EffectiveN:
-    """`n` steps carry the information of `effective` independent ones, at most n; `lag1`: their lag-1 correlation."""
+    """`n` steps carry the information of `effective` independent steps, at most n; `lag1`: lag-1 correlation."""
 
     n: int
     effective: float | None
@@ -34,9 +34,9 @@ class EffectiveN:
 def effective_n(values: npt.ArrayLike, *, robust: bool = True) -> EffectiveN:
     """Number of independent steps that a series is worth, by the initial monotone sequence estimator.
 
-    The estimator sums correlations in pairs while the pairs are positive, made decreasing: Geyer, Practical Markov
-    chain Monte Carlo, Statistical Science 7 (1992), section 3.3. `robust`: use normal scores (van der Waerden) in
-    place of the values, so that one slow step cannot hide the rest.
+    The estimator adds sums of two neighbouring correlations before the first sum that is not positive, and makes these
+    sums decreasing: Geyer, Practical Markov chain Monte Carlo, Statistical Science 7 (1992), section 3.3. `robust`: use
+    normal scores (van der Waerden) in place of the values, so that one slow step cannot hide the rest.
     """
     series, reason = ordered(values, least=LEAST_STEPS)
     n = series.size
@@ -97,7 +97,7 @@ def unbiased_lag1(rho: float, *, n: float, runs: int = 1, trend: bool = False) -
 
     `rho`: the usual estimate from series of `n` steps, mean over `runs`. Subtracting the mean biases it by
     -(1 + 4 rho) / n, subtracting a trend line (`trend`) by -(2 + 5 rho) / n: Kendall, Biometrika 41 (1954); Shaman &
-    Stine, JASA 83 (1988). One rho / n of each comes from the divisor n.
+    Stine, JASA 83 (1988). One rho / n of each bias comes from the divisor n.
     """
     if rho < 1.645 / np.sqrt(n * runs):
         return 0.0
@@ -148,7 +148,10 @@ def _no_share(first: Floats, second: Floats) -> str | None:
 
 
 def effective_pairs(first: Floats, second: Floats) -> float:
-    """Number of independent pairs, at most n; the sum stops at the first pair of products below 0 (Geyer's rule)."""
+    """Number of independent pairs of values, at most n, from the sum of the products of both autocorrelations.
+
+    The sum ends before the first two neighbouring products that together are not positive (Geyer's rule).
+    """
     products = acf(first)[1:] * acf(second)[1:]
     pairs = products[: products.size // 2 * 2].reshape(-1, 2).sum(axis=1)
     positive = pairs > 0

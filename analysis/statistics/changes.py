@@ -34,7 +34,7 @@ LIMITS: Mapping[int, tuple[float, ...]] = {
     50: (12.8, 16.8, 18.1, 19.1, 20.1, 21.9, 23.0, 24.2, 29.3, 36.9),
     100: (13.7, 18.2, 18.2, 19.6, 19.6, 21.5, 21.5, 22.4, 28.3, 33.8),
 }
-# Shorter phases are stalls. 5 % of the series from 60 points on.
+# Least points of a phase, and of either part of a shift: fewer slow points are stalls. From 60 points on, 5 % of all.
 LEAST_POINTS = 3
 LEAST_SHARE = 20
 # Points are clipped to this many robust standard deviations from the median, so that single slow steps make no phase.
@@ -46,15 +46,15 @@ TWO_ENDS = 4.0
 # Range of sizes of change that `visible` tries, in standard deviations, 5 % apart.
 VISIBLE_STDEVS = (0.3, 40.0)
 VISIBLE_SIZES = 100
-# White noise on top of slow waves lowers the lag-1 correlation, and with it the limit. If the residuals of a shift or
-# phase correlate over more lags than their lag 1 implies, then 20 to 39 means of neighbours must show the change too,
-# with at least this share of their own limit. For waves of lag 1 = 0.9 with as much white noise, this reduces false
-# changes from 23 % to 4 %.
+# White noise on top of slow waves lowers the lag-1 correlation, and therefore the limit. A second test is made if the
+# residuals of a shift or phase correlate over more lags than their lag 1 implies: 20 to 39 means of neighbouring points
+# are scanned, and their gain must exceed WAVE_SHARE of their limit. For waves of lag 1 = 0.9 with as much white noise,
+# the second test reduces false changes from 23 % to 4 %.
 WAVE_POINTS = 20
 WAVE_SHARE = 0.8
 # Values whose relative difference is below this are equal, up to rounding.
 SAME = 1e-12
-# With an estimate closer to 1, 100 points cannot show any change.
+# With an estimated lag-1 correlation closer to 1, 100 points cannot show any change.
 MOST_LAG1 = 0.98
 
 
@@ -70,9 +70,9 @@ class Shape(StrEnum):
 class Scan:
     """The change that raises the likelihood most. `gain`: twice the logarithm of the likelihood ratio.
 
-    `start` and `stop`: positions in the series of the later part of a shift or of a phase; the whole series for a line.
-    `stdev` and `lag1`: of the residuals; `limit`: gain that chance exceeds in 1 of 200 series. `is_wave`: the change
-    may be a slow wave whose correlation is hidden from `lag1` by white noise.
+    `start` and `stop` (excluded): positions of the phase, or of the later part of a shift, in the series; the whole
+    series for a line. `stdev` and `lag1`: of the residuals; `limit`: gain that chance exceeds in 1 of 200 series.
+    `is_wave`: the change may be a slow wave whose correlation white noise hides from `lag1`.
     """
 
     shape: Shape
@@ -219,6 +219,7 @@ def limit_of(points: int, *, lag1: float) -> float:
 def unbiased_after_change(lag1: float, *, n: int) -> float:
     """Bias-corrected lag-1 correlation of the residuals of a change.
 
-    Fitting one level biases it by -(1 + 3 lag1) / n (Kendall, Biometrika 41, 1954), fitting two by about twice that.
+    Fitting one level biases `lag1` by -(1 + 3 lag1) / n (Kendall, Biometrika 41, 1954), fitting two levels by about
+    twice as much.
     """
     return float(np.clip((n * lag1 + 2) / (n - 6), 0.0, MOST_LAG1))

@@ -30,10 +30,10 @@ from workload.contract.design import Contrast, Design, Run
 from workload.contract.text import counted
 
 ALPHA = 0.05
-# The usual convention (Cohen 1988): a difference of this size is missed 1 time in 5.
+# The usual convention (Cohen 1988): a test misses the smallest detectable difference 1 time in 5.
 POWER = 0.8
-# Grid on the standard normal distribution, with weights. It gives integrals to 5 digits, even with thousands of runs,
-# where the integrand rises within 0.03 standard errors.
+# Grid on the standard normal distribution, with weights. The grid gives integrals to 5 digits, even with thousands of
+# runs, where the integrand rises within 0.03 standard errors.
 POINTS = np.linspace(-8.5, 8.5, 601)
 WEIGHTS = np.exp(-(POINTS**2) / 2) / np.exp(-(POINTS**2) / 2).sum()
 # From this number of runs per side on, the t statistic hardly depends on the distribution of the runs.
@@ -48,7 +48,7 @@ SHARED_DEGREES = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """Difference of the means of logarithms, other less baseline, with standard error and its degrees of freedom."""
+    """Difference of the means of logarithms, other minus baseline, with standard error and its degrees of freedom."""
 
     value: float
     error: float
@@ -78,8 +78,8 @@ class WithinBlocks:
 
     `narrower`: width of the unpaired interval of the same runs over that of the paired one, on the scale of logarithms;
     below 1 if pairing made it wider. `shared`: number of configurations whose common scatter gives the interval; 0 if
-    only the differences of these runs do, because there are no other configurations, or because the `noisy` ones
-    scatter more than the others.
+    the interval comes from the differences of these runs alone, because there are no other configurations, or because
+    the configurations in `noisy` scatter more than the others.
     """
 
     blocks: int
@@ -209,7 +209,7 @@ def _shift_found(*, degrees: float, alpha: float) -> float:
     def missing(shift: float) -> float:
         return power_of(shift, degrees=degrees, alpha=alpha) - POWER
 
-    # Upper bound of the search: a shift that is certainly found, from the normal limits scaled by the tail of t.
+    # Upper bound of the search: a shift that the test certainly finds.
     certain = 10 + 10 * float(stdtrit(degrees, 1 - alpha / 2))
     return float(brentq(missing, 0.0, certain))
 
@@ -323,7 +323,7 @@ def _narrower(paired: Difference | None, first: Floats, second: Floats, *, level
     return widths[0] / widths[1]
 
 
-# --- several comparisons: a p-value of NaN was not tested, stays NaN, and is not counted
+# --- several comparisons: a p-value of NaN means "not tested", stays NaN, and is not counted as a comparison
 
 
 def holm(p_values: npt.ArrayLike) -> Floats:

@@ -24,8 +24,8 @@ from analysis.statistics.samples import (
 from analysis.statistics.stalls import outliers
 from workload.contract.text import counted
 
-# Normal score of a one-sided 80 % limit. With the estimate itself, 3 % of audits of slow noise report a difference;
-# with a 95 % limit, few real differences are found.
+# Normal score of a one-sided 80 % limit of the lag-1 correlation. With the estimate in place of the limit, 3 % of
+# audits of slow noise report a difference; with a 95 % limit, few real differences are found.
 UPPER_SCORE = 0.8416
 NO_MORE_THAN_STEPS = "runs differ no more than the steps within them explain"
 
@@ -120,7 +120,10 @@ def _parts(series: list[Floats]) -> _Parts:
 
 
 def _pooled_lag1(series: list[Floats]) -> float:
-    """Lag-1 correlation of the autoregression with the runs' pooled integrated time; one run estimates it badly."""
+    """Lag-1 correlation of an autoregression with the integrated autocorrelation time of all runs together.
+
+    A single run estimates this time badly.
+    """
     shortest = min(steps.size for steps in series)
     sizes = np.array([steps.size for steps in series], dtype=np.float64)
     pooled = np.average([acf(steps)[:shortest] for steps in series], axis=0, weights=sizes)

@@ -148,7 +148,7 @@ def _runs(runs: Sequence[PlacedRun], rest: _Stratum | None, *, level: float, los
     noises = np.array([run.noise for run in runs if run.noise is not None])
     if noises.size < n:
         value, interval = plain_stdev(rest.mean_square, rest.degrees, level=level)
-        estimate = Estimate(value=value, interval=interval, n=n, reason="the noise of steps within runs is part of it")
+        estimate = Estimate(value=value, interval=interval, n=n, reason="includes the noise of steps within runs")
     else:
         degrees = _satterthwaite([(run.noise or 0.0, run.noise_degrees) for run in runs])
         estimate = above_noise(

@@ -54,12 +54,12 @@ def over_runs(figures: npt.ArrayLike, *, level: float = LEVEL) -> Estimate:
 def over_blocks(figures: Sequence[float]) -> Estimate:
     """Geometric mean of one figure per block, in the order of the blocks, with the interval of `--until`.
 
-    The interval is valid although earlier blocks were tested before, and allows for correlated blocks. Raises
-    `ValueError` for fewer blocks than the first test needs.
+    The interval is valid although `--until` also tested the figures after fewer blocks, and allows for correlated
+    blocks. Raises `ValueError` for fewer blocks than the first test needs.
     """
     look = interval_at_look(single_contrast(figures), target=1.0)
     if look.blocks < FIRST_LOOK:
-        raise ValueError(f"{look.blocks} blocks: the rule looks at {FIRST_LOOK} or more")
+        raise ValueError(f"{look.blocks} blocks: an interval needs {FIRST_LOOK} or more")
     if look.low is None or look.high is None:
         return Estimate(value=look.value, n=look.blocks, reason=look.reason)
     interval = Interval(low=look.low, high=look.high, method=Method.BLOCKS)

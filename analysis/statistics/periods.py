@@ -26,8 +26,8 @@ LEAST_CONSISTENCY = 0.9
 class Period:
     """Odd steps: `phase`, `phase + period`, ... (from 0) take `ratio` times as long as the others, by medians.
 
-    `found`: chance would produce it in fewer than 1 of 1000 series (`p_value`, corrected for all tested periods and
-    phases), and 9 of 10 pairs agree (`consistency`). If it is False, the fields describe the best candidate.
+    `found`: chance produces such a pattern in fewer than 1 of 1000 series (`p_value`, corrected for all tested periods
+    and phases), and 9 of 10 pairs of steps agree (`consistency`). If False, the fields describe the best candidate.
     """
 
     n: int

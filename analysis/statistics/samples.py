@@ -18,8 +18,8 @@ Runs: TypeAlias = Sequence[npt.ArrayLike]
 
 LEVEL = 0.95
 LEAST_FOR_SPREAD = 2
-# Fewest runs or blocks for an interval: with two it extends 13 standard errors to either side, and their spread is
-# known to a factor of 30.
+# Fewest runs or blocks for an interval. An interval from two would extend 13 standard errors to either side, because
+# two figures estimate a spread only to a factor of 30.
 LEAST_REPLICATES = 3
 # 1 / Phi^-1(3/4): factor from the median absolute deviation of a normal sample to its standard deviation.
 MAD_TO_STDEV = 1.4826022185056018
@@ -103,7 +103,7 @@ def finite(values: npt.ArrayLike) -> tuple[Floats, int]:
 
 
 def ordered(values: npt.ArrayLike, *, least: int) -> tuple[Floats, str | None]:
-    """Finite values of a series, and the reason if its order cannot be analysed: gaps, fewer than `least`, constant."""
+    """Finite values, and a reason not to analyse their order, or None: gaps, fewer than `least` values, all equal."""
     kept, dropped = finite(values)
     if dropped:
         total = kept.size + dropped

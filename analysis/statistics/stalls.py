@@ -10,7 +10,7 @@ from analysis.statistics.samples import LEAST_FOR_SPREAD, Floats, Mask, finite, 
 # 1 in 1.7 million values of a normal sample lies beyond 5 standard deviations. Step times have heavier tails: with 3,
 # a per cent of a good run's steps would be outliers.
 OUTLIER_STDEVS = 5.0
-# A stall is longer than 1.5 x the median and an outlier: no noise of a clock.
+# A stall is an outlier above 1.5 x the median, which is more than the noise of a clock.
 STALL_RATIO = 1.5
 # Two or more outliers need a smaller ratio than one. If 3 % of the steps are outliers by nature, fewer than 1 in 200
 # runs of 20 steps have two steps above this ratio that together cost 1 % of the throughput.
@@ -25,14 +25,14 @@ SPEEDS_APART = 7.0
 SPEEDS_GAP = 0.3
 # Times whose relative difference is below this are equal, because sums of squares are not more accurate.
 SAME = 1e-6
-# Chance makes groups of fewer steps; such steps may be stalls.
+# A group of fewer steps may be chance or stalls.
 LEAST_AT_A_SPEED = 3
 
 
 def outliers(values: npt.ArrayLike) -> Mask:
     """Mask of the values beyond the median +- 5 robust standard deviations (Hampel's identifier).
 
-    False for values that are not finite, and for all if fewer than two are.
+    False for values that are not finite. All False if fewer than two values are finite.
     """
     array = np.atleast_1d(np.asarray(values, dtype=np.float64))
     kept, _ = finite(array)

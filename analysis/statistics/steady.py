@@ -11,9 +11,9 @@ from analysis.statistics.stalls import OUTLIER_STDEVS, Stalls, stalls
 from analysis.statistics.trend import Drift, drift, slows_down
 from workload.contract.text import percent, signed_percent
 
-# Default number of measured steps of a CPU run.
+# Least steps to judge a run: the default number of measured steps of a CPU run.
 LEAST_STEPS = 20
-# Enough for a scan after one or two first steps were removed.
+# Least steps of a scan: LEAST_STEPS without the one or two first steps that may be removed.
 LEAST_SCANNED = 18
 # A smaller relative change does not affect a decision between machines, even if it is certain.
 TOLERANCE = 0.01
@@ -74,7 +74,7 @@ class SteadyState:
 
     @property
     def unseen(self) -> str | None:
-        """Sentence on the changes that may have been missed; None if only those up to 5 %."""
+        """Sentence on the changes that may have been missed; None if they are at most 5 %, or unknown."""
         if self.visible is None or self.visible <= WANTED_VISIBLE:
             return None
         return f"a change of less than {percent(self.visible)} over a fifth of the run cannot be seen in {self.n} steps"

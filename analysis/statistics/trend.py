@@ -28,7 +28,10 @@ SAME = 1e-12
 
 @dataclass(frozen=True, kw_only=True)
 class Drift:
-    """Trend of a series. `slope`, `interval`: unit of the values per step; `change`: over the series / its median."""
+    """Trend of a series. `slope` and `interval`: in the unit of the values per step; `effective`: independent steps.
+
+    `change`: change over the whole series, as a fraction of its median.
+    """
 
     n: int
     slope: float | None

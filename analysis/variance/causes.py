@@ -30,7 +30,7 @@ LEAST_ALONG = 0.5
 LEAST_SAMPLES_APART = 2
 # A smaller share of the variation is not reported, however certain.
 LEAST_SHARE = 0.1
-# Least share of samples: a single sample of one second does not characterize a run.
+# A reason is reported from this share of the samples on: a single sample of one second does not characterize a run.
 LEAST_HELD = 0.05
 # The precision of the wall time: docs/architecture.md, "Rules of measuring".
 LEAST_TIME_SHARE = 0.02
@@ -109,9 +109,9 @@ COVARIATES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Cause:
-    """A cause of a run; `share_explained`: fraction of `share_of` with its interval, None if unknown.
+    """A cause of a slow or uneven run; `share_explained`: fraction of `share_of`, with its interval, None if unknown.
 
-    `is_fault`: cure it before comparing the run.
+    `is_fault`: whether the cause must be removed before the run is compared with others.
     """
 
     cause: str
@@ -152,7 +152,7 @@ def of_run(case: Case) -> Iterator[Cause]:
 
 
 def held_reasons(case: Case) -> dict[Reason, float]:
-    """Share of the samples in the measured region in which each reason held the GPU's clock down, if not rare."""
+    """Share of samples in the measured region with a clock held down, by reason; rare reasons are left out."""
     _, masks = case.samples("clock_event_reasons")
     if not masks.size:
         return {}
@@ -196,7 +196,7 @@ def _followed(case: Case, covariate: Covariate) -> Iterator[Cause]:
 
 
 def _moved_along(case: Case, covariate: Covariate, at: Floats, values: Floats, slow_steps: Mask) -> Iterator[Cause]:
-    """A clock that is lower during the slow steps of a run whose speed changed; the audit reports that change.
+    """A clock that is lower during the slow steps of a run whose speed changed; the audit reports the change of speed.
 
     A correlation cannot show this cause: two levels count as two independent pairs, however many steps there are.
     """
@@ -351,7 +351,7 @@ def _retries(case: Case) -> Iterator[Cause]:
         )
 
 
-# --- over batch sizes
+# --- comparison of batch sizes
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,9 +24,9 @@ from workload.contract.verdict import Bound
 
 MOST_SENTENCES = 5
 MOST_MODELS = 2
-# Most errors that are named here; the section of the audit lists all.
+# Maximum number of errors that the answer quotes; the audit's section lists all.
 MOST_ERRORS = 2
-# Most kernel families of a profile that are named.
+# Maximum number of kernel families that the answer names per profile.
 MOST_FAMILIES = 3
 KEYS = ("env", "task", "variant", "batch_size")
 # Ratio of peak memory from which memory counts as a cost of a setting.
@@ -105,7 +105,10 @@ def _effect(contrast: Contrast) -> float:
 
 
 def _worthwhile(evidence: ReportEvidence, contrasts: Sequence[Contrast]) -> Sequence[Contrast]:
-    """Contrasts without batch sizes whose gain over the next smaller one is uncertain, unless none would remain."""
+    """Contrasts, without those of batch sizes that have no certain gain over the next smaller size.
+
+    All contrasts are returned if none would remain.
+    """
     if contrasts[0].fact != "batch_size":
         return contrasts
     below = [(_steps(evidence, contrast)[0], contrast) for contrast in contrasts]
@@ -113,7 +116,7 @@ def _worthwhile(evidence: ReportEvidence, contrasts: Sequence[Contrast]) -> Sequ
 
 
 def _change(evidence: ReportEvidence, top: Contrast, *others: Contrast) -> str:
-    """Sentence on the largest effect of a setting, and on its effect on `others`, models with the same best value."""
+    """Sentence on the largest effect of a setting (`top`), and on models with the same best value (`others`)."""
     winner, loser = top.by_speed
     value = value_text(top.fact, winner.value)
     setting = f"on {value}" if top.fact == "place" else f"with {label(top.fact)} {value}"
@@ -133,7 +136,7 @@ def _configuration(evidence: ReportEvidence, contrast: Contrast) -> str:
 
 
 def _neighbours(evidence: ReportEvidence, top: Contrast) -> Iterator[str]:
-    """Words on whether the step to the best batch size pays, and whether the next larger one does."""
+    """Words on the gain of the best batch size over the next smaller one, and of the next larger one over the best."""
     if top.fact != "batch_size":
         return
     below, above = _steps(evidence, top)
@@ -164,7 +167,7 @@ def _step(contrast: Contrast) -> str:
     step = f"the step from {contrast.pair.left.value:g} to {contrast.pair.right.value:g}"
     if not contrast.is_certain:
         return f"no certain gain by {step}"
-    return f"{step} {f'still pays {plain(contrast.effect, 3)} x' if contrast.grows else 'makes it slower'}"
+    return f"{step} {f'still gives {plain(contrast.effect, 3)} x' if contrast.grows else 'makes it slower'}"
 
 
 def _memory(winner: Side, loser: Side) -> Iterator[str]:
@@ -236,12 +239,12 @@ def _limit(row: Mapping[str, Any]) -> Iterator[str]:
     why = f": {row['bound_why']}" if words.is_known(row["bound_why"]) else ""
     if not words.is_known(row["bound"]):
         if why:
-            yield f"what limits it is not known{why}"
+            yield f"the limit of the step is unknown{why}"
     elif ", " in row["bound"]:
         # With several verdicts, the reason would be that of one run only.
-        yield f"its runs disagree about what limits it: {row['bound']}"
+        yield f"the runs disagree about what limits the step: {row['bound']}"
     elif row["bound"] == Bound.NEITHER:
-        yield f"neither compute nor memory limits it{why}"
+        yield f"neither compute nor memory limits the step{why}"
     else:
         yield f"limited by {row['bound']}{why}"
 
@@ -285,10 +288,7 @@ def _kernel_shares(evidence: ReportEvidence) -> dict[tuple[Any, ...], str]:
     for row in rows_of(profiles.sort_values("share_of_time", ascending=False) if len(profiles) else profiles):
         share = f"{row['family']} {words.percent(row['share_of_time'])}"
         shares[tuple(row[name] for name in KEYS)].append(share)
-    return {
-        key: f"most time of its kernels goes to {', '.join(families[:MOST_FAMILIES])}"
-        for key, families in shares.items()
-    }
+    return {key: f"most kernel time goes to {', '.join(families[:MOST_FAMILIES])}" for key, families in shares.items()}
 
 
 # --- cost, repeats

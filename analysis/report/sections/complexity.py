@@ -62,7 +62,7 @@ def section(evidence: ReportEvidence) -> Section:
 
 
 def _traced(runs: pd.DataFrame) -> pd.DataFrame:
-    """Runs of imported traces with shapes."""
+    """Runs that were imported from traces with tensor shapes."""
     return runs[runs["traced_busy_s"].notna() & runs["train_flop_per_step"].notna()]
 
 
@@ -93,7 +93,8 @@ def _steps(evidence: ReportEvidence) -> list[Block]:
         intensity = words.between(words.quotient(flop, high), words.quotient(flop, low))
         rows.append(row | {"intensity": intensity})
     caption = (
-        "Work per step: FLOP by formula; bytes modelled, from each tensor moved once to every operation using memory"
+        "Work per step: FLOP by formula; bytes modelled (least if each tensor is moved once, most if every operation "
+        "reads and writes memory)"
     )
     return [words.table(caption, STEPS, rows)] if rows else []
 

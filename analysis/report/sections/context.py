@@ -32,7 +32,7 @@ TIMED = (
     "Warm-up steps are recorded and kept apart. The device is synchronised at both ends of the measured "
     "region{events}. {rate} is measured {unit} over measured wall time, never a mean of rates."
 )
-EVENTS = "; inside it CUDA steps are timed with events"
+EVENTS = "; inside the region, CUDA steps are timed with events"
 POOLED = (
     "The replicate is the run: medians over runs, 95 % intervals from runs (Student's t on logarithms below 6 "
     "runs, order statistics from there on). Runs whose device, driver, torch, image digest, precision or "
@@ -110,7 +110,8 @@ ENVIRONMENTS = (
 # A run with at least this many steps has met the conditions of a long training.
 MANY_STEPS = 1000
 FEW_STEPS = (
-    "At most {steps} measured steps per run: a long training also has heat, other users of the machine and other data."
+    "At most {steps} measured steps per run: a long training also depends on heat, other users of the machine and "
+    "other data."
 )
 SYNTHETIC = "Synthetic data need no disk: these runs say nothing about input pipelines."
 PRICES = (
@@ -119,8 +120,8 @@ PRICES = (
 )
 LIMITS = (
     (
-        "Modelled bytes are an interval, from each tensor moved once to every operation using memory. "
-        "Caches decide where in this interval a step lies; only counters can measure it."
+        "Modelled bytes are an interval: the fewest if each tensor is moved once, the most if every operation reads "
+        "and writes memory. Caches decide where in this interval a step lies; only counters can measure its bytes."
     ),
     (
         "FLOP by formula include matrix products and convolutions. Counters also include element-wise work "
@@ -202,7 +203,7 @@ def _range(values: "pd.Series[Any]") -> str:
 
 
 def environment(evidence: ReportEvidence) -> Section:
-    """The section of environments: a row per environment and set of software (table D of the report)."""
+    """The section of environments: a table with a row per environment and set of software."""
     runs = evidence.material.every
     distinct = runs.groupby(list(SOFTWARE_FACTS), dropna=False, sort=False).size().reset_index(name="runs")
     storage = _storage(evidence, runs)

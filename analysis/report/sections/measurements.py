@@ -15,7 +15,7 @@ from analysis.report.evidence import ReportEvidence
 from workload.contract.tables import Column, Role
 from workload.contract.text import counted
 
-# Most pairs of one fact; `analyze compare` prints all.
+# Maximum number of pairs of one fact in the table; `analyze compare` prints all.
 MOST_PAIRS = 100
 SUMMARY = (
     *words.facts(env="environment", task="model", precision="precision"),
@@ -167,7 +167,8 @@ def _between(evidence: ReportEvidence) -> list[Block]:
     rows = [row | {"interval": _share_interval(row, "cov_between")} for row in rows_of(known)]
     caption = (
         "Coefficient of variation (CoV) of step times: between the runs of a configuration, and within a run. "
-        "Independent steps: as many would be as informative as all steps, of which neighbours are alike"
+        "Independent steps: the number of independent steps that would be as informative as all steps, because "
+        "neighbouring steps are alike"
     )
     return [words.table(caption, BETWEEN, rows)] if rows else []
 

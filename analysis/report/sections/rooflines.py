@@ -52,7 +52,7 @@ OPERATORS = (
     Column(name="note", heading="note", role=Role.FACT),
 )
 OF_OPERATORS = (
-    "Operators by torch.profiler, per step: self time on the CPU, without that of the operators which each one calls; "
+    "Operators by torch.profiler, per step: self time on the CPU, without the time of called operators; "
     "the profiler slows down small operators most"
 )
 OF_KERNELS = "Kernels by torch.profiler, per step: their time on the GPU"
@@ -69,9 +69,9 @@ ATTRIBUTED = (
     Column(name="note", heading="note", role=Role.FACT),
 )
 OF_TRACES = (
-    "Operators of imported traces, per step: their own time on a CPU, on a GPU that of the kernels which "
-    "they launched; FLOP by formula from the recorded shapes; bytes modelled from each tensor moved once to "
-    "each operator using memory; unattributed work has neither"
+    "Operators of imported traces, per step. Time: on a CPU the operator's own time, on a GPU the time of the kernels "
+    "that it launched. FLOP: by formula, from the recorded shapes. Bytes: modelled, least if each tensor is moved "
+    "once, most if each operator reads and writes memory. Unattributed work has neither FLOP nor bytes"
 )
 
 

@@ -42,7 +42,7 @@ def test_calibration_unverified(tmp_path: Path, *, verified: bool | None, broken
     }
     record = {"profile": {"checks": {"calibration": calibration}}}
     case = run(calibration_verified=verified, record=record)
-    expected = ["counters against products of known size: fp16 0.25 x, bf16 not counted"] if broken else []
+    expected = ["counted over true FLOP of products of known size: fp16 0.25 x, bf16 not counted"] if broken else []
 
     assert figures(case, rule="calibration unverified", folder=tmp_path) == expected
 
@@ -113,7 +113,7 @@ CASES: Cases = {
         "fp32 kernels": (profiled(CONVOLUTION, WGRAD), []),
         "kernels named for tensor cores": (
             profiled(TENSOR, TENSOR, WGRAD),
-            [f"2 launches of kernels for tensor cores, as {TENSOR}"],
+            [f"2 launches of kernels for tensor cores, for example {TENSOR}"],
         ),
         "tf32 says so": (profiled(TENSOR, WGRAD, precision="tf32"), []),
         "only in our own calibration": (
@@ -135,7 +135,7 @@ CASES: Cases = {
         ),
         "amp without tensor cores": (
             run(precision="amp", counted_flop_per_step=1e9, counted_tensor_flop_per_step=0.0),
-            ["amp, and no FLOP of tensor cores among 1 GFLOP per step"],
+            ["amp, but no FLOP of tensor cores among 1 GFLOP counted per step"],
         ),
         "amp": (run(precision="amp", counted_flop_per_step=1e9, counted_tensor_flop_per_step=9e8), []),
     },

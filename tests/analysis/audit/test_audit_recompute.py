@@ -42,7 +42,7 @@ def test_parts_must_add_up(tmp_path: Path) -> None:
 
     together = float(cells[6]) + float(cells[7]) + 1e-7
     assert finding.figure == (
-        f"1 of 110 steps, as step 19: forward, backward and optimizer take {together:.6g} s together, step_s is"
+        f"1 of 110 steps; in step 19, forward, backward and optimizer take {together:.6g} s together, but step_s is"
         f" {float(cells[3]):.6g}"
     )
 

@@ -108,7 +108,7 @@ def test_a_configuration_that_scatters_more_than_the_others_does_not_hide() -> N
             (1.03, 1.03, 1.21),
             (1.03 * 1.03 * 1.21) ** (1 / 3),
             (
-                r"it depends on the other options \(p = [0-9.e-]+\), from 1\.03 x for model resnet\d+ "
+                r"the ratio depends on the other options \(p = [0-9.e-]+\), from 1\.03 x for model resnet\d+ "
                 r"to 1\.21 x for model vgg11"
             ),
         ),
@@ -274,4 +274,4 @@ def test_a_block_that_a_second_machine_finished_is_two() -> None:
         "Welch t over runs, variances partly shared "
         "(88 % in place of 95 % if 3 runs of one side scatter 4 times as much as 10 of the other)"
     )
-    assert row["note"] == "on local-cuda; fewer than 2 blocks have both sides: not paired"
+    assert row["note"] == "on local-cuda; not paired: fewer than 2 blocks have runs of both sides"

@@ -145,7 +145,7 @@ CASES = {
     ),
     "too many runs": Case(
         figure="variance_fixed_config",
-        words=f"Of more than {MOST_RUNS} runs, only this number is drawn",
+        words=f"Of an environment's runs, at most {MOST_RUNS} are drawn",
         true=lambda: own(tuple(100 + number / 100 for number in range(MOST_RUNS + 1))),
         false=own,
     ),

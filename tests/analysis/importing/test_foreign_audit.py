@@ -315,7 +315,7 @@ COUNTED: dict[str, tuple[str, str | None, list[str], list[str]]] = {
     "amp, and nothing counts tensor cores": (
         profile(flop=STEP),
         "amp",
-        ["amp, and nothing in the file counts tensor cores"],
+        ["amp, but the file has no count of work on tensor cores"],
         [],
     ),
 }

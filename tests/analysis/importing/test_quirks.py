@@ -79,7 +79,7 @@ def findings(runs: Results) -> ByRuleAndFile:
         (
             "unsynchronised timing",
             UNSYNCHRONISED,
-            "every 10th step from 1 on: the timer reads 40 % of the other steps, the time stamps 100 %",
+            "every 10th step from 1 on: 40 % of the other steps' time by the timer, 100 % by the time stamps",
         ),
         # By hand: 0.9 x 320 + 0.1 x 800 without the first row's 320, against 64 images in 0.202 s.
         (
@@ -98,7 +98,7 @@ def findings(runs: Results) -> ByRuleAndFile:
         (
             "scattered steps",
             SPILLING,
-            "5 % to 95 % of the steps take 2.34 to 12 s: 5.1 x (1.59 to 12.3 s in all; the timer says 1.11 to 8.63 s)",
+            "the middle 90 % of steps take 2.34 to 12 s: 5.1 x (1.59 to 12.3 s in all; 1.11 to 8.63 s by the timer)",
         ),
         ("labels disagree", OUTSIDE, "the place 'labC' stands for 2 devices: rtx3090 (2), t4 (1)"),
         ("no backward kernels", LONG_NVTX, "3 launches, but no kernel that occurs only in a backward pass"),

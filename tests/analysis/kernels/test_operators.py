@@ -104,7 +104,7 @@ def test_the_report_has_the_operators(tmp_path: Path) -> None:
     on_cpu, on_gpu = part.blocks
     assert isinstance(on_cpu, Table)
     assert isinstance(on_gpu, Table)
-    assert on_cpu.caption.startswith("Operators by torch.profiler, per step: self time on the CPU, without that of")
+    assert on_cpu.caption.startswith("Operators by torch.profiler, per step: self time on the CPU, without the time of")
     assert on_gpu.caption.startswith("Kernels by torch.profiler, per step: their time on the GPU;")
     headings = [heading.text for heading in on_cpu.headings]
     assert headings == [

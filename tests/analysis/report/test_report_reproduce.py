@@ -65,7 +65,7 @@ def read(document: dict[str, Any]) -> Record:
         (
             {"backend": "gcp", "device": {"name": 4}, "cloud": "no"},
             RunSpec(),
-            "# it ran on Compute Engine, on a GPU whose name is not in its bundle",
+            "# measured on Compute Engine, on a GPU that the bundle does not name",
         ),
         (
             {"backend": "slurm"},
@@ -97,7 +97,7 @@ def test_a_run_on_compute_engine_is_repeated_on_the_same_gpu_with_a_machine_that
         grammar.check(line)
         assert offer.default_machine_type in offer.machine_types
     ambiguous = {"backend": "gcp", "device": {"name": "A100"}}
-    assert reproduce.command(read({"environment": ambiguous})).startswith("# it ran on Compute Engine, on a GPU whose")
+    assert reproduce.command(read({"environment": ambiguous})).startswith("# measured on Compute Engine, on a GPU that")
 
 
 def test_what_was_said_of_an_import_is_said_again() -> None:
@@ -136,8 +136,8 @@ def test_a_command_gives_the_same_spec_back(evidence: ReportEvidence) -> None:
             "analyze import ncu.csv --model 'resnet 50' --batch-size 64 --gpu 'Tesla T4' --profile-steps 4",
         ),
         ({"imported": {}}, "analyze import FILE"),
-        ({"spec": {"precision": "fp7"}}, "# its spec cannot be read"),
-        ({"spec": {"workers": 1.5}}, "# its spec cannot be read"),
+        ({"spec": {"precision": "fp7"}}, "# the spec in the bundle cannot be read"),
+        ({"spec": {"workers": 1.5}}, "# the spec in the bundle cannot be read"),
     ],
 )
 def test_what_no_command_started_says_so(record: dict[str, Any], line: str) -> None:

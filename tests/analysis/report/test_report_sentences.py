@@ -64,7 +64,7 @@ CASES = {
     ),
     "the last step pays": Case(
         section=answer.section,
-        words="; the step from 32 to 64 still pays .* x; no larger batch was measured",
+        words="; the step from 32 to 64 still gives .* x; no larger batch was measured",
         true=lambda: batches(100.0, 120.0, 150.0),
         false=lambda: batches(100.0, 120.0, 110.0),
         instead="with batch size 32: .*; the step from 32 to 64 makes it slower",
@@ -115,17 +115,17 @@ CASES = {
         words=r"; limited by compute: 60 %\.$",
         true=with_roofs,
         false=lambda: own(**ROOFS | {"bound": "neither", "bound_why": "below half"}),
-        instead=r"; neither compute nor memory limits it: below half\.$",
+        instead=r"; neither compute nor memory limits the step: below half\.$",
     ),
     "why no limit is known": Case(
         section=answer.section,
-        words="; what limits it is not known: the run reached 150 %",
+        words="; the limit of the step is unknown: the run reached 150 %",
         true=lambda: own(bound_why="the run reached 150 % of the ceiling"),
         false=own,
     ),
     "runs that do not agree": Case(
         section=answer.section,
-        words=r"; its runs disagree about what limits it: compute 2, memory 1\.",
+        words=r"; the runs disagree about what limits the step: compute 2, memory 1\.",
         true=lambda: [
             one | {"bound": bound, "bound_why": "w"}
             for one, bound in zip(own(), ("compute", "compute", "memory"), strict=True)
@@ -147,7 +147,7 @@ CASES = {
     ),
     "profiles alone": Case(
         section=answer.section,
-        words="^resnet18, batch 32, fp32 on .*, profiled: most time of its kernels goes to ",
+        words="^resnet18, batch 32, fp32 on .*, profiled: most kernel time goes to ",
         true=profile_alone,
         false=lambda: [*profile_alone(), *own()],
     ),
@@ -172,14 +172,14 @@ CASES = {
     # --- method
     "how ours are timed": Case(
         section=context.method,
-        words="inside it CUDA steps are timed with events",
+        words="inside the region, CUDA steps are timed with events",
         true=own,
         false=lambda: own(imported=True),
         instead="came from other people's files",
     ),
     "events on a CPU": Case(
         section=context.method,
-        words="at both ends of the measured region; inside it",
+        words="at both ends of the measured region; inside the region",
         true=own,
         false=lambda: own(**CPU),
         instead=r"at both ends of the measured region\. ",
@@ -249,7 +249,7 @@ CASES = {
     # --- limits, audit
     "few steps": Case(
         section=context.limits,
-        words="At most 20 measured steps per run: a long training also has heat",
+        words="At most 20 measured steps per run: a long training also depends on heat",
         true=own,
         false=lambda: [run("long", steps=[0.1, 0.101] * 600, path="/nowhere")],
     ),
@@ -339,8 +339,8 @@ NOT_HERE = {
     "Not in the tables (",
     "The words of this page",
     (
-        "Operators by torch.profiler, per step: self time on the CPU, without that of the operators which each one "
-        "calls; the profiler slows down small operators most"
+        "Operators by torch.profiler, per step: self time on the CPU, without the time of called "
+        "operators; the profiler slows down small operators most"
     ),
     "Kernels by torch.profiler, per step: their time on the GPU",
     rooflines.OF_TRACES,

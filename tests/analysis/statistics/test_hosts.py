@@ -32,7 +32,7 @@ def test_a_full_grid_as_textbooks_have_it() -> None:
     by_run = float((rest**2).sum() / 6)
     assert (split.runs, split.hosts, split.zones) == (12, 4, 1)
     assert split.between_runs.value == pytest.approx(math.sqrt(by_run))
-    assert split.between_runs.reason == "the noise of steps within runs is part of it"
+    assert split.between_runs.reason == "includes the noise of steps within runs"
     assert split.between_hosts.value == pytest.approx(math.sqrt(max(0.0, by_host - by_run) / 3))
     interval = split.between_hosts.interval
     assert interval is not None
@@ -102,7 +102,7 @@ def one_configuration(hosts: Sequence[str | None], zones: Sequence[str] = ()) ->
         ),
         pytest.param(
             one_configuration(["a", "a", "a"]),
-            "the noise of steps within runs is part of it",
+            "includes the noise of steps within runs",
             "unknown: 1 host",
             "unknown: 1 zone",
             id="one host",
@@ -116,7 +116,7 @@ def one_configuration(hosts: Sequence[str | None], zones: Sequence[str] = ()) ->
         ),
         pytest.param(
             one_configuration(["a", "a", "b", "b"], ["x", "x", "y", "y"]),
-            "the noise of steps within runs is part of it",
+            "includes the noise of steps within runs",
             "unknown: one host in each zone, or hosts and configurations coincide",
             "unknown: one host in each zone, so zones and hosts cannot be separated",
             id="one host a zone",
