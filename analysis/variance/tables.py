@@ -219,7 +219,8 @@ def machines(results: Tables) -> pd.DataFrame:
     """A row per place and software, over all configurations, columns as in `MACHINE_COLUMNS`; only runs on known hosts.
 
     `cov_*`: standard deviation of the logarithm of images/s, so a fraction. `first_ratio`: throughput of the first run
-    of a block over that of later ones. `place_ratio`: factor from each later position in the block to the next.
+    of a block over that of later ones. `place_ratio` (of positions, not of
+    locations): factor from each later position in the block to the next.
     """
     wanted = set(measured(results.runs)["run_id"])
     groups: dict[tuple[Any, ...], list[Case]] = defaultdict(list)
@@ -245,7 +246,7 @@ def _machine(runs: Sequence[Case]) -> dict[str, Any]:
         **split.between_hosts.columns("cov_hosts"),
         **split.between_zones.columns("cov_zones"),
         **order.first.columns("first_ratio"),
-        **order.per_place.columns("place_ratio"),
+        **order.per_position.columns("place_ratio"),
         "p_order": order.p_value,
         "note": joined(
             f"{name}: {reason}"

@@ -136,7 +136,14 @@ class SlurmPlan:
 
 
 def make_plan(
-    resolved: Resolved, options: Options, cluster: Cluster, node: NodeSoftware, *, now: datetime, token: str, task: Task | None
+    resolved: Resolved,
+    options: Options,
+    cluster: Cluster,
+    node: NodeSoftware,
+    *,
+    now: datetime,
+    token: str,
+    task: Task | None,
 ) -> SlurmPlan:
     """Make the draft, before the cluster is contacted. Raises `UsageError` for invalid options."""
     spec, partitions = resolved.spec, (options.partition or "").split(",")
