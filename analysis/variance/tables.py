@@ -130,8 +130,9 @@ def table(results: Tables, part: str) -> pd.DataFrame:
 def within(results: Tables) -> pd.DataFrame:
     """A row per run with measured steps, columns as in `WITHIN_COLUMNS`; CoV, drift and its interval are fractions.
 
-    `effective_steps`: number of independent steps that the run is worth. `warmup_steps`: first measured steps that are
-    slower than the rest. `drift`: change over the steps after these. `period_steps`: None if no period was found.
+    `effective_steps`, headed "worth steps": number of independent steps that the run is worth. `warmup_steps`: first
+    measured steps that are slower than the rest. `drift`: change over the steps after these. `period_steps`: None if no
+    period was found.
     """
     lines = [_within(case) for case in cases(results) if np.isfinite(case.step_s).any()]
     return pd.DataFrame(lines, columns=[column.name for column in WITHIN_COLUMNS])
