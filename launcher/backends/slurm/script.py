@@ -26,8 +26,8 @@ PROBE = (
 class NodeSoftware:
     """Software on a compute node; `root`: our folder, absolute or below the user's home (`~/…`).
 
-    `code`: name of our code's version in it; `guest`: our copy of guest.py, which the job copies to
-    landlord.py; `apptainer`: the program, called `singularity` on older clusters.
+    `code`: name of our code's version in it; `guest`: guest.py in our folder, which tells the agent about Slurm
+    and which the job copies to landlord.py. `apptainer`: the program, called `singularity` on older clusters.
     """
 
     root: str
