@@ -9,15 +9,15 @@ from pathlib import Path
 from analysis.audit.rule import AuditEvidence, Hit, Rule, Severity, each_case
 from analysis.loading.cases import Case
 from analysis.variance.causes import (
-    LEAST_HELD,
+    LEAST_CLOCK_LOWERED,
     LEAST_TIME_SHARE,
     SPILL_RATIO,
     Reason,
     capped_by_design,
     cgroup_throttled,
+    clock_reasons,
     competed,
     competition_words,
-    held_reasons,
     spills,
     steal,
 )
@@ -26,7 +26,8 @@ from workload.contract.text import cpu_share, percent
 from workload.contract.verdict import COMPETED_SHARE, LEAST_WAITED_CPUS, LEAST_WAITED_SHARE
 
 _VARIABLES = Path(__file__).with_name("debug_variables.toml")
-# If the power cap lowers the clock for less than half of the run, only peaks of the run's own power reach the cap.
+# If the cap lowers the clock in less than half of the samples, only the run's own peaks of power reach it: that is
+# normal.
 LEAST_CAPPED = 0.5
 
 
@@ -51,7 +52,7 @@ def variables() -> Mapping[str, Variable]:
 
 
 def throttled(case: Case) -> str | None:
-    shares = {reason: share for reason, share in held_reasons(case).items() if reason is not Reason.POWER_CAP}
+    shares = {reason: share for reason, share in clock_reasons(case).items() if reason is not Reason.POWER_CAP}
     if not shares:
         return None
     _, temperatures = case.samples("temperature_c")
@@ -60,7 +61,7 @@ def throttled(case: Case) -> str | None:
 
 
 def power_capped(case: Case) -> str | None:
-    share = held_reasons(case).get(Reason.POWER_CAP, 0.0)
+    share = clock_reasons(case).get(Reason.POWER_CAP, 0.0)
     if share < LEAST_CAPPED or capped_by_design(case):
         return None
     _, watts = case.samples("power_w")
@@ -86,7 +87,7 @@ def competing(case: Case) -> str | None:
     return f"{got} in the {percent(1 - waits)} of the time in which it did not wait for data"
 
 
-def held_back(case: Case) -> str | None:
+def cpu_time_taken(case: Case) -> str | None:
     """Shares of CPU time withheld by a quota or by the hypervisor."""
     parts = {"a CPU quota": cgroup_throttled(case), "other virtual machines (steal)": steal(case)}
     losses = [f"{percent(share, decimals=1)} of the CPU time went to {what}" for what, share in parts.items() if share]
@@ -121,8 +122,9 @@ RULES = (
     Rule(
         name="throttling",
         severity=Severity.WARNING,
-        threshold=f"thermal limit, hardware slowdown and power brake in less than {percent(LEAST_HELD)} of the samples "
-        "each, because a lowered clock is no permanent property of the machine",
+        threshold="thermal limit, hardware slowdown and power brake in less than "
+        f"{percent(LEAST_CLOCK_LOWERED)} of the samples each, because "
+        "a lowered clock is no permanent property of the machine",
         why="the run measured the cooling or the power supply: a longer or shorter run would give other figures",
         cure="improve the cooling, warm up until the temperature is stable, or lock a clock that the device can keep",
         check=each_case(throttled),
@@ -163,7 +165,7 @@ RULES = (
         "because wall times are not more accurate than that",
         why="a container's limit, or another virtual machine on the host, decides the speed",
         cure="give the container as many --cpus as threads, or no limit; use a machine type without shared CPUs",
-        check=each_case(held_back),
+        check=each_case(cpu_time_taken),
     ),
     Rule(
         name="debug variables",

@@ -111,11 +111,11 @@ def _notes(
             f"not compared: {counted(len(pairing.alone), 'run')} without a matching run on the other side: "
             f"{first_names(pairing.alone, SHOWN_RUNS)}"
         )
-    if pairing.unpaired:
+    if pairing.without_other_value:
         yield (
-            f"not compared: {counted(len(pairing.unpaired), 'run')} that "
+            f"not compared: {counted(len(pairing.without_other_value), 'run')} that "
             f"{'no other differs from' if baseline is None else 'do not differ from the baseline'} in "
-            f"{label(pairing.by)} alone: {first_names(pairing.unpaired, SHOWN_RUNS)}"
+            f"{label(pairing.by)} alone: {first_names(pairing.without_other_value, SHOWN_RUNS)}"
         )
 
     yield from positions(pairing)

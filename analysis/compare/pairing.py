@@ -109,17 +109,19 @@ class Pair:
 class Pairing:
     """All pairs that differ in `by`. `mixed`: facts in which runs of one side differ, so that they form several pools.
 
-    `alone`: runs without a counterpart on the other side; `unpaired`: runs from which no other run (or no run of the
-    baseline) differs in `by` alone. `also`: other facts to compare these runs by, if the user named no fact.
-    `baselines`: values that the others were compared with, if not all pairs were made. `runs`: all measured runs,
-    compared or not; `pooled`: facts in which runs of one configuration may differ.
+    `alone`: runs whose group has another value of `by` too, but not in a matching pool, for example only with another
+    driver. `without_other_value`: runs whose group has no other value of `by` (or not the baseline's), for example the
+    only precision of a batch size. The runs of a group agree in all facts that must be equal. `also`: other facts by
+    which these runs could be compared, if the user named none. `baselines`: values that the others were compared with,
+    if not all pairs were made. `runs`: all measured runs, compared or not; `pooled`: facts in which runs of one
+    configuration may differ.
     """
 
     by: str
     pairs: Sequence[Pair]
     mixed: tuple[str, ...] = ()
     alone: tuple[str, ...] = ()
-    unpaired: tuple[str, ...] = ()
+    without_other_value: tuple[str, ...] = ()
     also: tuple[str, ...] = ()
     baselines: tuple[str, ...] = ()
     runs: Sequence[Case] = ()
@@ -138,7 +140,7 @@ def pair_up(
 
     `baseline`: the value of `by` that all others are compared with. Without it all pairs of values are compared. With
     more than `MOST_VALUES` values and without `all_pairs`, each is compared only with the value that has the most runs:
-    the correction for many comparisons would hide certain differences, and 2,145 rows are unreadable.
+    the correction for many comparisons would hide real differences, and 2,145 rows are unreadable.
 
     Raises `UsageError` for a column that runs cannot be compared by, `NotPoolableError` (exit code 9) if runs differ in
     `by` but none has a counterpart on the other side, and `NothingToDoError` if no two runs differ in `by` alone.
@@ -246,13 +248,13 @@ def _paired(compared: Sequence[Case], by: str, options: _Options) -> Pairing:
     groups: dict[tuple[Any, ...], dict[Any, list[Case]]] = defaultdict(lambda: defaultdict(list))
     for case in compared:
         groups[tuple(case[fact] for fact in equal)][case[by]].append(case)
-    pairs, mixed, alone, unpaired = list[Pair](), set[str](), list[str](), list[str]()
+    pairs, mixed, alone, without_other_value = list[Pair](), set[str](), list[str](), list[str]()
     runs_of = Counter(case[by] for case in compared)
     baselines = dict[str, None]()
     for values, sides in groups.items():
         baseline = _baseline(sides, options, runs_of)
         if len(sides) == 1 or (baseline is not None and baseline.value not in sides):
-            unpaired += [case.run_id for runs in sides.values() for case in runs]
+            without_other_value += [case.run_id for runs in sides.values() for case in runs]
             continue
         if baseline is not None:
             baselines[value_text(by, baseline.value)] = None
@@ -269,7 +271,7 @@ def _paired(compared: Sequence[Case], by: str, options: _Options) -> Pairing:
         pairs=pairs,
         mixed=tuple(fact for fact in separating if fact in mixed),
         alone=tuple(alone),
-        unpaired=tuple(unpaired),
+        without_other_value=tuple(without_other_value),
         baselines=tuple(baselines),
         runs=compared,
         pooled=options.allow_mixed,

@@ -513,7 +513,7 @@ def _position_words(effect: PositionEffect) -> str:
         return f"effect unknown ({effect.reason})"
     ratios = (
         ("the first run has", "the rate of later ones", effect.first),
-        ("each later one has", "the rate of the one before", effect.per_place),
+        ("each later one has", "the rate of the one before", effect.per_position),
     )
     texts = [
         f"{run} {plain(ratio.value, digits)} x {rate} "

@@ -58,9 +58,9 @@ class Material:
     """Tables for figures, each with `env`, `task` (model, and facts that make its images another task) and `variant`.
 
     `every`: all runs. `measured`: one row per group of poolable runs, `MEASURED_COLUMNS`. `runs`: the runs in
-    `measured`, with their row number as `line`. `failed`: configurations of which no run completed. Other tables as in
-    the packages `analysis.roofline`, `analysis.kernels` and `analysis.summary`. `unit`: what throughput counts, `units`
-    if runs count different things. `environments` and `tasks`: all names, in the order of the figures.
+    `measured`, with their row number as `line`. `failed`: configurations of which no run completed. The other
+    tables are those of the folders `roofline`, `kernels` and `summary`. `unit`: what throughput counts; the word
+    `units` if the runs count different things. `environments` and `tasks`: all names, in the order of the figures.
     """
 
     every: pd.DataFrame
@@ -96,37 +96,38 @@ def named(runs: pd.DataFrame) -> pd.DataFrame:
     return runs.assign(env=environments, task=labels.tasks(facts), variant=_variants(facts))
 
 
-Table: TypeAlias = Callable[[Tables], pd.DataFrame]
+MakeTable: TypeAlias = Callable[[Tables], pd.DataFrame]
 
 
 def make(
     results: Tables,
     *,
-    points: Table | None = None,
-    roofs: Table | None = None,
-    kernel_points: Table | None = None,
-    costs: Table | None = None,
+    points: MakeTable | None = None,
+    roofs: MakeTable | None = None,
+    kernel_points: MakeTable | None = None,
+    costs: MakeTable | None = None,
 ) -> Material:
     """Make the material from results, and from functions that make the other tables from results."""
     every = named(results.runs)
     groups = group(measured(every))
-    lines = [_line(pool) for pool in groups]
-    table = _plausible(pd.DataFrame(lines, columns=list(MEASURED_COLUMNS)))
+    rows = [_row(pool) for pool in groups]
+    table = _plausible(pd.DataFrame(rows, columns=list(MEASURED_COLUMNS)))
     table = units.filled(table)
-    table["series"] = _series(groups, lines)
+    table["series"] = _series(groups, rows)
     table = table.sort_values(["env", "task", "variant", "series", "batch_size"], kind="stable").reset_index(drop=True)
-    line_of = {run_id: line for line, run_ids in enumerate(table["run_ids"]) for run_id in run_ids}
-    kept = every[every["run_id"].isin(list(line_of))]
-    series, line = ("env", "task", "variant"), ("place", "device_name", "model", "batch_size", "precision")
+    row_number_of = {run_id: number for number, run_ids in enumerate(table["run_ids"]) for run_id in run_ids}
+    kept = every[every["run_id"].isin(list(row_number_of))]
+    names = ("env", "task", "variant")
+    keys_of_names = ("place", "device_name", "model", "batch_size", "precision")
     return Material(
         every=every,
-        runs=_plausible(kept).assign(line=kept["run_id"].map(line_of)),
+        runs=_plausible(kept).assign(line=kept["run_id"].map(row_number_of)),
         measured=table,
         failed=_failed(every),
-        points=_split(results, every, points, line, series),
+        points=_split(results, every, points, keys_of_names, names),
         roofs=_split(results, every, roofs, ("place", "device_name"), ("env",)),
-        kernel_points=_split(results, every, kernel_points, line, series),
-        costs=_split(results, every, costs, line, series),
+        kernel_points=_split(results, every, kernel_points, keys_of_names, names),
+        costs=_split(results, every, costs, keys_of_names, names),
         environments=by_speed(every, table, "env"),
         tasks=by_speed(every, table, "task"),
         variants=sorted(set(every["variant"])),
@@ -135,17 +136,19 @@ def make(
 
 
 def _split(
-    results: Tables, every: pd.DataFrame, table: Table | None, keys: Sequence[str], names: Sequence[str]
+    results: Tables, every: pd.DataFrame, make_table: MakeTable | None, keys: Sequence[str], names: Sequence[str]
 ) -> pd.DataFrame:
-    """Make `table` from the results, and add the columns `names` from the runs of `every` with the same `keys`.
+    """The table that `make_table` makes, with `names` as columns, looked up by its columns `keys`.
 
     If runs of one key have different names, the table is made once for each set of names.
     """
+    if make_table is None:
+        return pd.DataFrame()
     parts = []
-    for rows in _rounds(every, keys, names) if table else ():
+    for rows in _rounds(every, keys, names):
         # Reuse the same results if all runs are chosen: they cache the profiles that were read.
         chosen = results if len(rows) == len(every) else replace(results, runs=results.runs.iloc[rows])
-        part = table(chosen) if table else every
+        part = make_table(chosen)
         if len(part):
             runs = every.iloc[rows]
             known = dict(zip(_tuples(runs, keys), _tuples(runs, names), strict=True))
@@ -197,7 +200,7 @@ def _variants(facts: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def _line(pool: Group) -> dict[str, Any]:
+def _row(pool: Group) -> dict[str, Any]:
     flops = over_runs(_ratio(pool.runs["train_flop_per_step"], pool.runs["step_median_s"]))
     first = pool.runs.iloc[0]
     return {
@@ -216,13 +219,13 @@ def _ratio(left: pd.Series, right: pd.Series) -> list[float]:
     return [float(value) for value in (left / right).dropna()]
 
 
-def _series(groups: Sequence[Group], lines: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Task and variant of each line, with the software if only the software distinguishes two lines."""
-    names = [(line["env"], line["task"], line["variant"], line["batch_size"]) for line in lines]
+def _series(groups: Sequence[Group], rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Task and variant of each row, with the software if only that distinguishes two rows."""
+    names = [(row["env"], row["task"], row["variant"], row["batch_size"]) for row in rows]
     number = Counter(names)
     return [
-        " · ".join([line["task"], line["variant"], *(_software(pool) if number[name] > 1 else ())])
-        for pool, line, name in zip(groups, lines, names, strict=True)
+        " · ".join([row["task"], row["variant"], *(_software(pool) if number[name] > 1 else ())])
+        for pool, row, name in zip(groups, rows, names, strict=True)
     ]
 
 

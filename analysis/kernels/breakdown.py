@@ -42,7 +42,7 @@ COLUMNS = (
 )
 
 
-def l2_bytes_are(kernels: pd.DataFrame) -> str | None:
+def kind_of_l2_bytes(kernels: pd.DataFrame) -> str | None:
     """Kind of traffic that counts as L2 bytes, by the launches' compute capability; None if unknown."""
     if kernels["l2_bytes"].isna().all() or "compute_capability" not in kernels:
         return None
@@ -83,9 +83,9 @@ def breakdown(kernels: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
         return pd.DataFrame(columns=[*keys, *COLUMNS])
     groups = [kernels[key] for key in keys] or [pd.Series(ALL, index=kernels.index, name=ALL)]
     grouped = table.groupby(groups, observed=True, dropna=False, sort=False)
-    added, known, launches = grouped.sum(), grouped.count(), grouped.size()
+    added, counts, launches = grouped.sum(), grouped.count(), grouped.size()
     sums = added[[*_SUMS, *_WEIGHTED]].astype(float)
-    sums = sums.where(known[list(sums.columns)].eq(launches, axis=0))
+    sums = sums.where(counts[list(sums.columns)].eq(launches, axis=0))
     total_s = float(table["duration_s"].sum()) if table["duration_s"].notna().all() else np.nan
     rows = pd.DataFrame(
         {"launches": launches}
@@ -142,14 +142,14 @@ def kernel_rows(results: Tables, pool: Group, launches: Mapping[Any, Any], keys:
     parts, steps = [], list[int | None]()
     for run_id in pool.runs["run_id"]:
         if run_id in launches:
-            in_a_step, number = in_steps(results.kernels.iloc[launches[run_id]])
-            parts.append(in_a_step)
-            steps.append(number or _steps_given(results, run_id))
+            kept, steps_in_profile = in_steps(results.kernels.iloc[launches[run_id]])
+            parts.append(kept)
+            steps.append(steps_in_profile or _steps_given(results, run_id))
     known = [number for number in steps if number]
     number = sum(known) if len(known) == len(steps) else None
     launched = pd.concat(parts)
     rows = per_step(breakdown(launched, keys), number)
-    label = l2_bytes_are(launched)
+    label = kind_of_l2_bytes(launched)
     facts = {**pool.facts, "profiles": len(parts), "steps": number, "l2_bytes_are": label}
     return rows.assign(**facts, note=joined([*pool.apart, label and f"L2 bytes are {label}"]))
 

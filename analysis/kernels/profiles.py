@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis.kernels.breakdown import ALL, COLUMNS, breakdown, in_steps, kernel_points, l2_bytes_are, per_step
+from analysis.kernels.breakdown import ALL, COLUMNS, breakdown, in_steps, kernel_points, kind_of_l2_bytes, per_step
 from analysis.kernels.operators import SHOWN, attributed, longest, operators
 from analysis.loading.configurations import CONFIGURATION, NAMED_COLUMNS, PLACE, SOFTWARE, WORK_NAMED
 from analysis.loading.index import Problem
@@ -165,7 +165,7 @@ def _of_file(path: Path, keys: Sequence[str], problems: list[Problem]) -> pd.Dat
     problems += [Problem(path=str(path), reason=warning) for warning in file.warnings]
     kernels, steps = in_steps(file.kernels)
     rows = _with_total(*(per_step(breakdown(kernels, names), steps) for names in (keys, ())))
-    label = l2_bytes_are(kernels)
+    label = kind_of_l2_bytes(kernels)
     remarks = ["partial profile" if file.is_partial else None, label and f"L2 bytes are {label}"]
     remark = "; ".join(filter(None, remarks)) or None
     return _remarked(rows.assign(file=path.name, device_name=_device(file), steps=steps), remark)

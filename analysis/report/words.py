@@ -24,13 +24,13 @@ def facts(**headings: str) -> tuple[Column, ...]:
     return tuple(Column(name=name, heading=heading, role=Role.FACT) for name, heading in headings.items())
 
 
-# Columns that identify a configuration: by the names that figures use, and by the facts of its runs.
-OF_FIGURES = (
+# Columns that name a configuration: with the names that the charts use, and with the facts that its runs recorded.
+AS_IN_CHARTS = (
     *facts(env="environment", task="model"),
     Column(name="batch_size", heading="batch", digits=0),
     Column(name="variant", heading="precision", role=Role.FACT),
 )
-OF_FACTS = (
+AS_RECORDED = (
     *facts(place="environment", model="model"),
     Column(name="batch_size", heading="batch", digits=0),
     Column(name="precision", heading="precision", role=Role.FACT),
@@ -51,6 +51,7 @@ def readable(text: str) -> str:
 
 
 def figure(value: Any, digits: int = 3) -> str:
+    """A number without a unit, or a dash if unknown; charts are in `analysis.figures`."""
     return number(float(value), digits) if is_known(value) else ABSENT
 
 
@@ -118,11 +119,11 @@ def listed(names: Iterable[Any], limit: int = 12) -> str:
 def table(caption: str, columns: Sequence[Column], rows: Sequence[Mapping[str, Any]]) -> Table:
     """Make a table of the report: a row for each mapping, with texts by `cell`; columns without a value are dropped."""
     cells = {column: [cell(column, row.get(column.name)) for row in rows] for column in columns}
-    kept = [column for column in columns if not rows or any(text != ABSENT for text in cells[column])]
+    kept = [column for column in columns if not rows or any(shown != ABSENT for shown in cells[column])]
     return Table(
         caption=caption,
         headings=[Heading(text=column.heading, numeric=column.role is Role.FIGURE) for column in kept],
-        rows=[[cells[column][number] for column in kept] for number in range(len(rows))],
+        rows=[[cells[column][index] for column in kept] for index in range(len(rows))],
         folded=len(rows) > ROWS_UNFOLDED,
     )
 

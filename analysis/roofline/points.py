@@ -277,7 +277,7 @@ def _verdict(pool: Group, measurement: _Measurement, roof: Roof | None, step_s: 
         step_s=step_s,
         data_wait_fraction=pool.median("data_wait_fraction"),
         device_busy_share=None if measurement.kernels_alone else pool.median("device_busy_share"),
-        is_most=not pool["imported"],
+        device_busy_is_upper_limit=not pool["imported"],
         running="operators" if pool["device_type"] == Device.CPU else "kernels",
         flop=work.flop if is_complete else None,
         bytes_low=work.bytes_low if has_bytes else None,

@@ -219,12 +219,12 @@ def _zones(
 class PositionEffect:
     """Effect of the position in a block on a run's figure.
 
-    `first`: figure of a block's first run over that of later ones; `per_place`: factor from one position to the next;
-    `p_value`: joint test of "the position does not matter".
+    `first`: figure of a block's first run over that of later ones; `per_position`: factor from one position to the
+    next; `p_value`: joint test of "the position does not matter".
     """
 
     first: Estimate
-    per_place: Estimate
+    per_position: Estimate
     p_value: float | None
     reason: str | None = None
 
@@ -270,7 +270,7 @@ def position_effect(runs: Sequence[PlacedRun], *, level: float = LEVEL) -> Posit
     ratio = float(effects @ precision @ effects) / effects_count / variance
     return PositionEffect(
         first=first,
-        per_place=others[0] if others else Estimate(value=None, n=n, reason="blocks of two runs: no trend"),
+        per_position=others[0] if others else Estimate(value=None, n=n, reason="blocks of two runs: no trend"),
         p_value=float(fdtrc(effects_count, degrees, ratio)),
     )
 
@@ -282,4 +282,4 @@ def _factor(effect: float, reach: float, level: float) -> Interval:
 
 def _no_position_effect(reason: str, *, n: int) -> PositionEffect:
     absent = Estimate(value=None, n=n, reason=reason)
-    return PositionEffect(first=absent, per_place=absent, p_value=None, reason=reason)
+    return PositionEffect(first=absent, per_position=absent, p_value=None, reason=reason)

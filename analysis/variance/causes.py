@@ -30,8 +30,8 @@ LEAST_ALONG = 0.5
 LEAST_SAMPLES_APART = 2
 # A smaller share of the variation is not reported, however certain.
 LEAST_SHARE = 0.1
-# A reason is reported from this share of the samples on: a single sample of one second does not characterize a run.
-LEAST_HELD = 0.05
+# Least share of samples: a single sample of one second does not characterize a run.
+LEAST_CLOCK_LOWERED = 0.05
 # The precision of the wall time: docs/architecture.md, "Rules of measuring".
 LEAST_TIME_SHARE = 0.02
 # If a run waits for data for a larger share of its time, the remainder is too short to judge.
@@ -145,20 +145,20 @@ def of_run(case: Case) -> Iterator[Cause]:
     """Causes that are visible in one run, without others to compare it with."""
     for covariate in COVARIATES:
         yield from _followed(case, covariate)
-    for reason, share in held_reasons(case).items():
+    for reason, share in clock_reasons(case).items():
         yield _held(case, reason, share)
     yield from _time_shares(case)
     yield from _retries(case)
 
 
-def held_reasons(case: Case) -> dict[Reason, float]:
-    """Share of samples in the measured region with a clock held down, by reason; rare reasons are left out."""
+def clock_reasons(case: Case) -> dict[Reason, float]:
+    """Share of the samples in the measured region in which each reason held the GPU's clock down, if not rare."""
     _, masks = case.samples("clock_event_reasons")
     if not masks.size:
         return {}
     bits = masks.astype(np.int64)
     shares = {reason: float(((bits & mask) != 0).mean()) for reason, mask in REASON_BITS.items()}
-    return {reason: share for reason, share in shares.items() if share >= LEAST_HELD}
+    return {reason: share for reason, share in shares.items() if share >= LEAST_CLOCK_LOWERED}
 
 
 def capped_by_design(case: Case) -> int | None:

@@ -130,8 +130,9 @@ def table(results: Tables, part: str) -> pd.DataFrame:
 def within(results: Tables) -> pd.DataFrame:
     """A row per run with measured steps, columns as in `WITHIN_COLUMNS`; CoV, drift and its interval are fractions.
 
-    `effective_steps`: number of independent steps that the run is worth. `warmup_steps`: first measured steps that are
-    slower than the rest. `drift`: change over the steps after these. `period_steps`: None if no period was found.
+    `effective_steps`, headed "worth steps": number of independent steps that the run is worth. `warmup_steps`: first
+    measured steps that are slower than the rest. `drift`: change over the steps after these. `period_steps`: None if no
+    period was found.
     """
     lines = [_within(case) for case in cases(results) if np.isfinite(case.step_s).any()]
     return pd.DataFrame(lines, columns=[column.name for column in WITHIN_COLUMNS])
@@ -219,7 +220,8 @@ def machines(results: Tables) -> pd.DataFrame:
     """A row per place and software, over all configurations, columns as in `MACHINE_COLUMNS`; only runs on known hosts.
 
     `cov_*`: standard deviation of the logarithm of images/s, so a fraction. `first_ratio`: throughput of the first run
-    of a block over that of later ones. `place_ratio`: factor from each later position in the block to the next.
+    of a block over that of later ones. `place_ratio` (of positions, not of
+    locations): factor from each later position in the block to the next.
     """
     wanted = set(measured(results.runs)["run_id"])
     groups: dict[tuple[Any, ...], list[Case]] = defaultdict(list)
@@ -245,7 +247,7 @@ def _machine(runs: Sequence[Case]) -> dict[str, Any]:
         **split.between_hosts.columns("cov_hosts"),
         **split.between_zones.columns("cov_zones"),
         **order.first.columns("first_ratio"),
-        **order.per_place.columns("place_ratio"),
+        **order.per_position.columns("place_ratio"),
         "p_order": order.p_value,
         "note": joined(
             f"{name}: {reason}"

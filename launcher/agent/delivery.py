@@ -105,25 +105,29 @@ class Delivery:
                 charged = bundle.read(folder).record.cost
                 self._costs.resume(epoch_s(charged.billed_to if charged else None) or 0.0)
 
-    def deliver_all(self, error: str) -> RooflaunchError | None:
+    def deliver_all(self, why_ended: str) -> RooflaunchError | None:
         """Upload all bundles that are not in the store yet. Returns the last error; None if there was none."""
         failed: RooflaunchError | None = None
         for folder in self.folders:
             try:
-                self.deliver(folder, error)
+                self.deliver(folder, why_ended)
             except RooflaunchError as failure:
                 failed = failure
         return failed
 
-    def deliver(self, folder: Path, error: str = "") -> None:
-        """Close a bundle and upload it, once."""
+    def deliver(self, folder: Path, why_ended: str = "") -> None:
+        """Close a bundle and upload it, once.
+
+        `why_ended`: error that run.json gets if the trainer left the bundle open, or if a preemption or the time limit
+        ended this last run.
+        """
         # At the end, the upload of an earlier run's bundle may still be under way.
         with self._sending:
             if folder.name in self._sent:
                 return
             try:
                 with full_disk_reported(folder):
-                    self._close(folder, error)
+                    self._close(folder, why_ended)
                 try:
                     sent = upload(self._store, folder)
                 except ObjectExistsError:
@@ -151,11 +155,11 @@ class Delivery:
         print(f"{folder.name} is in the store as an incomplete run: the complete one is {renamed.name}", flush=True)
         return renamed
 
-    def _close(self, folder: Path, error: str) -> None:
+    def _close(self, folder: Path, why_ended: str) -> None:
         """Add the agent's facts to a bundle and seal it; only once, so that a second upload sends the same bytes."""
         cost = self._costs.cost(folder, self._price, self._now())
         with suppress(BundleError):  # a bundle without a record cannot be closed; reading it below raises the error
-            bundle.seal_unfinished(folder, Status.FAILED, error or "the trainer was killed")
+            bundle.seal_unfinished(folder, Status.FAILED, why_ended or "the trainer was killed")
         run = bundle.read(folder).record
         cloud = run.environment.cloud or CloudFacts()
         if cloud.phases is not None:  # only this function sets phases, so the bundle is closed already
@@ -165,5 +169,5 @@ class Delivery:
         statuses = {Why.PREEMPTED: Status.PREEMPTED, Why.TIMED_OUT: Status.TIMED_OUT}
         is_last = folder == self.folders[-1]  # a stop affects only the last run: the others had ended before
         if is_last and self._stop.why in statuses and run.status in (Status.INTERRUPTED, Status.FAILED):
-            run = replace(run, status=statuses[self._stop.why], error=error or run.error)
+            run = replace(run, status=statuses[self._stop.why], error=why_ended or run.error)
         bundle.reseal(folder, run)

@@ -13,7 +13,7 @@ from typing import Any, Protocol, cast
 from launcher.protocol.records import Request
 from workload.contract.errors import ToolError
 
-# Images of earlier versions look for this name.
+# Name of guest.py in a launch's folder. Images of earlier versions look for this name, so it stays.
 FILE = "landlord.py"
 REQUEST = "request.json"
 

@@ -93,20 +93,20 @@ def run_duel(
     """
     from launcher.duel import contest, report, sides
 
-    budget = contest.make_budget(same_within=same_within, max_time=max_time, max_segments=max_segments)
+    limits = contest.make_limits(same_within=same_within, max_time=max_time, max_segments=max_segments)
     report.require_writable(summary)
     request = sides.Request(
         shared=typed, words=tuple(words or ()), commits=commit, images=image, output=output, data=data
     )
     with sides.prepared(request, os.environ) as pair:
-        plan = report.Plan(pair=pair, budget=budget, output=output)
+        plan = report.Plan(pair=pair, limits=limits, output=output)
         shown = printable_lines(as_typed(plan.text()))
         if dry_run:
             print(json.dumps(plan.to_json(), indent=1) if output_format is Format.JSON else shown)
             return ExitCode.DONE
         print(shown, file=sys.stderr)
-        outcome = contest.fight(pair, budget, tell=lambda line: print(printable(line), file=sys.stderr, flush=True))
-    result = report.Result(pair=pair, budget=budget, outcome=outcome, output=output)
+        outcome = contest.fight(pair, limits, tell=lambda line: print(printable(line), file=sys.stderr, flush=True))
+    result = report.Result(pair=pair, limits=limits, outcome=outcome, output=output)
     shown = printable_lines(as_typed(result.text()))
     print(json.dumps(result.to_json(), indent=1) if output_format is Format.JSON else shown)
     if summary:

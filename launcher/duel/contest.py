@@ -64,10 +64,10 @@ Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Budget:
-    """Limits of a duel. `margin`: smallest difference that matters, as a share."""
+class Limits:
+    """Limits of a duel. `same_within`: smallest difference that matters, as a share."""
 
-    margin: float = MARGIN
+    same_within: float = MARGIN
     max_time_s: float
     max_segments: int | None = None
 
@@ -98,7 +98,7 @@ class Budget:
         return f"the time of {allowed} was used up" if elapsed_s + quadruple_s > self.max_time_s else None
 
 
-def make_budget(*, same_within: str, max_time: str, max_segments: int | None) -> Budget:
+def make_limits(*, same_within: str, max_time: str, max_segments: int | None) -> Limits:
     """Parse the options of the command. Raises `UsageError`."""
     number = re.fullmatch(r"([0-9]{1,3}(?:\.[0-9]{1,6})?) ?%", same_within.strip())
     margin = float(number[1]) / 100 if number else 0.0
@@ -115,7 +115,7 @@ def make_budget(*, same_within: str, max_time: str, max_segments: int | None) ->
             hint=f"--max-segments {least}",
         )
     max_time_s = sizes.parse_duration_s(max_time, "--max-time")
-    return Budget(margin=margin, max_time_s=max_time_s, max_segments=max_segments)
+    return Limits(same_within=margin, max_time_s=max_time_s, max_segments=max_segments)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,7 +257,7 @@ class Measure(Protocol):
 
 def fight(
     pair: Pair,
-    budget: Budget,
+    limits: Limits,
     *,
     tell: Tell,
     measure: Measure | None = None,
@@ -274,27 +274,27 @@ def fight(
     ended: str | None = None
     for position, variant in enumerate(order(int(name.rpartition("-")[2], 16))):
         if position % SEGMENTS == 0:
-            state = judge(as_segments(segments), margin=budget.margin)
-            ended = budget.ended(position, now() - began_s)
+            state = judge(as_segments(segments), margin=limits.same_within)
+            ended = limits.ended(position, now() - began_s)
             if position == SEGMENTS and (text := comparison_of(segments).text):
                 tell(text)
             if position:
                 tell(state.reason)
             if state.verdict or ended:
                 break
-        left_s = budget.max_time_s - (now() - began_s)
+        left_s = limits.max_time_s - (now() - began_s)
         try:
             segments.append(measure(pair.side(variant), name=name, position=position, left_s=left_s, tell=tell))
         except OutOfTimeError:
-            ended = f"the time of {minutes(budget.max_time_s)} was used up"
+            ended = f"the time of {minutes(limits.max_time_s)} was used up"
             break
         except InterruptedRunError as error:
             interrupted, ended = error, str(error)
             break
     return Outcome(
         name=name,
-        state=judge(as_segments(segments), margin=budget.margin, ended=ended),
-        wall=judge(as_segments(segments, wall=True), margin=budget.margin, ended=ended),
+        state=judge(as_segments(segments), margin=limits.same_within, ended=ended),
+        wall=judge(as_segments(segments, wall=True), margin=limits.same_within, ended=ended),
         segments=tuple(segments),
         elapsed_s=now() - began_s,
         interrupted=interrupted,

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from launcher.duel.contest import MOST_MARGIN, STEPS, Budget, Outcome, Work, singular
+from launcher.duel.contest import MOST_MARGIN, STEPS, Limits, Outcome, Work, singular
 from launcher.duel.decision import LEAST_QUADRUPLES, SEGMENTS, DuelState, DuelVerdict
 from launcher.duel.sides import VARIANTS, Pair
 from workload.contract import bundle
@@ -29,7 +29,7 @@ class Plan:
     """Plan of a duel."""
 
     pair: Pair
-    budget: Budget
+    limits: Limits
     output: Path
 
     def to_json(self) -> dict[str, Any]:
@@ -37,7 +37,7 @@ class Plan:
         sides = {name: self.pair.side(name) for name in VARIANTS}
         return {
             **{name: {"label": side.label, **side.plan.to_json()} for name, side in sides.items()},
-            **_limits(self.budget),
+            **_limits(self.limits),
             **dict(self.pair.facts),
             "are_equal": self.pair.are_equal,
             "warnings": self.warnings,
@@ -46,23 +46,23 @@ class Plan:
     @property
     def warnings(self) -> list[str]:
         """Sentences on doubts about the sides, and on a budget that is too small for a verdict."""
-        budget = self.budget.warning(self.pair.run_s)
-        return [*self.pair.warnings, *([budget] if budget else [])]
+        too_little = self.limits.warning(self.pair.run_s)
+        return [*self.pair.warnings, *([too_little] if too_little else [])]
 
     def text(self) -> str:
         """Plan as lines of text."""
-        limit = f" or {self.budget.max_segments} runs" if self.budget.max_segments else ""
+        limit = f" or {self.limits.max_segments} runs" if self.limits.max_segments else ""
         least = counted(LEAST_QUADRUPLES * SEGMENTS, "run")
         rows = [
             *([("note", EQUAL)] if self.pair.are_equal else []),
             *((name, self.pair.side(name).label) for name in VARIANTS),
             *self.pair.facts,
-            ("decides", f"whether B is slower or faster than A by {percent(self.budget.margin)} or more"),
+            ("decides", f"whether B is slower or faster than A by {percent(self.limits.same_within)} or more"),
             (
                 "takes",
                 (
                     f"{least} or more, in the order ABBA or BAAB, chosen at random; at most "
-                    f"{minutes(self.budget.max_time_s)}{limit}"
+                    f"{minutes(self.limits.max_time_s)}{limit}"
                 ),
             ),
             ("bundles", f"{self.output}/"),
@@ -83,7 +83,7 @@ class Result:
     """Result of a duel."""
 
     pair: Pair
-    budget: Budget
+    limits: Limits
     outcome: Outcome
     output: Path
 
@@ -117,9 +117,9 @@ class Result:
                 "does not show"
             )
         if state.verdict is DuelVerdict.NOT_DECIDABLE and not self.outcome.interrupted:
-            wider = min(2 * self.budget.margin, MOST_MARGIN)
+            wider = min(2 * self.limits.same_within, MOST_MARGIN)
             # A margin far below the noise would still decide nothing.
-            is_of_use = self.budget.margin < wider and (state.spread or 0.0) <= wider
+            is_of_use = self.limits.same_within < wider and (state.spread or 0.0) <= wider
             margin = f"--same-within {100 * wider:g}%, " if is_of_use else ""
             notes.append(f"to decide it: a longer --max-time, {margin}or a machine with less other work")
         return notes
@@ -158,7 +158,7 @@ class Result:
                 }
                 for name in VARIANTS
             },
-            **_limits(self.budget),
+            **_limits(self.limits),
             "elapsed_s": outcome.elapsed_s,
             "interrupted": bool(outcome.interrupted),
             "notes": self.notes,
@@ -206,7 +206,7 @@ class Result:
     def _headline(self) -> str:
         if self.outcome.interrupted:
             return DuelVerdict.NOT_DECIDABLE.value
-        margin, sign = percent(self.budget.margin), self.outcome.state.sign
+        margin, sign = percent(self.limits.same_within), self.outcome.state.sign
         match self.verdict:
             case DuelVerdict.SAME:
                 return f"B is {sign}, by less than {margin}" if sign else f"the same within {margin}"
@@ -270,11 +270,11 @@ def append(summary: Path, markdown: str) -> None:
         file.write(markdown)
 
 
-def _limits(budget: Budget) -> dict[str, Any]:
+def _limits(limits: Limits) -> dict[str, Any]:
     return {
-        "same_within": budget.margin,
-        "max_time_s": budget.max_time_s,
-        "max_segments": budget.max_segments,
+        "same_within": limits.same_within,
+        "max_time_s": limits.max_time_s,
+        "max_segments": limits.max_segments,
     }
 
 

@@ -32,7 +32,7 @@ from workload.environment.outside import outside_facts
 
 Variant = Literal["A", "B"]
 VARIANTS: tuple[Variant, Variant] = ("A", "B")
-BETWEEN = "---"
+SEPARATOR = "---"
 EXAMPLE = "launch duel -- --precision fp32 --- --precision bf16"
 SCRIPT_EXAMPLE = "launch duel -- train.py --lr 0.1 --- train.py --lr 0.2"
 # Most ignored files to name in a plan.
@@ -98,11 +98,11 @@ def prepared(request: Request, environment: Mapping[str, str]) -> Iterator[Pair]
     Raises `UsageError` or `ToolError`.
     """
     # With commits or images, the words are one script for both sides, not a side of their own.
-    is_shared = is_script(request.words) and BETWEEN not in request.words and bool(request.commits or request.images)
-    kinds = (bool(request.words) and not is_shared, request.commits is not None, request.images is not None)
-    if sum(kinds) == 0:
+    is_shared = is_script(request.words) and SEPARATOR not in request.words and bool(request.commits or request.images)
+    named_kinds = (bool(request.words) and not is_shared, request.commits is not None, request.images is not None)
+    if sum(named_kinds) == 0:
         raise UsageError("a duel needs two sides: options, commits or images", hint=EXAMPLE)
-    if sum(kinds) > 1:
+    if sum(named_kinds) > 1:
         raise UsageError(
             "a duel compares either options, or commits, or images", hint="options of both sides stand before --"
         )
@@ -127,8 +127,8 @@ def is_script(words: Sequence[str]) -> bool:
 
 
 def words_of_b(words: Sequence[str]) -> Sequence[str]:
-    """Command-line words of side B."""
-    return words[list(words).index(BETWEEN) + 1 :] if BETWEEN in words else ()
+    """Command-line words of side B, after `---`; none without it."""
+    return words[list(words).index(SEPARATOR) + 1 :] if SEPARATOR in words else ()
 
 
 def _pair(labels: Sequence[str], plans: Sequence[LocalPlan], **facts: Any) -> Pair:
@@ -140,7 +140,7 @@ def _pair(labels: Sequence[str], plans: Sequence[LocalPlan], **facts: Any) -> Pa
 
 def _pair_of_words(request: Request, environment: Mapping[str, str]) -> Pair:
     choice = Choice(runtime=Runtime.PROCESS, why="a duel of options")
-    a_words, b_words = both = split(request.words)
+    a_words, b_words = split(request.words)
     if is_script(a_words) != is_script(b_words):
         script, options_only = ("A", a_words), ("B", b_words)
         if is_script(b_words):
@@ -151,7 +151,7 @@ def _pair_of_words(request: Request, environment: Mapping[str, str]) -> Pair:
             hint=SCRIPT_EXAMPLE,
         )
     labels, plans = [], []
-    for variant, words in zip(VARIANTS, both, strict=True):
+    for variant, words in zip(VARIANTS, (a_words, b_words), strict=True):
         if is_script(words):
             labels.append(scripts.command_line(words))
             resolved = _resolved(request.shared, environment, script=words)
@@ -305,13 +305,13 @@ def _resolved(typed: Mapping[str, object], environment: Mapping[str, str], *, sc
 
 def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Words of A and words of B. Raises `UsageError` unless exactly one `---` separates them."""
-    if words.count(BETWEEN) != 1:
+    if words.count(SEPARATOR) != 1:
         raise UsageError(
-            f"exactly one {BETWEEN} must separate the arguments of A and B; got {words.count(BETWEEN)} in "
+            f"exactly one {SEPARATOR} must separate the arguments of A and B; got {words.count(SEPARATOR)} in "
             f"'{shlex.join(words)}'",
             hint=SCRIPT_EXAMPLE if is_script(words) else EXAMPLE,
         )
-    middle = list(words).index(BETWEEN)
+    middle = list(words).index(SEPARATOR)
     return list(words[:middle]), list(words[middle + 1 :])
 
 

@@ -125,11 +125,11 @@ def run(
     cleanup.erase_variables(session.store, session.machines)
     launcher = Launcher(session, output=output, script_files=script_files)
     earlier: tuple[Bundle, ...] = ()
-    for attempt in range(1, plan.attempts + 1):
+    for attempt in range(1, plan.submissions + 1):
         outcome, was_preempted = launcher.once(plan, detach=detach)
         earlier += outcome.bundles
         outcome = replace(outcome, bundles=earlier, calls=launcher.calls(), attempts=attempt)
-        if not was_preempted or attempt == plan.attempts:
+        if not was_preempted or attempt == plan.submissions:
             break
         plan = again(plan, session.now_s())
         session.note(f"preempted; attempt {attempt + 1} is '{plan.request.name}'")

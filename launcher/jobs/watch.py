@@ -53,18 +53,16 @@ def interval_s(elapsed_s: float) -> float:
 
 @dataclass(kw_only=True)
 class WatchedLaunch:
-    """A launch as of its last poll. Times are in seconds since 1970 by the clock of the machine's place.
-
-    `zones`: where its machine may be. `is_ours`: submitted by this process, so that its machine has existed.
-    `listed`: the machine in the last listing that was answered; `machine`: the last one in which it existed. `is_gone`:
-    its end is confirmed. `why`: why the launch has ended without a result, as the rest of a sentence that begins with
-    its name; empty before, and with a result.
-    """
+    """A launch as of its last poll. Times are in seconds since 1970 by the clock of the machine's place."""
 
     request: Request
+    # Where the launch's machine may be.
     zones: tuple[str, ...] = ()
+    # Submitted by this process, so that its machine has existed.
     is_ours: bool = True
+    # The machine as last listed while it existed.
     machine: Machine | None = None
+    # The machine in the last listing that was answered, even if it is gone there; None before the first.
     listed: Machine | None = None
     heartbeat: Heartbeat | None = None
     result: Result | None = None
@@ -74,9 +72,12 @@ class WatchedLaunch:
     versions: dict[str, str] = field(default_factory=dict)
     phases: dict[str, str] = field(default_factory=dict)
     liveness: Liveness | None = None
+    # The end of the machine is confirmed.
     is_gone: bool = False
     # Polls in a row without the machine.
     gone_polls: int = 0
+    # Why the launch has ended without a result, as the rest of a sentence that begins with the launch's name; empty
+    # before the end, and with a result.
     why: str = ""
     hint: str = ""
     # Times at which the boot began and at which the time limit ends; None and 0 before the first poll.

@@ -197,7 +197,7 @@ class Plan(Protocol):
         """The request that lies in the store and is read by the machine. Its `name` names the job and the machine."""
 
     @property
-    def attempts(self) -> int:
+    def submissions(self) -> int:
         """Maximum number of times that the job is started if the place takes machines back."""
 
     def renamed(self, request: Request) -> Self:

@@ -18,8 +18,8 @@ from workload.contract.text import counted
 class TaskRun:
     """A run: `spec` with `repeats` 1, its block, and its position within the block, both from 1.
 
-    `run_key`: hash of the request in 16 hex digits; a run whose sealed bundle has this key is not measured again. Empty
-    outside of a sweep, where everything is measured.
+    `run_key`: hash of the run's options, block, code and place, 16 hex digits; a run whose sealed bundle
+    has this key is not measured again. Empty outside of a sweep, where everything is measured.
     """
 
     spec: RunSpec

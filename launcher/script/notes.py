@@ -36,17 +36,17 @@ OURS = frozenset({"rooflaunch", "workload"})
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class Installation:
     """Python or image in which the script's imports must be installed.
 
-    `has`: whether the place is known to have a package. `unknown`: text of the plan for packages not known to be there.
+    `has`: whether it is known to have a package. `unknown`: text of the plan for packages not known to be there.
     """
 
     has: Callable[[str], bool]
     unknown: str
 
 
-def this_python(folder: Path) -> Place:
+def this_python(folder: Path) -> Installation:
     """The Python that runs `launch`."""
 
     def has(name: str) -> bool:
@@ -55,22 +55,22 @@ def this_python(folder: Path) -> Place:
         except ValueError:
             return True
 
-    return Place(has=has, unknown=f"this Python, {sys.executable}, does not have")
+    return Installation(has=has, unknown=f"this Python, {sys.executable}, does not have")
 
 
-def image(requirements: bytes) -> Place:
+def image(requirements: bytes) -> Installation:
     """Image built for this code, with the packages of `--requirements`."""
     known = packages_of(contents.requirements()) | packages_of(requirements.decode(errors="replace"))
-    return Place(
+    return Installation(
         has=lambda name: name in WITH_TORCH or any(package in known for package in _packages(name)),
         unknown="the image may not have (--requirements FILE adds packages)",
     )
 
 
-def their_python() -> Place:
+def their_python() -> Installation:
     """Python of another machine: only the packages of our trainer are known to be installed."""
     trainer = {"numpy", "psutil"} | WITH_TORCH
-    return Place(has=lambda name: name in trainer, unknown="the Python there may not have")
+    return Installation(has=lambda name: name in trainer, unknown="the Python there may not have")
 
 
 def packages_of(requirements: str) -> frozenset[str]:
@@ -95,11 +95,11 @@ def _normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def unknown_imports(words: Sequence[str], folder: Path, place: Place) -> Iterator[str]:
-    """Note that names packages which the script imports and which may be missing at the place."""
-    missing = sorted(name for name in imports(words, folder) if not place.has(name))
+def unknown_imports(words: Sequence[str], folder: Path, there: Installation) -> Iterator[str]:
+    """Note that names packages which the script imports and which may be missing there."""
+    missing = sorted(name for name in imports(words, folder) if not there.has(name))
     if missing:
-        yield f"imports {', '.join(missing)}, which {place.unknown}"
+        yield f"imports {', '.join(missing)}, which {there.unknown}"
 
 
 def imports(words: Sequence[str], folder: Path) -> set[str]:

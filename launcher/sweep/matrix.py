@@ -84,7 +84,9 @@ def load(path: Path) -> Mapping[str, Any]:
         raise UsageError(f"'{path}' cannot be read: {error.strerror}", hint="name a TOML file") from error
     # Not TOMLDecodeError alone: an integer of more than 4,300 digits is a plain ValueError.
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"'{path}' is no TOML: {error}", hint="launch sweep --example first shows a matrix") from error
+        # Python's advice for such an integer, to call a function of `sys`, does not help a user.
+        why = str(error).partition("; use sys.")[0]
+        raise UsageError(f"'{path}' is no TOML: {why}", hint="launch sweep --example first shows a matrix") from error
 
 
 def read(

@@ -90,7 +90,7 @@ class RentedPlace:
         return dict(self._connected.machines.calls) if self._session else {}
 
     def run(self) -> None:
-        """Run until every run has an answer or cannot get one, or the user leaves.
+        """Work until each run is measured or has a reason why it cannot be, or until the user leaves.
 
         An error of the place ends this place alone.
         """
@@ -119,7 +119,7 @@ class RentedPlace:
 
     def _work_off(self) -> None:
         """Submit the waiting tasks and poll until no launch is under way."""
-        while not self._control.wish >= Wish.LEAVE:
+        while self._control.wish < Wish.LEAVE:
             self._start_waiting()
             self._collect_submitted()
             if not (self._under_way() or self._waiting):

@@ -18,8 +18,8 @@ from workload.contract.text import percent, percent_range, plain, seconds
 INPUT_BOUND_FRACTION = 0.10
 # From this share of a roof on, the roof limits the step: nothing else can make the step more than twice as fast. Nsight
 # Compute asks for 60 % before it calls a kernel bound by compute or memory
-# (docs.nvidia.com/nsight-compute/ProfilingGuide, speed of light). A step is below its kernels, because it also has a
-# beginning and an end.
+# (docs.nvidia.com/nsight-compute/ProfilingGuide, speed of light). A step reaches a smaller share than its kernels,
+# because the device is not full at its beginning and its end.
 LEAST_OF_ROOF = 0.5
 # Below this share of the step the device is idle longer than it runs kernels.
 LEAST_DEVICE_BUSY = 0.5
@@ -78,15 +78,16 @@ class Figures:
     """Facts of a step that decide what limits it; None if unknown.
 
     `step_s`: wall time of a step without waits for data; with `kernels_alone`, the kernels' own time, so that gaps
-    between kernels are unknown. `device_busy_share`: share of the step in which kernels (on a CPU operators) run; with
-    `is_most`, an upper limit of that share. `running`: `kernels` or `operators`. `flop`, `bytes_low`, `bytes_high`: per
-    step; counted bytes have equal ends. `possible_causes`: sentences for a step that no roof limits.
+    between kernels are unknown. `device_busy_share`: share of the step in which kernels (on a CPU operators) run; an
+    upper limit of that share with `device_busy_is_upper_limit`. `running`: `kernels` or `operators`. `flop`,
+    `bytes_low`, `bytes_high`: per step; counted bytes have equal ends. `possible_causes`: sentences for a step that
+    no roof limits.
     """
 
     step_s: float | None
     data_wait_fraction: float | None = None
     device_busy_share: float | None = None
-    is_most: bool = False
+    device_busy_is_upper_limit: bool = False
     running: str = "kernels"
     flop: float | None = None
     bytes_low: float | None = None
@@ -199,7 +200,7 @@ def _neither(figures: Figures, reached: str, *, low: float, high: float) -> Iter
 
 
 def _device_busy(figures: Figures, share: float) -> str:
-    most = "at most " if figures.is_most else ""
+    most = "at most " if figures.device_busy_is_upper_limit else ""
     return f"{figures.running} run in {most}{percent(share)} of the step"
 
 
@@ -234,7 +235,7 @@ def figures_of(run: Record) -> Figures | None:
         step_s=step_s or traced_s,
         data_wait_fraction=run.timing.data_wait_fraction,
         device_busy_share=device_busy_share(run),
-        is_most=run.imported is None,
+        device_busy_is_upper_limit=run.imported is None,
         running="operators" if run.environment.device.type == "cpu" else "kernels",
         flop=complexity.train_flop_per_step if complexity and has_flop else None,
         bytes_low=complexity.bytes_per_step_lower if complexity and has_bytes else None,

@@ -405,7 +405,7 @@ def take_samples(call: Call, call_s: float, probe: Probe, deadline: Deadline) ->
         is_last = len(samples) == SAMPLES - 1 or (samples and not deadline.allows(2 * calls * samples[-1]))
         moments = {0: None if load else "start", SAMPLES // 2: "half"}
         samples.append(sample("end" if is_last else moments.get(len(samples))))
-    cpus = meter.share().got if meter else None
+    cpus = meter.use().used_cpus if meter else None
     return Samples(
         call_s=samples,
         load_call_s=load,

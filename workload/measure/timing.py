@@ -56,15 +56,16 @@ class Timeline:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CpuShare:
-    """CPUs on average: `got` is CPU time over wall time, of this process and its data workers.
+class CpuUse:
+    """Mean number of CPUs that the run used, and waited for.
 
-    `waited`: time over wall time, summed over threads, in which threads of this process could run but were queued for a
-    CPU, plus the time for which a hypervisor had taken a CPU away; None if the system does not report it.
+    `used_cpus`: CPU time over wall time, of this process and its data workers. `waited_cpus`: time over wall time,
+    summed over threads, in which threads of this process could run but were queued for a CPU, plus the time for which a
+    hypervisor had taken a CPU away; None if the system does not report it.
     """
 
-    got: float
-    waited: float | None
+    used_cpus: float
+    waited_cpus: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +86,7 @@ class CpuMeter:
         self._machine, self._now_s = machine or HostSystem(), now_s
         self._began = _Totals.read(self._machine, now_s)
 
-    def share(self) -> CpuShare:
+    def use(self) -> CpuUse:
         """CPU use since the meter was created."""
         began, ended = self._began, _Totals.read(self._machine, self._now_s)
         wall_s = max(ended.now_s - began.now_s, 1 / NS_PER_S)
@@ -93,7 +94,7 @@ class CpuMeter:
         if began.waited_s is not None and ended.waited_s is not None:
             # The waits of a thread that has ended are lost.
             waited = max(0.0, ended.waited_s - began.waited_s) / wall_s
-        return CpuShare(got=(ended.used_s - began.used_s) / wall_s, waited=waited)
+        return CpuUse(used_cpus=(ended.used_s - began.used_s) / wall_s, waited_cpus=waited)
 
 
 def _used_s() -> float:
@@ -122,7 +123,9 @@ def _waited_s(machine: HostSystem) -> float | None:
         return None
     waits = [_queued_ns(machine.text(f"{TASKS}/{thread.name}/schedstat")) for thread in threads]
     known = [wait for wait in waits if wait is not None]
-    return sum(known) / NS_PER_S + float(getattr(psutil.cpu_times(), "steal", 0.0)) if known else None
+    if not known:
+        return None
+    return sum(known) / NS_PER_S + float(getattr(psutil.cpu_times(), "steal", 0.0))
 
 
 def _queued_ns(line: str | None) -> int | None:
@@ -130,14 +133,16 @@ def _queued_ns(line: str | None) -> int | None:
     return as_integer(fields[1]) if len(fields) > 1 else None
 
 
-def summarize(before: Timing, measured: "PhaseTotals", *, wall_s: float, cpus: CpuShare) -> Timing:
+def summarize(before: Timing, measured: "PhaseTotals", *, wall_s: float, cpus: CpuUse) -> Timing:
     """Copy `before` with the figures of the measured region, which took `wall_s` seconds of the host's clock.
 
     `cpus`: CPUs used and waited for. `images_per_s` is images over wall time, never a mean of rates.
     `explained_fraction` is the share of the wall time that steps and data waits add up to. Without a single step the
     figures are None.
     """
-    known = replace(before, measured_s=wall_s, cpus_used=cpus.got, cpus_waited=cpus.waited, images=measured.images)
+    known = replace(
+        before, measured_s=wall_s, cpus_used=cpus.used_cpus, cpus_waited=cpus.waited_cpus, images=measured.images
+    )
     if not measured.step_s:
         return known
     step_sum_s, data_sum_s = sum(measured.step_s), sum(measured.data_s)

@@ -18,12 +18,13 @@ from workload.profile.metrics import TENSOR_PREFIX
 
 FORWARD, BACKWARD = "forward", "backward"
 
-# A backward pass has two products for each one of the forward pass, one less in the first layer; kernels that work with
-# fewer FLOP lower the ratio further.
-BACKWARD_OVER_FORWARD = 0.5
-# fp16 work outside tensor cores is element-wise, a few per cent of a step. A larger share is most likely constants
-# instead.
-CONSTANTS_FROM = 0.2
+# Below this ratio of FLOP, the backward pass counts as missing from the profile. About 2 is usual: a backward pass has
+# two products for each one of the forward pass, one less in the first layer. Kernels that work with fewer FLOP lower
+# the ratio further.
+LEAST_BACKWARD_OVER_FORWARD = 0.5
+# fp16 work outside tensor cores is element-wise, a few per cent of a step. From this share of the step's FLOP on, it is
+# most likely instructions that build constants (HFMA2.MMA), which are no work.
+FP16_IS_CONSTANTS_FROM = 0.2
 TOP_KERNELS = 5
 
 TOTALS = ("dram_bytes", "dram_read_bytes", "dram_write_bytes", "l2_bytes", "l1_bytes")
@@ -206,7 +207,7 @@ def backward(labelled: Labelled) -> dict[str, Any]:
     return {
         "kernels_per_step": len(parts[BACKWARD]) / number,
         "flop_over_forward": ratio,
-        "present": bool(parts[BACKWARD]) and (ratio is None or ratio >= BACKWARD_OVER_FORWARD),
+        "present": bool(parts[BACKWARD]) and (ratio is None or ratio >= LEAST_BACKWARD_OVER_FORWARD),
     }
 
 
@@ -228,7 +229,7 @@ def model_flop(figure: Mapping[str, Any], model_flop_per_step: float | None, *, 
 def _likely_cause(figure: Mapping[str, Any], *, too_few: bool, has_backward: bool) -> str:
     if not too_few:
         fp16 = figure["flop_by_class"].get("fp16") or 0.0
-        if fp16 >= CONSTANTS_FROM * figure["flop_per_step"]:
+        if fp16 >= FP16_IS_CONSTANTS_FROM * figure["flop_per_step"]:
             return "HFMA2.MMA instructions, which build constants on an A100 or H100 and may count as fp16 FLOP"
         return "kernels that compute more than the model needs: padded tiles, recomputation, element-wise work"
     if not has_backward:

@@ -11,7 +11,7 @@ from workload.contract.spec import Device
 from workload.measure.clock import Clock, clock_for
 from workload.measure.recorder import LossReader, PhaseTotals, Recorder, StepPhase, loss_reader_for
 from workload.measure.telemetry import Telemetry
-from workload.measure.timing import CpuMeter, CpuShare, Timeline, summarize
+from workload.measure.timing import CpuMeter, CpuUse, Timeline, summarize
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +20,7 @@ class Measured:
 
     totals: PhaseTotals
     wall_s: float
-    cpus: CpuShare
+    cpus: CpuUse
 
     def summarize(self, before: Timing) -> Timing:
         """Copy `before` with the figures of these steps."""
@@ -90,7 +90,7 @@ class Region:
         with suppress(RuntimeError):
             self._clock.synchronize()
             wall_s = self._timeline.elapsed_s() - began_s
-            cpus = self._meter.share()
+            cpus = self._meter.use()
             self.recorder.on_flush = lambda: None
             self.recorder.drain()
             if totals.step_s and not ends_now:

@@ -31,21 +31,22 @@ def repeat_trainer(resolved: Resolved, context: Context, output: Path) -> int:
     context = replace(context, spec_origin=context.spec_origin or dict(resolved.origin))
     folders: list[Path] = []
 
-    def run_once(repeat: Context) -> int:
+    def run_once(context: Context) -> int:
         opened: list[Path] = []
 
-        def show(folder: Path | str) -> None:
+        def note_and_print(folder: Path | str) -> None:
             opened.append(Path(folder))
             print(folder, flush=True)
 
         ended = run_child(
-            [*TRAINER, "train", *arguments(alone), "-o", str(output), "--context", repeat.to_argument()], on_line=show
+            [*TRAINER, "train", *arguments(alone), "-o", str(output), "--context", context.to_argument()],
+            on_line=note_and_print,
         )
         failure, known = ended.error(), len(opened)
-        settled = unfinished.seal_all(ended.code, failure, opened, output=output, spec=alone, context=repeat)
+        settled = unfinished.seal_all(ended.code, failure, opened, output=output, spec=alone, context=context)
         for folder in settled[known:]:
-            show(folder)
-        folders.extend(opened)
+            note_and_print(folder)
+        folders.extend(settled)
         if failure:
             raise failure
         return ended.code
@@ -61,8 +62,8 @@ def repeat_script(parsed: Namespace, program: Program, context: Context, *, repe
     _announce(program.name, repeats, profile)
     folders: list[Path] = []
 
-    def run_once(repeat: Context) -> int:
-        ended, opened = _script_once(_words(parsed, profile, repeat), program)
+    def run_once(context: Context) -> int:
+        ended, opened = _script_once(_words(parsed, profile, context), program)
         if failure := ended.error():
             raise failure
         folders.extend(opened)
@@ -76,16 +77,16 @@ def repeat_script(parsed: Namespace, program: Program, context: Context, *, repe
 
 def _repeated(run_once: RunOnce, context: Context, *, repeats: int) -> int:
     """Run so many times; the first failure ends the repeats with its exit code."""
-    for repeat in range(1, repeats + 1):
+    for number in range(1, repeats + 1):
         raise_if_interrupted()
         facts = replace(context, profile_later=True)
         if repeats > 1:  # otherwise the launcher has set the number of the repeat
-            log.LOGGER.info("repeat %d of %d", repeat, repeats)
-            facts = replace(facts, repeat=repeat, repeats=repeats)
+            log.LOGGER.info("repeat %d of %d", number, repeats)
+            facts = replace(facts, repeat=number, repeats=repeats)
         code = run_once(facts)
         if code != ExitCode.DONE:
             if repeats > 1 and code != ExitCode.INTERRUPTED:
-                log.LOGGER.error("repeat %d of %d ended with exit code %d", repeat, repeats, code)
+                log.LOGGER.error("repeat %d of %d ended with exit code %d", number, repeats, code)
             return code
     return ExitCode.DONE
 
@@ -129,7 +130,7 @@ def _words(parsed: Namespace, profile: Profile, context: Context) -> list[str]:
             words += ["--" + name.replace("_", "-"), str(getattr(parsed, name))]
     words += [] if parsed.ceilings else ["--no-ceilings"]
     words += ["--fresh-ceilings"] if parsed.fresh_ceilings else []
-    # A launcher reads our stdout, where only bundles may be named.
+    # With --context, a run prints only its bundle's folder, for a launcher; --series is the same without this rule.
     return [*words, "--series" if parsed.context is None else "--context", context.to_argument()]
 
 

@@ -23,7 +23,7 @@ from workload.steps.hooks import Site
 
 # Precision whose ceiling a product of this type is compared with; fp16 counts as `amp`, with or without a GradScaler.
 PRECISIONS = {torch.float32: "fp32", torch.float16: "amp", torch.bfloat16: "bf16", torch.float64: "fp64"}
-# Number of counted steps: enough if all are alike, and at most.
+# Count 4 steps if all are alike, else 5.
 ENOUGH_ALIKE, MOST_COUNTED = 4, 5
 MS_PER_S = 1000
 
@@ -32,8 +32,9 @@ MS_PER_S = 1000
 class Work:
     """Operations of one step. `time_s`: seconds by operation; `flop_by_precision`: by element type of the factors.
 
-    `unattributed`: operations without a formula, with their share of all operations' time. `flop_range`: least and most
-    FLOP of the counted steps, None if they agree.
+    `unattributed`: operations without a formula, with their share of all operations' time. `uncounted`: names
+    of those that look like a matrix product, so that the FLOP are a lower bound. `flop_range`: least and most FLOP of
+    the counted steps, None if they agree.
     """
 
     tally: Tally
@@ -74,6 +75,7 @@ class WorkWithoutGradients:
     def enter(self, site: Site | None) -> None:
         """Record the place where gradients are switched off; None when they are on again."""
         self.now = site
+        # The place counts even if nothing is computed there.
         self.compute(0)
 
     def compute(self, flop: int) -> None:
@@ -123,7 +125,7 @@ class WorkCounter(FlopCounter):
         self._forward_flop = 0
         self._block = ExitStack()
         self._precisions: Counter[str] = Counter()
-        self._unknown: set[str] = set()
+        self._unattributed: set[str] = set()
         self._devices: set[str] = set()
         self._copied_bytes = 0
 
@@ -141,7 +143,7 @@ class WorkCounter(FlopCounter):
         self._block.close()
         time_s = self._timer.seconds()
         total_s = sum(time_s.values()) or 1.0
-        shares = {name: time_s[name] / total_s for name in self._unknown if name in time_s}
+        shares = {name: time_s[name] / total_s for name in self._unattributed if name in time_s}
         return Work(
             tally=self.tally(),
             forward_flop=self._forward_flop,
@@ -175,7 +177,7 @@ class WorkCounter(FlopCounter):
             name = COPY_TO_DEVICE
         self._timer.add(name, began, ended)
         if formula_of(func.overloadpacket.__name__) is None and not is_known(func):
-            self._unknown.add(name)
+            self._unattributed.add(name)
         if isinstance(output, Tensor):
             self._devices.add(str(output.device))
         return output

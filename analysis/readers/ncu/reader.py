@@ -67,8 +67,8 @@ class NcuFile:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Launches:
-    """The launches of a file, table by table, and facts about the file."""
+class _FileContent:
+    """The launches of a file, a `Launches` for each of its tables, and facts about the file."""
 
     layout: Layout
     tables: Sequence[Launches]
@@ -100,20 +100,20 @@ def read(path: Path) -> NcuFile:
     if len(gpus) > 1:
         launches_on = ", ".join(f"{gpu}: {number}" for gpu, number in gpus.items())
         losses.append(f"launches of {len(gpus)} GPUs are added up ({launches_on})")
-    losses += [warning for table in content.tables for warning in table.warnings]
-    tables = [_kernels(table) for table in whole.tables]
-    durations = [table["duration_s"].to_numpy() for table, _ in tables]
+    losses += [warning for part in content.tables for warning in part.warnings]
+    frames = [_kernels(part) for part in whole.tables]
+    durations = [frame["duration_s"].to_numpy() for frame, _ in frames]
     impossible.refuse(content.source, content.original, whole.tables, durations)
-    kernels = _joined([table for table, _ in tables])
+    kernels = _joined([frame for frame, _ in frames])
     kernels.insert(0, "launch", np.arange(len(kernels)))
-    remarks = [remark for _, more in tables for remark in more]
+    remarks = [remark for _, more in frames for remark in more]
     return NcuFile(
         path=path,
         layout=content.layout,
         kernels=kernels,
         totals=_totals(whole.tables),
-        metrics=frozenset().union(*(table.metrics for table in whole.tables)),
-        units=_merged([table.units for table in whole.tables]),
+        metrics=frozenset().union(*(part.metrics for part in whole.tables)),
+        units=_merged([part.units for part in whole.tables]),
         number_format=content.number_format,
         attributes=whole.tables[0].attributes,
         ncu_version=content.version,
@@ -127,10 +127,10 @@ def read(path: Path) -> NcuFile:
 # --- the two kinds of files
 
 
-def _of_report(path: Path) -> _Launches:
+def _of_report(path: Path) -> _FileContent:
     actions = report.read(path)
     itself = NcuSource(path=path)
-    return _Launches(
+    return _FileContent(
         layout=Layout.REPORT,
         tables=[actions],
         number_format=NumberFormat.PLAIN,
@@ -142,7 +142,7 @@ def _of_report(path: Path) -> _Launches:
     )
 
 
-def _of_csv(path: Path) -> _Launches:
+def _of_csv(path: Path) -> _FileContent:
     source = original = _source(path)
     try:
         start = ncu_csv.find(source)
@@ -163,7 +163,7 @@ def _of_csv(path: Path) -> _Launches:
     except MixedNumbersError as error:
         raise NcuFileError(path, Failure.MIXED_NUMBERS, str(error), hint="export again with LC_ALL=C") from error
     warnings, is_broken = _around(start, sections)
-    return _Launches(
+    return _FileContent(
         layout=sections[0].plan.layout,
         tables=[launches.from_table(section, form) for section in sections],
         number_format=form,
@@ -224,20 +224,20 @@ def _is_row(line: str) -> bool:
 # --- one row per launch
 
 
-def _kernels(table: Launches) -> tuple[pd.DataFrame, tuple[str, ...]]:
-    """The table of kernels, and remarks on how its figures were derived."""
-    names = table.identity["name"]
+def _kernels(part: Launches) -> tuple[pd.DataFrame, tuple[str, ...]]:
+    """The data frame of kernels, and remarks on how its figures were derived."""
+    names = part.identity["name"]
     is_named = np.array([names_tensor_cores(str(name)) for name in names.categories] + [False])
-    roles = table.by_role
-    capabilities = table.identity["compute_capability"]
+    roles = part.by_role
+    capabilities = part.identity["compute_capability"]
     is_pure = np.array([name in TENSOR_PIPE_IS_PRODUCTS for name in capabilities.categories] + [False])
     done = flop.work(roles, is_named[names.codes], is_pure[capabilities.codes])
     columns = {
-        "process_id": table.identity["process_id"],
-        "range": table.identity["range"],
+        "process_id": part.identity["process_id"],
+        "range": part.identity["range"],
         "name": names,
         "family": _families(names),
-        **{name: table.identity[name] for name in ("compute_capability", "device", "block", "grid")},
+        **{name: part.identity[name] for name in ("compute_capability", "device", "block", "grid")},
         "duration_s": done.duration_s,
         "cycles": roles.get("cycles"),
         **{f"flop_{kind}": done.flop_by_type.get(kind) for kind in flop.TYPES},
@@ -252,16 +252,16 @@ def _kernels(table: Launches) -> tuple[pd.DataFrame, tuple[str, ...]]:
         "l1_bytes": roles.get("l1"),
         **{name: roles.get(name) for name in ("sm_percent", "memory_percent", "dram_percent")},
     }
-    absent = np.full(len(table), np.nan)
+    absent = np.full(len(part), np.nan)
     filled = {name: absent if column is None else column for name, column in columns.items()}
     return pd.DataFrame(filled), done.remarks
 
 
-def _joined(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """Concatenate tables, with the union of their categories."""
-    if len(tables) == 1:
-        return tables[0]
-    joined = pd.concat(tables, ignore_index=True)
+def _joined(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """Concatenate data frames, with the union of their categories."""
+    if len(frames) == 1:
+        return frames[0]
+    joined = pd.concat(frames, ignore_index=True)
     return joined.astype(dict.fromkeys(joined.select_dtypes(exclude=["number", "bool"]).columns, "category"))
 
 
@@ -272,10 +272,10 @@ def _families(names: pd.Categorical) -> pd.Categorical:
     return pd.Categorical.from_codes(codes[names.codes], categories=pd.Index(every, dtype=object))
 
 
-def _totals(tables: Sequence[Launches]) -> dict[str, float]:
+def _totals(parts: Sequence[Launches]) -> dict[str, float]:
     rates = {role.name for role in metrics.roles() if role.kind not in launches.ADDITIVE}
-    roles = dict.fromkeys(role for table in tables for role in table.by_role if role not in rates)
-    return {role: float(sum(_sum(table.by_role.get(role)) for table in tables)) for role in roles}
+    roles = dict.fromkeys(role for part in parts for role in part.by_role if role not in rates)
+    return {role: float(sum(_sum(part.by_role.get(role)) for part in parts)) for role in roles}
 
 
 def _sum(values: Floats | None) -> float:

@@ -73,8 +73,7 @@ def recognized_model(threads: Iterable[CallTree], is_in_steps: Callable[[float],
     forward = sorted(_forward(trees, is_in_steps), key=lambda operator: operator.began)
     convolutions = [operator for operator in forward if operator.call.name in _CONVOLUTIONS and _is_batched(operator)]
     embeddings = [operator for operator in forward if operator.call.name == _EMBEDDING and _has_indices(operator)]
-    # Positions are embedded too, but once for the whole batch, so that the larger embedding input is that of the
-    # tokens.
+    # A language model embeds tokens (batch x length) and positions (1 x length): the larger input is the tokens'.
     first_embedding = max(embeddings, key=lambda operator: math.prod(operator.call.dims[1]), default=None)
     candidates = (*convolutions[:1], *filter(None, [first_embedding]))
     first = min(candidates, key=lambda operator: operator.began, default=None)

@@ -53,7 +53,7 @@ CHEAPEST = (
     Column(name="price", heading="price from", role=Role.FACT),
 )
 BETWEEN = (
-    *words.OF_FACTS,
+    *words.AS_RECORDED,
     Column(name="runs", heading="runs", digits=0),
     Column(name="cov_between", heading="CoV between runs", unit="%", digits=2),
     Column(name="interval", heading="95 % interval"),

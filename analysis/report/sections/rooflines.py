@@ -29,11 +29,11 @@ SHIFTS = (
     Column(name="bounds", heading="limited by", role=Role.FACT),
 )
 IMPORTED = (
-    *words.OF_FIGURES,
+    *words.AS_IN_CHARTS,
     *words.facts(imported_file="file", details="details"),
 )
 FAMILIES = (
-    *words.OF_FIGURES,
+    *words.AS_IN_CHARTS,
     Column(name="family", heading="kernels", role=Role.FACT),
     Column(name="duration_s", heading="time", unit="s", prefixed=True),
     Column(name="share_of_time", heading="share", unit="%", digits=2),
@@ -43,7 +43,7 @@ FAMILIES = (
     Column(name="dram_percent", heading="DRAM"),
 )
 OPERATORS = (
-    *words.OF_FACTS,
+    *words.AS_RECORDED,
     Column(name="name", heading="operator", role=Role.FACT),
     Column(name="launches", heading="calls", digits=3),
     Column(name="duration_s", heading="own time", unit="s", prefixed=True),
@@ -57,7 +57,7 @@ OF_OPERATORS = (
 )
 OF_KERNELS = "Kernels by torch.profiler, per step: their time on the GPU"
 ATTRIBUTED = (
-    *words.OF_FACTS,
+    *words.AS_RECORDED,
     *words.facts(family="family", name="operator"),
     Column(name="launches", heading="calls", digits=3),
     Column(name="duration_s", heading="time", unit="s", prefixed=True, digits=3),

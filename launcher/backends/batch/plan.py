@@ -72,21 +72,21 @@ class BatchPlan:
         return self.vm.settings
 
     @property
-    def attempts(self) -> int:
-        """1: Batch itself restarts a task."""
+    def submissions(self) -> int:
+        """1: the launcher submits once, because Batch itself starts a preempted task again."""
         return 1
 
     def renamed(self, request: Request) -> "BatchPlan":
         """Copy of the plan with `request`, as a job of its own."""
-        vm = replace(self.vm.request, spec=request.spec, script=request.script)
-        return replace(self, request=request, vm=self.vm.renamed(vm))
+        vm_request = replace(self.vm.request, spec=request.spec, script=request.script)
+        return replace(self, request=request, vm=self.vm.renamed(vm_request))
 
     def launched(self, now: datetime, *, image: str) -> "BatchPlan":
         """The plan with this launch time, also in its name, and with the image by the registry's digest."""
-        vm = self.vm.launched(now, image=image)
-        named = vm.request
+        vm_plan = self.vm.launched(now, image=image)
+        named = vm_plan.request
         request = replace(self.request, name=named.name, launched_at=named.launched_at, image=named.image)
-        return replace(self, vm=vm, request=request)
+        return replace(self, vm=vm_plan, request=request)
 
     @property
     def ready_s(self) -> float:

@@ -32,8 +32,9 @@ RESTARTS = 64
 FAILED = 4
 # The agent (launcher/agent/home.py) leaves this in the launch's folder before it begins the run.
 STARTED = "started"
-# The agent imports this file to ask about its VM. It is guest.py from the metadata: images have no code for a cloud.
-LANDLORD = "landlord.py"
+# File for guest.py of the metadata, by which the agent asks about this VM: the image has no code for a cloud.
+# `FILE` of launcher/agent/host_facts.py: the backend's guest.py, which the agent imports.
+HOST_FACTS_FILE = "landlord.py"
 # A driver that is part of the VM image works within a minute.
 DRIVER_TRIES, DRIVER_AGAIN_S = 60, 5
 # A Docker engine that starts with the machine may start later than this script.
@@ -206,7 +207,7 @@ class Boot:
     def agent(self, image: str) -> bool:
         """Run the agent (launcher/agent in the image) to its end; return whether it has left a result."""
         home, name = str(self.home), self.home.name
-        (self.home / LANDLORD).write_text(self.attribute("guest"), encoding="utf-8")
+        (self.home / HOST_FACTS_FILE).write_text(self.attribute("guest"), encoding="utf-8")
         containers = output("docker", "ps", "-aqf", f"volume={home}", "-f", f"volume={home}/results").split()
         if containers:
             run("docker", "rm", "-f", *containers)

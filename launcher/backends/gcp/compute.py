@@ -120,7 +120,7 @@ class _Clients:
             return self.made[kind]
 
     def _make(self, kind: str) -> Any:
-        import requests  # noqa: PLC0415 - see the module
+        import requests  # noqa: PLC0415 - loaded only when it is needed
         from google.cloud import compute_v1  # noqa: PLC0415
 
         options = {"api_endpoint": self.endpoint} if self.endpoint else None
@@ -179,7 +179,7 @@ class Compute:
 
         Raises `AlreadyThereError`, `RefusedError` (no capacity, quota, not in this zone), other `ToolError`s.
         """
-        from google.cloud import compute_v1  # noqa: PLC0415 - see the module
+        from google.cloud import compute_v1  # noqa: PLC0415 - loaded only when it is needed
 
         vm = compute_v1.Instance.from_json(json.dumps(body))
         answer = self._ask(
@@ -192,7 +192,7 @@ class Compute:
 
         None if it is not done within `limit_s` seconds.
         """
-        from google.cloud import compute_v1  # noqa: PLC0415 - see the module
+        from google.cloud import compute_v1  # noqa: PLC0415 - loaded only when it is needed
 
         end_s = self._monotonic() + limit_s
         while (left_s := end_s - self._monotonic()) > 0:
@@ -271,7 +271,7 @@ class Compute:
 
     def _wait_once(self, operation: Operation, limit_s: float) -> Any:
         """Operation after one wait; None if the answer took too long, so that the caller asks again."""
-        import requests  # noqa: PLC0415 - see the module
+        import requests  # noqa: PLC0415 - loaded only when it is needed
 
         answer_s = max(limit_s, LAST_ANSWER_S)
         where = {"zone": operation.zone, "operation": operation.name}
@@ -284,7 +284,7 @@ class Compute:
 
     def _labelled(self, kind: str, make: Callable[[Any], T]) -> Listing[T]:
         """Resources of one kind with our label. A zone missing from the list over all zones is asked by itself."""
-        from google.api_core import exceptions as api  # noqa: PLC0415 - see the module
+        from google.api_core import exceptions as api  # noqa: PLC0415 - loaded only when it is needed
 
         ours = f"labels.{LABEL}={LABEL_VALUE}"
         there: list[T] = []
@@ -318,7 +318,7 @@ class Compute:
 
     def _ask_guest(self, method: str, **fields: Any) -> Any:
         """Answer about a running VM; None if the VM is gone or not up yet."""
-        from google.api_core import exceptions as api  # noqa: PLC0415 - see the module
+        from google.api_core import exceptions as api  # noqa: PLC0415 - loaded only when it is needed
 
         try:
             return self._ask("Instances", method, missing="", **fields)
@@ -341,7 +341,7 @@ class Compute:
 
         None for a 404 that names `missing`.
         """
-        from google.api_core import exceptions as api  # noqa: PLC0415 - see the module
+        from google.api_core import exceptions as api  # noqa: PLC0415 - loaded only when it is needed
 
         request = {"project": self.project, **fields}
 
@@ -418,7 +418,7 @@ def default_project() -> str | None:
 
 def credentials_for(endpoint: str | None) -> Any:
     """The user's credentials; anonymous ones for an `endpoint` other than Google's. Raises `DeniedError`."""
-    from google.auth.credentials import AnonymousCredentials  # noqa: PLC0415 - see the module
+    from google.auth.credentials import AnonymousCredentials  # noqa: PLC0415 - loaded only when it is needed
 
     make_anonymous: Any = AnonymousCredentials
     return make_anonymous() if endpoint else _application_default()[0]
@@ -426,7 +426,7 @@ def credentials_for(endpoint: str | None) -> Any:
 
 def _application_default() -> tuple[Any, str | None]:
     """Application-default credentials and their project. Raises `DeniedError` if none can be used."""
-    import google.auth  # noqa: PLC0415 - see the module
+    import google.auth  # noqa: PLC0415 - loaded only when it is needed
 
     # google.auth warns about user credentials without a quota project, which `gcloud auth` creates.
     with warnings.catch_warnings():

@@ -93,7 +93,7 @@ class VmPlan:
         return self.vm_images[0]
 
     @property
-    def attempts(self) -> int:
+    def submissions(self) -> int:
         """Maximum number of VMs that are started one after another if the cloud takes VMs back."""
         return self.options.rerun_preempted + 1
 
@@ -140,7 +140,7 @@ class VmPlan:
             run_s=self.run_s,
             limit_s=self.limit_s,
             usd_per_h=self.usd_per_h(self.zones[0]),
-            most_usd=None if highest is None else highest * self.attempts,
+            most_usd=None if highest is None else highest * self.submissions,
             is_most_partial=bool(self.regions_without_price),
         )
 
@@ -439,7 +439,7 @@ def _highest(plan: VmPlan) -> str:
     """Highest cost over all zones that may be tried, as far as their prices are known."""
     if plan.highest_usd is None:
         return "the cost is unknown in every zone that may be tried"
-    attempts = plan.attempts
+    attempts = plan.submissions
     highest = dollars(plan.highest_usd)
     if attempts > 1:
         highest += f" for each of up to {attempts} attempts, {dollars(plan.highest_usd * attempts)} in all"

@@ -262,7 +262,7 @@ def _connect(project: str) -> Services:
     """Client for Cloud Billing; for the address in `ENDPOINT_VARIABLE`, if that is set, without credentials."""
     if not os.environ.get(ENDPOINT_VARIABLE):
         return services.connect(project)
-    import requests  # noqa: PLC0415 - see the module
+    import requests  # noqa: PLC0415 - loaded only when it is needed
 
     session: Any = requests.Session()
     return Services(project, session)

@@ -88,12 +88,12 @@ COMPUTE_ENGINE = Service(name="Compute Engine", public=PUBLIC_ENDPOINT, variable
 
 
 @contextmanager
-def translated(service: Service, explained: Callable[[Any], RooflaunchError]) -> Iterator[None]:
+def translated(service: Service, error_of_answer: Callable[[Any], RooflaunchError]) -> Iterator[None]:
     """Turn exceptions of the client and its libraries into our errors, with their cause.
 
-    `explained`: makes the error for an HTTP answer with a status of 400 or more.
+    `error_of_answer`: makes the error for an HTTP answer with a status of 400 or more.
     """
-    import requests  # noqa: PLC0415 - see the module
+    import requests  # noqa: PLC0415 - loaded only when it is needed
     import urllib3  # noqa: PLC0415
     from google.api_core import exceptions as api  # noqa: PLC0415
     from google.auth import exceptions as auth  # noqa: PLC0415
@@ -104,7 +104,7 @@ def translated(service: Service, explained: Callable[[Any], RooflaunchError]) ->
     except json_format.ParseError as error:
         raise foreign_answer(service.name, service.address) from error
     except api.GoogleAPICallError as error:
-        raise explained(error) from error
+        raise error_of_answer(error) from error
     except auth.TransportError as error:
         raise service.unreachable(error) from error
     except auth.GoogleAuthError as error:
@@ -200,7 +200,7 @@ def no_credentials(error: Exception) -> DeniedError:
 
 def _why(error: BaseException) -> str:
     """The operating system's message from within the layers of libraries, else the answer itself."""
-    import requests  # noqa: PLC0415 - see the module
+    import requests  # noqa: PLC0415 - loaded only when it is needed
 
     if isinstance(error, requests.Timeout):
         return "no answer in time"
@@ -211,7 +211,7 @@ def _why(error: BaseException) -> str:
 
 def is_temporary(error: Exception) -> bool:
     """Whether the same request may succeed a little later."""
-    import requests  # noqa: PLC0415 - see the module
+    import requests  # noqa: PLC0415 - loaded only when it is needed
     from google.api_core import exceptions as api  # noqa: PLC0415
     from google.auth import exceptions as auth  # noqa: PLC0415
 

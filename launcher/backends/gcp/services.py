@@ -146,7 +146,7 @@ class Services:
                 raise _refused(response, host, self.project)
 
     def _request(self, method: str, url: str, host: str, content: Any) -> Response:
-        import requests  # noqa: PLC0415 - see the module
+        import requests  # noqa: PLC0415 - loaded only when it is needed
         from google.auth import exceptions as auth  # noqa: PLC0415
 
         try:
@@ -166,7 +166,7 @@ def connect(project: str) -> Services:
     Raises `ToolError` without package or credentials.
     """
     try:
-        from google.auth.transport.requests import AuthorizedSession  # noqa: PLC0415 - see the module
+        from google.auth.transport.requests import AuthorizedSession  # noqa: PLC0415 - loaded only when it is needed
     except ModuleNotFoundError as error:
         raise ToolError("the package google-auth is missing", hint="pip install 'rooflaunch[gcp]'") from error
     make_session: Any = AuthorizedSession

@@ -7,7 +7,7 @@ from typing import Any
 
 from launcher.backends.shared_plan import cost_text, prices_of, require_price, run_rows
 from launcher.backends.slurm.options import Options, Software, time_text
-from launcher.backends.slurm.script import Node, job_script
+from launcher.backends.slurm.script import NodeSoftware, job_script
 from launcher.protocol.records import WORD, Request, region_of
 from launcher.protocol.task import Task
 from workload.contract.errors import UsageError
@@ -58,7 +58,7 @@ class SlurmPlan:
     request: Request
     cluster: Cluster
     options: Options
-    node: Node
+    node: NodeSoftware
     gres: str
     site: str = ""
     software: str = ""
@@ -67,7 +67,7 @@ class SlurmPlan:
     notes: tuple[str, ...] = field(default=())
 
     @property
-    def attempts(self) -> int:
+    def submissions(self) -> int:
         """1: Slurm itself starts a preempted job again."""
         return 1
 
@@ -136,7 +136,14 @@ class SlurmPlan:
 
 
 def make_plan(
-    resolved: Resolved, options: Options, cluster: Cluster, node: Node, *, now: datetime, token: str, task: Task | None
+    resolved: Resolved,
+    options: Options,
+    cluster: Cluster,
+    node: NodeSoftware,
+    *,
+    now: datetime,
+    token: str,
+    task: Task | None,
 ) -> SlurmPlan:
     """Make the draft, before the cluster is contacted. Raises `UsageError` for invalid options."""
     spec, partitions = resolved.spec, (options.partition or "").split(",")

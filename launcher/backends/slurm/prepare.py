@@ -16,7 +16,7 @@ from launcher.backends.slurm.machines import ANY_MACHINE, LoginNode, SlurmMachin
 from launcher.backends.slurm.options import Options, Software
 from launcher.backends.slurm.plan import USUAL_GRES, USUAL_PYTHON, Cluster, SlurmPlan
 from launcher.backends.slurm.refusals import explained
-from launcher.backends.slurm.script import Node, check_script
+from launcher.backends.slurm.script import NodeSoftware, check_script
 from launcher.backends.slurm.site import Partition, Site
 from launcher.images import contents
 from launcher.machine.runtime import CPU_FLAVOUR
@@ -34,16 +34,17 @@ LOOK_S = 5.0
 CHECKED_FOR_S = 24 * 3600.0
 
 
-def node_of(cluster: Cluster, options: Options) -> Node:
-    """Settings of the node for a draft, without contacting the cluster."""
+def node_of(cluster: Cluster, options: Options) -> NodeSoftware:
+    """Software on the nodes for a draft, without contacting the cluster."""
     code, guest = _code(), source_of(GUEST)
     python = options.python or USUAL_PYTHON
     # On a login node, the launcher's own environment is usually in a folder that the compute nodes see.
     if options.python is None and cluster.login is None and importlib.util.find_spec("torch") is not None:
         python = sys.executable
-    return Node(
+    return NodeSoftware(
         root=cluster.root,
         code=_hash(code),
+        # The folder and landlord.py are named as in earlier versions: see FILE in launcher/agent/host_facts.py.
         guest=f"landlords/slurm-{_hash(guest.encode())}.py",
         container=_software_of_draft(options),
         python=python,
@@ -69,20 +70,20 @@ def _hash(content: bytes) -> str:
 
 def prepare(draft: SlurmPlan, machines: SlurmMachines) -> SlurmPlan:
     """Make the final plan. Raises `UsageError` or `ToolError` if the cluster cannot do it."""
-    node, options = machines.node, draft.options
-    site = sites.look_at(node)
+    login_node, options = machines.node, draft.options
+    site = sites.look_at(login_node)
     partitions = site.partitions_named(options.partition)
     gres = draft.gres or _usual_gres(draft, partitions)
     sites.require_room(site, partitions, gres=gres, limit_s=options.time_s)
     software, why = _software(site, options, draft.node.python)
-    prepared_node = replace(
+    software_there = replace(
         draft.node,
         root=site.root,
         container=software,
         with_gpu=bool(sites.parse_gres(gres.partition(",")[0])),
         apptainer=site.apptainer_path or draft.node.apptainer,
     )
-    _send(node, prepared_node)
+    _send(login_node, software_there)
     launched = datetime.fromtimestamp(machines.now_s(), UTC)
     # With several partitions, CANCEL in one of them counts: a job that is not requeued must record how it ended.
     is_cancelled = any(partition.preempted == "CANCEL" for partition in partitions)
@@ -101,7 +102,7 @@ def prepare(draft: SlurmPlan, machines: SlurmMachines) -> SlurmPlan:
     plan = replace(
         draft,
         request=request,
-        node=prepared_node,
+        node=software_there,
         gres=gres,
         site=str(site),
         software=why,
@@ -144,7 +145,7 @@ def _software(site: Site, options: Options, python: str) -> tuple[Software, str]
     return chosen, f"{options.image}, by {how}"
 
 
-def _send(login_node: LoginNode, node: Node) -> None:
+def _send(login_node: LoginNode, node: NodeSoftware) -> None:
     """Send our code and guest.py, unless the cluster has them."""
     facts = login_node.ask("facts", program=ANY_MACHINE, python=USUAL_PYTHON, code=node.code, labels=[])
     if not facts["is_writable"]:

@@ -23,11 +23,11 @@ PROBE = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Node:
+class NodeSoftware:
     """Software on a compute node; `root`: our folder, absolute or below the user's home (`~/…`).
 
-    `code`: name of our code's version in it; `guest`: file that tells the agent about Slurm; `apptainer`: the
-    program, called `singularity` on older clusters.
+    `code`: name of our code's version in it; `guest`: guest.py in our folder, which tells the agent about Slurm
+    and which the job copies to landlord.py. `apptainer`: the program, called `singularity` on older clusters.
     """
 
     root: str
@@ -53,7 +53,7 @@ def sbatch_words(options: Options, *, gres: str) -> list[str]:
     return [f"--{key}={value}" for key, value in named.items() if value]
 
 
-def job_script(requests: Sequence[Request], options: Options, node: Node, *, gres: str) -> str:
+def job_script(requests: Sequence[Request], options: Options, node: NodeSoftware, *, gres: str) -> str:
     """Script of an array with one element for each request; the array is named after the first."""
     name = requests[0].name
     # sbatch does not expand `~` in its options. A folder below the home is relative: sbatch is called in the home.
@@ -122,7 +122,7 @@ def _path(path: str) -> str:
     return f'"$HOME"/{shlex.quote(path[2:])}' if path.startswith("~/") else shlex.quote(path)
 
 
-def _start(node: Node) -> str:
+def _start(node: NodeSoftware) -> str:
     """Shell lines that replace the shell by the agent, so that Slurm's signals reach the agent."""
     agent = '-u -m launcher.agent "$home"'
     if node.container is Software.PYXIS:
@@ -152,7 +152,7 @@ def _is_file(image: str) -> bool:
     return image.startswith(("/", "~/"))
 
 
-def check_script(name: str, options: Options, node: Node, *, gres: str) -> str:
+def check_script(name: str, options: Options, node: NodeSoftware, *, gres: str) -> str:
     """Script of a short job that records what a compute node sees of our folder, the image, and Python.
 
     `--sbatch` options are left out: options such as `--hold` or `--begin` would keep the check in the queue.

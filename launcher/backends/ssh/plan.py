@@ -47,7 +47,7 @@ class SshPlan:
     notes: tuple[str, ...] = field(default=())
 
     @property
-    def attempts(self) -> int:
+    def submissions(self) -> int:
         """1: nobody takes the machine away."""
         return 1
 

@@ -439,7 +439,7 @@ def test_what_differs_is_compared(facts: dict[str, Any], by: str, also: tuple[st
 def test_runs_that_nothing_differs_from_are_named() -> None:
     runs = [*side("a", LEFT), *side("b", RIGHT, precision="bf16"), run("c", model="vgg16")]
 
-    assert pair_up(results(*runs), "precision").unpaired == ("c",)
+    assert pair_up(results(*runs), "precision").without_other_value == ("c",)
 
 
 # --- refusals

@@ -297,7 +297,9 @@ COUNTED: dict[str, tuple[str, str | None, list[str], list[str]]] = {
     "tensor cores by name": (
         profile(flop=STEP, names=NAMED),
         "amp",
-        [f"counted FLOP are a lower bound: 1 launch on tensor cores, whose FLOP were not counted, as {NAMED[0]}"],
+        [
+            f"counted FLOP are a lower bound: 1 launch on tensor cores, whose FLOP were not counted, for example {NAMED[0]}"
+        ],
         [],
     ),
     "a profile without counters": (

@@ -151,14 +151,14 @@ def test_coverage_between_hosts(count: int, host_effect: float) -> None:
 
 
 def ordered(
-    rng: np.random.Generator, *, first: float = 1.0, per_place: float = 1.0, shuffled: bool = True
+    rng: np.random.Generator, *, first: float = 1.0, per_position: float = 1.0, shuffled: bool = True
 ) -> list[PlacedRun]:
     """6 blocks of 4 configurations."""
     runs = []
     for block in range(6):
         order = rng.permutation(4) if shuffled else np.arange(4)
         for position, configuration in enumerate(order):
-            effect = first if position == 0 else per_place ** (position - 1)
+            effect = first if position == 0 else per_position ** (position - 1)
             figure = (1.0 + configuration) * effect * math.exp(0.02 * block + 0.002 * rng.normal())
             runs.append(
                 PlacedRun(figure=figure, configuration=int(configuration), block=block, position=float(position))
@@ -167,10 +167,10 @@ def ordered(
 
 
 def test_a_cold_first_run_and_a_machine_that_tires() -> None:
-    effect = position_effect(ordered(np.random.default_rng(0), first=0.95, per_place=0.99))
+    effect = position_effect(ordered(np.random.default_rng(0), first=0.95, per_position=0.99))
 
     assert effect.first.value == pytest.approx(0.95, abs=0.004)
-    assert effect.per_place.value == pytest.approx(0.99, abs=0.002)
+    assert effect.per_position.value == pytest.approx(0.99, abs=0.002)
     assert effect.p_value is not None
     assert effect.p_value < 1e-6
 
@@ -194,7 +194,7 @@ def test_blocks_of_two_have_a_first_run_and_no_trend() -> None:
     effect = position_effect(runs)
 
     assert effect.first.value == pytest.approx(math.exp(0.1), rel=0.005)
-    assert effect.per_place.reason == "blocks of two runs: no trend"
+    assert effect.per_position.reason == "blocks of two runs: no trend"
 
 
 @pytest.mark.parametrize(
@@ -221,5 +221,5 @@ def test_blocks_of_two_have_a_first_run_and_no_trend() -> None:
 def test_no_position_effect_has_a_reason(runs: list[PlacedRun], reason: str) -> None:
     effect = position_effect(runs)
 
-    assert effect.reason == effect.first.reason == effect.per_place.reason == reason
+    assert effect.reason == effect.first.reason == effect.per_position.reason == reason
     assert effect.p_value is None

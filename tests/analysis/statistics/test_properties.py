@@ -154,7 +154,7 @@ NAMES = st.sampled_from(["a", "b", "c", None])
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # figures near 1e308 overflow
 def test_machines_are_answered_whatever_the_design(runs: list[PlacedRun]) -> None:
     split, order = machine_split(runs), position_effect(runs)
-    for estimate in (split.between_runs, split.between_hosts, split.between_zones, order.first, order.per_place):
+    for estimate in (split.between_runs, split.between_hosts, split.between_zones, order.first, order.per_position):
         assert (estimate.value is None) is (estimate.interval is None)
         assert estimate.value is not None or estimate.reason
         if estimate.interval is not None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from launcher.duel import contest
-from launcher.duel.contest import Budget, Measured, OutOfTimeError, Work, comparison_of, fight, make_budget
+from launcher.duel.contest import Limits, Measured, OutOfTimeError, Work, comparison_of, fight, make_limits
 from launcher.duel.decision import DuelVerdict
 from launcher.duel.sides import Pair, Side
 from launcher.kinds import Runtime
@@ -86,11 +86,11 @@ class Machine:
             busy=busy,
         )
 
-    def fight(self, budget: Budget) -> contest.Outcome:
+    def fight(self, limits: Limits) -> contest.Outcome:
         self.heard: list[str] = []
         return fight(
             make_pair(),
-            budget,
+            limits,
             tell=self.heard.append,
             measure=self.measure,
             name="duel-00002a",
@@ -98,7 +98,7 @@ class Machine:
         )
 
 
-TEN_MINUTES = Budget(max_time_s=600)
+TEN_MINUTES = Limits(max_time_s=600)
 
 
 @pytest.mark.parametrize(
@@ -133,11 +133,11 @@ NOISY = "; runs of the same side differ by "
 
 
 @pytest.mark.parametrize(
-    ("budget", "segment_s", "segments", "why"),
+    ("limits", "segment_s", "segments", "why"),
     [
         pytest.param(TEN_MINUTES, 10.0, 60, "the time of 10 min was used up after 15 quadruples", id="time"),
         pytest.param(
-            Budget(max_time_s=600, max_segments=43), 1.0, 40, "the limit of 43 segments was reached", id="segments"
+            Limits(max_time_s=600, max_segments=43), 1.0, 40, "the limit of 43 segments was reached", id="segments"
         ),
         pytest.param(
             TEN_MINUTES,
@@ -148,10 +148,10 @@ NOISY = "; runs of the same side differ by "
         ),
     ],
 )
-def test_what_cannot_be_decided_says_why(budget: Budget, segment_s: float, segments: int, why: str) -> None:
+def test_what_cannot_be_decided_says_why(limits: Limits, segment_s: float, segments: int, why: str) -> None:
     machine = Machine(noise=0.2, segment_s=segment_s)
 
-    outcome = machine.fight(budget)
+    outcome = machine.fight(limits)
 
     assert outcome.state.verdict is DuelVerdict.NOT_DECIDABLE
     assert len(outcome.segments) == segments
@@ -272,15 +272,15 @@ SHARE = "--same-within must be a share from 0.1 % to 50 %, as 2%; got "
 def test_limits_that_are_none(typed: dict[str, object], message: str, hint: str) -> None:
     plain: dict[str, object] = {"same_within": "2%", "max_time": "30m", "max_segments": None}
     with pytest.raises(UsageError) as caught:
-        make_budget(**plain | typed)  # type: ignore[arg-type]
+        make_limits(**plain | typed)  # type: ignore[arg-type]
     assert (str(caught.value), caught.value.hint) == (message, hint)
 
 
 @pytest.mark.parametrize("typed", ["2%", "2 %", "2.0%", " 2% "])
 def test_shares(typed: str) -> None:
-    budget = make_budget(same_within=typed, max_time="1h", max_segments=32)
+    limits = make_limits(same_within=typed, max_time="1h", max_segments=32)
 
-    assert (budget.margin, budget.max_time_s, budget.max_segments) == (0.02, 3600, 32)
+    assert (limits.same_within, limits.max_time_s, limits.max_segments) == (0.02, 3600, 32)
 
 
 @pytest.mark.parametrize(
@@ -309,7 +309,7 @@ def test_shares(typed: str) -> None:
 def test_a_time_that_is_too_short_is_said_before_the_first_run(
     max_time_s: float, run_s: float, warning: str | None
 ) -> None:
-    assert Budget(max_time_s=max_time_s).warning(run_s) == warning
+    assert Limits(max_time_s=max_time_s).warning(run_s) == warning
 
 
 MEMORY = OutOfDeviceMemoryError("the trainer was killed because memory ran out", hint="a smaller --batch-size")

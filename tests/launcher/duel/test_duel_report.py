@@ -16,7 +16,7 @@ from workload.contract.interrupt import interruption
 
 def result(machine: Machine, *, are_equal: bool = False) -> Result:
     outcome = machine.fight(TEN_MINUTES)
-    return Result(pair=make_pair(are_equal=are_equal), budget=TEN_MINUTES, outcome=outcome, output=Path("out"))
+    return Result(pair=make_pair(are_equal=are_equal), limits=TEN_MINUTES, outcome=outcome, output=Path("out"))
 
 
 TAKES = "B takes 5.1 % longer than A (95 %: +4.8 % to +5.5 %), after 6 quadruples"
@@ -177,7 +177,7 @@ def test_files_that_changed_meanwhile_are_told() -> None:
 
 
 def test_the_plan() -> None:
-    lines = Plan(pair=make_pair(are_equal=True), budget=TEN_MINUTES, output=Path("out")).text().splitlines()
+    lines = Plan(pair=make_pair(are_equal=True), limits=TEN_MINUTES, output=Path("out")).text().splitlines()
 
     assert lines[:6] == [
         f"note       {EQUAL}",

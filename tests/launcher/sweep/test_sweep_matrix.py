@@ -259,12 +259,13 @@ def test_many_runs_are_asked_about_before_anything_is_combined() -> None:
     [
         (b"[matrix", "is no TOML: "),
         (b"\xff", "is no TOML: "),
-        (b"a = " + b"1" * 5000, "is no TOML: Exceeds the limit"),
+        (b"a = " + b"1" * 5000, "is no TOML: Exceeds the limit .* 5000 digits$"),
+        (b"['a; use it']\n['a; use it']", "is no TOML: .*'a; use it'"),
         (b"a = " + b"[" * 5000, "is no TOML: "),
         (None, "there is no matrix "),
         ("folder", "cannot be read: Is a directory$"),
     ],
-    ids=["no TOML", "no text", "a long integer", "deep", "no file", "a folder"],
+    ids=["no TOML", "no text", "a long integer", "a semicolon", "deep", "no file", "a folder"],
 )
 def test_a_file_that_cannot_be_read(tmp_path: Path, content: bytes | str | None, message: str) -> None:
     path = tmp_path / "m.toml"

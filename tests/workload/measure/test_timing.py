@@ -12,14 +12,14 @@ from tests.workload.conftest import LayOut
 from workload.contract.record import StepSeconds, Timing, Usage
 from workload.measure import timing
 from workload.measure.recorder import PhaseTotals
-from workload.measure.timing import CpuMeter, CpuShare, process_usage, summarize
+from workload.measure.timing import CpuMeter, CpuUse, process_usage, summarize
 
 STARTED_AT = "2026-11-21T10:00:00+00:00"
 
 
 def test_throughput_is_images_over_wall_time_not_a_mean_of_rates() -> None:
     totals = PhaseTotals(step_s=array("d", [1.0, 3.0]), data_s=array("d", [0.5, 0.5]), images=16)
-    summary = summarize(Timing(started_at=STARTED_AT), totals, wall_s=5.0, cpus=CpuShare(got=1.5, waited=0.25))
+    summary = summarize(Timing(started_at=STARTED_AT), totals, wall_s=5.0, cpus=CpuUse(used_cpus=1.5, waited_cpus=0.25))
     # A mean of rates would be (8 / 1 + 8 / 3) / 2 = 5.33.
     assert summary.started_at == STARTED_AT
     assert summary.images_per_s == 3.2
@@ -50,7 +50,7 @@ def test_one_step_has_no_spread() -> None:
 
 
 def test_no_step_gives_no_figures() -> None:
-    summary = summarize(Timing(), PhaseTotals(), wall_s=1.5, cpus=CpuShare(got=0.5, waited=None))
+    summary = summarize(Timing(), PhaseTotals(), wall_s=1.5, cpus=CpuUse(used_cpus=0.5, waited_cpus=None))
     assert summary == Timing(measured_s=1.5, cpus_used=0.5, cpus_waited=None, images=0)
     assert (summary.images_per_s, summary.step_s) == (None, None)
 
@@ -73,19 +73,19 @@ def test_waits_of_all_threads_count(lay_out: LayOut, monkeypatch: pytest.MonkeyP
             f"{TASKS}/3/schedstat": "1 500000000 1",
         }
     )
-    assert meter.share().waited == pytest.approx(1.0)
+    assert meter.use().waited_cpus == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("files", [{}, {f"{TASKS}/1/schedstat": "0"}, {f"{TASKS}/1/schedstat": "gone away"}])
 def test_a_system_that_does_not_tell(lay_out: LayOut, files: dict[str, str]) -> None:
-    assert CpuMeter(lay_out(files)).share().waited is None
+    assert CpuMeter(lay_out(files)).use().waited_cpus is None
 
 
 def test_work_of_this_process_is_seen() -> None:
     meter, ends_s = CpuMeter(), time.process_time() + 0.05
     while time.process_time() < ends_s:
         pass
-    assert meter.share().got > 0
+    assert meter.use().used_cpus > 0
 
 
 # --- resources of the process

@@ -395,7 +395,7 @@ def test_a_bucket_that_does_not_answer_keeps_no_vm_alive(boot: Boot) -> None:
 
 
 def test_boot_and_agent_mean_the_same_mark() -> None:
-    assert (boot_program.STARTED, boot_program.LANDLORD) == (agent_home.STARTED, host_facts.FILE)
+    assert (boot_program.STARTED, boot_program.HOST_FACTS_FILE) == (agent_home.STARTED, host_facts.FILE)
 
 
 def test_the_vms_own_python_may_be_old() -> None:

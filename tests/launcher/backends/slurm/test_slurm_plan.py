@@ -11,7 +11,7 @@ import pytest
 from launcher.backends.slurm.backend import backend
 from launcher.backends.slurm.options import Options, Software, Where, time_s, time_text
 from launcher.backends.slurm.plan import RESTARTS, Cluster, SlurmPlan, make_plan
-from launcher.backends.slurm.script import Node, check_script, job_script
+from launcher.backends.slurm.script import NodeSoftware, check_script, job_script
 from launcher.protocol.backend import Job
 from launcher.protocol.records import Request
 from launcher.protocol.task import Task
@@ -21,7 +21,7 @@ from workload.contract.spec import Device, resolve
 SCRIPTS = Path(__file__).parent / "scripts"
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 CLUSTER = Cluster(login=None, root="/home/me/.rooflaunch")
-NODE = Node(
+NODE = NodeSoftware(
     root=CLUSTER.root,
     code="0123456789abcdef",
     guest="landlords/slurm-x.py",
@@ -201,7 +201,7 @@ SOFTWARE = {
 
 @pytest.mark.parametrize(("name", "case"), SOFTWARE.items(), ids=SOFTWARE)
 @pytest.mark.world
-def test_the_script_is_the_committed_one(name: str, case: tuple[Options, Node, str]) -> None:
+def test_the_script_is_the_committed_one(name: str, case: tuple[Options, NodeSoftware, str]) -> None:
     options, node, gres = case
     plans = [plan(options, token=token) for token in ("abcdef", "123456")]
     compared(name, job_script(requests(plans), options, node, gres=gres))
