@@ -323,7 +323,7 @@ class Downloader:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 partial.replace(target)
                 return count
-            # A partial file of an earlier fetch may have been damaged: start once more.
+            # A partial file of an earlier fetch may be damaged: download the file again from its start.
             partial.unlink()
         raise BundleError(f"{wanted.name} arrived damaged {ATTEMPTS} times", hint="fetch again")
 

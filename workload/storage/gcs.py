@@ -271,8 +271,8 @@ class Bucket:
     def _send(self, wanted: "_Content", unclear: list[Exception] | None) -> None:
         """Send an object; start again if the server has lost the upload.
 
-        https://cloud.google.com/storage/docs/resumable-uploads#handling_errors: 404 and 410. The client cannot continue
-        either if the server has kept a part of a chunk (`ValueError`), or nothing (308).
+        https://cloud.google.com/storage/docs/resumable-uploads#handling_errors: 404 and 410 mean a lost upload. The
+        client also cannot continue if the server has stored only a part of a chunk (`ValueError`), or nothing (308).
         """
         for attempt in range(1, ATTEMPTS + 1):
             try:
@@ -472,7 +472,7 @@ def _foreign() -> UnreachableError:
 
 def _is_throttled(error: BaseException) -> bool:
     too_many = http.HTTPStatus.TOO_MANY_REQUESTS
-    # For an upload's steps the client keeps only the response, not the code.
+    # Errors of an upload's steps have no `code`, only the response.
     return any(
         too_many in (getattr(cause, "code", None), getattr(getattr(cause, "response", None), "status_code", None))
         for cause in _causes(error)

@@ -241,7 +241,7 @@ class BatchPlan:
 
 
 def make_plan(vm: VmPlan, options: Options, region: str) -> BatchPlan:
-    """Plan of `launch batch`, from the plan of `launch gcp` for the same options. Reads only the programs."""
+    """Plan of `launch batch`, from the plan of `launch gcp` for the same options. Reads the task's programs."""
     request = replace(
         vm.request,
         backend="batch",

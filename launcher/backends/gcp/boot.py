@@ -89,7 +89,7 @@ class Boot:
         self.enter("docker_ready")
         self.pull(image)
         self.enter("image_pulled")
-        # If the first agent fails, a second one saves the results that it left.
+        # If the first agent fails, a second one saves the results of the first.
         return 0 if any(self.agent(image) for _ in range(2)) else FAILED
 
     def save(self, image: str, *, with_gpu: bool) -> int:

@@ -369,7 +369,7 @@ def repeated(
 ) -> T:
     """Result of `call()`, repeated for up to `limit_s` seconds while the service is busy or does not answer.
 
-    google-api-core's `Retry` takes no clock, and at its limit raises its own error instead of the service's last one.
+    google-api-core's `Retry` takes no clock, and at its limit raises its own error instead of the last error.
     """
     end_s = monotonic() + limit_s
     pause_s = FIRST_PAUSE_S

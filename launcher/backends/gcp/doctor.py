@@ -72,7 +72,7 @@ class Repository:
 
 
 def examine(options: Mapping[str, str | None] | None = None) -> Iterator[Check]:
-    """Run every check. `options`: settings given as options (`project`, `bucket`, …); they override all others."""
+    """Run every check. `options`: settings given as options (`project`, `bucket`, …), which override the others."""
 
     def resolve() -> Resolved:
         return resolve_settings(options or {}, os.environ, Path.cwd(), default_project=compute_engine.default_project)

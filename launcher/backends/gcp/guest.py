@@ -179,7 +179,7 @@ class BatchGuest(Guest):
 
 
 def this_machine(environment: Mapping[str, str] = os.environ) -> Guest:
-    """The view of the VM that this process runs on; environment variables can redirect both addresses."""
+    """The VM of this process; environment variables can redirect the metadata server's and Compute Engine's address."""
     metadata = named_address(environment) or METADATA_ADDRESS
     compute = (environment.get("ROOFLAUNCH_COMPUTE_ENDPOINT") or COMPUTE).rstrip("/")
     if (launch := environment.get("ROOFLAUNCH_LAUNCH")) is None:

@@ -327,10 +327,10 @@ def shielded_config(options: Options) -> dict[str, bool]:
 
 
 def find_image(images: Sequence[VmImage], compute: Images, *, is_named: bool) -> tuple[VmImage, tuple[str, ...]]:
-    """The first image that exists, and notes for the user on those before it.
+    """The first image that exists, and notes for the user on the images before it.
 
-    A family becomes its newest image, so that every zone and attempt boots the same one. `is_named`: the user chose it.
-    Raises `UsageError` or `ToolError` if none is left.
+    A family becomes its newest image, so that every zone and attempt boots the same.
+    `is_named`: the user chose the image. Raises `UsageError` or `ToolError` if none is left.
     """
     notes: list[str] = []
     for image in images:
@@ -493,7 +493,7 @@ def _time_limit_s(options: Options, known: Iterable[Price]) -> int:
         return options.max_run_time_s
     dearest = max(price.whole_usd_per_h for price in known)
     each_usd = options.max_cost_usd / (options.rerun_preempted + 1)
-    # The microsecond offsets binary rounding: a tenth of 0.70 USD buys 630 s at 0.40 USD per hour, not 629.
+    # The added 1e-6 s offsets binary rounding: a tenth of 0.70 USD buys 630 s at 0.40 USD per hour, not 629.
     affordable_s = math.floor(each_usd / dearest * SECONDS_PER_H + 1e-6) - AROUND_S
     if affordable_s < MIN_USEFUL_S:
         least_usd = (MIN_USEFUL_S + AROUND_S) / SECONDS_PER_H * dearest * (options.rerun_preempted + 1)

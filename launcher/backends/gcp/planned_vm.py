@@ -23,14 +23,14 @@ from workload.contract.text import counted, dollars, minutes, wrapped
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 # Seconds from the insert to a usable driver, as published: 215. Installing the driver adds 7.5 min (5 to 10 min).
 USABLE_S = {Driver.PREINSTALLED: 215, Driver.NONE: 215, Driver.INSTALL: 665}
-# Assumed, not measured: pulling the image, starting a process with its ceilings, a step, a profile, a download.
+# Assumed seconds: to pull the image, to start a process and measure ceilings, for a step, a profile, a download.
 PULL_S, START_S, STEP_S, PROFILE_S, DOWNLOAD_S = 120, 60, 0.3, 180, 60
 # Placeholder in a printed plan for the label that identifies the insert request which made a VM.
 GIVEN_AT_INSERT = "given-at-insert"
 # Compute Engine may act this much later than maxRunDuration.
 LATE_S = 30
-# A VM's cost runs from its insert to its deletion: an insert is given up after 180 s (provision.py), the limit counts
-# from its start, and after it a VM has up to 90 s to shut down: https://cloud.google.com/compute/docs/instances/stop-vm
+# A VM costs from insert to deletion. An insert is given up after 180 s (provision.py), the limit counts from the VM's
+# start, and then the VM has up to 90 s to shut down: https://cloud.google.com/compute/docs/instances/stop-vm
 STARTING_S, STOPPING_S = 180, 90
 AROUND_S = STARTING_S + LATE_S + STOPPING_S
 SECONDS_PER_H = 3600
@@ -133,7 +133,7 @@ class VmPlan:
 
     @property
     def estimate(self) -> Estimate:
-        """Estimate for an attempt in the first zone. `most_usd`: all attempts in the dearest priced zone."""
+        """Estimate for an attempt in the first zone. `most_usd`: cost of all attempts in the dearest priced zone."""
         highest = self.highest_usd
         return Estimate(
             ready_s=self.ready_s,

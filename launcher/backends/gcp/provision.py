@@ -168,7 +168,7 @@ class _Provisioning:
     # The order of zones.
 
     def _next_zone(self) -> str | None:
-        """Next zone: requested, suggested by the cloud, same region, the rest."""
+        """Next zone to try, else None: first requested zones, then suggested ones, those of tried regions, others."""
         near = {region_of(zone) for zone in self._done}
 
         def rank(zone: str) -> tuple[int, int]:

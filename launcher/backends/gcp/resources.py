@@ -143,7 +143,7 @@ def gaps(page: Any) -> list[str]:
 
 
 def _vm_deadline_s(answer: Any) -> float | None:
-    """End time that the cloud reports, in seconds since 1970; if it reports none, creation time plus limit."""
+    """End time that the cloud reports, in seconds since 1970, else creation time plus limit; None if unknown."""
     deadline_s = epoch_s(answer.resource_status.scheduling.termination_timestamp)
     if deadline_s is not None:
         return deadline_s
