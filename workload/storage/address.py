@@ -96,8 +96,8 @@ def open_store(address: str, *, probe: str = "", jobs: int = 1, patience: Patien
 class FetchSource:
     """Place of runs in the store at `address`.
 
-    `folder`: prefix of their names, `a/b/runs/`; empty for a folder that holds bundles and other files. `run_id`: the
-    run to fetch, None for all.
+    `folder`: prefix of the runs' names, `a/b/runs/`; empty for a folder that holds bundles and other files. `run_id`:
+    the run to fetch, None for all.
     """
 
     address: str

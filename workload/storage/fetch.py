@@ -49,7 +49,7 @@ MARKS = (bundle.MANIFEST, bundle.RECORD)
 BAR_EVERY_S = 0.25
 # Workers check for a stop with each piece of a file. A worker that waits for the network longer than this is abandoned.
 STOP_LIMIT_S = 1.0
-# Downloads of a file whose checksum differs.
+# Attempts to download a file, if its checksum differs.
 ATTEMPTS = 2
 
 
@@ -143,7 +143,7 @@ def fetch(
 
 
 def _listed(store: Store, source: FetchSource) -> Iterator[StoredObject]:
-    """Objects of the runs. Beside other things, only a subfolder with a manifest or a record is a run."""
+    """Objects of the runs. If the folder also holds other files, a run is a subfolder with a manifest or a record."""
     if source.prefix:
         yield from store.objects(source.prefix)
         return
@@ -162,7 +162,7 @@ def _strays_of(runs: Iterable[RemoteRun], outcomes: Iterable[FetchedRun], output
 def _in_parallel(
     worker: "_Worker", runs: Sequence[RemoteRun], jobs: int
 ) -> Generator[FetchedRun | RooflaunchError | None, None, None]:
-    """Yield the result of each run as it comes, and sometimes None, to show progress; closing it stops the workers."""
+    """Yield each run's result, and None now and then for progress; closing the generator stops the workers."""
     waiting: SimpleQueue[RemoteRun] = SimpleQueue()
     ended: SimpleQueue[FetchedRun | BaseException] = SimpleQueue()
     for run in runs:
@@ -246,13 +246,13 @@ class _Worker:
 
     def _fetch_incomplete(self, run: RemoteRun) -> FetchedRun:
         folder = self._output / run.run_id
-        reason = f"no {bundle.MANIFEST}: it is still running, or was interrupted"
+        reason = f"no {bundle.MANIFEST}: the run is still going on, or was interrupted"
         if not self._incomplete:
             reason += "; --incomplete fetches it"
             return FetchedRun(run_id=run.run_id, state=FetchState.INCOMPLETE, reason=reason)
         if (folder / bundle.MANIFEST).is_file():
             return FetchedRun(
-                run_id=run.run_id, state=FetchState.SKIPPED, reason=f"complete here, not in the {run.kind}"
+                run_id=run.run_id, state=FetchState.SKIPPED, reason=f"complete on this machine, not in the {run.kind}"
             )
         folder.mkdir(exist_ok=True)
         wanted = [Wanted(name=name, remote=remote) for name, remote in run.objects.items()]
@@ -323,7 +323,7 @@ class Downloader:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 partial.replace(target)
                 return count
-            # A partial file of an earlier fetch may have been damaged: start once more.
+            # A partial file of an earlier fetch may be damaged: download the file again from its start.
             partial.unlink()
         raise BundleError(f"{wanted.name} arrived damaged {ATTEMPTS} times", hint="fetch again")
 

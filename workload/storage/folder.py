@@ -44,7 +44,7 @@ from workload.storage.store import (
 ABANDONED_S = 24 * 3600.0
 # Attempts to read one file, if a network file system reports that the opened file was replaced.
 ATTEMPTS = 3
-# Checks for the end of another writer's claim. A claim lasts milliseconds: one that outlives them has a dead writer.
+# How often to check whether another writer's claim has ended. A claim lasts milliseconds, unless its writer died.
 CLAIM_LOOKS, CLAIM_PAUSE_S = 40, 0.05
 # Errors of file systems that cannot flush a folder, which is no failure.
 CANNOT_FLUSH = (errno.EINVAL, errno.ENOTSUP, errno.EACCES, errno.EPERM, errno.EBADF)
@@ -60,7 +60,7 @@ class Folder:
     def __init__(self, root: Path) -> None:
         self._shown = root
         self._root = root.absolute()
-        # Once a disk is unmounted, its mount point is another folder, which is empty. Its inode differs.
+        # Once a disk is unmounted, its mount point is an empty folder with another inode.
         self._inode = self._root.stat().st_ino
 
     def __str__(self) -> str:
@@ -244,7 +244,8 @@ class Folder:
             raise FileNotFoundError(*error.args) from error
         except PermissionError as error:
             raise BundleError(
-                f"no permission to read '{self.locate(name)}'", hint=f"ask its owner: ls -ld {self._quoted(name)}"
+                f"no permission to read '{self.locate(name)}'",
+                hint=f"ask the file's owner: ls -ld {self._quoted(name)}",
             ) from error
         except OSError as error:
             if error.errno == errno.ELOOP:  # a link that was created after the check
@@ -254,18 +255,18 @@ class Folder:
             raise self._unreachable(error) from error
 
     def _require_root(self) -> None:
-        """Raise `UnreachableError` if the store's folder is gone: then a missing object means nothing."""
+        """Raise `UnreachableError` if the store's folder is gone: then a missing object may still exist."""
         try:
             is_there = self._root.stat().st_ino == self._inode
         except OSError:
             is_there = False
         if not is_there:
-            raise UnreachableError(f"{self} is gone", hint="check whether its disk is mounted, then run again")
+            raise UnreachableError(f"{self} is gone", hint="check whether the disk is mounted, then run again")
 
     def _unreachable(self, error: OSError) -> UnreachableError:
         return UnreachableError(
             f"{self} cannot be read or written: {error.strerror or error}",
-            hint=f"check whether its disk or server is available: ls {shlex.quote(str(self._shown))}; then run again",
+            hint=f"check whether the disk or server is available: ls {shlex.quote(str(self._shown))}; then run again",
         )
 
     def _quoted(self, name: str) -> str:
@@ -316,7 +317,7 @@ class Folder:
             if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                 hint = f"free some space there (df -h {shlex.quote(str(self._shown))}; quota -s), then run again"
             elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-                hint = f"ask its owner for permission to write there: ls -ld {shlex.quote(str(self._shown))}"
+                hint = f"ask the folder's owner for permission to write there: ls -ld {shlex.quote(str(self._shown))}"
             else:
                 hint = f"check the path: ls -ld {self._quoted(name)}"
             raise ToolError(f"{error.strerror} while writing '{self.locate(name)}'", hint=hint) from error
@@ -338,23 +339,23 @@ def connect(address: str, root: Path, *, limit_s: float) -> Folder:
     except FileNotFoundError as error:
         raise UsageError(
             f"folder '{address}' does not exist",
-            hint="correct the name, or mount its disk",
+            hint="correct the name, or mount the disk",
         ) from error
     except NotADirectoryError as error:
         raise UsageError(f"'{address}' is not a folder", hint="name the folder that contains runs/") from error
     except PermissionError as error:
         raise ToolError(
-            f"no permission to read folder '{address}'", hint=f"ask its owner: ls -ld {shlex.quote(str(root))}"
+            f"no permission to read folder '{address}'", hint=f"ask the folder's owner: ls -ld {shlex.quote(str(root))}"
         ) from error
     except TimeoutError as error:
         raise UnreachableError(
             f"folder '{address}' does not answer within {limit_s:g} s",
-            hint="its network file system hangs: check whether its server is available, then run again",
+            hint="the network file system hangs: check whether the server is available, then run again",
         ) from error
     except OSError as error:
         raise UnreachableError(
             f"folder '{address}' cannot be read: {error.strerror or error}",
-            hint="check whether its disk or server is available, then run again",
+            hint="check whether the disk or server is available, then run again",
         ) from error
 
 

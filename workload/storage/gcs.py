@@ -271,8 +271,8 @@ class Bucket:
     def _send(self, wanted: "_Content", unclear: list[Exception] | None) -> None:
         """Send an object; start again if the server has lost the upload.
 
-        https://cloud.google.com/storage/docs/resumable-uploads#handling_errors: 404 and 410. The client cannot continue
-        either if the server has kept a part of a chunk (`ValueError`), or nothing (308).
+        https://cloud.google.com/storage/docs/resumable-uploads#handling_errors: 404 and 410 mean a lost upload. The
+        client also cannot continue if the server has stored only a part of a chunk (`ValueError`), or nothing (308).
         """
         for attempt in range(1, ATTEMPTS + 1):
             try:
@@ -379,12 +379,14 @@ def translated(bucket: str, patience: Patience, need: BucketNeed = READ) -> Iter
     except (api.Forbidden, api.Unauthorized) as error:
         raise ToolError(
             f"no permission to {need.what} bucket '{bucket}': {_first_line(error)}",
-            hint=f"ask its owner for {need.role}, or change the account: {LOG_IN}",
+            hint=f"ask the bucket's owner for {need.role}, or use another account: {LOG_IN}",
         ) from error
     except api.GoogleAPICallError as error:
         if _is_page(error):
             raise _foreign() from error
-        raise ToolError(f"bucket '{bucket}': {_first_line(error)}", hint="run again; then report it") from error
+        raise ToolError(
+            f"bucket '{bucket}': {_first_line(error)}", hint="run again; if the error stays, report it as a bug"
+        ) from error
     except client.DataCorruption as error:
         raise ToolError(f"bucket '{bucket}' sent damaged data", hint="run again") from error
     except (requests.RequestException, urllib3.exceptions.HTTPError, ConnectionError, TimeoutError) as error:
@@ -443,12 +445,12 @@ def _unreachable(bucket: str, error: BaseException, patience: Patience) -> Unrea
     if _is_throttled(error):
         return UnreachableError(
             f"bucket '{bucket}' answers that it gets too many requests (429)",
-            hint="wait a minute, then run again, with fewer at the same time",
+            hint="wait a minute, then run again, with fewer commands at the same time",
         )
     if any(isinstance(cause, ssl.SSLCertVerificationError | json.JSONDecodeError) for cause in _causes(error)):
         return _foreign()
     hint = (
-        f"start that server, or unset {EMULATOR_VARIABLE}"
+        f"start the server at this address, or unset {EMULATOR_VARIABLE}"
         if emulator
         else f"check the network and its proxy (curl -I {PUBLIC_ENDPOINT}), then run again"
     )
@@ -470,7 +472,7 @@ def _foreign() -> UnreachableError:
 
 def _is_throttled(error: BaseException) -> bool:
     too_many = http.HTTPStatus.TOO_MANY_REQUESTS
-    # For an upload's steps the client keeps only the response, not the code.
+    # Errors of an upload's steps have no `code`, only the response.
     return any(
         too_many in (getattr(cause, "code", None), getattr(getattr(cause, "response", None), "status_code", None))
         for cause in _causes(error)
@@ -484,7 +486,7 @@ def _is_page(error: BaseException) -> bool:
 
 
 def _why(error: BaseException, patience: Patience) -> str:
-    """Innermost useful reason of an error: the system's message, or how long there was no answer."""
+    """Innermost useful reason of an error: the operating system's message, or the time without an answer."""
     import requests  # noqa: PLC0415 - see the module
 
     causes = list(_causes(error))
@@ -492,7 +494,7 @@ def _why(error: BaseException, patience: Patience) -> str:
         if isinstance(cause, OSError) and cause.strerror:
             return cause.strerror
     if any(isinstance(cause, http.client.IncompleteRead) for cause in causes):
-        return "its answer was cut off"
+        return "the server's answer was cut off"
     if any(isinstance(cause, requests.ConnectTimeout) for cause in causes):
         return f"no connection within {patience.connect_s:g} s"
     if any(isinstance(cause, requests.Timeout) for cause in causes):
@@ -503,7 +505,7 @@ def _why(error: BaseException, patience: Patience) -> str:
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """An error and those that led to it, which the libraries chain as cause, context, `reason` or argument."""
+    """An error and the errors that led to it, which the libraries chain as cause, context, `reason` or argument."""
     while error is not None:
         yield error
         inside = (part for part in (getattr(error, "reason", None), *error.args) if isinstance(part, BaseException))

@@ -74,10 +74,10 @@ class Wanted:
 
 @dataclass(frozen=True, kw_only=True)
 class SealedRun:
-    """A complete run in a list; `run_key` and `job`, its sweep's name, are empty if it has none.
+    """A complete run. `run_key`, `job`: key of the run in its sweep, and the sweep's name; empty without a sweep.
 
-    `seconds`: duration of its process, None if its labels lack it. `damage`: difference of its files from its manifest,
-    if `sealed_runs` compared them.
+    `seconds`: duration of the run's process; None if its labels lack it. `damage`: how its files differ from its
+    manifest; empty if they agree or were not compared.
     """
 
     run_id: str
@@ -125,7 +125,7 @@ def take_stock(objects: Iterable[StoredObject], folder: str, kind: str = "bucket
 def strays(run: RemoteRun, listed: Collection[str]) -> tuple[Refused, ...]:
     """Objects of a complete run that cannot coexist with the files that its manifest lists."""
     return tuple(
-        Refused(name=stray.name, reason="cannot lie beside the files that the manifest lists")
+        Refused(name=stray.name, reason="clashes with a file that the manifest lists")
         for name, stray in sorted(run.objects.items())
         if name != bundle.MANIFEST and name not in listed and clashes([*listed, name])
     )

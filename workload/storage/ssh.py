@@ -68,12 +68,12 @@ MAX_CONTROL_FOLDER = 46
 # Pauses before a request is repeated, if the machine has answered before.
 PAUSES_S = (1.0, 3.0, 6.0)
 QUESTION_LIMIT_S = 60.0
-# For requests that carry files: half an hour for 2 GB at 10 Mbit/s.
+# Time limit of a request that transfers files: half an hour for 2 GB at 10 Mbit/s.
 TRANSFER_LIMIT_S = 1800.0
 BLOCK_BYTES = 1 << 18
-# Most output of a login script before our answer.
+# Limit of what a login script may print before our answer.
 MAX_PREAMBLE_BYTES = 1 << 20
-# For ssh to exit after its input is closed.
+# Time that ssh has to exit after its input is closed.
 ENDS_WITHIN_S = 2.0
 SSH_FAILED = 255
 NOT_FOUND = 127
@@ -201,7 +201,7 @@ class Connection:
                     where = f" '{answer['path']}'" if answer.get("path") else ""
                     raise ToolError(
                         f"{self.login} refused{where}: {answer['error']}",
-                        hint=f"log in and check: {self.login.command()}; df -h and quota show whether its disk is full",
+                        hint=f"log in and check: {self.login.command()}; df -h and quota show whether the disk is full",
                     )
                 return answer
 
@@ -248,7 +248,7 @@ class Connection:
         message, hint = f"{login} did not run our program: {last or f'exit code {code}'}", f"try it by hand: {by_hand}"
         if "REMOTE HOST IDENTIFICATION HAS CHANGED" in stderr:
             message = f"{login} has another host key than before: it was reinstalled, or another machine answers"
-            hint = f"ask its owner; then ssh-keygen -R {login.known_as()}, and log in once: {by_hand}"
+            hint = f"ask the machine's owner; then ssh-keygen -R {login.known_as()}, and log in once: {by_hand}"
         elif "Host key verification failed" in stderr or "host key is known for" in stderr:
             message = f"the host key of {login} is not known here yet"
             hint = f"log in once by hand and compare it: {by_hand}"
@@ -259,7 +259,7 @@ class Connection:
             why = last or ("ssh was killed" if code < 0 else "the connection broke")
             return LostError(f"{login} cannot be reached: {why}", hint=hint)
         elif code == NOT_FOUND:
-            message, hint = f"{login} has no python3", "install Python 3.8 or newer there"
+            message, hint = f"{login} has no python3", "install Python 3.8 or newer on that machine"
         return ToolError(message, hint=hint)
 
 

@@ -45,7 +45,7 @@ def main(question: dict[str, Any], stdin: BinaryIO) -> tuple[dict[str, Any], Ite
 
 
 def path_of(root: Path, name: str) -> Path:
-    """Path of an object. Names are checked before they are sent; here a name may only not leave the folder."""
+    """Path of an object. The sender has checked its name fully; this check only keeps it inside the folder."""
     parts = name.split("/")
     if not all(parts) or {".", ".."} & set(parts) or "\0" in name or any(map(TEMPORARY.fullmatch, parts)):
         raise UnsafeError(f"{name!r} is not allowed as a name")

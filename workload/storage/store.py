@@ -28,7 +28,7 @@ class Patience:
     """Time limits for a store behind a network, in seconds; Google's own default is two minutes per request.
 
     `first_answer_s`: limit of the whole first contact; `first_retry_s` and `retry_s`: how long a failing request is
-    repeated, at the first contact and later; `connect_s` and `read_s`: limits of one wait of one request.
+    repeated, at the first contact and later; `connect_s` and `read_s`: longest wait for a connection, and for data.
     """
 
     first_answer_s: float = 15.0
@@ -173,7 +173,7 @@ def within(limit_s: float, work: Callable[[], T]) -> T:
 
 def too_long(what: str, most_bytes: int) -> TooLongError:
     """Error for an object with more than `most_bytes`; `what` names it."""
-    return TooLongError(f"{what} has more than {most_bytes} bytes", hint="remove it, or write it again")
+    return TooLongError(f"{what} has more than {most_bytes} bytes", hint="remove the object, or write it again")
 
 
 def changed(listed: StoredObject) -> ObjectChangedError:

@@ -1,7 +1,7 @@
 """Uploads bundles to a store, so that each is complete or absent.
 
-A run's MANIFEST.json is stored last, when every file that it lists is stored. `fetch` takes a run whose upload was cut
-off for incomplete, and repeating the upload stores the missing files.
+A run's MANIFEST.json is stored last, when every file that it lists is stored. If an upload is cut off, `fetch` treats
+the run as incomplete, and repeating the upload stores the missing files.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,1 +1,1 @@
-"""Google Cloud Batch: its queue gives each task a VM with the image; the agent in the image does the rest."""
+"""Google Cloud Batch: starts a VM with the image for each queued task; the agent in the image does the runs."""

@@ -63,7 +63,7 @@ class CloudBatch:
         return make_plan(vm, options, settings.region)
 
     def prepare(self, draft: BatchPlan, machines: BatchMachines) -> BatchPlan:
-        """Make the image available to the VM, by digest."""
+        """Push the image for this code, unless the user chose an image; return the plan with the image's digest."""
         # Building and pushing an image takes minutes, so check first that Batch answers.
         now_s = machines.now_s()
         if draft.options.image:

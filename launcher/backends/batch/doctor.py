@@ -68,7 +68,7 @@ def _queue_checks(service: BatchService, settings: Settings, where: Where) -> It
 
 
 def _no_store() -> Bucket:
-    raise AssertionError("the checks of the queue read no store")
+    raise AssertionError("the search for leftovers reads no store")
 
 
 def _bucket_check(settings: Settings, ports: BatchPorts) -> Check:
@@ -80,16 +80,16 @@ def _bucket_check(settings: Settings, ports: BatchPorts) -> Check:
 
 
 def reporter_check(settings: Settings, ports: BatchPorts) -> Check:
-    """Check the role for reporting.
+    """Check that the VM's service account has the role `REPORTER_ROLE`.
 
-    Without it Batch's agent cannot report that it lives, and every task fails in the end.
+    Without this role Batch's agent on the VM cannot report that it is alive, and every task fails after a while.
     """
     if os.environ.get(ENDPOINT_VARIABLE):
         return BATCH.note("VM's role", f"not asked: {ENDPOINT_VARIABLE} points elsewhere")
     account = settings.service_account
     cure = (
         f"gcloud projects add-iam-policy-binding {settings.project} --member serviceAccount:{account} "
-        f"--role {REPORTER_ROLE}; infra/ does"
+        f"--role {REPORTER_ROLE}; infra/ grants this role"
     )
     try:
         client = ports.services(settings.project)
@@ -98,5 +98,7 @@ def reporter_check(settings: Settings, ports: BatchPorts) -> Check:
     except RooflaunchError as error:
         return BATCH.note("VM's role", f"not seen: {error}", cure)
     if not may_report:
-        return BATCH.problem("VM's role", f"{account} lacks {REPORTER_ROLE}: Batch would take its tasks for lost", cure)
+        return BATCH.problem(
+            "VM's role", f"{account} lacks {REPORTER_ROLE}: Batch would consider the VM's tasks lost", cure
+        )
     return BATCH.ok("VM's role", f"{account} may report to Batch")

@@ -64,18 +64,21 @@ class BatchMachines:
         if job is None:
             reason = self._why_queued(job_id)
             is_cancelled = self._cancel(job_id)
-            unconfirmed = "" if is_cancelled else f"; whether job '{job_id}' is cancelled could not be confirmed"
+            unconfirmed = "" if is_cancelled else f"; could not confirm that job '{job_id}' is cancelled"
             raise NoCapacityError(
-                f"no VM for '{job_id}' in {duration(first.options.queue_time_s)} in the queue of Cloud Batch, in "
+                f"no VM for '{job_id}' after {duration(first.options.queue_time_s)} in the queue of Cloud Batch in "
                 f"{', '.join(first.request.zones)}: {reason}{unconfirmed}",
-                hint="--queue-time, longer; another --region, or --zone of its zones; the quota: launch doctor gcp",
+                hint="a longer --queue-time, another --region, or other zones (--zone); quota: launch doctor gcp",
             )
         names = [plan.request.name for plan in plans]
         there = {machine.name: machine for machine in self.look(dict.fromkeys(names, ()))}
         return Submitted(machines=tuple(there[name] for name in names))
 
     def look(self, names: Mapping[str, Sequence[str]] | None = None) -> Listing[Machine]:
-        """Look the tasks up by one list of jobs. The tasks of a job are only requested if one of them is wanted."""
+        """Machines of the named tasks, GONE if absent; without `names` all that still exist.
+
+        One list of jobs is requested, and the tasks of those jobs that contain a wanted one.
+        """
         try:
             jobs = self._service.jobs()
             machines = {
@@ -193,7 +196,7 @@ class BatchMachines:
         return "Batch gives no reason; likely causes are no free GPU or a missing quota"
 
     def _stop(self, wanted: set[str]) -> dict[str, str]:
-        """Reasons why tasks could not be ended, by name; empty for a task that is gone."""
+        """Cancel the jobs of the wanted tasks; return by task why it still runs; empty for a task that is gone."""
         reasons = dict.fromkeys(wanted, "")
         for job in self._service.jobs():
             ours = wanted & set(job.launches)
@@ -203,10 +206,10 @@ class BatchMachines:
             active = {machine.name for machine in machines if machine.condition is not Condition.GONE}
             others = active - wanted
             if others:
-                why = f"it shares job '{job.id}' with {counted(len(others), 'task')} that would end too"
+                why = f"the task shares job '{job.id}' with {counted(len(others), 'task')} that would end too"
                 reasons |= dict.fromkeys(ours & active, why)
             elif active and not self._cancel(job.id):
-                reasons |= dict.fromkeys(ours, "its job is still there")
+                reasons |= dict.fromkeys(ours, "the task's job still exists")
         return reasons
 
     def _cancel(self, job_id: str) -> bool:
@@ -238,7 +241,7 @@ class BatchMachines:
             waits_s, queue_s = now_s - job.created_s, _number(job.labels.get(QUEUE_LABEL))
             if queue_s is None or waits_s <= queue_s + LATE_S:
                 return ""
-            return f"it has waited in the queue for {duration(waits_s)}, and no launcher waits for it"
+            return f"the job has waited in the queue for {duration(waits_s)}, and no launcher waits for it"
         running = [machine for machine in self._machines(job, None) if machine.condition is Condition.RUNNING]
         deadlines = [machine.deadline_s for machine in running if machine.deadline_s is not None]
         late = [deadline_s for deadline_s in deadlines if now_s > deadline_s + LATE_S]

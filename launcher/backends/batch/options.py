@@ -1,4 +1,4 @@
-"""Options of the command `launch batch`, besides those of the run. Light: `launch --help` loads it."""
+"""Options of the command `launch batch`, besides those of the run. Imports little, because `launch --help` loads it."""
 
 from dataclasses import dataclass, field, fields
 
@@ -10,7 +10,7 @@ from launcher.sizes import limit_s
 DEFAULT_QUEUE_S = 1800
 # https://cloud.google.com/batch/docs/reference/rest/v1/projects.locations.jobs (TaskSpec.maxRetryCount)
 MOST_RETRIES = 10
-# \b keeps the lines as they are.
+# \b: the help shows these lines without wrapping them.
 EXAMPLES = """\b
 Examples:
   launch batch --gpu t4 --region us-central1 --dry-run

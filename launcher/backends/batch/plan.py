@@ -26,7 +26,7 @@ from workload.contract.text import dollars, minutes
 PREEMPTED_CODE = 50001
 LABELS = {"rooflaunch": "launch"}
 QUEUE_LABEL, LIMIT_LABEL = "rooflaunch-queue-s", "rooflaunch-limit-s"
-# Variables that tell which launch a task is. The job keeps them, so that every launcher can read them.
+# Environment variables that identify a task's launch. Batch stores them with the job, where any launcher can read them.
 LAUNCH_VARIABLE, STORE_VARIABLE, RETRIES_VARIABLE = "ROOFLAUNCH_LAUNCH", "ROOFLAUNCH_STORE", "ROOFLAUNCH_RETRIES"
 LIMIT_VARIABLE = "ROOFLAUNCH_LIMIT_S"
 # Folder of Batch's records and bundles, apart from those of `launch gcp`, whose commands look for VMs.
@@ -51,7 +51,7 @@ COUNTER_WORDS = (
     "--ambient-caps=-all,+sys_admin",
     "--bounding-set=-all,+sys_admin",
 )
-# Volta needs a driver with the proprietary module, below this branch. Batch alone chooses which driver it installs.
+# {}: first driver branch that does not support the GPU: a V100 needs a branch with the proprietary kernel module.
 NO_PROMISE_OF_DRIVER = "Batch chooses the driver itself, but this GPU needs a driver below {}"
 
 
@@ -77,12 +77,12 @@ class BatchPlan:
         return 1
 
     def renamed(self, request: Request) -> "BatchPlan":
-        """Copy of the plan with `request`, as a job of its own."""
+        """Copy of the plan with `request`, for a separate job."""
         vm_request = replace(self.vm.request, spec=request.spec, script=request.script)
         return replace(self, request=request, vm=self.vm.renamed(vm_request))
 
     def launched(self, now: datetime, *, image: str) -> "BatchPlan":
-        """The plan with this launch time, also in its name, and with the image by the registry's digest."""
+        """Copy of the plan with the launch time `now`, which its name contains, and `image`, a reference by digest."""
         vm_plan = self.vm.launched(now, image=image)
         named = vm_plan.request
         request = replace(self.request, name=named.name, launched_at=named.launched_at, image=named.image)
@@ -112,7 +112,7 @@ class BatchPlan:
         return self.request.price(self.request.zones[0])
 
     def text(self, width: int | None = None) -> str:
-        """Text of the plan, with our commands as the user can type them here."""
+        """The plan as text for the user, in lines of at most `width` characters."""
         return text_of([*run_rows(self.vm), *self._rows()], self.notes, width)
 
     def _rows(self) -> Iterator[tuple[str, str]]:
@@ -133,7 +133,7 @@ class BatchPlan:
             figure = f"{price.whole_usd_per_h:.3f} USD per hour in {self.region}"
             yield "price", f"{figure}; read {price.read}: {price.source}"
         else:
-            yield "price", f"unknown in {self.region}; give it with --usd-per-h"
+            yield "price", f"unknown in {self.region}; set a price with --usd-per-h"
         parts = f"{minutes(self.ready_s)} to start and {minutes(vm.run_s)} for the run assumed"
         yield "expected", f"{minutes(expected_s)} once it has a VM, {dollars(expected)}: {parts}"
         times = f" for each of {attempts} attempts" if attempts > 1 else ""
@@ -179,7 +179,7 @@ class BatchPlan:
                     STORE_VARIABLE: self.request.store,
                     LIMIT_VARIABLE: str(limit_s),
                     RETRIES_VARIABLE: str(retries),
-                    # For the record: a container cannot see its own image's digest.
+                    # Passed on for the run's record, because a container cannot see its own image's digest.
                     "ROOFLAUNCH_IMAGE_DIGEST": self.request.image.partition("@")[2],
                 }
             },
@@ -241,7 +241,7 @@ class BatchPlan:
 
 
 def make_plan(vm: VmPlan, options: Options, region: str) -> BatchPlan:
-    """Plan of `launch batch`, from the plan of `launch gcp` for the same options. Reads only the programs."""
+    """Plan of `launch batch`, from the plan of `launch gcp` for the same options. Reads the task's programs."""
     request = replace(
         vm.request,
         backend="batch",

@@ -121,8 +121,8 @@ class BatchService:
             raise
 
     def jobs(self) -> list[BatchJob]:
-        """Every job of ours in the region."""
-        # Labels are compared here too, as a server may not know the filter.
+        """All jobs in the region that rooflaunch submitted."""
+        # The client compares the labels too, because a server may ignore the filter.
         pages = self._pages("list_jobs", {"parent": self._parent, "filter": 'labels.rooflaunch="launch"'})
         return [_job(job) for page in pages for job in page.jobs if dict(job.labels).get("rooflaunch") == "launch"]
 
@@ -204,7 +204,7 @@ class BatchService:
         if code == 403:  # noqa: PLR2004 - HTTP
             return DeniedError(
                 f"no permission for Batch in project '{self.project}': {message}",
-                hint=f"ask its owner to add you to `launchers` in infra/, or change the account: {LOG_IN}",
+                hint=f"ask the project's owner to add you to `launchers` in infra/, or use another account: {LOG_IN}",
             )
         if code == 401:  # noqa: PLR2004
             return no_credentials(error)

@@ -1,8 +1,8 @@
 """Start a task of Cloud Batch inside the image: make the launch's folder, and run the agent to its end.
 
-The launcher puts this text into the job's command, followed by the text of launcher/backends/gcp/guest.py. The agent's
+The launcher puts this file into the job's command, followed by the text of launcher/backends/gcp/guest.py. The agent's
 output is written to the launch's log in its store every 20 s and at the end. A launch that is submitted again keeps
-its image, which may be of an earlier version, so this text imports only modules that those versions have too.
+its image, which may be of an earlier version, so this file imports only modules that those versions have too.
 """
 
 import os

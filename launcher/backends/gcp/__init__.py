@@ -1,1 +1,1 @@
-"""Compute Engine: a run is planned here, done by a VM that deletes itself, and followed through a bucket."""
+"""Compute Engine: the launcher plans a run, a VM does the run and deletes itself, and a bucket receives the results."""

@@ -1,4 +1,4 @@
-"""Compute Engine as a backend of `launch`: everything that is asked and prepared before there is a VM."""
+"""Compute Engine as a backend of `launch`: its settings, prices, image and plan are prepared before a VM exists."""
 
 import os
 import time
@@ -84,7 +84,7 @@ class ComputeEngine:
         )
 
     def prepare(self, draft: VmPlan, machines: ComputeMachines) -> VmPlan:
-        """Make the image available to the VM, by digest, and choose the VM's own image by name."""
+        """Push the container image if needed; return the plan with its digest, and with the image that the VM boots."""
         cloud, options = machines.compute, draft.options
         if options.image is None:
             # Building and pushing an image takes minutes, so check first that the project answers.
@@ -145,9 +145,11 @@ def _architecture_notes(engine: Callable[[], Engine], reference: str) -> tuple[s
     try:
         platforms = engine().registry_platforms(reference)
     except ToolError as error:
-        return (f"whether the image is one for {contents.VM_PLATFORM} is not checked: {error}",)
+        return (f"could not check that the image is for {contents.VM_PLATFORM}: {error}",)
     if not platforms:
-        return (f"whether the image is one for {contents.VM_PLATFORM} is not checked: its registry does not say",)
+        return (
+            f"could not check that the image is for {contents.VM_PLATFORM}: the registry does not report its platform",
+        )
     if contents.VM_PLATFORM not in platforms:
         raise UsageError(
             f"'{reference}' is an image for {', '.join(sorted(platforms))}; the VMs are {contents.VM_PLATFORM}",

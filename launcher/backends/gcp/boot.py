@@ -30,10 +30,10 @@ SOCKET = Path("/var/run/docker.sock")
 # Exit code for startup.sh: the machine restarts, and the boot starts over.
 RESTARTS = 64
 FAILED = 4
-# The agent (launcher/agent/home.py) leaves this in the launch's folder before it begins the run.
+# File that the agent (launcher/agent/home.py) creates in the launch's folder before the run begins.
 STARTED = "started"
-# File for guest.py of the metadata, by which the agent asks about this VM: the image has no code for a cloud.
-# `FILE` of launcher/agent/host_facts.py: the backend's guest.py, which the agent imports.
+# Name under which the agent imports guest.py, which describes the VM; `FILE` of launcher/agent/host_facts.py. Images
+# lack guest.py, so it comes in the metadata.
 HOST_FACTS_FILE = "landlord.py"
 # A driver that is part of the VM image works within a minute.
 DRIVER_TRIES, DRIVER_AGAIN_S = 60, 5
@@ -43,7 +43,7 @@ PULL_TRIES, PULL_AGAIN_S = 3, 10
 RESTART_LIMIT_S = 300
 # Package servers and downloads fail temporarily: a step is tried again after 5, 10, 20 and 40 seconds.
 STEP_TRIES, STEP_AGAIN_S = 5, 5
-# The installer's version decides the driver's version: `lts` of v1.9.1 is 580.159.04. Second address: the release.
+# The installer's version decides the driver's version: `lts` of v1.9.1 is 580.159.04. The second URL is a fallback.
 INSTALLER_VERSION = "v1.9.1"
 RELEASES = "https://github.com/GoogleCloudPlatform/compute-gpu-installation/releases/download"
 INSTALLERS = (
@@ -56,7 +56,7 @@ TOOLKIT = "https://nvidia.github.io/libnvidia-container"
 TOOLKIT_KEY = Path("/etc/apt/nvidia.asc")
 TOOLKIT_LIST = Path("/etc/apt/sources.list.d/nvidia-toolkit.list")
 INSTALLER_PATH = Path("/opt/installer.pyz")
-# Registries that accept the VM's own token, which no other registry gets.
+# Registries that accept the VM's own token. The token is sent to no other registry.
 GOOGLES = (".pkg.dev", ".gcr.io")
 # Variables by which a test redirects requests.
 ENDPOINTS = ("GCE_METADATA_HOST", "STORAGE_EMULATOR_HOST", "ROOFLAUNCH_COMPUTE_ENDPOINT")
@@ -90,7 +90,7 @@ class Boot:
         self.enter("docker_ready")
         self.pull(image)
         self.enter("image_pulled")
-        # If the first agent fails, a second one saves the results that it left.
+        # If the first agent fails, a second one saves the results of the first.
         return 0 if any(self.agent(image) for _ in range(2)) else FAILED
 
     def save(self, image: str, *, with_gpu: bool) -> int:
@@ -108,7 +108,7 @@ class Boot:
         return 0 if any(self.agent(image) for _ in range(2)) else FAILED
 
     def on_term(self, *_: object) -> None:
-        """Handle SIGTERM, sent when the machine shuts down: the agent uploads its results, anything else ends here."""
+        """Handle SIGTERM, sent at shutdown: a running agent gets it too and uploads its results; else the boot ends."""
         if self.installing:
             sys.exit(RESTARTS)
         if not self.agent_runs:
@@ -139,7 +139,7 @@ class Boot:
                 if not left:
                     fail(f"the metadata server does not answer for {key}: {error}")
             time.sleep(ASK_AGAIN_S)
-        raise AssertionError("the last try returns or ends")
+        raise AssertionError("the last try either returns or ends the boot")
 
     def enter(self, phase: str) -> None:
         """Report a phase as reached: on the serial port, in the file `phases`, and as a guest attribute."""

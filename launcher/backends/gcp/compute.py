@@ -1,4 +1,4 @@
-"""Client for Compute Engine in one project: every request and every answer passes here.
+"""Client for Compute Engine in one project: all requests to Compute Engine are made in this module.
 
 google-cloud-compute and google.auth are imported inside functions only. The client's own retries (up to ten minutes)
 are turned off: every request is repeated here, within a limit, so that a caller knows how long a request can take.
@@ -71,9 +71,9 @@ class ComputePatience:
 
 
 class CloudClock:
-    """The cloud's time, taken from the dates of its answers; `monotonic` carries the time from one answer to the next.
+    """The cloud's time: the date of its answers, plus the seconds since then by the clock `monotonic`.
 
-    This computer's own date may be hours off, so it decides nothing about a VM.
+    This computer's own date may be hours off, so no decision about a VM uses it.
     """
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
@@ -85,7 +85,7 @@ class CloudClock:
         with suppress(TypeError, ValueError):  # no date, or an unreadable one
             ahead_s = parsedate_to_datetime(response.headers.get("Date")).timestamp() - self._monotonic()
             if response.ok and "json" in response.headers.get("Content-Type", ""):
-                # A date is cut to the second and delayed on its way here, so the latest one is the most accurate.
+                # A date is rounded down to a second and delayed by the network, so the latest one is the most accurate.
                 self._ahead_s = ahead_s if self._ahead_s is None else max(self._ahead_s, ahead_s)
 
     def now_s(self, service: Service, items: str, ask: Callable[[], object]) -> float:
@@ -157,7 +157,7 @@ class Compute:
         self._counting = threading.Lock()
 
     def counted(self) -> "Compute":
-        """A view of this client with a counter of its own, for one launch of many; requests count in both."""
+        """Copy of this client with its own `calls`, for one launch of many; its requests also count in this client."""
         view: Compute = copy.copy(self)
         view.calls = Counter()
         view._counters = [view.calls, *self._counters]
@@ -283,7 +283,7 @@ class Compute:
             raise
 
     def _labelled(self, kind: str, make: Callable[[Any], T]) -> Listing[T]:
-        """Resources of one kind with our label. A zone missing from the list over all zones is asked by itself."""
+        """Resources of one kind with our label. A zone that the list over all zones lacks is listed separately."""
         from google.api_core import exceptions as api  # noqa: PLC0415 - loaded only when it is needed
 
         ours = f"labels.{LABEL}={LABEL_VALUE}"
@@ -369,7 +369,7 @@ def repeated(
 ) -> T:
     """Result of `call()`, repeated for up to `limit_s` seconds while the service is busy or does not answer.
 
-    google-api-core's `Retry` takes no clock, and ends with an error of its own in place of the service's last answer.
+    google-api-core's `Retry` takes no clock, and at its limit raises its own error instead of the last error.
     """
     end_s = monotonic() + limit_s
     pause_s = FIRST_PAUSE_S
@@ -428,7 +428,7 @@ def _application_default() -> tuple[Any, str | None]:
     """Application-default credentials and their project. Raises `DeniedError` if none can be used."""
     import google.auth  # noqa: PLC0415 - loaded only when it is needed
 
-    # google.auth warns about user credentials without a quota project, which `gcloud auth` creates.
+    # `gcloud auth` creates user credentials without a quota project; google.auth would warn about them.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

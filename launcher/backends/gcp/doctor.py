@@ -72,7 +72,7 @@ class Repository:
 
 
 def examine(options: Mapping[str, str | None] | None = None) -> Iterator[Check]:
-    """Run every check for the project of these options (`project`, `bucket`, …), or of the settings alone."""
+    """Run every check. `options`: settings given as options (`project`, `bucket`, …), which override the others."""
 
     def resolve() -> Resolved:
         return resolve_settings(options or {}, os.environ, Path.cwd(), default_project=compute_engine.default_project)
@@ -123,7 +123,7 @@ def checks(resolve: Callable[[], Resolved], cloud: CloudPorts) -> Iterator[Check
 
 
 def _or_failed(name: str, checks: Iterator[Check]) -> Iterator[Check]:
-    """Checks. An error in one of them becomes a failed check of this name, and ends them."""
+    """Yield `checks`; if one raises an error, yield a failed check called `name` instead, and end."""
     try:
         yield from checks
     except RooflaunchError as error:
@@ -131,7 +131,7 @@ def _or_failed(name: str, checks: Iterator[Check]) -> Iterator[Check]:
 
 
 def _or_unseen(name: str, checks: Iterator[Check]) -> Iterator[Check]:
-    """`_or_failed`, but a note instead of a failed check if the user's account may not read what the check needs."""
+    """Like `_or_failed`, but yield a note, no failed check, if the user has no permission to read the facts."""
     try:
         yield from checks
     except ForbiddenError as error:
@@ -202,7 +202,7 @@ def _quota_checks(compute: Compute, settings: Settings) -> Iterator[Check]:
 def _all_regions_checks(compute: Compute, cure: str) -> Iterator[Check]:
     quota = compute.project_quotas().get(ALL_REGIONS)
     if quota is None:
-        yield GCP.note(ALL_REGIONS, "unknown: the project does not report it")
+        yield GCP.note(ALL_REGIONS, "unknown: the project does not report this quota")
     elif quota.limit <= 0:
         yield GCP.problem(ALL_REGIONS, "0 GPUs, as in every new project: no VM with a GPU can start", cure)
     else:
@@ -229,7 +229,7 @@ def _region_quotas(
 
 
 def _gpu_quota_check(gpu: GpuOffer, quotas: Mapping[str, Mapping[str, Quota]], cure: str) -> Check:
-    """Check both quotas of a GPU. A VM that lives for at most 7 days may take either, spot or not."""
+    """Check both quotas of a GPU. A VM that lives for at most 7 days, spot or not, may use either quota."""
     kinds = {"standard": gpu.quota, "preemptible": gpu.preemptible_quota}
     remaining = {kind: _remaining(gpu, quotas, metric) for kind, metric in kinds.items()}
     usable = any(count > 0 for by_region in remaining.values() for count in by_region.values())
@@ -244,9 +244,9 @@ def _remaining(gpu: GpuOffer, quotas: Mapping[str, Mapping[str, Quota]], metric:
 
 
 def _best(remaining: Mapping[str, float]) -> str:
-    """Regions with most GPUs left, as `us-central1 4, us-east1 1 and 12 more`. Equal regions keep the table's order."""
+    """Regions with the most GPUs left: `us-central1 4, us-east1 1 and 12 more`. Equal regions keep their order."""
     if not remaining:
-        return "unknown: no region reports it"
+        return "unknown: no region reports this quota"
     best = sorted((region for region in remaining if remaining[region] > 0), key=lambda region: -remaining[region])
     shown = ", ".join(f"{region} {remaining[region]:g}" for region in best[:REGIONS_SHOWN])
     more = len(best) - REGIONS_SHOWN
@@ -270,10 +270,13 @@ def _image_family_checks(compute: Compute) -> Iterator[Check]:
         if latest:
             yield GCP.ok(name, f"{latest} of project {image.project}, for {named}")
             continue
-        gone = f"no family {image.name} in project {image.project}, for {named}"
-        cure = f"gcloud compute images list --project {image.project} --no-standard-images; then report it"
+        gone = f"no image family {image.name} in project {image.project}, for {named}"
+        cure = (
+            f"gcloud compute images list --project {image.project} --no-standard-images; if the family is missing "
+            "there, report this as a bug"
+        )
         if all(any(newest.get(other) for other in gpu.vm_images) for gpu in users):
-            yield GCP.note(name, f"{gone}: a launch uses the next one", cure)
+            yield GCP.note(name, f"{gone}: launches use the next family", cure)
         else:
             yield GCP.problem(name, gone, cure)
 
@@ -292,7 +295,7 @@ def _policy_checks(services: Services | None) -> Iterator[Check]:
         try:
             yield judge(name, services.effective_policy(constraint))
         except RooflaunchError as error:
-            viewer = "an administrator of the organisation: roles/orgpolicy.policyViewer"
+            viewer = "ask the organisation's administrator for roles/orgpolicy.policyViewer"
             cure = error.hint if isinstance(error, DisabledError) else viewer
             yield GCP.note(name, f"could not read {constraint}: {error}", cure)
 
@@ -332,7 +335,7 @@ def _trusted_images_check(name: str, policy: Mapping[str, Any]) -> Check:
     return GCP.problem(
         name,
         f"not trusted: {projects}, for {', '.join(gpu.name for gpu in refused)}{trusted}",
-        cure or "--vm-image PROJECT/FAMILY of a trusted project, with apt; or ask its administrator",
+        cure or "--vm-image PROJECT/FAMILY of a trusted project, with apt; or ask the organisation's administrator",
     )
 
 
@@ -371,7 +374,9 @@ def _writable_checks(bucket: Bucket) -> Iterator[Check]:
     name, held = "bucket access", bucket.permitted(BUCKET_PERMISSIONS)
     if missing := [permission for permission in BUCKET_PERMISSIONS if permission not in held]:
         grant = f"gcloud storage buckets add-iam-policy-binding gs://{bucket.name} --role roles/storage.objectUser"
-        yield GCP.problem(name, f"you lack {', '.join(missing)}", f"its owner: {grant} --member user:YOU")
+        yield GCP.problem(
+            name, f"you lack {', '.join(missing)}", f"the bucket's owner can run: {grant} --member user:YOU"
+        )
     else:
         yield GCP.ok(name, "objects can be read, written and replaced")
 
@@ -381,14 +386,14 @@ def _access_checks(bucket: Bucket) -> Iterator[Check]:
     try:
         access = bucket.access()
     except RooflaunchError as error:
-        yield GCP.note(name, f"not seen: {error}", "ask its owner for roles/storage.legacyBucketReader")
+        yield GCP.note(name, f"not seen: {error}", "ask the bucket's owner for roles/storage.legacyBucketReader")
         return
     update = f"gcloud storage buckets update gs://{bucket.name}"
     if not access.uniform:
         cure = f"{update} --uniform-bucket-level-access"
         yield GCP.problem(name, "no uniform access: each object can have its own readers", cure)
     elif access.public_access_prevention != "enforced":
-        yield GCP.note(name, "uniform access; it could be made public", f"{update} --public-access-prevention")
+        yield GCP.note(name, "uniform access; the bucket could be made public", f"{update} --public-access-prevention")
     else:
         where = access.location.lower() or "an unknown location"
         yield GCP.ok(name, f"uniform access, never public, in {where}")
@@ -425,11 +430,11 @@ def _tag_checks(
         yield GCP.ok(name, f"{tag}, {digest}")
     else:
         push = f"launch build --flavour {flavour} --push --repository {settings.repository}"
-        yield GCP.note(name, f"{tag} is not there; the first launch that needs it pushes it", push)
+        yield GCP.note(name, f"{tag} is not in the repository; the first launch that needs this image pushes it", push)
 
 
 def parse_repository(reference: str) -> Repository | None:
-    """Location of a reference like `us-central1-docker.pkg.dev/P/R/trainer`; None if it is not in Artifact Registry."""
+    """Repository and package of `us-central1-docker.pkg.dev/P/R/trainer`; None if it is not in Artifact Registry."""
     parts = REPOSITORY.fullmatch(reference)
     if not parts:
         return None
@@ -450,7 +455,7 @@ def _account_checks(services: Services | None, settings: Settings, cloud: CloudP
 
 
 def _with_terraform(command: str) -> str:
-    """Cure by our Terraform if its page is available, else by hand."""
+    """Hint: our Terraform's page if it is installed, or `command`."""
     page = document("infra/README.md")
     return f"{page}, or {command}" if page else command
 
@@ -473,17 +478,19 @@ def _use_checks(services: Services, email: str) -> Iterator[Check]:
         yield GCP.ok(name, "you may start VMs with this account")
     else:
         grant = f"gcloud iam service-accounts add-iam-policy-binding {email} --role roles/iam.serviceAccountUser"
-        yield GCP.problem(name, "you may not start VMs with this account", f"its owner: {grant} --member user:YOU")
+        yield GCP.problem(
+            name, "you may not start VMs with this account", f"the account's owner can run: {grant} --member user:YOU"
+        )
 
 
 def _vm_role(text: str) -> str:
-    """Cure for missing permissions of a VM: `text` with our Terraform's page if that is available."""
+    """Hint for missing permissions of a VM: `text` with the path of our vm.tf, else the permissions themselves."""
     page = document("infra/vm.tf")
     return text.format(page) if page else f"a custom role with {', '.join(VM_PERMISSIONS)}"
 
 
 def _role_checks(services: Services, settings: Settings) -> Iterator[Check]:
-    """Check that the account may do what a VM does. A role of the project holds for bucket and repository too."""
+    """Check that the VM's account may do what a VM does. A role in the project applies to bucket and repository too."""
     email, member = settings.service_account, f"--member serviceAccount:{settings.service_account}"
     try:
         everywhere = services.roles_in_project(email)

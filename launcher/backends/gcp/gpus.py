@@ -91,7 +91,7 @@ class GpuOffer:
 
     @property
     def vm_image(self) -> VmImage:
-        """The usual image."""
+        """Image that a VM with this GPU boots by default."""
         return self.vm_images[0]
 
     @property
@@ -101,11 +101,11 @@ class GpuOffer:
 
     @property
     def preemptible_quota(self) -> str:
-        """Name in regions.get of the quota for short-lived VMs. A region that does not list it: quota unknown."""
+        """Name in regions.get of the quota for short-lived VMs. In a region without this name the quota is unknown."""
         return f"PREEMPTIBLE_{self.quota}"
 
     def quota_metrics(self, *, spot: bool, limit_s: int) -> tuple[str, ...]:
-        """Quotas that may count a VM which the cloud deletes after `limit_s` seconds; room in one of them is enough."""
+        """Quotas under which a VM with a time limit of `limit_s` seconds may start; room in one of them is enough."""
         passing = spot or limit_s <= PREEMPTIBLE_S
         return (self.preemptible_quota, self.quota) if passing else (self.quota,)
 

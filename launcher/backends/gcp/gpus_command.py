@@ -1,4 +1,4 @@
-"""The command `launch gpus`: the GPUs of Compute Engine. Light: `launch --help` loads it."""
+"""The command `launch gpus`: the GPUs of Compute Engine. Imports little, because `launch --help` loads this module."""
 
 import sys
 from typing import Annotated
@@ -12,7 +12,7 @@ from workload.contract.errors import ExitCode
 from workload.contract.invocation import as_typed
 from workload.contract.program import WideOption
 
-# \b keeps the lines as they are.
+# \b: the help shows these lines without wrapping them.
 GPUS_EXAMPLES = """\b
 Examples:
   launch gpus

@@ -24,7 +24,7 @@ NOTES = (
     "zones and unrounded figures: launch gpus --format json; today's prices: launch gpus --live",
 )
 RATES = tuple(f"{precision}_flop_per_s" for precision in Precision)
-# JSON and CSV: every figure, unknown ones absent.
+# Columns of JSON and CSV: every figure; unknown ones are absent.
 DATA = tuple(
     Column(name=name, heading=name)
     for name in (
@@ -46,7 +46,7 @@ PEOPLE = (
 
 
 def rows(price_list: PriceList | None = None) -> Iterator[dict[str, Any]]:
-    """Rows for every price of the table, replaced by the list's if known; None stands for an unknown value.
+    """Rows, one for each price in prices.toml; a price in `price_list` replaces it. Unknown values are None.
 
     A GPU without a price has a row for its usual machine type.
     """
@@ -79,7 +79,7 @@ def _row(gpu: GpuOffer, machine: MachineType, price: VmPrice | None) -> dict[str
 
 
 def render(form: TableFormat, *, wide: bool = False, price_list: PriceList | None = None) -> str:
-    """The table as text; for people with notes below it, as wide as the terminal."""
+    """Text of the table in this form. The form TABLE has notes below it, wrapped to the terminal's width."""
     found = list(rows(price_list))
     if form is not TableFormat.TABLE:
         return tables.render(found, DATA, form)

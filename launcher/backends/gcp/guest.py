@@ -4,7 +4,7 @@ This file travels in the VM's metadata, or in the command of a Cloud Batch task,
 is described in launcher/agent/host_facts.py. A launch that is submitted again keeps its image, which may be of an
 earlier version, so this file imports only modules that those versions have too.
 
-Facts for the record come from workload/environment/gce.py, which never waits; the questions here are waited for.
+Facts for the record come from workload/environment/gce.py, which never waits; this module waits for its answers.
 """
 
 import json
@@ -33,7 +33,7 @@ NAMESPACE = "rooflaunch"
 LIMIT_S = 10.0
 TRIES = 5
 PAUSE_S = 1.0
-# Time for which the server may hold back an unchanged answer.
+# Seconds for which the server may delay an unchanged answer.
 WAIT_S = 60
 # Pause after the server has not answered.
 ASK_AGAIN_S = 5.0
@@ -41,7 +41,7 @@ ASK_AGAIN_S = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class Guest:
-    """This VM. `sleep` is for the pauses between tries."""
+    """The VM of this process. `metadata`, `compute`: addresses of the services; `sleep`: pauses between tries."""
 
     metadata: tuple[str, int]
     compute: str
@@ -65,7 +65,7 @@ class Guest:
         self._ask(f"instance/guest-attributes/{NAMESPACE}/{name}", put=value)
 
     def preempted(self, *, since: str | None = None) -> tuple[bool, str]:
-        """Whether the VM is being preempted, and the answer's tag; with `since` the server waits for another tag."""
+        """Whether the VM is being preempted, and the answer's tag. With `since`, wait until the tag differs from it."""
         wait = f"?wait_for_change=true&timeout_sec={WAIT_S}&last_etag={since}" if since else ""
         answer = self._ask(f"instance/preempted{wait}", limit_s=LIMIT_S + (WAIT_S if since else 0))
         return answer.text.strip().upper() == "TRUE", answer.tag
@@ -78,7 +78,7 @@ class Guest:
             return False
 
     def await_preemption(self, is_over: Callable[[float], bool]) -> bool:
-        """Wait until the VM is preempted; False if `is_over`, called while the server is silent, is true first."""
+        """Wait until the VM is preempted; False if `is_over`, called after each missing answer, returns true first."""
         tag: str | None = None
         while True:
             try:
@@ -91,7 +91,7 @@ class Guest:
                 return True
 
     def comes_back(self) -> bool:
-        """Always False: the VM is not restarted, as `--rerun-preempted` makes a launch of its own."""
+        """Always False: a preempted VM is not restarted; `--rerun-preempted` starts a new launch instead."""
         return False
 
     def created_s(self) -> float | None:
@@ -99,7 +99,7 @@ class Guest:
         return epoch_s(self.instance().get("creationTimestamp"))
 
     def deleted_s(self) -> float | None:
-        """Time at which Compute Engine deletes the VM: its `maxRunDuration` after its start."""
+        """Time at which Compute Engine deletes the VM, in seconds since 1970: its start plus `maxRunDuration`."""
         status = self.instance().get("resourceStatus") or {}
         return epoch_s((status.get("scheduling") or {}).get("terminationTimestamp"))
 
@@ -147,7 +147,7 @@ class Guest:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchGuest(Guest):
-    """The VM of a Cloud Batch task. Its launch lies in the launch's store, and Batch ends the task at its limit.
+    """The VM of a Cloud Batch task. The store holds the launch's request, and Batch ends the task after `limit_s`.
 
     `began_s`: when the task began, in seconds since 1970; `tries_left`: how often Batch still restarts the task.
     """
@@ -170,7 +170,7 @@ class BatchGuest(Guest):
         """Do nothing: Batch's VMs have no guest attributes, and the heartbeat in the store reports the phases."""
 
     def deleted_s(self) -> float:
-        """End of the task: Batch's `maxRunDuration` counts from the start of the task."""
+        """Time at which Batch ends the task, in seconds since 1970: the task's start plus `limit_s`."""
         return self.began_s + self.limit_s
 
     def comes_back(self) -> bool:
@@ -179,7 +179,7 @@ class BatchGuest(Guest):
 
 
 def this_machine(environment: Mapping[str, str] = os.environ) -> Guest:
-    """The view of the VM that this process runs on; environment variables can redirect both addresses."""
+    """The VM of this process; environment variables can redirect the metadata server's and Compute Engine's address."""
     metadata = named_address(environment) or METADATA_ADDRESS
     compute = (environment.get("ROOFLAUNCH_COMPUTE_ENDPOINT") or COMPUTE).rstrip("/")
     if (launch := environment.get("ROOFLAUNCH_LAUNCH")) is None:
@@ -199,5 +199,5 @@ def this_machine(environment: Mapping[str, str] = os.environ) -> Guest:
 def _refused(key: str, why: str) -> ToolError:
     return ToolError(
         f"the metadata server has no answer for '{key.partition('?')[0]}': {why}",
-        hint="this runs only on a VM of `launch gcp`",
+        hint="this program runs only on a VM of `launch gcp`",
     )

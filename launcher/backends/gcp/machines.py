@@ -76,7 +76,7 @@ class ComputeMachines:
         return {phase: published[phase] for phase in LaunchPhase if phase in published}
 
     def leftovers(self) -> Listing[Leftover]:
-        """VMs that are stopped for good or, by the cloud's clock, past their limit; disks past it that no VM uses."""
+        """VMs stopped for good or past their limit by the cloud's clock; disks past their limit that no VM uses."""
         vms, disks = self._ours(), self.compute.disks()
         now_s = self.now_s()
         left_vms = [
@@ -121,7 +121,7 @@ class ComputeMachines:
         return Listing(there=tuple(vm for vm, _ in answers if vm), unreachable=tuple(silent_zones))
 
     def _look_in(self, zones: Sequence[str], name: str) -> tuple[Instance | None, list[str]]:
-        """VM of that name, asked of these zones one by one; and the zones that do not answer."""
+        """Look for the VM in each of these zones; return the VM, and the zones without an answer if it is not found."""
 
         def ask(zone: str) -> Instance | str | None:
             if not ZONE.fullmatch(zone):  # a region, or an unknown place
@@ -139,7 +139,7 @@ class ComputeMachines:
         return there, [] if there else [answer for answer in answers if isinstance(answer, str)]
 
     def _gone(self, name: str, zones: Sequence[str]) -> Machine:
-        """A VM that no longer exists. The reason is asked for only if its zone is known."""
+        """A VM that no longer exists. With a single zone, also look up whether the cloud preempted the VM."""
         zone = zones[0] if len(zones) == 1 else ""
         preempted = bool(zone) and self.compute.preempted(zone, name)
         why = "the cloud took the spot VM away" if preempted else ""
@@ -152,9 +152,9 @@ class ComputeMachines:
 
         All deletions are requested before any is waited for, since each takes minutes.
 
-        One list shows the state of all. Lists may be incomplete, so a VM that it lacks is gone once a single request
-        confirms it. A VM that is listed but not STOPPING has lost its deletion, or the deletion failed: it is requested
-        again.
+        Each round reads one list of all VMs. Lists may be incomplete, so a VM that is not listed counts as gone only
+        after a separate request has confirmed that. If a VM is listed but not STOPPING, its deletion was lost or
+        failed, and is requested again.
         """
         refused: dict[tuple[str, str], str] = {}
         gone: dict[tuple[str, str], bool | None] = {}
@@ -214,14 +214,14 @@ def _removed_vm(vm: tuple[str, str], gone: bool | None, reason: str) -> Removed:
 
 
 def _why_left(vm: Machine, now_s: float) -> str:
-    """Why the VM is a leftover; empty for a VM that is in order. The cloud never ends a stopped VM.
+    """Why the VM is a leftover; empty if it is none. The cloud never deletes a stopped VM.
 
     A VM that the cloud is about to restart is left alone: it saves its measurements, and deletes itself.
     """
     if vm.may_start_again(now_s):
         return ""
     if vm.stopped_for_good(now_s):
-        return f"it is {vm.status}, and the cloud never deletes a stopped VM"
+        return f"the VM is {vm.status}, and the cloud never deletes a stopped VM"
     is_past = vm.deadline_s is not None and now_s > vm.deadline_s + GRACE_S
     return _past(vm.deadline_s, now_s) if is_past else ""
 

@@ -1,4 +1,4 @@
-"""Options of the command `launch gcp`, besides those of the run. Light: `launch --help` loads it."""
+"""Options of the command `launch gcp`, besides those of the run. Imports little, because `launch --help` loads it."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -9,9 +9,9 @@ from launcher.sizes import limit_s
 VmDriver = Literal["preinstalled", "install"]
 
 DEFAULT_LIMIT_S = 3600
-# Room for the VM's image, for ours (PyTorch with CUDA: 6 GB, twice that while it is unpacked) and a data set.
+# Room for the VM's image, the container image (PyTorch with CUDA: 6 GB, 12 GB while it is unpacked), a data set.
 DEFAULT_DISK_GB = 100
-# \b keeps the lines as they are.
+# \b: the help shows these lines without wrapping them.
 EXAMPLES = """\b
 Examples:
   launch gcp --gpu t4 --dry-run
@@ -120,6 +120,6 @@ class Options:
 
     @property
     def settings(self) -> dict[str, str | None]:
-        """Settings that environment and configuration may have too."""
+        """Settings given as options, which may also come from environment variables or the configuration file."""
         names = ("repository", "service_account", "network", "subnetwork")
         return {name: getattr(self, name) for name in names}

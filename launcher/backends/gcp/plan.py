@@ -67,7 +67,7 @@ def make_plan(
 
     `task`: runs of a sweep, in place of the resolved spec's. `image` has the registry's digest, except in a dry run.
     `token`: 6 hex digits that make the name unique. `now` is timezone-aware. `price_list`: Google's price list, if
-    available. Raises `UsageError` for a run that a VM cannot do or options that the GPU does not have, `ToolError` for
+    available. Raises `UsageError` for a run that a VM cannot do or options that do not fit the GPU, `ToolError` for
     a broken installation.
     """
     gpu = gpus.require(options.gpu)
@@ -257,7 +257,7 @@ def _fitting_machine(gpu: GpuOffer, options: Options) -> MachineType:
 
 
 class Images(Protocol):
-    """The part of the Compute Engine client that is used here."""
+    """The part of the Compute Engine client that `find_image` uses."""
 
     def get_image(self, project: str, family: str) -> str | None: ...
 
@@ -327,10 +327,10 @@ def shielded_config(options: Options) -> dict[str, bool]:
 
 
 def find_image(images: Sequence[VmImage], compute: Images, *, is_named: bool) -> tuple[VmImage, tuple[str, ...]]:
-    """The first image that exists, and notes for the user on those before it.
+    """The first image that exists, and notes for the user on the images before it.
 
-    A family becomes its newest image, so that every zone and attempt boots the same one. `is_named`: the user chose it.
-    Raises `UsageError` or `ToolError` if none is left.
+    A family becomes its newest image, so that every zone and attempt boots the same.
+    `is_named`: the user chose the image. Raises `UsageError` or `ToolError` if none is left.
     """
     notes: list[str] = []
     for image in images:
@@ -366,7 +366,7 @@ def _on_vm(spec: RunSpec, gpu: GpuOffer) -> tuple[RunSpec, list[str]]:
     """The run as a VM does it, and notes on what was changed. Raises `UsageError` for a run that a VM cannot do."""
     notes = list[str]()
     _require(spec.device is not Device.MPS, "a VM has no Apple GPU; got --mps", hint="leave --mps out")
-    _require(not spec.compile, f"{NO_COMPILER}; a VM runs one of them", hint="leave --compile out")
+    _require(not spec.compile, f"{NO_COMPILER}; a VM runs one of these images", hint="leave --compile out")
     if spec.dataset not in (SYNTHETIC, CIFAR10, IMAGENETTE):
         raise UsageError(
             f"a VM cannot read the folder '{shown(spec.dataset)}' of this machine",
@@ -423,7 +423,7 @@ def _reach(gpu: GpuOffer, settings: Settings) -> tuple[str, ...]:
         zones,
         f"no {gpu.title} in the region of subnetwork '{settings.subnetwork}'; the zones with one: "
         f"{gpus.compact(gpu.zones)}",
-        hint="--subnetwork regions/REGION/subnetworks/NAME of one of these",
+        hint="--subnetwork regions/REGION/subnetworks/NAME in the region of one of these zones",
     )
     return zones
 
@@ -493,7 +493,7 @@ def _time_limit_s(options: Options, known: Iterable[Price]) -> int:
         return options.max_run_time_s
     dearest = max(price.whole_usd_per_h for price in known)
     each_usd = options.max_cost_usd / (options.rerun_preempted + 1)
-    # The microsecond offsets binary rounding: a tenth of 0.70 USD buys 630 s at 0.40 USD per hour, not 629.
+    # The added 1e-6 s offsets binary rounding: a tenth of 0.70 USD buys 630 s at 0.40 USD per hour, not 629.
     affordable_s = math.floor(each_usd / dearest * SECONDS_PER_H + 1e-6) - AROUND_S
     if affordable_s < MIN_USEFUL_S:
         least_usd = (MIN_USEFUL_S + AROUND_S) / SECONDS_PER_H * dearest * (options.rerun_preempted + 1)

@@ -21,16 +21,16 @@ from workload.contract.spec import Profile, RunSpec
 from workload.contract.text import counted, dollars, minutes, wrapped
 
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
-# From the insert to a usable driver, as published: 3 min 35 s. Installing the driver adds the middle of 5 to 10 min.
+# Seconds from the insert to a usable driver, as published: 215. Installing the driver adds 7.5 min (5 to 10 min).
 USABLE_S = {Driver.PREINSTALLED: 215, Driver.NONE: 215, Driver.INSTALL: 665}
-# Assumed, not measured: pulling the image, starting a process with its ceilings, a step, a profile, a download.
+# Assumed seconds: to pull the image, to start a process and measure ceilings, for a step, a profile, a download.
 PULL_S, START_S, STEP_S, PROFILE_S, DOWNLOAD_S = 120, 60, 0.3, 180, 60
-# Stands in a shown plan for the label that tells a VM of this insert from a VM of another insert.
+# Placeholder in a printed plan for the label that identifies the insert request which made a VM.
 GIVEN_AT_INSERT = "given-at-insert"
 # Compute Engine may act this much later than maxRunDuration.
 LATE_S = 30
-# A VM's cost runs from its insert to its deletion: an insert is given up after 180 s (provision.py), the limit counts
-# from its start, and after it a VM has up to 90 s to shut down: https://cloud.google.com/compute/docs/instances/stop-vm
+# A VM costs from insert to deletion. An insert is given up after 180 s (provision.py), the limit counts from the VM's
+# start, and then the VM has up to 90 s to shut down: https://cloud.google.com/compute/docs/instances/stop-vm
 STARTING_S, STOPPING_S = 180, 90
 AROUND_S = STARTING_S + LATE_S + STOPPING_S
 SECONDS_PER_H = 3600
@@ -102,7 +102,7 @@ class VmPlan:
         return self.request.price(zone)
 
     def usd_per_h(self, zone: str) -> float | None:
-        """USD per hour in this zone for everything that is counted; None if unknown."""
+        """USD per hour in this zone for VM, disk and address; None if unknown."""
         price = self.price(zone)
         return price.whole_usd_per_h if price else None
 
@@ -133,7 +133,7 @@ class VmPlan:
 
     @property
     def estimate(self) -> Estimate:
-        """Estimate for an attempt in the first zone. `most_usd`: all attempts in the dearest priced zone."""
+        """Estimate for an attempt in the first zone. `most_usd`: cost of all attempts in the dearest priced zone."""
         highest = self.highest_usd
         return Estimate(
             ready_s=self.ready_s,
@@ -271,11 +271,11 @@ class VmPlan:
         return self.body(self.zones[0], request_id=GIVEN_AT_INSERT)
 
     def renamed(self, request: Request) -> "VmPlan":
-        """Copy of the plan with `request`, as a launch of its own."""
+        """Copy of the plan with `request`, for a separate launch."""
         return replace(self, request=request)
 
     def launched(self, now: datetime, *, image: str) -> "VmPlan":
-        """The plan with this launch time, also in its name, and with the image by the registry's digest."""
+        """Copy of the plan with the launch time `now`, which its name contains, and `image`, a reference by digest."""
         request = replace(
             self.request,
             name=launch_name(self.gpu, now, token=self.name.rpartition("-")[2]),
@@ -287,7 +287,7 @@ class VmPlan:
         return plan
 
     def on_image(self, image: VmImage, notes: tuple[str, ...]) -> "VmPlan":
-        """The plan with the VM image that was found for it."""
+        """Copy of the plan whose VM boots `image`, with `notes` before its own notes."""
         driver = self.driver if self.driver is Driver.NONE else image.driver
         return replace(
             self,
@@ -300,7 +300,7 @@ class VmPlan:
         )
 
     def text(self, width: int | None = None) -> str:
-        """Text of the plan, with our commands as the user can type them here."""
+        """The plan as text for the user, in lines of at most `width` characters."""
         return text_of([*run_rows(self), *_vm(self), *_cost(self)], self.notes, width)
 
     def sent_text(self) -> str:
@@ -415,7 +415,7 @@ def _cost(plan: VmPlan) -> Iterator[tuple[str, str]]:
         usd_per_h = f"{price.usd_per_h:.3f} USD per hour in {region}{_beside(price)}"
         yield "price", f"{usd_per_h}; read {price.read}: {price.source}"
     else:
-        yield "price", f"unknown in {region}; give it with --usd-per-h"
+        yield "price", f"unknown in {region}; set a price with --usd-per-h"
     if price and unknown:
         yield "unknown", f"the price in {_few(unknown, 'regions')}"
     usable, image, run = (minutes(seconds) for seconds in (plan.usable_s, plan.ready_s - plan.usable_s, plan.run_s))

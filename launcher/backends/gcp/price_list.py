@@ -96,7 +96,7 @@ class PriceList:
         return None if usd is None or (usual is not None and usd > usual) else usd
 
     def price(self, gpu: GpuOffer, machine: MachineType, count: int, region: str, options: Options) -> Price | None:
-        """Everything that a launch with these options is charged by the hour; None if a part is unknown."""
+        """Price of VM, disk and external address (if any) with these options; None if a part is unknown."""
         vm = self.vm_usd_per_h(gpu, machine, count, region, spot=options.spot)
         disk = self.usd(disk_part(gpu.disk_type), region) if gpu.disk_type in DISKS else None
         address = self.usd(address_part(spot=options.spot), region) if options.external_ip else 0.0
@@ -136,7 +136,7 @@ class PriceList:
 
 
 def vm_parts(gpu: str, series: str, *, spot: bool) -> tuple[PricedPart, PricedPart, PricedPart]:
-    """Parts for a GPU, a core and a GB of memory. `gpu`, `series`: names as in the SKUs' descriptions."""
+    """Price parts for a GPU, a core and a GB of memory. `gpu`, `series`: names as in the SKUs' descriptions."""
     usage, before = (PREEMPTIBLE, "Spot Preemptible ") if spot else (ON_DEMAND, "")
     attached = "attached to Spot Preemptible VMs " if spot else ""
     gpu, series = re.escape(gpu), re.escape(series)
@@ -156,17 +156,17 @@ def vm_parts(gpu: str, series: str, *, spot: bool) -> tuple[PricedPart, PricedPa
 
 
 def disk_part(kind: str) -> PricedPart:
-    """Part for a GB of this kind of disk per month.
+    """Price part for a GB of this kind of disk per month.
 
-    In most regions the description names the region, in the oldest ones not.
+    In most regions the SKU's description names the region; in the oldest regions it does not.
     """
     return PricedPart(text=f"{DISKS[kind]}( in .+)?", groups={"SSD"}, usage=ON_DEMAND, unit=GB_PER_MONTH)
 
 
 def address_part(*, spot: bool) -> PricedPart:
-    """Part for an external address, with one price in all regions.
+    """Price part for an external address, with one price in all regions.
 
-    Some hours of a month are free. They are not counted on, as other VMs may have used them.
+    The free hours of each month are ignored, because other VMs may have used them.
     """
     kind = "Spot Preemptible" if spot else "Standard"
     return PricedPart(text=f"External IP Charge on a {kind} VM", groups={"IpAddress"}, usage=ON_DEMAND, unit=PER_H)

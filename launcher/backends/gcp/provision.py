@@ -29,9 +29,9 @@ from workload.storage.store import UnreachableError
 BUDGET_S = 600.0
 # A stockout is reported within 30 s, and a VM that can be had runs within a minute.
 OPERATION_S = 180.0
-# Interval of looks at the VM itself while its operation is under way.
+# Seconds between look-ups of the VM itself while its operation is under way.
 LOOK_EVERY_S = 10.0
-# An operation that is under way when the budget ends may still finish.
+# Seconds that an operation has to finish if it is under way when the budget ends.
 LAST_CHANCE_S = 30.0
 REMOVE_S = 180.0
 DELETION_S = 60.0
@@ -54,7 +54,7 @@ _EVERYWHERE = re.compile(r"globally|ALL[_-]REGIONS", re.IGNORECASE)
 
 
 class Scope(StrEnum):
-    """How far a failure reaches. `fatal`: no further attempt would succeed."""
+    """Where a failure rules out further attempts. `fatal`: no attempt would succeed anywhere."""
 
     ZONE = "zone"
     REGION = "region"
@@ -89,9 +89,9 @@ def remove(
     limit_s: float = REMOVE_S,
     settle_s: float = 0.0,
 ) -> bool:
-    """Delete a VM until none of that name has existed for `settle_s` seconds.
+    """Delete a VM, repeatedly if needed; return True once no VM of its name has existed for `settle_s` seconds.
 
-    False if `limit_s` seconds were not enough.
+    Returns False after `limit_s` seconds.
 
     Raises `DeniedError` if the cloud refuses for good.
     """
@@ -128,7 +128,7 @@ def _delete(compute: Compute, zone: str, name: str, wait_s: float) -> tuple[bool
 
 
 class _Provisioning:
-    """State of one launch on its way through the zones."""
+    """Attempts of one launch to get a VM, zone by zone, and what each attempt has shown."""
 
     def __init__(
         self,
@@ -168,7 +168,7 @@ class _Provisioning:
     # The order of zones.
 
     def _next_zone(self) -> str | None:
-        """Next zone: requested, suggested by the cloud, same region, the rest."""
+        """Next zone to try, else None: first requested zones, then suggested ones, those of tried regions, others."""
         near = {region_of(zone) for zone in self._done}
 
         def rank(zone: str) -> tuple[int, int]:
@@ -228,7 +228,7 @@ class _Provisioning:
     # One zone.
 
     def _try(self, zone: str) -> Instance | None:
-        """The running VM. None if another zone may have it; no VM is left then."""
+        """Start the VM in this zone; return it once it runs. None, with no VM left, if another zone is to be tried."""
         asked_s = self._now()
         self._on_event(f"{zone}: asking for {self._what()}")
         try:
@@ -322,7 +322,7 @@ class _Provisioning:
         if not uncertain and self._compute.get(zone, self._name) is None:
             return
         if not self._remove(zone, settle_s=SETTLE_S if uncertain else 0.0):
-            self._may_live = False  # all that is possible has been done
+            self._may_live = False  # the removal was tried just now: `_try` need not repeat it
             raise ToolError(self._not_confirmed(zone), hint=f"launch down {self._name}")
 
     def _abandon(self, zone: str) -> None:
@@ -391,14 +391,16 @@ class _Provisioning:
             return f"ask for more at {page}; launch doctor gcp shows what each region has"
         if all("/subnetworks/" in tried.message for tried in self._tried):
             name = self._plan.settings.subnetwork
-            return f"no region has a subnetwork '{name}': --subnetwork of another, or its regions in infra/ (subnets)"
+            return (
+                f"no region has a subnetwork '{name}': set another --subnetwork, or add regions to `subnets` in infra/"
+            )
         other = "without --spot" if self._plan.request.spot else "with --spot"
         wider = "" if self._plan.options.fallback else ", without --no-fallback"
-        return f"later{wider}, {other}, or with another --gpu"
+        return f"run again later{wider}, {other}, or with another --gpu"
 
 
 def reach(faults: Iterable[OperationFault]) -> Scope:
-    """How far these errors reach. An unknown code counts as fatal."""
+    """Widest scope in which these errors rule out further attempts. An unknown code counts as fatal."""
     scopes = {_scope(fault) for fault in faults}
     return next(scope for scope in (Scope.FATAL, Scope.PROJECT, Scope.REGION, Scope.ZONE) if scope in scopes)
 

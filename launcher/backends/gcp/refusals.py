@@ -77,10 +77,10 @@ class Service:
         """Error for a service that does not answer."""
         if (code := getattr(error, "code", None)) in BUSY:
             message = f"{self.name} at {self.address} answers that it is busy ({int(code)}): {_why(error)}"
-            return UnreachableError(message, hint="wait a minute, then run again, with fewer at the same time")
+            return UnreachableError(message, hint="wait a minute, then run again, with fewer commands at the same time")
         hint = f"check the network and its proxy (curl -I {self.public}), then run again"
         if os.environ.get(self.variable):
-            hint = f"start that server, or unset {self.variable}"
+            hint = f"start the server at this address, or unset {self.variable}"
         return UnreachableError(f"{self.name} cannot be reached at {self.address}: {_why(error)}", hint=hint)
 
 
@@ -148,7 +148,7 @@ def refused_for_good(message: str) -> ToolError | None:
         policies = "policies forbid" if len(broken) > 1 else "policy forbids"
         return ToolError(
             f"the organisation's {policies} this VM: {', '.join(broken)}: {message}",
-            hint="; ".join(cures) or "its administrator for an exception, or another --project",
+            hint="; ".join(cures) or "ask the organisation's administrator for an exception, or use another --project",
         )
     if _CUSTOM_MODE_TEXT.search(message):
         return ToolError(
@@ -190,7 +190,7 @@ def _forbidden(error: Any, project: str) -> DeniedError:
         )
     return DeniedError(
         f"no permission in project '{project}': {message}",
-        hint=f"ask its owner to add you to `launchers` in infra/, or change the account: {LOG_IN}",
+        hint=f"ask the project's owner to add you to `launchers` in infra/, or use another account: {LOG_IN}",
     )
 
 

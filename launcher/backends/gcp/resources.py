@@ -34,7 +34,7 @@ class Operation:
 class OperationFault:
     """An error of an operation. `zones_available`: zones with a free machine right now, if the cloud named them.
 
-    `quota_dimensions`: what the quota that was too small is counted by, for example {"region": "us-central1"}.
+    `quota_dimensions`: where the exceeded quota applies, for example {"region": "us-central1"}.
     """
 
     code: str
@@ -54,7 +54,7 @@ class Instance(Machine):
 class VmDisk:
     """A disk. `users`: names of the VMs that use it.
 
-    `deadline_s`: when its launch was to be over, in seconds since 1970.
+    `deadline_s`: planned end of the disk's launch, in seconds since 1970; None if unknown.
     """
 
     name: str
@@ -109,7 +109,7 @@ def instance(answer: Any) -> Instance:
     elif status in STARTING:
         condition = Condition.STARTING
     elif status == REPAIRING and restarts:
-        # The cloud restarts such a VM, until its limit at the latest.
+        # The cloud restarts a VM under repair, at the latest when its time limit ends.
         condition, restarts_until_s = Condition.STOPPED, deadline_s
     return Instance(
         name=str(answer.name),
@@ -143,7 +143,7 @@ def gaps(page: Any) -> list[str]:
 
 
 def _vm_deadline_s(answer: Any) -> float | None:
-    """The cloud's own end time; for a VM that does not run yet, or was stopped, creation time plus limit."""
+    """End time that the cloud reports, in seconds since 1970, else creation time plus limit; None if unknown."""
     deadline_s = epoch_s(answer.resource_status.scheduling.termination_timestamp)
     if deadline_s is not None:
         return deadline_s

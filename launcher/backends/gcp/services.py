@@ -23,7 +23,7 @@ POLICY_VERSION = 3
 
 
 class ForbiddenError(ToolError):
-    """The user's account lacks the permission to read this."""
+    """The user's account lacks the permission for the request."""
 
 
 class DisabledError(ToolError):
@@ -31,7 +31,7 @@ class DisabledError(ToolError):
 
 
 class Response(Protocol):
-    """The part of a `requests` response that is used here."""
+    """The part of a `requests` response that this module uses."""
 
     status_code: int
     text: str
@@ -40,7 +40,7 @@ class Response(Protocol):
 
 
 class HttpSession(Protocol):
-    """The part of google-auth's AuthorizedSession that is used here."""
+    """The part of google-auth's AuthorizedSession that this module uses."""
 
     def request(self, method: str, url: str, *, json: Any = None, timeout: float) -> Response: ...
 
@@ -176,7 +176,7 @@ def connect(project: str) -> Services:
 def _account(email: str) -> str:
     """Resource name of a service account.
 
-    The project is `-` if the address of a Google-made account does not tell it.
+    The project is `-` if the address of a Google-made account does not contain it.
     """
     domain = email.partition("@")[2]
     project = domain.removesuffix(".iam.gserviceaccount.com") if domain.endswith(".iam.gserviceaccount.com") else "-"
@@ -201,11 +201,11 @@ def _refused(response: Response, host: str, project: str) -> ToolError:
         if "quota project" in message:
             hint = f"gcloud auth application-default set-quota-project {project}"
         else:
-            hint = f"ask the owner of project '{project}', or change the account: {LOG_IN}"
+            hint = f"ask the owner of project '{project}', or use another account: {LOG_IN}"
         return ForbiddenError(f"{host}: {message}", hint=hint)
     if response.status_code == 401:  # noqa: PLR2004
         return ToolError(f"no usable credentials for Google Cloud: {message}", hint=LOG_IN)
-    return ToolError(f"{host}: {message}", hint="run again; then report it")
+    return ToolError(f"{host}: {message}", hint="run again; if the error stays, report it as a bug")
 
 
 def _document(response: Response, host: str) -> Mapping[str, Any]:

@@ -292,14 +292,13 @@ def test_a_rate_that_is_no_gpus(
 
 
 NAMED = ("volta_fp16_s884gemm", "wgrad")
+ON_TENSOR_CORES = "1 launch on tensor cores, whose FLOP were not counted, for example"
 COUNTED: dict[str, tuple[str, str | None, list[str], list[str]]] = {
     "all of it": (profile(flop=STEP), "fp32", [], []),
     "tensor cores by name": (
         profile(flop=STEP, names=NAMED),
         "amp",
-        [
-            f"counted FLOP are a lower bound: 1 launch on tensor cores, whose FLOP were not counted, for example {NAMED[0]}"
-        ],
+        [f"counted FLOP are a lower bound: {ON_TENSOR_CORES} {NAMED[0]}"],
         [],
     ),
     "a profile without counters": (

@@ -131,7 +131,7 @@ def test_an_incomplete_run_comes_only_when_asked_for(storage: FakeStorage, make:
     assert only(fetch_all(storage, output)) == FetchedRun(
         run_id=RUN,
         state=FetchState.INCOMPLETE,
-        reason="no MANIFEST.json: it is still running, or was interrupted; --incomplete fetches it",
+        reason="no MANIFEST.json: the run is still going on, or was interrupted; --incomplete fetches it",
     )
     assert not (output / RUN).exists()
     outcome = only(fetch_all(storage, output, incomplete=True))
@@ -151,7 +151,7 @@ def test_a_run_complete_here_and_incomplete_there_stays(stored: FakeStorage, out
     fetch_all(stored, output)
     del stored.objects[f"runs/{RUN}/MANIFEST.json"]
     assert only(fetch_all(stored, output, incomplete=True)) == FetchedRun(
-        run_id=RUN, state=FetchState.SKIPPED, reason="complete here, not in the bucket"
+        run_id=RUN, state=FetchState.SKIPPED, reason="complete on this machine, not in the bucket"
     )
     bundle.read(output / RUN)
 
@@ -171,7 +171,7 @@ def test_a_stray_object_does_not_keep_a_complete_run_away(
     stored: FakeStorage, output: Path, stray: str, refused: bool
 ) -> None:
     stored.put(f"runs/{RUN}/{stray}")
-    expected = (Refused(name=f"runs/{RUN}/{stray}", reason="cannot lie beside the files that the manifest lists"),)
+    expected = (Refused(name=f"runs/{RUN}/{stray}", reason="clashes with a file that the manifest lists"),)
     for state in (FetchState.FETCHED, FetchState.SKIPPED):
         report = fetch_all(stored, output)
         assert only(report).state is state
@@ -496,7 +496,7 @@ def refused_connection() -> Exception:
             ToolError,
             (
                 "error: no permission to read bucket 'bucket': me@x does not have storage.objects.list access\n"
-                "hint: ask its owner for roles/storage.objectViewer, or change the account: "
+                "hint: ask the bucket's owner for roles/storage.objectViewer, or use another account: "
                 "gcloud auth application-default login"
             ),
         ),
@@ -505,7 +505,7 @@ def refused_connection() -> Exception:
             ToolError,
             (
                 "error: no permission to read bucket 'bucket': Anonymous caller\n"
-                "hint: ask its owner for roles/storage.objectViewer, or change the account: "
+                "hint: ask the bucket's owner for roles/storage.objectViewer, or use another account: "
                 "gcloud auth application-default login"
             ),
         ),
@@ -528,7 +528,7 @@ def refused_connection() -> Exception:
         (
             api.BadRequest("Invalid bucket name"),
             ToolError,
-            "error: bucket 'bucket': Invalid bucket name\nhint: run again; then report it",
+            "error: bucket 'bucket': Invalid bucket name\nhint: run again; if the error stays, report it as a bug",
         ),
         *(
             (
@@ -569,7 +569,7 @@ def refused_connection() -> Exception:
             UnreachableError,
             (
                 "error: bucket 'bucket' answers that it gets too many requests (429)\nhint: wait a minute, "
-                "then run again, with fewer at the same time"
+                "then run again, with fewer commands at the same time"
             ),
         ),
     ],
@@ -597,7 +597,7 @@ def test_an_emulator_is_named_where_it_does_not_answer(storage: FakeStorage, mon
         bucket.connect(NAME, prefix="runs/")
     assert caught.value.report() == (
         "error: bucket 'bucket' cannot be reached at localhost:9023: Connection refused\n"
-        "hint: start that server, or unset STORAGE_EMULATOR_HOST"
+        "hint: start the server at this address, or unset STORAGE_EMULATOR_HOST"
     )
 
 
@@ -657,8 +657,8 @@ def test_the_table(
     sent = sum(len(each.content) for name, each in storage.objects.items() if "run-a" in name)
     first = capsys.readouterr()
     assert first.out == (
-        f"fetched     run-a   4 files, {sent} B\nincomplete  run-bb                  no MANIFEST.json: it is "
-        f"still running, or was interrupted; --incomplete fetches it\n\nfetched 1 ({sent} B), skipped 0, "
+        f"fetched     run-a   4 files, {sent} B\nincomplete  run-bb                  no MANIFEST.json: the run "
+        f"is still going on, or was interrupted; --incomplete fetches it\n\nfetched 1 ({sent} B), skipped 0, "
         f"incomplete 1, refused 0: gs://bucket/runs/ -> {output}\n"
     )
     del storage.objects["runs/run-bb/run.json"], storage.objects["runs/run-bb/steps.csv"]

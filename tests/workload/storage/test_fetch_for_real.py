@@ -201,7 +201,7 @@ def test_hostile_names_of_a_real_server(
         f"{run}/C:/evil": "a drive letter",
         f"{run}/nul\0x": "a control character",
         f"{run}/line\nfeed": "a control character",
-        f"{run}/run.json/x/y": "cannot lie beside the files that the manifest lists",
+        f"{run}/run.json/x/y": "clashes with a file that the manifest lists",
         f"{prefix}/runs/../evil": "leaves its folder",
         f"{prefix}/runs//evil/x": "an absolute path",
     }
@@ -237,7 +237,7 @@ def test_an_unreachable_bucket_says_so(tmp_path: Path) -> None:
             with process:
                 said.append(process.communicate(timeout=100)[1].splitlines()[:2])
             assert process.returncode == ExitCode.TOOL
-    hint = "hint: start that server, or unset STORAGE_EMULATOR_HOST"
+    hint = "hint: start the server at this address, or unset STORAGE_EMULATOR_HOST"
     assert said == [
         [f"error: bucket 'some-bucket' cannot be reached at {urls[1]}: Connection refused", hint],
         [f"error: bucket 'some-bucket' cannot be reached at {urls[0]}: no answer within 8 s", hint],

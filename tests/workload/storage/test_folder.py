@@ -292,7 +292,7 @@ def test_a_file_has_the_rights_that_others_of_its_writer_have(store: Folder, roo
             errno.EROFS,
             ToolError,
             (
-                "error: Read-only file system while writing '{root}/a/x'\nhint: ask its owner for "
+                "error: Read-only file system while writing '{root}/a/x'\nhint: ask the folder's owner for "
                 "permission to write there: ls -ld {root}"
             ),
         ),
@@ -300,7 +300,7 @@ def test_a_file_has_the_rights_that_others_of_its_writer_have(store: Folder, roo
             errno.EACCES,
             ToolError,
             (
-                "error: Permission denied while writing '{root}/a/x'\nhint: ask its owner for permission to "
+                "error: Permission denied while writing '{root}/a/x'\nhint: ask the folder's owner for permission to "
                 "write there: ls -ld {root}"
             ),
         ),
@@ -309,7 +309,7 @@ def test_a_file_has_the_rights_that_others_of_its_writer_have(store: Folder, roo
             UnreachableError,
             (
                 "error: folder '{root}' cannot be read or written: Input/output error\nhint: check whether "
-                "its disk or server is available: ls {root}; then run again"
+                "the disk or server is available: ls {root}; then run again"
             ),
         ),
     ],
@@ -385,7 +385,7 @@ def test_a_folder_that_may_only_be_read() -> None:
         finally:
             root.chmod(0o755)
             (root / "a").chmod(0o755)
-        hint = f"hint: ask its owner for permission to write there: ls -ld {root}\n"
+        hint = f"hint: ask the folder's owner for permission to write there: ls -ld {root}\n"
         assert done.stdout == (
             "b'1' ['a/x']\n"
             f"error: Permission denied while writing '{root}/a/y'\n{hint}"
@@ -423,7 +423,9 @@ def test_a_file_that_may_not_be_read(store: Folder, root: Path, monkeypatch: pyt
     monkeypatch.setattr(os, "open", fail_with(errno.EACCES))
     with pytest.raises(BundleError) as caught:
         store.read("x")
-    assert caught.value.report() == (f"error: no permission to read '{root}/x'\nhint: ask its owner: ls -ld {root}/x")
+    assert caught.value.report() == (
+        f"error: no permission to read '{root}/x'\nhint: ask the file's owner: ls -ld {root}/x"
+    )
 
 
 @pytest.mark.parametrize("is_there", [False, True], ids=["gone", "the folder below a disk that was unmounted"])
@@ -442,7 +444,7 @@ def test_a_store_that_goes_away_is_not_an_empty_one(store: Folder, root: Path, i
         with pytest.raises(UnreachableError) as caught:
             use()
         assert caught.value.report() == (
-            f"error: folder '{root}' is gone\nhint: check whether its disk is mounted, then run again"
+            f"error: folder '{root}' is gone\nhint: check whether the disk is mounted, then run again"
         )
     assert names_in(root) == []
 
@@ -454,7 +456,7 @@ def test_a_folder_has_to_exist(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         open_store(str(tmp_path / "absent"))
     assert caught.value.report() == (
-        f"error: folder '{tmp_path}/absent' does not exist\nhint: correct the name, or mount its disk"
+        f"error: folder '{tmp_path}/absent' does not exist\nhint: correct the name, or mount the disk"
     )
     assert not (tmp_path / "absent").exists()
     (tmp_path / "file").touch()
@@ -469,8 +471,8 @@ def test_a_mount_that_hangs_is_given_up(root: Path, monkeypatch: pytest.MonkeyPa
         open_store(str(root), patience=Patience(first_answer_s=0.01))
     released.set()
     assert caught.value.report() == (
-        f"error: folder '{root}' does not answer within 0.01 s\nhint: its network file system hangs: check "
-        "whether its server is available, then run again"
+        f"error: folder '{root}' does not answer within 0.01 s\nhint: the network file system hangs: check "
+        "whether the server is available, then run again"
     )
 
 

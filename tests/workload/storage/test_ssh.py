@@ -154,7 +154,7 @@ def test_nothing_of_the_users_folder_is_imported(machine: sshd.Machine, connecti
 
 
 REFUSALS = {
-    "no python": ("#!/bin/sh\nexit 127\n", "{host} has no python3", "install Python 3.8 or newer there"),
+    "no python": ("#!/bin/sh\nexit 127\n", "{host} has no python3", "install Python 3.8 or newer on that machine"),
     "old python": (
         "#!/bin/sh\necho 'rooflaunch needs Python 3.8 there; python3 is 3.6' >&2; exit 1\n",
         "{host} did not run our program: rooflaunch needs Python 3.8 there; python3 is 3.6",
@@ -361,7 +361,7 @@ def test_a_full_disk(machine: sshd.Machine, connection: Connection) -> None:
         (machine.bin / "python3").unlink()
         connection.close()
     assert str(refused.value) == f"{machine.host} refused: File too large"
-    assert "show whether its disk is full" in refused.value.hint
+    assert "show whether the disk is full" in refused.value.hint
     assert SshFolder(connection, "~/full").read("x") is None, "not half of it"
 
 

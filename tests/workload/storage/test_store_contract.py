@@ -487,7 +487,7 @@ def test_an_incomplete_run_comes_only_when_asked_for(place: Place, store: Store,
     place.remove(f"runs/{RUN}/MANIFEST.json")
     report = fetch_all(place, tmp_path / "results")
     assert [run.reason for run in report.outcomes] == [
-        "no MANIFEST.json: it is still running, or was interrupted; --incomplete fetches it"
+        "no MANIFEST.json: the run is still going on, or was interrupted; --incomplete fetches it"
     ]
     assert fetch_all(place, tmp_path / "results", incomplete=True).outcomes[0].files == 4
     place.put(f"runs/{RUN}/steps.csv", (made / "steps.csv").read_bytes()[:-2] + b"?\n")
@@ -547,7 +547,7 @@ def test_hostile_names_that_lie_there_are_refused(place: Place, store: Store, ma
         "MANIFEST.json.": "a part that ends in a dot or a space",
         ".fetch/x": "a name that the fetch itself uses",
         "manifest.json": "a name that the fetch itself uses",
-        "Steps.csv": "cannot lie beside the files that the manifest lists",
+        "Steps.csv": "clashes with a file that the manifest lists",
     }
     for name in hostile:
         place.put(f"runs/{RUN}/{name}", b"evil")

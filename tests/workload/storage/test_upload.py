@@ -244,7 +244,7 @@ def test_a_server_that_stays_away(gcs: StrictGcs, opened: Bucket, tmp_path: Path
         Bucket(opened._client, BUCKET, Patience(retry_s=0.2)).upload("x", path, crc32c=crc)
     assert caught.value.report() == (
         f"error: bucket '{BUCKET}' cannot be reached at {gcs.url}: as the test wants\n"
-        "hint: start that server, or unset STORAGE_EMULATOR_HOST"
+        "hint: start the server at this address, or unset STORAGE_EMULATOR_HOST"
     )
     gcs.fail.clear()
     assert opened.upload("x", path, crc32c=crc) is True
@@ -256,7 +256,7 @@ def test_no_permission_to_write(gcs: StrictGcs, opened: Bucket) -> None:
         opened.write("x", b"1")
     assert caught.value.report() == (
         f"error: no permission to write to bucket '{BUCKET}': as the test wants\n"
-        "hint: ask its owner for roles/storage.objectUser, or change the account: "
+        "hint: ask the bucket's owner for roles/storage.objectUser, or use another account: "
         "gcloud auth application-default login"
     )
 

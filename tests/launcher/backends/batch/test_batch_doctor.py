@@ -72,7 +72,7 @@ def test_a_bucket_that_is_not_there(fake: FakeBatch) -> None:
         (
             fake_rest.VM_ROLE,
             Health.PROBLEM,
-            f"{fake_rest.ACCOUNT} lacks roles/batch.agentReporter: Batch would take its tasks for lost",
+            f"{fake_rest.ACCOUNT} lacks roles/batch.agentReporter: Batch would consider the VM's tasks lost",
         ),
     ],
     ids=["given", "missing"],
@@ -84,4 +84,4 @@ def test_the_role_of_the_vm(role: str, state: Health, found: str, monkeypatch: p
     check = doctor.reporter_check(settings, BatchPorts(services=lambda name: Services(name, rest)))
     assert (check.state, check.found) == (state, found)
     if state is Health.PROBLEM:
-        assert check.cure.endswith("--role roles/batch.agentReporter; infra/ does")
+        assert check.cure.endswith("--role roles/batch.agentReporter; infra/ grants this role")

@@ -53,10 +53,10 @@ def test_a_job_that_waits_for_ever_is_cancelled_with_the_reason(region: Region) 
     with pytest.raises(NoCapacityError) as refused:
         region.machines.submit(plan_of("00000a", queue_time_s=900), lines.append)
     assert str(refused.value) == (
-        "no VM for 'rooflaunch-t4-20270115-080000-00000a' in 15 min in the queue of Cloud Batch, in us-central1-a, "
+        "no VM for 'rooflaunch-t4-20270115-080000-00000a' after 15 min in the queue of Cloud Batch in us-central1-a, "
         "us-central1-b: Quota checking process decided to delay scheduling for the job: inadequate quotas [T4]"
     )
-    assert refused.value.hint.startswith("--queue-time, longer; another --region")
+    assert refused.value.hint.startswith("a longer --queue-time, another --region")
     assert 900 <= region.clock.now() - began_s < 1000
     assert [job.state for job in region.fake.jobs.values()] == ["CANCELLED"]
     assert lines[0] == "asking Cloud Batch in us-central1 for 1 task"
@@ -100,7 +100,7 @@ def test_batch_ends_no_task_alone(region: Region) -> None:
     [removed] = region.machines.stop([region.look(names[0])])
     assert (removed.gone, removed.reason) == (
         False,
-        f"it shares job '{names[0]}' with 1 task that would end too",
+        f"the task shares job '{names[0]}' with 1 task that would end too",
     )
     assert region.look(names[1]).condition is Condition.RUNNING
     assert [removed.gone for removed in region.machines.stop([region.look(name) for name in names])] == [True, True]
@@ -122,7 +122,7 @@ def test_a_job_that_nobody_waits_for_is_left_over(region: Region) -> None:
     [left] = region.machines.leftovers()
     assert (left.name, left.why) == (
         plan.request.name,
-        "it has waited in the queue for 60 min, and no launcher waits for it",
+        "the job has waited in the queue for 60 min, and no launcher waits for it",
     )
     assert [removed.gone for removed in region.machines.stop([left])] == [True]
     assert list(region.machines.leftovers()) == []
@@ -155,7 +155,7 @@ def test_a_thousand_tasks_are_one_job_and_a_few_questions(region: Region) -> Non
             (403, "IAM_PERMISSION_DENIED", "Permission 'batch.jobs.list' denied"),
             DeniedError,
             "no permission for Batch in project 'my-project': Permission 'batch.jobs.list' denied",
-            "ask its owner to add you to `launchers` in infra/, or change the account: ",
+            "ask the project's owner to add you to `launchers` in infra/, or use another account: ",
         ),
         (
             (404, "NOT_FOUND", "Location mars-north1 is not found"),
@@ -173,7 +173,7 @@ def test_a_thousand_tasks_are_one_job_and_a_few_questions(region: Region) -> Non
             (503, "UNAVAILABLE", "The service is currently unavailable."),
             UnreachableError,
             "Cloud Batch at http",
-            "wait a minute, then run again, with fewer at the same time",
+            "wait a minute, then run again, with fewer commands at the same time",
         ),
     ],
     ids=["disabled", "denied", "region", "refused", "busy"],

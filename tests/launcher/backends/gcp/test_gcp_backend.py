@@ -72,7 +72,7 @@ class Registry:
         return self.platforms
 
 
-UNCHECKED = "whether the image is one for linux/amd64 is not checked: "
+UNCHECKED = "could not check that the image is for linux/amd64: "
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ UNCHECKED = "whether the image is one for linux/amd64 is not checked: "
     [
         ({"linux/amd64"}, ()),
         ({"linux/amd64", "linux/arm64"}, ()),
-        (set(), (f"{UNCHECKED}its registry does not say",)),
+        (set(), (f"{UNCHECKED}the registry does not report its platform",)),
     ],
 )
 def test_an_image_of_the_vms_architecture(platforms: set[str], notes: tuple[str, ...]) -> None:

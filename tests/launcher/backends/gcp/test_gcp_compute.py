@@ -422,7 +422,7 @@ def test_a_service_that_stays_busy_is_there(status: int, fake: FakeCompute, comp
         compute.get(A, NAME)
     assert caught.value.report() == (
         f"error: Compute Engine at {fake.url} answers that it is busy ({status}): busy ({status})\nhint: "
-        "wait a minute, then run again, with fewer at the same time"
+        "wait a minute, then run again, with fewer commands at the same time"
     )
     assert 14 < clock.slept_s <= 30
 
@@ -489,7 +489,7 @@ DISABLED = "Compute Engine API has not been used in project 123 before or it is 
         pytest.param(
             403, "Required 'compute.instances.list' permission", "forbidden", "", DeniedError,
             "error: no permission in project 'test-project': Required 'compute.instances.list' permission\n"
-            "hint: ask its owner to add you to `launchers` in infra/, or change the account: "
+            "hint: ask the project's owner to add you to `launchers` in infra/, or use another account: "
             "gcloud auth application-default login",
             id="no permission",
         ),
@@ -609,7 +609,7 @@ SEE = "See https://cloud.google.com/resource-manager/docs/organization-policy/or
             (
                 "error: the organisation's policy forbids this VM: "
                 "constraints/compute.disableGuestAttributesAccess: {}\n"
-                "hint: its administrator for an exception, or another --project"
+                "hint: ask the organisation's administrator for an exception, or use another --project"
             ),
         ),
         (

@@ -246,7 +246,12 @@ def test_a_project_that_does_not_answer_still_has_its_other_parts_looked_at(worl
                 f"--project {PROJECT}"
             ),
         ),
-        (refused("bad", 400), "problem", "serviceusage.googleapis.com: bad", "run again; then report it"),
+        (
+            refused("bad", 400),
+            "problem",
+            "serviceusage.googleapis.com: bad",
+            "run again; if the error stays, report it as a bug",
+        ),
     ],
     ids=["disabled", "forbidden", "other"],
 )
@@ -270,7 +275,7 @@ def test_services_that_cannot_be_seen(answer: Any, state: str, found: str, cure:
             "0 of 2 GPUs left",
             f"launch status; or {QUOTAS_PAGE} GPUS_ALL_REGIONS",
         ),
-        ({}, "note", "unknown: the project does not report it", ""),
+        ({}, "note", "unknown: the project does not report this quota", ""),
     ],
     ids=["zero", "used-up", "untold"],
 )
@@ -323,7 +328,10 @@ def test_the_best_regions_come_first(world: World) -> None:
     assert world.row("quota l4") == (
         "quota l4",
         "note",
-        "GPUs left, standard: unknown: no region reports it; preemptible: unknown: no region reports it",
+        (
+            "GPUs left, standard: unknown: no region reports this quota; preemptible: unknown: "
+            "no region reports this quota"
+        ),
         f"{QUOTAS_PAGE} NVIDIA_L4_GPUS",
     )
     assert "quota" not in world.amiss(), "one GPU that can be had is enough"
@@ -343,7 +351,7 @@ def test_no_quota_of_any_gpu(world: World) -> None:
     )
     assert world.row("quota v100")[1:3] == (
         "note",
-        "GPUs left, standard: none left; preemptible: unknown: no region reports it",
+        "GPUs left, standard: none left; preemptible: unknown: no region reports this quota",
     )
 
 
@@ -374,8 +382,11 @@ def test_a_region_that_does_not_answer(world: World) -> None:
         (
             None,
             "problem",
-            f"no family {FAMILY} in project ubuntu-os-accelerator-images, for {{}}",
-            "gcloud compute images list --project ubuntu-os-accelerator-images --no-standard-images; then report it",
+            f"no image family {FAMILY} in project ubuntu-os-accelerator-images, for {{}}",
+            (
+                "gcloud compute images list --project ubuntu-os-accelerator-images --no-standard-images; if the "
+                "family is missing there, report this as a bug"
+            ),
         ),
         (NO_PERMISSION, "problem", "no permission", "ask"),
     ],
@@ -394,14 +405,16 @@ def test_an_image_that_is_gone_while_others_are_there(world: World, monkeypatch:
     monkeypatch.setattr(world.compute, "get_image", lambda _, family: None if family == FAMILY else f"{family}-v1")
     rows = [row for row in world.rows() if row[0] == "VM image"]
     users = ", ".join(gpu.name for gpu in gpus.load().values() if gpu.vm_image.name == FAMILY)
-    gone = f"no family {FAMILY} in project ubuntu-os-accelerator-images, for {users}: a launch uses the next one"
+    gone = (
+        f"no image family {FAMILY} in project ubuntu-os-accelerator-images, for {users}: launches use the next family"
+    )
     assert [(row[1], row[2]) for row in rows if row[1] != "ok"] == [("note", gone)]
 
 
 ALL_BUT_V100 = "t4, l4, a100, a100-80gb, h100, h200"
 NOT_TRUSTED = f"not trusted: ubuntu-os-accelerator-images, for {ALL_BUT_V100}"
-BY_HAND = "--vm-image PROJECT/FAMILY of a trusted project, with apt; or ask its administrator"
-VIEWER = "an administrator of the organisation: roles/orgpolicy.policyViewer"
+BY_HAND = "--vm-image PROJECT/FAMILY of a trusted project, with apt; or ask the organisation's administrator"
+VIEWER = "ask the organisation's administrator for roles/orgpolicy.policyViewer"
 RESOURCES = "cloudresourcemanager.googleapis.com"
 
 
@@ -545,7 +558,7 @@ def test_leftovers_that_cannot_be_seen(world: World) -> None:
                 "problem",
                 "you lack storage.objects.create, storage.objects.delete",
                 (
-                    f"its owner: gcloud storage buckets add-iam-policy-binding gs://{BUCKET} "
+                    f"the bucket's owner can run: gcloud storage buckets add-iam-policy-binding gs://{BUCKET} "
                     "--role roles/storage.objectUser --member user:YOU"
                 ),
             ),
@@ -565,7 +578,7 @@ def test_leftovers_that_cannot_be_seen(world: World) -> None:
             (
                 "bucket set-up",
                 "note",
-                "uniform access; it could be made public",
+                "uniform access; the bucket could be made public",
                 f"gcloud storage buckets update gs://{BUCKET} --public-access-prevention",
             ),
         ),
@@ -575,7 +588,7 @@ def test_leftovers_that_cannot_be_seen(world: World) -> None:
                 "bucket set-up",
                 "note",
                 "not seen: no permission",
-                "ask its owner for roles/storage.legacyBucketReader",
+                "ask the bucket's owner for roles/storage.legacyBucketReader",
             ),
         ),
     ],
@@ -615,7 +628,7 @@ TO_IT = f"--member serviceAccount:{ACCOUNT}"
             (
                 "image cuda",
                 "note",
-                "cuda-0123456789ab is not there; the first launch that needs it pushes it",
+                "cuda-0123456789ab is not in the repository; the first launch that needs this image pushes it",
                 f"launch build --flavour cuda --push --repository {IMAGE}",
             ),
         ),
@@ -625,7 +638,7 @@ TO_IT = f"--member serviceAccount:{ACCOUNT}"
                 "image cuda",
                 "problem",
                 "artifactregistry.googleapis.com: Permission denied",
-                f"ask the owner of project '{PROJECT}', or change the account: gcloud auth application-default login",
+                f"ask the owner of project '{PROJECT}', or use another account: gcloud auth application-default login",
             ),
         ),
         (
@@ -652,7 +665,7 @@ TO_IT = f"--member serviceAccount:{ACCOUNT}"
                 "service account",
                 "note",
                 "not seen: iam.googleapis.com: Permission denied",
-                f"ask the owner of project '{PROJECT}', or change the account: gcloud auth application-default login",
+                f"ask the owner of project '{PROJECT}', or use another account: gcloud auth application-default login",
             ),
         ),
         (
@@ -662,7 +675,7 @@ TO_IT = f"--member serviceAccount:{ACCOUNT}"
                 "problem",
                 "you may not start VMs with this account",
                 (
-                    f"its owner: gcloud iam service-accounts add-iam-policy-binding {ACCOUNT} "
+                    f"the account's owner can run: gcloud iam service-accounts add-iam-policy-binding {ACCOUNT} "
                     "--role roles/iam.serviceAccountUser --member user:YOU"
                 ),
             ),

@@ -23,7 +23,7 @@ from workload.environment.machine import HostSystem
 
 pytestmark = pytest.mark.world
 
-HINT = "this runs only on a VM of `launch gcp`"
+HINT = "this program runs only on a VM of `launch gcp`"
 LIMIT_S = 60
 NAME = "rooflaunch-t4-20261121-100000-0000aa"
 

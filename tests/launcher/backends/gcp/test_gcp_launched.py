@@ -270,7 +270,7 @@ def test_a_stopped_vm_is_warned_of_and_reaped_at_once(launch: Launch, clouds: Cl
             )
             assert told.err == warning
             assert "stale" in told.out
-        why = f"VM {plan.name} in {ZONE}: it is TERMINATED, and the cloud never deletes a stopped VM\n"
+        why = f"VM {plan.name} in {ZONE}: the VM is TERMINATED, and the cloud never deletes a stopped VM\n"
         assert launch(world, "reap", "--dry-run", *AT_HOME).output() == why
         assert launch(world, "reap", *AT_HOME).output() == f"VM {plan.name} in {ZONE} is gone\n"
         assert (cloud.fake.instances, cloud.fake.disks) == ([], [])

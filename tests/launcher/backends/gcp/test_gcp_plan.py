@@ -269,7 +269,7 @@ def test_text_for_an_a100() -> None:
 
 def test_text_where_no_price_is_known() -> None:
     assert lines_of(planned("a100", spot=True))[11:] == [
-        "price      unknown in us-central1; give it with --usd-per-h",
+        "price      unknown in us-central1; set a price with --usd-per-h",
         f"expected   7.1 min, cost unknown: {USUAL}",
         f"at most    60 min {AROUND}, the cost is unknown in every zone that may be tried; {LATE}",
         BESIDES,
@@ -587,7 +587,7 @@ def test_dollars_are_rounded_up(usd: float | None, text: str) -> None:
         ({"device": "mps"}, "a VM has no Apple GPU; got --mps", "leave --mps out"),
         (
             {"compile": True},
-            "--compile needs a C++ compiler, which the images do not contain; a VM runs one of them",
+            "--compile needs a C++ compiler, which the images do not contain; a VM runs one of these images",
             "leave --compile out",
         ),
         (
@@ -893,7 +893,7 @@ NOT_FOR_A_VM: dict[str, tuple[RunSpec, str]] = {
     ),
     "compile": (
         RunSpec(compile=True),
-        "--compile needs a C++ compiler, which the images do not contain; a VM runs one of them",
+        "--compile needs a C++ compiler, which the images do not contain; a VM runs one of these images",
     ),
     "a folder of this machine": (RunSpec(dataset="photos"), "a VM cannot read the folder 'photos' of this machine"),
     "a contradiction": (RunSpec(subset=8), "synthetic data has no subset; got --subset 8"),

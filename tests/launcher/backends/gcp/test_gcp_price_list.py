@@ -235,9 +235,13 @@ def test_every_page_is_read_and_kept_for_a_day(cache: Path) -> None:
         (
             refused(),
             "cloudbilling.googleapis.com: Permission denied",
-            "ask the owner of project 'my-project', or change the account: gcloud auth application-default login",
+            "ask the owner of project 'my-project', or use another account: gcloud auth application-default login",
         ),
-        (refused("broken", 500), "cloudbilling.googleapis.com: broken", "run again; then report it"),
+        (
+            refused("broken", 500),
+            "cloudbilling.googleapis.com: broken",
+            "run again; if the error stays, report it as a bug",
+        ),
         (
             requests.ConnectionError("no route"),
             "cloudbilling.googleapis.com cannot be reached: no route",

@@ -96,7 +96,7 @@ def test_no_region_has_the_subnetwork(fake: FakeCompute, go: Go) -> None:
     fake.refuse(404, missing, reason="notFound", match="POST .*/instances")
     with pytest.raises(NoCapacityError) as caught:
         go(plan_for(A, fallback=False, settings=replace(SETTINGS, subnetwork="gpu")))
-    hint = "no region has a subnetwork 'gpu': --subnetwork of another, or its regions in infra/ (subnets)"
+    hint = "no region has a subnetwork 'gpu': set another --subnetwork, or add regions to `subnets` in infra/"
     assert caught.value.hint == hint
 
 
@@ -157,7 +157,7 @@ def test_everything_tried_is_told(fake: FakeCompute, go: Go) -> None:
         f"no n1-standard-4 with T4 16 GB (spot) is free; tried:\n  {A}: ZONE_RESOURCE_POOL_EXHAUSTED (0 s)\n "
         f" {B}: VM_MIN_COUNT_NOT_REACHED: 0 of 1 (0 s)"
     )
-    assert caught.value.hint == "later, without --no-fallback, without --spot, or with another --gpu"
+    assert caught.value.hint == "run again later, without --no-fallback, without --spot, or with another --gpu"
     assert (caught.value.exit_code, fake.instances) == (ExitCode.NO_CAPACITY, [])
 
 
@@ -526,7 +526,7 @@ def test_no_permission_to_delete_is_told_at_once(fake: FakeCompute, compute: Com
         remove(compute, A, NAME, now=clock.now, sleep=clock.sleep)
     assert caught.value.report() == (
         "error: no permission in project 'test-project': Required 'compute.instances.delete' permission\n"
-        "hint: ask its owner to add you to `launchers` in infra/, or change the account: "
+        "hint: ask the project's owner to add you to `launchers` in infra/, or use another account: "
         "gcloud auth application-default login"
     )
     assert fake.count("DELETE") == 1

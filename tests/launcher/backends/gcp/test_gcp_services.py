@@ -110,7 +110,7 @@ def test_roles_and_what_they_allow(rest: FakeRest, asked: Services) -> None:
             refused("Permission denied on it\nmore"),
             ForbiddenError,
             "cloudresourcemanager.googleapis.com: Permission denied on it",
-            "ask the owner of project 'my-project', or change the account: gcloud auth application-default login",
+            "ask the owner of project 'my-project', or use another account: gcloud auth application-default login",
         ),
         (
             refused("The API requires a quota project, which is not set by default."),
@@ -128,7 +128,7 @@ def test_roles_and_what_they_allow(rest: FakeRest, asked: Services) -> None:
             (400, b"<html>"),
             ToolError,
             "cloudresourcemanager.googleapis.com: HTTP 400",
-            "run again; then report it",
+            "run again; if the error stays, report it as a bug",
         ),
         (
             (200, b"<html>"),
