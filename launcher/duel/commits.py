@@ -43,7 +43,7 @@ class Code:
 
 @dataclass(frozen=True, kw_only=True)
 class Export:
-    """Commit in a folder. `commit`: hash, with `-dirty` if the working tree differs; `tree`: git's hash of the code.
+    """Exported commit. `commit`: hash, with `-dirty` if the working tree differs; `tree`: git's hash of the code.
 
     `folder`: copy of the repository's root.
     """
@@ -134,9 +134,9 @@ def _has(root: Path, tree: str, code: Code) -> bool:
 
 
 def _linked(root: Path, folders: Sequence[Path]) -> tuple[str, ...]:
-    """Link what git ignores in the user's folder into each copy, except caches and virtual environments.
+    """Link the files that git ignores in the user's folder into each copy, except caches and virtual environments.
 
-    Returns the names.
+    Returns the names of the links.
     """
     ignored = _git(root, "ls-files", "--others", "--ignored", "--exclude-standard", "--directory", "-z").split("\0")
     links = [name for name in ignored if name and not _is_cache(root / name)]

@@ -22,7 +22,7 @@ de la Pena, A general class of exponential inequalities for martingales and rati
 symmetric variables; Howard, Ramdas, McAuliffe & Sekhon, Time-uniform, nonparametric, nonasymptotic confidence
 sequences, Annals of Statistics 49 (2021), for intervals and mixtures; Wang & Ramdas, Anytime-valid t-tests and
 confidence sequences for Gaussian means with unknown variance (2024); Fisher, The Design of Experiments, 1935, for the
-lot. `python benchmarks/duel.py` simulates the errors.
+random order. `python benchmarks/duel.py` simulates the errors.
 """
 
 import random
@@ -53,8 +53,8 @@ MEDIAN_TO_SPREAD = 1 / 0.9539
 LEAST_SPREAD = 1e-4
 # With 5 quadruples, differences of equal size all have one sign by chance in 6 % of duels.
 LEAST_QUADRUPLES = 6
-# Inverse variance of the mixture of effects, in spreads: effects of about 2 spreads, for which a few quadruples suffice
-# (0.1 and 1 need as many).
+# Inverse variance of the mixture of effects, in spreads: best for effects of about 2 spreads, for which a few
+# quadruples suffice. With 0.1 or 1, equally many quadruples are needed.
 PRIOR = 0.3
 LOG_2 = log(2.0)
 # Fewer differences do not estimate the spread, nor the number of quadruples needed.
@@ -97,11 +97,11 @@ class Segment:
 class DuelState:
     """State of a duel. `verdict`: None while about `expected` more quadruples are needed; final once it is reached.
 
-    `sign`: slower or faster by any amount, or None if unknown. `ratio`: seconds of B over those of A; its interval
-    covers the truth at every look in `level` of duels; None with too few quadruples. `spread`: relative difference of
-    segments of one variant. `left_out`: number of quadruples with a segment without a time. `busy`: number of segments
-    on a busy machine. `withheld`: winner by all quadruples, if those without busy segments do not confirm it.
-    `ended`: why no more segments follow.
+    `sign`: slower or faster by any amount, or None if unknown. `ratio`: seconds of B over those of A; None with too few
+    quadruples. In a share `level` of duels, its interval covers the truth after every quadruple. `spread`: relative
+    difference of segments of one variant. `left_out`: number of quadruples with a segment without a time. `busy`:
+    number of segments on a busy machine. `withheld`: winner by all quadruples, if those without busy segments do not
+    confirm it. `ended`: why no more segments follow.
     """
 
     verdict: DuelVerdict | None
@@ -166,7 +166,7 @@ def order(seed: int) -> Iterator[str]:
 def judge(
     segments: Sequence[Segment], *, margin: float = MARGIN, error: float = ERROR, ended: str | None = None
 ) -> DuelState:
-    """State of a duel after these segments; `ended`: why no more follow (`60 s are over`), None if more may.
+    """State of a duel after these segments; `ended`: why no more follow (`60 s are over`), else None.
 
     *slower*, *faster*: the difference is certainly the margin or more, also without the quadruples on a busy machine.
     *same*: the difference is certainly less; `sign` says whether B is certainly slower or faster at all. The first

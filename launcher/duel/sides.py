@@ -35,7 +35,7 @@ VARIANTS: tuple[Variant, Variant] = ("A", "B")
 BETWEEN = "---"
 EXAMPLE = "launch duel -- --precision fp32 --- --precision bf16"
 SCRIPT_EXAMPLE = "launch duel -- train.py --lr 0.1 --- train.py --lr 0.2"
-# Most ignored files to name in a plan.
+# A plan names at most this many files that git ignores.
 SHOWN_LINKS = 4
 # Seconds that a segment measures. A process takes seconds to start, so a shorter segment would mostly be its start.
 SEGMENT_S = GPU_MIN_SECONDS
@@ -122,12 +122,12 @@ def prepared(request: Request, environment: Mapping[str, str]) -> Iterator[Pair]
 
 
 def is_script(words: Sequence[str]) -> bool:
-    """Whether words are a script with its arguments, and no options."""
+    """Whether command-line words name a script with its arguments, rather than options."""
     return bool(words) and (words[0] == "-m" or not words[0].startswith("-"))
 
 
 def words_of_b(words: Sequence[str]) -> Sequence[str]:
-    """Command-line words of side B."""
+    """Words of side B, which follow the separator `---`; empty without a separator."""
     return words[list(words).index(BETWEEN) + 1 :] if BETWEEN in words else ()
 
 

@@ -139,7 +139,7 @@ def logged(tag: str, events: Iterator[EngineEvent]) -> str:
 
 
 def existing(recipe: Recipe, image: Image) -> Built:
-    """Result for an image for this code that the engine has, on any base."""
+    """Result for an image for this code that the engine already has."""
     flavour, base, digest = recipe.flavour.name, recipe.base, recipe.base_digest
     return built_of(image, flavour=flavour, tag=image.name, base=base, base_digest=digest)
 
@@ -285,7 +285,7 @@ def _follow(events: Iterator[EngineEvent], log: TextIO, path: Path) -> str:
 
 
 def _hint_of(error: str) -> str:
-    """Hint if a registry cannot be reached, or if another machine's programs cannot run; else empty."""
+    """Hint if a registry cannot be reached, or if the engine cannot run another architecture's programs; else empty."""
     if "exec format error" in error:
         return f"{EMULATION}; "
     if not any(sign in error for sign in UNREACHABLE):

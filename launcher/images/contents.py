@@ -125,7 +125,7 @@ class Recipe:
         }
 
     def context(self) -> bytes:
-        """Build context of the files."""
+        """Build context: a tar of the files."""
         return tar_of(self.files)
 
 

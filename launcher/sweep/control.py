@@ -43,7 +43,7 @@ class Control:
 
     @property
     def why_not(self) -> str:
-        """Reason why nothing new may be started; empty if it may."""
+        """Reason why no new run may be started; empty if one may."""
         if self._wish is not Wish.GO:
             return "the sweep was interrupted"
         return "the time of --max-time has passed" if self.out_of_time else ""

@@ -25,7 +25,7 @@ KEY_DIGITS = 16
 NOT_IN_KEY = frozenset({"repeats", "data_dir", "download"})
 # Default values of all other options.
 USUAL = {option.name: option.default for option in options() if option.name not in NOT_IN_KEY}
-# Libraries of a process on this machine; the recipe of an image lists its own.
+# Libraries whose versions enter the code's identity for processes on this machine; an image's recipe names its own.
 LIBRARIES = ("torch", "torchvision")
 
 

@@ -1,6 +1,7 @@
 """Progress of a sweep on stderr: a state for each place, and messages.
 
-On a terminal, messages above a table that is redrawn; elsewhere lines, one every 30 s.
+On a terminal, messages appear above a table that is redrawn. Elsewhere, messages are printed, and
+after 30 s without a message a line for each place.
 """
 
 import shutil
@@ -77,7 +78,7 @@ class Progress:
 
 
 class LiveTable:
-    """Draws a progress. Call `clear` before printing anything else."""
+    """Draws a `Progress`. Call `clear` before printing anything else."""
 
     def __init__(self, progress: Progress, stream: TextIO, now: Callable[[], float]) -> None:
         self._progress, self._stream, self._now = progress, stream, now

@@ -90,7 +90,7 @@ class RentedPlace:
         return dict(self._connected.machines.calls) if self._session else {}
 
     def run(self) -> None:
-        """Run until every run has an answer or cannot get one, or the user leaves.
+        """Continue until every run has a result or cannot get one, or the user leaves.
 
         An error of the place ends this place alone.
         """
@@ -196,7 +196,7 @@ class RentedPlace:
     # Launching.
 
     def _may_start(self) -> bool:
-        """Whether to submit the waiting tasks now; after a refusal for lack of capacity, once a machine has ended."""
+        """Whether to submit the waiting tasks now. After a refusal for lack of capacity, a machine must end first."""
         if self._control.why_not:
             self._waiting = []
         if self._waiting and self._refusal is not None:
@@ -317,7 +317,7 @@ class RentedPlace:
     def _requeue(self, launch: TaskLaunch, runs: tuple[TaskRun, ...]) -> None:
         """Queue runs that a launch did not complete for another machine.
 
-        They fail instead after a usage error, or if `MOST_IN_VAIN` machines in a row completed none of them.
+        The runs fail instead after a usage error, or if `MOST_IN_VAIN` machines in a row completed none of them.
         """
         result, number = launch.result, launch.task.number
         why = (result.error or "it ended before") if result else f"the {self._noun} {launch.why}"
@@ -387,7 +387,7 @@ class RentedPlace:
 
 
 def _must_be_removed(launch: TaskLaunch, now_s: float) -> bool:
-    """Whether the machine still exists and should not: silent, past its limit, or long after its result."""
+    """Whether to remove the machine: stopped, without heartbeat, past its limit, or still there long after its result."""
     if launch.machine is None or launch.is_gone:
         return False
     if launch.result is not None:

@@ -40,15 +40,15 @@ USUAL_ARRAY_SIZE = 1001
 # Program for any machine reached over ssh: it reports facts and receives our code.
 ANY_MACHINE = "launcher/backends/ssh/remote.py"
 SLURM_PROGRAM = "launcher/backends/slurm/remote.py"
-# Slurm's states of a job: see squeue(1), JOB STATE CODES. A state in neither table counts as running, also an unknown
-# one; in COMPLETING, the job's processes may still be ending.
+# Slurm's states of a job: see squeue(1), JOB STATE CODES. Any state in neither table counts as running. In COMPLETING,
+# the job's processes may still be ending.
 WAITING = frozenset(
     {
         *("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED"),
         *("REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"),
     }
 )
-# Reasons of the states that are an end; COMPLETED has none.
+# Why a job ended, by its final state; empty for COMPLETED.
 ENDED: Mapping[str, str] = {
     "COMPLETED": "",
     "FAILED": "its script failed",
@@ -66,7 +66,7 @@ ENDED: Mapping[str, str] = {
 class LoginNode:
     """Login node of a cluster: answers questions about Slurm and our folder there. `calls` counts the questions.
 
-    It is this machine, or one reached over ssh. Both run the same programs of ours.
+    The login node is this machine, or a machine reached over ssh. Our programs there are the same in both cases.
     """
 
     def __init__(
@@ -164,9 +164,9 @@ class SlurmMachines:
         return self.submit_together([plan], tell)
 
     def submit_together(self, plans: Sequence[SlurmPlan], tell: Tell) -> Submitted:
-        """Submit all plans of one place in one array, or more if the cluster's limit requires it; machines in order.
+        """Submit all plans of one place in one array, or in several if the cluster limits the size of an array.
 
-        Submitting again returns the elements that exist.
+        Returns machines in the order of the plans. Submitting again returns the elements that exist.
         """
         tell(f"submitting to Slurm on {self.place}")
         most = max(1, (plans[0].most_elements or USUAL_ARRAY_SIZE) - 1)
@@ -212,7 +212,7 @@ class SlurmMachines:
         return Listing(there=tuple(machines))
 
     def stop(self, machines: Sequence[Machine | Leftover]) -> Sequence[Removed]:
-        """Cancel all with one scancel, then poll until none is in the queue."""
+        """Cancel the jobs with one `scancel`, then poll until none of them is in the queue."""
         names = [machine.name for machine in machines if NAME.fullmatch(machine.name)]
         if not machines:
             return []

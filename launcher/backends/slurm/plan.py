@@ -160,7 +160,7 @@ def make_plan(
 
 
 def _recorded(options: Options, cluster: Cluster) -> dict[str, Any]:
-    """Options for the launch's record; only values that are single words, or lists of words."""
+    """Options to store in the launch's record; only values that are single words or lists of words."""
     values: dict[str, Any] = {
         "host": cluster.login.host if cluster.login else "",
         "account": options.account or "",

@@ -68,7 +68,7 @@ def _hash(content: bytes) -> str:
 
 
 def prepare(draft: SlurmPlan, machines: SlurmMachines) -> SlurmPlan:
-    """Make the final plan. Raises `UsageError` or `ToolError` if the cluster cannot do it."""
+    """Make the final plan. Raises `UsageError` or `ToolError` if the cluster cannot run the job."""
     node, options = machines.node, draft.options
     site = sites.look_at(node)
     partitions = site.partitions_named(options.partition)
@@ -118,7 +118,7 @@ def _usual_gres(draft: SlurmPlan, partitions: tuple[Partition, ...]) -> str:
 
 
 def _software(site: Site, options: Options, python: str) -> tuple[Software, str]:
-    """Software for the runs, and its description: the requested one, or what the cluster has for images."""
+    """Container software (as requested, or for `auto` as available; `NONE` without an image), and its description."""
     if not options.image:
         return Software.NONE, f"the nodes' own {python}"
     requested = options.container
@@ -195,7 +195,7 @@ def _checked(plan: SlurmPlan, machines: SlurmMachines) -> SlurmPlan:
 
 
 def _awaited(login_node: LoginNode, name: str, job: str) -> dict[str, Any]:
-    """Wait for the result of a check; asks repeatedly, so that Ctrl-C is handled. `waits`: still in the queue."""
+    """Wait for the answer of a check in short requests, so that Ctrl-C works. `waits` is True if it has not ended."""
     answer: dict[str, Any] = {}
     for _ in range(math.ceil(CHECK_S / LOOK_S)):
         answer = login_node.ask("await", name=name, job=job, wait_s=min(LOOK_S, CHECK_S))

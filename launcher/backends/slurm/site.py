@@ -74,7 +74,7 @@ class Site:
         return f"{self.cluster}, {self.version}, {counted(len(self.partitions), 'partition')}"
 
     def software_for_images(self) -> Software | None:
-        """Software of the cluster that runs images; None if it has none."""
+        """Software of the cluster that runs images; None if the cluster has no such software."""
         if self.pyxis:
             return Software.PYXIS
         return Software.APPTAINER if self.apptainer_path else None
@@ -91,7 +91,7 @@ class Site:
 
 
 def look_at(node: LoginNode) -> Site:
-    """Ask the login node for all facts at once. Raises `ToolError` if it has no Slurm."""
+    """Ask the login node for all facts at once. Raises `ToolError` if the node has no Slurm."""
     answer = node.ask("site")
     if not answer["version"]:
         raise ToolError(f"{NO_SBATCH} on {node.cluster.place}", hint=CURE_SBATCH)

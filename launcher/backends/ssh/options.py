@@ -37,7 +37,7 @@ class Where:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Options of the machine. `python`: for `--runtime process`; `image`: one that its engine has or can pull."""
+    """Options of the machine. `python`: for `--runtime process`; `image`: an image that the machine has or can pull."""
 
     runtime: Runtime = choice("auto: a container if its image exists there, else a process", default=Runtime.AUTO)
     python: str | None = choice("the Python with torch on that machine, for a process", default=None, metavar="PATH")

@@ -26,7 +26,7 @@ TEXT_COLUMN = 11
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """Command to start in the job's folder: words, environment, and `container`: name of the agent's, if any."""
+    """Command to start in the job's folder. `container`: name of the agent's container; empty without one."""
 
     words: tuple[str, ...]
     environment: Mapping[str, str]
@@ -47,7 +47,7 @@ class SshPlan:
 
     @property
     def attempts(self) -> int:
-        """1: nobody takes the machine away."""
+        """1: a machine over ssh is never preempted, so a launch is never repeated."""
         return 1
 
     @property
@@ -163,7 +163,7 @@ def prices_of(usd_per_h: float | None, regions: Iterable[str], now: datetime) ->
 
 
 def _runtime_asked_for(options: Options) -> str:
-    """Text on the runtime before the machine is contacted; `prepare` keeps to it."""
+    """Text on how the runtime will be chosen, shown before the machine is contacted."""
     if options.python or options.runtime is Runtime.PROCESS:
         return f"process: asked for; by {options.python or 'its python3'}"
     if options.image or options.runtime is Runtime.DOCKER:

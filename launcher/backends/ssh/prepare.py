@@ -25,7 +25,7 @@ HOST = "/host"
 
 
 def prepare(draft: SshPlan, machines: SshMachines) -> SshPlan:
-    """Make the final plan. Raises `ToolError` if the machine cannot do it."""
+    """Make the final plan. Raises `ToolError` if the machine cannot run the job."""
     specs, options = draft.specs, draft.options
     code = contents.make_recipe(contents.require_flavour(CPU_FLAVOUR)).context()
     code_name = hashlib.sha256(code).hexdigest()[:16]
@@ -65,7 +65,7 @@ def _require_possible(place: str, site: Site, specs: Sequence[RunSpec]) -> None:
 def _runtime(
     place: str, options: Options, specs: Sequence[RunSpec], site: Site, *, with_gpu: bool
 ) -> tuple[Runtime, str]:
-    """Runtime for all runs, and why: the requested one, else an available one, else one that can be built there."""
+    """Runtime for all runs, and why: the requested one, else an available one, else one to build."""
     no_process = site.why_no_process()
     no_container = NO_COMPILER if any(spec.compile for spec in specs) else ""
     if any(spec.device is Device.MPS for spec in specs):
@@ -101,7 +101,7 @@ def _process(site: Site, code_name: str, name: str) -> Start:
 
 
 def _container(site: Site, image: str, name: str) -> Start:
-    """Command that starts the agent in a container, as on a rented machine; the agent starts the trainer's."""
+    """Command that starts the agent in a container, as on a rented machine."""
     home = f"{site.root}/jobs/{name}"
     words = ["docker", "run", "--rm", "--name", name, "--user", site.user]
     words += ["--volume", f"{SOCKET}:{SOCKET}", "--group-add", str(site.docker["group"])]
@@ -112,7 +112,7 @@ def _container(site: Site, image: str, name: str) -> Start:
 
 
 def _image(machines: SshMachines, options: Options, site: Site, code_name: str, *, flavour: str) -> str:
-    """Id of the image: the named one, else the one for this code, which is built there if missing."""
+    """Id of the image: `--image` if given, else the image for this code, built if the machine lacks it."""
     if options.image:
         answer = machines.ask("image", image=options.image, within_s=BUILD_LIMIT_S)
         if not answer["id"]:
