@@ -79,7 +79,7 @@ def code_of_script(words: Sequence[str], where: Path) -> Code:
     root = _root(where, f"cd to the script's repository, then {example}")
     if not words[0].endswith(".py"):  # a script's file may be gone from the working tree
         main_file(words, where, example=example, python=f"this Python, {sys.executable}")
-    hint = f"a commit that has it; git log --oneline -- {script_name(words)}"
+    hint = f"a commit that has the file; git log --oneline -- {script_name(words)}"
     if words[0] == "-m":
         module = words[1].replace(".", "/")
         files = (f"{module}.py", f"{module}/__main__.py")

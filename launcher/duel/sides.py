@@ -104,7 +104,7 @@ def prepared(request: Request, environment: Mapping[str, str]) -> Iterator[Pair]
         raise UsageError("a duel needs two sides: options, commits or images", hint=EXAMPLE)
     if sum(kinds) > 1:
         raise UsageError(
-            "a duel compares either options, or commits, or images", hint="options of both sides stand before --"
+            "a duel compares either options, or commits, or images", hint="put options of both sides before --"
         )
     if request.data is not None and not any(is_script(words) for words in (request.words, words_of_b(request.words))):
         raise UsageError("--data is only for your own script", hint=f"leave --data out, or {SCRIPT_EXAMPLE}")
@@ -214,7 +214,7 @@ def _relative_words(words: Sequence[str]) -> tuple[str, ...]:
 def _facts(words: Sequence[str], data: str, exports: Exports) -> Iterator[tuple[str, str]]:
     yield (
         "script",
-        f"{scripts.command_line(words)}, in a copy of each commit: what it writes there is deleted at the end",
+        f"{scripts.command_line(words)}, in a copy of each commit: files written there are deleted at the end",
     )
     if data:
         yield "data", f"{scripts.DATA} is {data}, used in place by both sides"

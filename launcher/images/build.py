@@ -306,7 +306,7 @@ def require_apptainer(path: Path) -> str:
     if path.suffix != ".sif":
         raise UsageError(f"--sif makes a file whose name ends in .sif; got '{path}'", hint="--sif rooflaunch.sif")
     if not path.absolute().parent.is_dir():
-        raise UsageError(f"--sif: there is no folder '{path.parent}'", hint="make it, or name another folder")
+        raise UsageError(f"--sif: there is no folder '{path.parent}'", hint="make the folder, or name another one")
     tool = shutil.which("apptainer") or shutil.which("singularity")
     if tool is None:
         raise ToolError(
@@ -322,7 +322,9 @@ def write_sif(tool: str, tag: str, path: Path) -> None:
     print(shlex.join(command), file=sys.stderr)
     done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, check=False)
     if done.returncode != 0:
-        raise ToolError(f"apptainer ended with exit code {done.returncode}", hint="its messages above give the reason")
+        raise ToolError(
+            f"apptainer ended with exit code {done.returncode}", hint="Apptainer's messages above give the reason"
+        )
 
 
 class _ProgressLine:

@@ -233,7 +233,7 @@ def _root() -> Path:
         if (root / TABLE).is_file():
             return root
     raise ToolError(
-        f"this installation lacks {TABLE}, which says how images are built", hint="install rooflaunch again"
+        f"this installation lacks {TABLE}, which defines how images are built", hint="install rooflaunch again"
     )
 
 

@@ -252,9 +252,9 @@ class Machines(Protocol):
         """
 
     def stop(self, machines: Sequence[Machine | Leftover]) -> Sequence[Removed]:
-        """End the machines, all at once; repeated calls are safe.
+        """End the machines, all at once; repeated calls are safe. Results are in the order given.
 
-        Results are in the order given; `gone` is True only if a later question confirms the end. A failure is reported in its `Removed`, never raised.
+        `gone` is True only if a later question confirms the end. A failure is reported in its `Removed`, never raised.
         """
 
     def output(self, machine: Machine, start: int) -> Output:

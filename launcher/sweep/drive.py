@@ -1,9 +1,9 @@
 """Carries out a sweep: its places run side by side, each with its missing runs.
 
 There is no state except the bundles: a process may end at any moment, and the next start does the remaining runs. A
-lock lets only one process at a time work on a sweep in a folder of results. The kernel (`flock`)
-releases the lock when its process ends for any reason. The lock also works between machines that share the folder. The
-file's content is for messages, and tells the next process that an earlier process worked on the sweep.
+lock lets only one process at a time work on a sweep in a folder of results. The kernel (`flock`) releases the lock when
+its process ends for any reason. The lock also works between machines that share the folder. The file's content is for
+messages, and tells the next process that an earlier process worked on the sweep.
 """
 
 import fcntl
@@ -51,7 +51,7 @@ WISHES = {"f": Wish.FINISH, "l": Wish.LEAVE, "s": Wish.STOP, "c": Wish.GO}
 
 @dataclass(frozen=True, kw_only=True)
 class SweepPorts:
-    """Outside world of a sweep, replaced in tests. `sleep`: pauses between polls of rented machines."""
+    """Outside world of a sweep; tests replace it. `sleep`: waits between polls of rented machines; None: default."""
 
     backend: Callable[[str], Backend]
     is_terminal: Callable[[], bool]

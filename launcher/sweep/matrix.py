@@ -205,7 +205,7 @@ class _Reader:
             if f"{ARGUMENT}{name}" not in axes:
                 raise self._error(
                     f"[script] command has {{{name}}}, and [matrix] has no {ARGUMENT}{name}",
-                    hint=f"{ARGUMENT}{name} = [0.1, 0.01], or {{{{{name}}}}} for the letters themselves",
+                    hint=f"{ARGUMENT}{name} = [0.1, 0.01], or {{{{{name}}}}} for the literal text {{{name}}}",
                 )
 
     def _flat(self, section: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -271,7 +271,7 @@ class _Reader:
             where = f"[[exclude]] {number}"
             entry = self._flat(table, where)
             values = {key: value if isinstance(value, list) else [value] for key, value in entry.items()}
-            self._known(values, [*axes, "on"], where=f"{where}: ", kind="an option of [matrix], nor on")
+            self._known(values, [*axes, "on"], where=f"{where}: ", kind="an option of [matrix], nor the key 'on'")
             if not values.keys() - {"on"}:
                 raise self._error(f"{where} names no option of [matrix]", hint=f"{next(iter(axes))} = …")
             names = values.pop("on", [])
@@ -461,7 +461,7 @@ class _Reader:
     def _option(self, name: str, where: str) -> Option:
         if name == "repeats":
             raise self._error(
-                f"{where} repeats: repeats belong to the whole matrix, each one is a block",
+                f"{where} repeats: repeats belong to the whole matrix, each repeat is a block",
                 hint="repeats = 3 at the top of the file",
             )
         self._known([name], self._options, where=f"{where} ", kind="a run option")

@@ -1,7 +1,7 @@
 """Progress of a sweep on stderr: a state for each place, and messages.
 
-On a terminal, messages appear above a table that is redrawn. Elsewhere, messages are printed, and
-after 30 s without a message a line for each place.
+On a terminal, messages appear above a table that is redrawn. Elsewhere, messages are printed, and after 30 s
+without a message a line for each place.
 """
 
 import shutil

@@ -349,7 +349,7 @@ class RentedPlace:
         gone = [removal for removal in removals if removal.gone]
         for removal in gone:
             running[removal.name].is_over = running[removal.name].is_settled = True
-            error = f"its {self._noun} was ended together with the sweep, by Ctrl-C"
+            error = f"the launch's {self._noun} was ended together with the sweep, by Ctrl-C"
             store = self._connected.store
             cleanup.settle(store, removal.name, removal.zone, ExitCode.INTERRUPTED, error, now_s=now_s)
         self._progress.say(self.place.name, f"{counted(len(gone), self._noun)} ended")
@@ -387,7 +387,7 @@ class RentedPlace:
 
 
 def _must_be_removed(launch: TaskLaunch, now_s: float) -> bool:
-    """Whether to remove the machine: stopped, without heartbeat, past its limit, or still there long after its result."""
+    """Whether to remove the machine: stopped, without heartbeat, past its limit, or there long after its result."""
     if launch.machine is None or launch.is_gone:
         return False
     if launch.result is not None:

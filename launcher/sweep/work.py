@@ -16,7 +16,7 @@ from workload.contract.errors import ExitCode
 from workload.contract.record import Record, Status
 from workload.contract.text import plain
 
-LOG_HINT = "see log.txt in its bundle; the same command runs it again"
+LOG_HINT = "see log.txt in the run's bundle; the same command repeats the run"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -51,15 +51,15 @@ WAITING = frozenset(
 # Why a job ended, by its final state; empty for COMPLETED.
 ENDED: Mapping[str, str] = {
     "COMPLETED": "",
-    "FAILED": "its script failed",
-    "TIMEOUT": "it reached its time limit",
-    "DEADLINE": "it could not finish before its deadline",
-    "OUT_OF_MEMORY": "it used more memory than it had requested",
-    "CANCELLED": "it was cancelled",
-    "NODE_FAIL": "its node failed",
-    "BOOT_FAIL": "its node did not start",
-    "REVOKED": "it runs on another cluster",
-    "PREEMPTED": "another job took its node (preempted)",
+    "FAILED": "the job's script failed",
+    "TIMEOUT": "the job reached its time limit",
+    "DEADLINE": "the job could not finish before its deadline",
+    "OUT_OF_MEMORY": "the job used more memory than it had requested",
+    "CANCELLED": "the job was cancelled",
+    "NODE_FAIL": "the job's node failed",
+    "BOOT_FAIL": "the job's node did not start",
+    "REVOKED": "the job runs on another cluster",
+    "PREEMPTED": "another job took the node (preempted)",
 }
 
 
@@ -105,7 +105,7 @@ class LoginNode:
         if "silent" in answer:
             raise UnreachableError(
                 f"Slurm does not answer on {self.cluster.place}: {answer['silent']}",
-                hint="scontrol ping shows whether its controller answers; then run the same command again",
+                hint="scontrol ping shows whether Slurm's controller answers; then run the same command again",
             )
         return answer
 
@@ -241,7 +241,9 @@ class SlurmMachines:
         """Jobs past their limit that Slurm did not end."""
         now_s, listing = self.now_s(), self.look()
         leftovers = [
-            Leftover(kind=self.noun, name=job.name, zone=job.zone, why="it is past its limit, but Slurm did not end it")
+            Leftover(
+                kind=self.noun, name=job.name, zone=job.zone, why="the job is past its limit, but Slurm did not end it"
+            )
             for job in listing
             if job.deadline_s is not None and now_s > job.deadline_s + LATE_S
         ]

@@ -126,12 +126,12 @@ def _software(site: Site, options: Options, python: str) -> tuple[Software, str]
     if requested is Software.AUTO and available is None:
         raise ToolError(
             f"{site.cluster} has neither Pyxis nor Apptainer on its login node, but an image needs one of them",
-            hint="leave --image out, with --python PATH; or --container apptainer if only the nodes have it",
+            hint="--python PATH instead of --image; or --container apptainer if only the nodes have Apptainer",
         )
     if requested is Software.PYXIS and not site.pyxis:
         raise ToolError(
             f"srun of {site.cluster} has no --container-image: Pyxis is not set up",
-            hint="--container apptainer, or leave --image out, with --python PATH",
+            hint="--container apptainer, or --python PATH instead of --image",
         )
     chosen = available if requested is Software.AUTO and available is not None else requested
     if chosen is Software.APPTAINER and str(options.image).endswith(".sqsh"):
@@ -187,7 +187,7 @@ def _checked(plan: SlurmPlan, machines: SlurmMachines) -> SlurmPlan:
         raise
     if answer["waits"]:
         state = printable(answer["state"])
-        note = f"no node is free now ({state}): the job waits until check {job} has looked at a node"
+        note = f"no node is free now ({state}): the job waits until check {job} has tested a node"
         return replace(plan, after=job, notes=(*plan.notes, note))
     _require_good(answer, plan, machines.place)
     machines.node.ask("put", path=f"checks/{subject}.good", text=answer["answer"])
@@ -209,8 +209,8 @@ def _require_good(answer: Mapping[str, Any], plan: SlurmPlan, place: str) -> Non
     facts = dict(line.partition(" ")[::2] for line in answer["answer"].splitlines())
     if not facts:
         raise ToolError(
-            f"the compute nodes do not see {node.root} of {place}, or may not write there: check job "
-            f"{answer['job']} left nothing ({state})",
+            f"the compute nodes do not see {node.root} of {place}, or may not write there: the check (job "
+            f"{answer['job']}) wrote no file ({state})",
             hint="--folder FOLDER, which login node and nodes share under the same path, for example on a scratch disk",
         )
     where = printable(facts.get("node", "a node"))
@@ -221,12 +221,12 @@ def _require_good(answer: Mapping[str, Any], plan: SlurmPlan, place: str) -> Non
     if facts.get("apptainer") == "missing":
         raise ToolError(
             f"{where} has no Apptainer",
-            hint="leave --image out and give --python PATH, or ask the administrator for Apptainer",
+            hint="--python PATH instead of --image, or ask the administrator for Apptainer",
         )
     python = facts.get("python", "ok")
     if python != "ok":
         raise ToolError(
-            f"{node.python} on {where} cannot run the trainer: {printable(python) or 'it prints nothing'}",
+            f"{node.python} on {where} cannot run the trainer: {printable(python) or 'Python printed nothing'}",
             hint="--python with the path of a Python with torch, torchvision, numpy and psutil in a folder that "
             "the nodes see",
         )

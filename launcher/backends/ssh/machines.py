@@ -128,7 +128,7 @@ class SshMachines:
         """Jobs that run past their time limit, because the keeper, which enforces the limit, was killed."""
         now_s = self.now_s()
         leftovers = [
-            Leftover(kind=self.noun, name=job.name, zone=job.zone, why="it is past its limit, but still running")
+            Leftover(kind=self.noun, name=job.name, zone=job.zone, why="the job is past its limit, but still running")
             for job in self.look()
             if job.deadline_s is not None and now_s > job.deadline_s + LATE_S
         ]

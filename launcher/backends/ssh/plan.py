@@ -83,7 +83,7 @@ class SshPlan:
             ("job", request.name),
             ("machine", f"{self.login}" + (f": {self.machine}" if self.machine else ", which was not contacted yet")),
             ("runtime", self.runtime or _runtime_asked_for(self.options)),
-            ("limit", f"{minutes(request.limit_s)}, enforced there even if this command ends"),
+            ("limit", f"{minutes(request.limit_s)}, enforced on the machine even if this command ends"),
             ("cost", cost_text(self.options.usd_per_h)),
             *(("note", note) for note in self.notes),
         ]
@@ -168,7 +168,7 @@ def _runtime_asked_for(options: Options) -> str:
         return f"process: asked for; by {options.python or 'its python3'}"
     if options.image or options.runtime is Runtime.DOCKER:
         return f"docker: asked for; with {options.image or 'the image for this code'}"
-    return "auto: an image that is built there, else its Python, else a new build; decided at the start"
+    return "auto: an existing image, else the machine's Python, else a new image; decided at the start"
 
 
 def _check(options: Options) -> None:

@@ -54,7 +54,9 @@ def prepare(draft: SshPlan, machines: SshMachines) -> SshPlan:
 
 def _require_possible(place: str, site: Site, specs: Sequence[RunSpec]) -> None:
     if not site.is_writable:
-        raise ToolError(f"no permission to write to {site.root} on {place}", hint="ask its owner for a folder")
+        raise ToolError(
+            f"no permission to write to {site.root} on {place}", hint="ask the machine's owner for a folder"
+        )
     if site.free_bytes < sites.NEEDED_BYTES:
         free = f"{site.free_bytes / 1e6:.0f} MB are free in {site.root} on {place}"
         raise ToolError(f"{free}; a run needs {sites.NEEDED_BYTES / 1e6:.0f} MB", hint="free some space there")
@@ -82,11 +84,11 @@ def _runtime(
     if not wants_container and not no_process and (no_container or not is_built):
         return Runtime.PROCESS, site.python_shown
     if no_container and wants_container:
-        hint = "--runtime process, or launch doctor ssh, which says what is missing"
+        hint = "--runtime process, or launch doctor ssh, which shows what is missing"
         raise ToolError(f"no container can run on {place}: {no_container}", hint=hint)
     if no_container:
         raise ToolError(f"nothing can run on {place}: {no_container}, and {no_process}", hint=sites.PYTHON_CURE)
-    image = options.image or ("the image for this code" if is_built else "an image that is built there now")
+    image = options.image or ("the image for this code" if is_built else "a new image, built on the machine")
     return Runtime.DOCKER, f"Docker {site.docker['version']} with {image}"
 
 
@@ -118,7 +120,7 @@ def _image(machines: SshMachines, options: Options, site: Site, code_name: str, 
         if not answer["id"]:
             raise ToolError(
                 f"{machines.place} neither has the image '{options.image}' nor can pull it",
-                hint="leave --image out: the image for this code is built there",
+                hint="leave --image out: the machine then builds the image for this code",
             )
         return str(answer["id"])
     if built := site.images.get(flavour):
@@ -135,6 +137,6 @@ def _image(machines: SshMachines, options: Options, site: Site, code_name: str, 
         last = next((line.strip() for line in reversed(answer["last"]) if line.strip()), "no message")
         raise ToolError(
             f"the image cannot be built on {machines.place}: {last}",
-            hint=f"the whole log is on that machine: {answer['log']}; or --runtime process --python PATH",
+            hint=f"the whole log is {answer['log']} on {machines.place}; or --runtime process --python PATH",
         )
     return str(machines.ask("image", image=recipe.tag)["id"])

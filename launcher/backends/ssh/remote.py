@@ -420,7 +420,7 @@ def stop(home: Path, grace_s: float) -> str:
     if not job or not job["is_running"]:
         return ""
     if job["host"] != platform.node():
-        return f"it runs on {job['host']}, and this is {platform.node()}"
+        return f"the job runs on {job['host']}, and this machine is {platform.node()}"
     has_keeper = is_locked(home / "lock")
     for number, within_s in ((signal.SIGTERM, grace_s + CLEARED_WITHIN_S), (signal.SIGKILL, KILLED_WITHIN_S)):
         # If the keeper is alive, signal only the keeper: it ends the job's other processes.
