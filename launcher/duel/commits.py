@@ -188,8 +188,8 @@ def _require_small(root: Path, code: Code) -> None:
     if sum(sizes.values()) > MOST_NEW_BYTES:
         largest = max(sizes, key=lambda name: sizes[name])
         raise UsageError(
-            f"files of {root} that git neither tracks nor ignores have {si(sum(sizes.values()), 'B')}, at most"
-            f" {si(MOST_NEW_BYTES, 'B')}; the largest is {largest}",
+            f"files of {root} that git neither tracks nor ignores have {si(sum(sizes.values()), 'B')}; at most"
+            f" {si(MOST_NEW_BYTES, 'B')} are allowed; the largest is {largest}",
             hint="add data to .gitignore: both sides then use the original files",
         )
 

@@ -65,7 +65,7 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """Limits of a duel. `margin`: smallest difference that matters, as a share."""
+    """Limits of a duel. `margin`: smallest difference that matters, as a share of A's time."""
 
     margin: float = MARGIN
     max_time_s: float
@@ -423,7 +423,7 @@ def _measured(sealed: Bundle, side: Side, position: int) -> Measured:
     if sealed.record.status is not Status.COMPLETED or not steps or not rate:
         raise RunFailedError(
             f"segment {position + 1}, of {side.variant} ({side.label}), measured no step",
-            hint=f"{sealed.path}/{bundle.LOG} tells",
+            hint=f"{sealed.path}/{bundle.LOG} gives the reason",
         )
     record = sealed.record
     times = [(float(row["step_s"]) + float(row["data_s"]), int(row["images"])) for row in steps]

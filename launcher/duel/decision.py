@@ -197,7 +197,7 @@ def judge(
 
 @dataclass(frozen=True, kw_only=True)
 class _Quadruple:
-    """A complete quadruple. `difference`: of logarithms, B less A; `busy`: number of busy segments.
+    """A complete quadruple. `difference`: of the logarithms of seconds, B less A; `busy`: number of busy segments.
 
     `spread`: of one segment, from all quadruples so far. Two segments of one variant differ only by the machine, not by
     the random order, so stakes may depend on the spread. `within`: half of the sum of squares of the two differences
@@ -270,7 +270,7 @@ class _Evidence:
         return _log_mean([_log_mean(self._logs), sizes])
 
     def _of_sizes(self, squares: float, each: int) -> float:
-        """Logarithm of the t-test's evidence; `squares`: sum over quadruples with `each` independent squares in each.
+        """Logarithm of the t-test's evidence; `squares`: sum of squares; `each`: independent squares per quadruple.
 
         The mixture over effects of both signs is multiplied by 1 + u / sqrt(2 + u^2). This factor is twice the chance
         of a positive effect by Student's t with 2 degrees of freedom. A mixture over positive effects would use more
@@ -286,7 +286,7 @@ class _Evidence:
 
 
 class _Claims:
-    """Claims on the difference from a set of quadruples; no claim holds with fewer than `LEAST_QUADRUPLES`."""
+    """Claims about the difference, from a set of quadruples; none is made with fewer than `LEAST_QUADRUPLES`."""
 
     def __init__(self, margin: float, error: float) -> None:
         low, high = log1p(-margin), log1p(margin)

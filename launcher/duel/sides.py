@@ -43,7 +43,7 @@ SEGMENT_S = GPU_MIN_SECONDS
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """Command line. `shared`: run options of both sides; `words`: all after `--`; `data`: folder of a script's data.
+    """Command line. `shared`: run options of both sides; `words`: words after `--`; `data`: folder of a script's data.
 
     The words are options of one side or a script with its arguments, A's and B's separated by `---`. For commits and
     images, they are one script for both.

@@ -164,7 +164,7 @@ def built_of(
 
 
 def platform_of_a_vm(engine: Engine) -> str:
-    """Platform of an image for a VM, as in a recipe; empty if the engine builds for it by default."""
+    """Platform of an image for a VM, as in a recipe; empty if the engine builds for that platform by default."""
     return "" if engine.architecture in ("", contents.VM_ARCHITECTURE) else f"linux/{contents.VM_ARCHITECTURE}"
 
 

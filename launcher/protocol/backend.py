@@ -22,7 +22,7 @@ from workload.contract.spec import Resolved, RunSpec
 T = TypeVar("T")
 # Called with a line for the user while a long operation goes on.
 Tell = Callable[[str], None]
-# Stands for a zone if the place did not say which zone is missing from its list.
+# Name for an unknown zone: the place did not say which zone is missing from its list.
 ANYWHERE = "some zone"
 
 

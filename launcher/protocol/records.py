@@ -1,4 +1,4 @@
-"""Records of a launch in its bucket, by which any machine can find, follow and end it. Their format is defined here.
+"""Records of a launch in its bucket, by which any machine can find, follow and end the launch; their format.
 
     scripts/<sha256>.tar.gz        by the launcher: the files of a user's own script
     launches/<name>/request.json   by the launcher, before the VM exists
@@ -87,7 +87,7 @@ class Price:
 
     @property
     def whole_usd_per_h(self) -> float:
-        """USD per hour of everything that is counted."""
+        """USD per hour of the VM, its disk and its address, as far as their prices are known."""
         return self.usd_per_h + (self.disk_usd_per_h or 0.0) + (self.address_usd_per_h or 0.0)
 
     @property
@@ -120,7 +120,7 @@ class _Document:
     def from_bytes(cls, content: bytes) -> Self:
         """Parse a stored document. Raises `BundleError` if it is invalid, or of a newer schema.
 
-        Others wrote the content: each known field must follow its rule, and unknown fields are ignored.
+        Other programs wrote the content, so each known field must follow its rule. Unknown fields are ignored.
         """
         kind = cls.__name__.lower()
         try:
@@ -251,7 +251,7 @@ class Request(_Document):
 
 @dataclass(frozen=True, kw_only=True)
 class Heartbeat(_Document):
-    """Sign of life of the VM with its progress: `phases` has ISO 8601 times by `LaunchPhase`.
+    """Heartbeat of the VM, with its progress: `phases` has ISO 8601 times by `LaunchPhase`.
 
     `runs`: ids of the bundles that are complete in the bucket.
     """

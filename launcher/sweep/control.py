@@ -23,7 +23,7 @@ class Wish(IntEnum):
 
 
 class Control:
-    """Switch that every thread reads before it starts something. `until_s`: seconds after which nothing new starts."""
+    """Wish and time limit, which every thread reads before it starts a run. `until_s`: seconds until the limit."""
 
     def __init__(self, *, until_s: float | None = None, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic

@@ -221,7 +221,7 @@ def _digest_of_json(values: Mapping[str, Any]) -> str:
 
 
 def code_of(place: Place) -> str:
-    """Identify the code that runs at a place, independently of folder and commit; runs of other code are other runs.
+    """Identify the code that runs at a place, independently of folder and commit; runs of other code have other keys.
 
     An image that is named by a tag is identified by the tag, although the image behind a tag may change unnoticed. For
     a script, the identity has two parts: the script's code and ours.

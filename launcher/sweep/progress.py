@@ -23,8 +23,8 @@ MOST_ROWS = 12
 class PlaceState:
     """State of one place. `blocks_done`, `done`: blocks and runs with nothing left to run.
 
-    `usd`, `left_s`: None if unknown. `now`: what runs there, or why nothing does. `images_per_s`: rate of the run that
-    ended last.
+    `usd`, `left_s`: None if unknown. `now`: what runs at the place, or why nothing runs. `images_per_s`: rate of the
+    run that ended last.
     """
 
     name: str

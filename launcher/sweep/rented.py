@@ -265,7 +265,7 @@ class RentedPlace:
     # Polling.
 
     def _poll(self) -> None:
-        """Poll the launches under way, and handle what has become of them."""
+        """Poll the launches under way, and handle their changes."""
         watched = [launch for launch in self._under_way() if launch.submitting is None]
         if not watched:
             return

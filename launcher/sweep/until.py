@@ -1,6 +1,6 @@
 """`--until`: decide from a place's bundles whether it has enough blocks. Pure functions.
 
-The rule stops only at fixed numbers of blocks; `workload.contract.blocks_interval` says why.
+A sweep stops only at fixed numbers of blocks; `workload.contract.blocks_interval` explains the reason.
 """
 
 import tomllib

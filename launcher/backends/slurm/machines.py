@@ -1,4 +1,4 @@
-"""Launches on a cluster, which are elements of job arrays, behind the interface that every backend has."""
+"""Launches on a cluster (elements of job arrays), with the interface that every backend has."""
 
 import importlib
 import io

@@ -86,7 +86,7 @@ class Keeper:
         leave_group(self.group)
 
     def run_agent(self) -> int:
-        """Run the agent to its end, to its limit, or until an end is requested. Returns its exit code."""
+        """Run the agent until it ends, its time is up, or an end is requested. Returns the agent's exit code."""
         # The agent holds the job's locks too, so that a job whose keeper was killed still counts as running.
         environment = {**os.environ, **self.job["environment"], MARK: str(self.home)}
         paths = [paths["PYTHONPATH"] for paths in (self.job["environment"], os.environ) if paths.get("PYTHONPATH")]

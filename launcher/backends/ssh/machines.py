@@ -1,4 +1,4 @@
-"""Jobs on one machine reached over ssh, behind the interface that every backend has."""
+"""Jobs on one machine reached over ssh, with the interface that every backend has."""
 
 import io
 import time

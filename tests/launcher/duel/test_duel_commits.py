@@ -294,7 +294,8 @@ def test_data_that_git_would_copy_is_refused(project: Path, monkeypatch: pytest.
     with pytest.raises(UsageError) as caught, sides.prepared(duel_of("train.py", commits=("HEAD", ".")), {}):
         pass
     assert str(caught.value) == (
-        f"files of {project} that git neither tracks nor ignores have 9 B, at most 8 B; the largest is new.bin"
+        f"files of {project} that git neither tracks nor ignores have 9 B; at most 8 B are allowed; "
+        "the largest is new.bin"
     )
     assert caught.value.hint == "add data to .gitignore: both sides then use the original files"
 
