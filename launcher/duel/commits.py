@@ -43,7 +43,7 @@ class Code:
 
 @dataclass(frozen=True, kw_only=True)
 class Export:
-    """Commit in a folder. `commit`: hash, with `-dirty` if the working tree differs; `tree`: git's hash of the code.
+    """Exported commit. `commit`: hash, with `-dirty` if the working tree differs; `tree`: git's hash of the code.
 
     `folder`: copy of the repository's root.
     """
@@ -79,7 +79,7 @@ def code_of_script(words: Sequence[str], where: Path) -> Code:
     root = _root(where, f"cd to the script's repository, then {example}")
     if not words[0].endswith(".py"):  # a script's file may be gone from the working tree
         main_file(words, where, example=example, python=f"this Python, {sys.executable}")
-    hint = f"a commit that has it; git log --oneline -- {script_name(words)}"
+    hint = f"a commit that has the file; git log --oneline -- {script_name(words)}"
     if words[0] == "-m":
         module = words[1].replace(".", "/")
         files = (f"{module}.py", f"{module}/__main__.py")
@@ -134,9 +134,9 @@ def _has(root: Path, tree: str, code: Code) -> bool:
 
 
 def _linked(root: Path, folders: Sequence[Path]) -> tuple[str, ...]:
-    """Link what git ignores in the user's folder into each copy, except caches and virtual environments.
+    """Link the files that git ignores in the user's folder into each copy, except caches and virtual environments.
 
-    Returns the names.
+    Returns the names of the links.
     """
     ignored = _git(root, "ls-files", "--others", "--ignored", "--exclude-standard", "--directory", "-z").split("\0")
     links = [name for name in ignored if name and not _is_cache(root / name)]
@@ -188,8 +188,8 @@ def _require_small(root: Path, code: Code) -> None:
     if sum(sizes.values()) > MOST_NEW_BYTES:
         largest = max(sizes, key=lambda name: sizes[name])
         raise UsageError(
-            f"files of {root} that git neither tracks nor ignores have {si(sum(sizes.values()), 'B')}, at most"
-            f" {si(MOST_NEW_BYTES, 'B')}; the largest is {largest}",
+            f"files of {root} that git neither tracks nor ignores have {si(sum(sizes.values()), 'B')}; at most"
+            f" {si(MOST_NEW_BYTES, 'B')} are allowed; the largest is {largest}",
             hint="add data to .gitignore: both sides then use the original files",
         )
 

@@ -1,8 +1,8 @@
 """Runs of a duel ("segments"), one after the other, until it is decided or its budget is used up.
 
 Each segment is a process of its own, because the layout of memory and code differs between processes, and so does their
-speed. With one long-lived process per side, that difference would count as one between A and B. With a process for
-every segment it is part of the noise, which the random order evens out.
+speed. With one long-lived process per side, this difference would look like a difference between A and B. With a
+process for every segment, it is part of the noise, which the random order evens out.
 """
 
 import re
@@ -52,7 +52,7 @@ SAME_WORK = 0.01
 STEPS = "steps"
 # Approximate time for a process to start and to warm up, used to recommend a budget.
 START_S = 5.0
-# Quadruples after which the time of one is known.
+# Number of quadruples after which the time per quadruple is known.
 KNOWN_AFTER = 2
 # The last line of a traceback.
 RAISED = re.compile(r"[\w.]+(Error|Exception|Interrupt|Warning)\b")
@@ -65,7 +65,7 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Limits of a duel. `same_within`: smallest difference that matters, as a share."""
+    """Limits of a duel. `same_within`: smallest difference that matters, as a share of A's time."""
 
     same_within: float = MARGIN
     max_time_s: float
@@ -84,7 +84,7 @@ class Limits:
         )
 
     def ended(self, segments: int, elapsed_s: float) -> str | None:
-        """Reason why no further quadruple is run after these segments and seconds; None if one is run."""
+        """Reason to run no further quadruple after so many segments and seconds; None if another one is run."""
         quadruples = segments // SEGMENTS
         if self.max_segments is not None and segments + SEGMENTS > self.max_segments:
             return f"the limit of {self.max_segments} segments was reached"
@@ -378,7 +378,7 @@ class _Relay:
 
 @contextmanager
 def _relay(left_s: float) -> Iterator[_Relay]:
-    """Relay to a trainer that asks it to end after `left_s` seconds, and kills it if it does not."""
+    """Relay that sends its trainer SIGTERM after `left_s` seconds, and SIGKILL `UNTIL_KILLED_S` seconds later."""
     relay = _Relay()
     after_s = max(0.0, left_s)
     timers = [
@@ -423,7 +423,7 @@ def _measured(sealed: Bundle, side: Side, position: int) -> Measured:
     if sealed.record.status is not Status.COMPLETED or not steps or not rate:
         raise RunFailedError(
             f"segment {position + 1}, of {side.variant} ({side.label}), measured no step",
-            hint=f"{sealed.path}/{bundle.LOG} tells",
+            hint=f"{sealed.path}/{bundle.LOG} gives the reason",
         )
     record = sealed.record
     times = [(float(row["step_s"]) + float(row["data_s"]), int(row["images"])) for row in steps]
@@ -433,7 +433,7 @@ def _measured(sealed: Bundle, side: Side, position: int) -> Measured:
         samples=median(samples for _, samples in times),
         flop=record.complexity.train_flop_per_step if record.complexity else None,
     )
-    # A trainer of another version may not record this.
+    # A trainer of another version may not record whether the machine was busy.
     recorded_busy = record.bound.busy if record.bound else None
     return Measured(
         position=position,

@@ -22,7 +22,7 @@ de la Pena, A general class of exponential inequalities for martingales and rati
 symmetric variables; Howard, Ramdas, McAuliffe & Sekhon, Time-uniform, nonparametric, nonasymptotic confidence
 sequences, Annals of Statistics 49 (2021), for intervals and mixtures; Wang & Ramdas, Anytime-valid t-tests and
 confidence sequences for Gaussian means with unknown variance (2024); Fisher, The Design of Experiments, 1935, for the
-lot. `python benchmarks/duel.py` simulates the errors.
+random order. `python benchmarks/duel.py` simulates the errors.
 """
 
 import random
@@ -53,8 +53,8 @@ MEDIAN_TO_SPREAD = 1 / 0.9539
 LEAST_SPREAD = 1e-4
 # With 5 quadruples, differences of equal size all have one sign by chance in 6 % of duels.
 LEAST_QUADRUPLES = 6
-# Inverse variance of the mixture of effects, in spreads: effects of about 2 spreads, for which a few quadruples suffice
-# (0.1 and 1 need as many).
+# Inverse variance of the mixture of effects, in spreads: best for effects of about 2 spreads, for which a few
+# quadruples suffice. With 0.1 or 1, equally many quadruples are needed.
 PRIOR = 0.3
 LOG_2 = log(2.0)
 # Fewer differences do not estimate the spread, nor the number of quadruples needed.
@@ -97,11 +97,11 @@ class Segment:
 class DuelState:
     """State of a duel. `verdict`: None while about `expected` more quadruples are needed; final once it is reached.
 
-    `sign`: slower or faster by any amount, or None if unknown. `ratio`: seconds of B over those of A; its interval
-    covers the truth at every look in `level` of duels; None with too few quadruples. `spread`: relative difference of
-    segments of one variant. `left_out`: number of quadruples with a segment without a time. `busy`: number of segments
-    on a busy machine. `withheld`: winner by all quadruples, if those without busy segments do not confirm it.
-    `ended`: why no more segments follow.
+    `sign`: slower or faster by any amount, or None if unknown. `ratio`: seconds of B over those of A; None with too few
+    quadruples. In a share `level` of duels, its interval covers the truth after every quadruple. `spread`: relative
+    difference of segments of one variant. `left_out`: number of quadruples with a segment without a time. `busy`:
+    number of segments on a busy machine. `withheld`: winner by all quadruples, if those without busy segments do not
+    confirm it. `ended`: why no more segments follow.
     """
 
     verdict: DuelVerdict | None
@@ -166,7 +166,7 @@ def order(seed: int) -> Iterator[str]:
 def judge(
     segments: Sequence[Segment], *, margin: float = MARGIN, error: float = ERROR, ended: str | None = None
 ) -> DuelState:
-    """State of a duel after these segments; `ended`: why no more follow (`60 s are over`), None if more may.
+    """State of a duel after these segments; `ended`: why no more follow (`60 s are over`), else None.
 
     *slower*, *faster*: the difference is certainly the margin or more, also without the quadruples on a busy machine.
     *same*: the difference is certainly less; `sign` says whether B is certainly slower or faster at all. The first
@@ -197,7 +197,7 @@ def judge(
 
 @dataclass(frozen=True, kw_only=True)
 class _Quadruple:
-    """A complete quadruple. `difference`: of logarithms, B less A; `busy`: number of busy segments.
+    """A complete quadruple. `difference`: of the logarithms of seconds, B less A; `busy`: number of busy segments.
 
     `spread`: of one segment, from all quadruples so far. Two segments of one variant differ only by the machine, not by
     the random order, so stakes may depend on the spread. `within`: half of the sum of squares of the two differences
@@ -270,7 +270,7 @@ class _Evidence:
         return _log_mean([_log_mean(self._logs), sizes])
 
     def _of_sizes(self, squares: float, each: int) -> float:
-        """Logarithm of the t-test's evidence; `squares`: sum over quadruples with `each` independent squares in each.
+        """Logarithm of the t-test's evidence; `squares`: sum of squares; `each`: independent squares per quadruple.
 
         The mixture over effects of both signs is multiplied by 1 + u / sqrt(2 + u^2). This factor is twice the chance
         of a positive effect by Student's t with 2 degrees of freedom. A mixture over positive effects would use more
@@ -286,7 +286,7 @@ class _Evidence:
 
 
 class _Claims:
-    """Claims on the difference from a set of quadruples; no claim holds with fewer than `LEAST_QUADRUPLES`."""
+    """Claims about the difference, from a set of quadruples; none is made with fewer than `LEAST_QUADRUPLES`."""
 
     def __init__(self, margin: float, error: float) -> None:
         low, high = log1p(-margin), log1p(margin)

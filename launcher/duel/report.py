@@ -72,7 +72,7 @@ class Plan:
         return _lines(rows)
 
     def _command(self, variant: str) -> list[str]:
-        """Command of a side, without the context, which only records the plan in the bundle."""
+        """Command line of one side, without the arguments that only record the duel's plan in the bundle."""
         words: list[str] = self.pair.side(variant).plan.to_json()["command"]
         index = words.index("--context")
         return words[:index] + words[index + 2 :]
@@ -89,7 +89,7 @@ class Result:
 
     @property
     def verdict(self) -> DuelVerdict:
-        """Verdict; an interrupted duel is not decidable."""
+        """Verdict of the duel; `NOT_DECIDABLE` if the duel ended without a verdict."""
         return self.outcome.state.verdict or DuelVerdict.NOT_DECIDABLE
 
     @property

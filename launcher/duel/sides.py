@@ -35,7 +35,7 @@ VARIANTS: tuple[Variant, Variant] = ("A", "B")
 SEPARATOR = "---"
 EXAMPLE = "launch duel -- --precision fp32 --- --precision bf16"
 SCRIPT_EXAMPLE = "launch duel -- train.py --lr 0.1 --- train.py --lr 0.2"
-# Most ignored files to name in a plan.
+# A plan names at most this many files that git ignores.
 SHOWN_LINKS = 4
 # Seconds that a segment measures. A process takes seconds to start, so a shorter segment would mostly be its start.
 SEGMENT_S = GPU_MIN_SECONDS
@@ -43,7 +43,7 @@ SEGMENT_S = GPU_MIN_SECONDS
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """Command line. `shared`: run options of both sides; `words`: all after `--`; `data`: folder of a script's data.
+    """Command line. `shared`: run options of both sides; `words`: words after `--`; `data`: folder of a script's data.
 
     The words are options of one side or a script with its arguments, A's and B's separated by `---`. For commits and
     images, they are one script for both.
@@ -104,7 +104,7 @@ def prepared(request: Request, environment: Mapping[str, str]) -> Iterator[Pair]
         raise UsageError("a duel needs two sides: options, commits or images", hint=EXAMPLE)
     if sum(named_kinds) > 1:
         raise UsageError(
-            "a duel compares either options, or commits, or images", hint="options of both sides stand before --"
+            "a duel compares either options, or commits, or images", hint="put options of both sides before --"
         )
     if request.data is not None and not any(is_script(words) for words in (request.words, words_of_b(request.words))):
         raise UsageError("--data is only for your own script", hint=f"leave --data out, or {SCRIPT_EXAMPLE}")
@@ -122,7 +122,7 @@ def prepared(request: Request, environment: Mapping[str, str]) -> Iterator[Pair]
 
 
 def is_script(words: Sequence[str]) -> bool:
-    """Whether words are a script with its arguments, and no options."""
+    """Whether command-line words name a script with its arguments, rather than options."""
     return bool(words) and (words[0] == "-m" or not words[0].startswith("-"))
 
 
@@ -214,7 +214,7 @@ def _relative_words(words: Sequence[str]) -> tuple[str, ...]:
 def _facts(words: Sequence[str], data: str, exports: Exports) -> Iterator[tuple[str, str]]:
     yield (
         "script",
-        f"{scripts.command_line(words)}, in a copy of each commit: what it writes there is deleted at the end",
+        f"{scripts.command_line(words)}, in a copy of each commit: files written there are deleted at the end",
     )
     if data:
         yield "data", f"{scripts.DATA} is {data}, used in place by both sides"

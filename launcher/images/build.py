@@ -139,7 +139,7 @@ def logged(tag: str, events: Iterator[EngineEvent]) -> str:
 
 
 def existing(recipe: Recipe, image: Image) -> Built:
-    """Result for an image for this code that the engine has, on any base."""
+    """Result for an image for this code that the engine already has."""
     flavour, base, digest = recipe.flavour.name, recipe.base, recipe.base_digest
     return built_of(image, flavour=flavour, tag=image.name, base=base, base_digest=digest)
 
@@ -164,7 +164,7 @@ def built_of(
 
 
 def platform_of_a_vm(engine: Engine) -> str:
-    """Platform of an image for a VM, as in a recipe; empty if the engine builds for it by default."""
+    """Platform of an image for a VM, as in a recipe; empty if the engine builds for that platform by default."""
     return "" if engine.architecture in ("", contents.VM_ARCHITECTURE) else f"linux/{contents.VM_ARCHITECTURE}"
 
 
@@ -285,7 +285,7 @@ def _follow(events: Iterator[EngineEvent], log: TextIO, path: Path) -> str:
 
 
 def _hint_of(error: str) -> str:
-    """Hint if a registry cannot be reached, or if another machine's programs cannot run; else empty."""
+    """Hint if a registry cannot be reached, or if the engine cannot run another architecture's programs; else empty."""
     if "exec format error" in error:
         return f"{EMULATION}; "
     if not any(sign in error for sign in UNREACHABLE):
@@ -306,7 +306,7 @@ def require_apptainer(path: Path) -> str:
     if path.suffix != ".sif":
         raise UsageError(f"--sif makes a file whose name ends in .sif; got '{path}'", hint="--sif rooflaunch.sif")
     if not path.absolute().parent.is_dir():
-        raise UsageError(f"--sif: there is no folder '{path.parent}'", hint="make it, or name another folder")
+        raise UsageError(f"--sif: there is no folder '{path.parent}'", hint="make the folder, or name another one")
     tool = shutil.which("apptainer") or shutil.which("singularity")
     if tool is None:
         raise ToolError(
@@ -322,7 +322,9 @@ def write_sif(tool: str, tag: str, path: Path) -> None:
     print(shlex.join(command), file=sys.stderr)
     done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, check=False)
     if done.returncode != 0:
-        raise ToolError(f"apptainer ended with exit code {done.returncode}", hint="its messages above give the reason")
+        raise ToolError(
+            f"apptainer ended with exit code {done.returncode}", hint="Apptainer's messages above give the reason"
+        )
 
 
 class _ProgressLine:

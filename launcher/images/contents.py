@@ -72,7 +72,7 @@ class Flavour:
 
     @property
     def versions(self) -> dict[str, str]:
-        """Versions that decide the content, whatever base and mirror the image is built with."""
+        """Versions that decide the content of the image, independently of its base and of the mirror."""
         return {
             "TORCH_VERSION": self.torch,
             "TORCHVISION_VERSION": self.torchvision,
@@ -100,7 +100,7 @@ class Recipe:
 
     @cached_property
     def inputs(self) -> str:
-        """Hash of our files and the versions; an image for this code has it as a label."""
+        """Hash of our files and the versions; an image for this code has this hash as a label."""
         hashes = {name: hashlib.sha256(content).hexdigest() for name, content in self.files.items()}
         return _hash(*_pairs(hashes), *_pairs(self.flavour.versions))
 
@@ -125,7 +125,7 @@ class Recipe:
         }
 
     def context(self) -> bytes:
-        """Build context of the files."""
+        """Build context: a tar of the files."""
         return tar_of(self.files)
 
 
@@ -233,7 +233,7 @@ def _root() -> Path:
         if (root / TABLE).is_file():
             return root
     raise ToolError(
-        f"this installation lacks {TABLE}, which says how images are built", hint="install rooflaunch again"
+        f"this installation lacks {TABLE}, which defines how images are built", hint="install rooflaunch again"
     )
 
 

@@ -55,7 +55,7 @@ def layered(engine: Engine, base: Image, requirements: bytes, *, platform: str =
         dockerfile="Dockerfile",
         tag=tag,
         build_args={"BASE_IMAGE": base.id},
-        # A label of its own, so that a search for an image for this code does not find this one.
+        # A label of its own, so that a search for an image for this code does not find this layer.
         labels={contents.INPUTS_LABEL: f"{base.labels.get(contents.INPUTS_LABEL, '')}+{key[: contents.HASH_DIGITS]}"},
         # Resolve names as on this machine, because pip's index may be known only here.
         network="host",
@@ -70,9 +70,9 @@ def layered(engine: Engine, base: Image, requirements: bytes, *, platform: str =
 
 
 def pushed(engine: Engine, reference: str, requirements: bytes) -> str:
-    """Reference by digest of a registry's image with the packages, pushed to the same repository.
+    """Add the packages to a registry's image, and push the result to the same repository.
 
-    Raises `ToolError`.
+    Returns the new image's reference, by digest. Raises `ToolError`.
     """
     base = engine.image(reference)
     if base is None:

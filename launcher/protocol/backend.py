@@ -1,11 +1,11 @@
 """The interface that every backend implements: what `launch` may ask of a provider of machines. Standard library only.
 
 A backend turns a job into machines and reports what became of them. A backend keeps no queue, no state and no results:
-request and results lie in the job's store (launcher/protocol/records.py), so a launcher may end at any moment.
+request and results are in the job's store (launcher/protocol/records.py), so a launcher may end at any moment.
 
 A backend is a package, named in `launcher.backends.BACKENDS`, with two modules. `options` only declares the backend's
 command, because the command line loads it for `--help`. `backend` has the object `backend: Backend` and is imported
-when it is used. `tests/launcher/backends/contract.py` lists what every backend must hold to.
+when it is used. `tests/launcher/backends/contract.py` has the tests that every backend must pass.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ from workload.contract.spec import Resolved, RunSpec
 T = TypeVar("T")
 # Called with a line for the user while a long operation goes on.
 Tell = Callable[[str], None]
-# Stands for a zone if the place did not say which zone is missing from its list.
+# Name for an unknown zone: the place did not say which zone is missing from its list.
 ANYWHERE = "some zone"
 
 
@@ -41,9 +41,9 @@ class Machine:
 
     `zone`: where the machine is, in the place's words: a zone, a host, a partition. `status`: the place's own word for
     the condition. `deadline_s`: when the place itself ends the machine. `restarts`: the place restarts the machine
-    after a failure of its own; a stopped machine until `restarts_until_s`. `queued`: a starting machine that waits for
-    its turn, so neither its boot nor its limit has begun. `preempted`, `why`: for a machine that is gone, as far as the
-    place knows.
+    after a failure of the place. `restarts_until_s`: when the place gives up restarting a stopped machine. `queued`: a
+    starting machine that waits for its turn, so neither its boot nor its limit has begun. `preempted`, `why`: for a
+    machine that is gone, as far as the place knows.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Machine:
         return self.condition is Condition.STOPPED and self.restarts and in_time
 
     def stopped_for_good(self, now_s: float) -> bool:
-        """Whether the machine is stopped, is not restarted by anybody, and is never ended by the place."""
+        """Whether the machine is stopped for good: the place neither restarts nor deletes it."""
         return self.condition is Condition.STOPPED and not self.may_start_again(now_s)
 
 
@@ -128,7 +128,7 @@ class Leftover:
 
 @dataclass(frozen=True, kw_only=True)
 class Removed:
-    """Result of a deletion. `gone`: a later question has confirmed it, else `reason` says what prevented it.
+    """Result of a deletion. `gone`: a later question has confirmed the deletion; else `reason` is the obstacle.
 
     `unknown`: the zone did not answer, so the result is not known.
     """
@@ -173,9 +173,9 @@ class Job:
 class Estimate:
     """How long a machine is expected to be held, in seconds, and what it costs. None: unknown.
 
-    `ready_s`: until the first run starts. `run_s`: for all runs. `limit_s`: at most. `most_usd`: cost in the dearest
-    place with a known price if the machine reaches its limit. `is_most_partial`: places without a known price may be
-    tried too.
+    `ready_s`: until the first run starts. `run_s`: for all runs. `limit_s`: longest time. `most_usd`: cost in the
+    dearest place with a known price if the machine reaches its limit. `is_most_partial`: places without a known price
+    may be tried too.
     """
 
     ready_s: float = 0.0
@@ -194,7 +194,7 @@ class Plan(Protocol):
 
     @property
     def request(self) -> Request:
-        """The request that lies in the store and is read by the machine. Its `name` names the job and the machine."""
+        """Request, which the machine reads from the store. Its `name` is the name of the job and of the machine."""
 
     @property
     def submissions(self) -> int:
@@ -216,7 +216,7 @@ class Plan(Protocol):
 class Machines(Protocol):
     """The machines of one place: a project, a cluster, a host. Every method may raise `RooflaunchError`s.
 
-    Every method must hold in any situation: two launchers at once, a launcher that was killed, a list with gaps, a slow
+    Every method must work in any situation: two launchers at once, a launcher that was killed, a list with gaps, a slow
     clock. A place with a queue of its own may also have `submit_together(plans, tell)`, which submits all plans of a
     sweep at once and returns machines in the order of the plans: all of them or none.
     """
@@ -247,14 +247,14 @@ class Machines(Protocol):
         """Look up the named machines in one go, gone ones included; without `names`, list every existing machine.
 
         `names`: by machine, the zones where it may be; () if the zones are not known. A machine whose zone does not
-        answer is not in the list, and its zone is in `unreachable`. Raises `UnreachableError` if no machine's state
-        could be found out.
+        answer is not in the list, and its zone is in `unreachable`. Raises `UnreachableError` if the place tells the
+        state of no machine.
         """
 
     def stop(self, machines: Sequence[Machine | Leftover]) -> Sequence[Removed]:
-        """End the machines, all at once; repeated calls are safe. `gone` only if a later question confirms it.
+        """End the machines, all at once; repeated calls are safe. Results are in the order given.
 
-        Results are in the order given. A failure is reported in its `Removed`, never raised.
+        `gone` is True only if a later question confirms the end. A failure is reported in its `Removed`, never raised.
         """
 
     def output(self, machine: Machine, start: int) -> Output:
@@ -289,7 +289,7 @@ class Backend(Protocol):
         """
 
     def prepare(self, draft: Any, machines: Any) -> Plan:
-        """Prepare what the machines need (an image in a registry), and return the plan as it will be done now."""
+        """Prepare what the machines need (an image in a registry), and return the final plan."""
 
     def machines(self, settings: Any) -> Machines:
         """Connect to the place."""

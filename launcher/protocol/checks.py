@@ -1,4 +1,4 @@
-"""Results of `launch doctor`: each check is a line with what was checked and how it stands."""
+"""Results of `launch doctor`: each check is a line with the name of what was checked, and the result."""
 
 from dataclasses import asdict, dataclass
 from enum import StrEnum

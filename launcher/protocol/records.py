@@ -1,4 +1,4 @@
-"""Records of a launch in its bucket, by which any machine can find, follow and end it. Their format is defined here.
+"""Records of a launch in its bucket, by which any machine can find, follow and end the launch; their format.
 
     scripts/<sha256>.tar.gz        by the launcher: the files of a user's own script
     launches/<name>/request.json   by the launcher, before the VM exists
@@ -87,7 +87,7 @@ class Price:
 
     @property
     def whole_usd_per_h(self) -> float:
-        """USD per hour of everything that is counted."""
+        """USD per hour of the VM, its disk and its address, as far as their prices are known."""
         return self.usd_per_h + (self.disk_usd_per_h or 0.0) + (self.address_usd_per_h or 0.0)
 
     @property
@@ -120,7 +120,7 @@ class _Document:
     def from_bytes(cls, content: bytes) -> Self:
         """Parse a stored document. Raises `BundleError` if it is invalid, or of a newer schema.
 
-        Others wrote the content: each known field must follow its rule, and unknown fields are ignored.
+        Other programs wrote the content, so each known field must follow its rule. Unknown fields are ignored.
         """
         kind = cls.__name__.lower()
         try:
@@ -170,7 +170,7 @@ class Request(_Document):
 
     `launched_at`: ISO 8601 in UTC. `limit_s`: seconds after which the run must be over and a cloud deletes the machine.
     `store`: address of the bundles and records. `place`: the machine appends its zone, if it has one. `runtime`:
-    docker, with `image` by the registry's digest; or process, for an agent that is in that image itself, or that has no
+    docker, with `image` by the registry's digest; or process, for an agent that itself runs in the image, or without an
     image. `spot`: the machine may be taken away. `prices`: by region, without regions of unknown price. `gpu` to
     `zones`: empty if the backend has no such thing. `options`: the backend's own. `task`: runs of a sweep for this
     machine (`launcher.protocol.task`); if empty, `spec` is run `repeats` times. `script`: for a user's script, the
@@ -251,7 +251,7 @@ class Request(_Document):
 
 @dataclass(frozen=True, kw_only=True)
 class Heartbeat(_Document):
-    """Sign of life of the VM with its progress: `phases` has ISO 8601 times by `LaunchPhase`.
+    """Heartbeat of the VM, with its progress: `phases` has ISO 8601 times by `LaunchPhase`.
 
     `runs`: ids of the bundles that are complete in the bucket.
     """
@@ -267,7 +267,7 @@ class Heartbeat(_Document):
 class LeaseRecord(_Document):
     """Agent that works on a launch: its machine's name, the id of the machine's boot, and the process.
 
-    `released`: the agent has ended in order.
+    `released`: the agent gave the lease back when it ended.
     """
 
     at: str
@@ -338,7 +338,7 @@ def _by_name(holds: Callable[[Any], bool]) -> Callable[[Any], bool]:
 
 
 def _is_option(value: Any) -> bool:
-    """Whether a value is safe to show: a word, a whole number, a flag, nothing, or a list of these."""
+    """Whether a value is safe to show: a word, a whole number, a boolean, None, or a list of these."""
     if isinstance(value, list):
         return all(_is_option(item) and not isinstance(item, list) for item in value)
     return value is None or value == "" or isinstance(value, bool) or _is_count(value) or _matches(WORD)(value)

@@ -1,4 +1,4 @@
-"""A task: runs that one machine makes in order, without a break. Standard library only.
+"""A task: runs that one machine makes one after another. Standard library only.
 
 `launch ... --repeats N` is a task of one configuration, N blocks of one run each. The tasks of a sweep have whole
 blocks of a matrix. In a request a run holds only its differences from the request's own spec, so that a task of

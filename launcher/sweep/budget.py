@@ -1,6 +1,6 @@
 """Limit of `--max-cost` for a whole sweep: the machines' time limits add up to no more than this cost.
 
-The clouds themselves enforce the time limits, so that the limit on cost holds even if this process dies.
+The clouds themselves enforce the time limits, so the cost stays below the limit even if this process dies.
 """
 
 import math

@@ -45,7 +45,7 @@ class Collector:
         return set(launch.announced_runs) <= launch.fetched
 
     def fetch_sealed(self, keys: Collection[str] | None = None) -> None:
-        """Fetch sealed runs of the place that are in the store and not in the folder of results, after one listing.
+        """Fetch sealed runs of the place that are in the store and not in the folder of results; lists the store once.
 
         `keys`: fetch only these runs; None: all.
         """
@@ -89,7 +89,7 @@ class Collector:
             self._note_arrival(sealed)
 
     def _fetch_stored(self, stored: SealedRun) -> None:
-        """Fetch a bundle of an earlier start. A run whose bundle is damaged, or that failed, stays missing."""
+        """Fetch a bundle that is in the store already. A run whose bundle is damaged, or that failed, stays missing."""
         try:
             sealed = self._fetched(stored.run_id)
         except BundleError as error:

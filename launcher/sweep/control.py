@@ -23,7 +23,7 @@ class Wish(IntEnum):
 
 
 class Control:
-    """Switch that every thread reads before it starts something. `until_s`: seconds after which nothing new starts."""
+    """Wish and time limit, which every thread reads before it starts a run. `until_s`: seconds until the limit."""
 
     def __init__(self, *, until_s: float | None = None, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
@@ -43,7 +43,7 @@ class Control:
 
     @property
     def why_not(self) -> str:
-        """Reason why nothing new may be started; empty if it may."""
+        """Reason why no new run may be started; empty if one may."""
         if self._wish is not Wish.GO:
             return "the sweep was interrupted"
         return "the time of --max-time has passed" if self.out_of_time else ""

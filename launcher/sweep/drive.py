@@ -1,9 +1,9 @@
 """Carries out a sweep: its places run side by side, each with its missing runs.
 
 There is no state except the bundles: a process may end at any moment, and the next start does the remaining runs. A
-lock lets only one process at a time work on a sweep in a folder of results. It is the kernel's (`flock`): it ends with
-its process, however the process ends, and also holds between machines that share the folder. The file's content serves
-messages, and tells the next process that an earlier one was here.
+lock lets only one process at a time work on a sweep in a folder of results. The kernel (`flock`) releases the lock when
+its process ends for any reason. The lock also works between machines that share the folder. The file's content is for
+messages, and tells the next process that an earlier process worked on the sweep.
 """
 
 import fcntl
@@ -51,7 +51,7 @@ WISHES = {"f": Wish.FINISH, "l": Wish.LEAVE, "s": Wish.STOP, "c": Wish.GO}
 
 @dataclass(frozen=True, kw_only=True)
 class SweepPorts:
-    """Outside world of a sweep, replaced in tests. `sleep`: pause between polls of rented machines; None: the usual."""
+    """Outside world of a sweep; tests replace it. `sleep`: waits between polls of rented machines; None: default."""
 
     backend: Callable[[str], Backend]
     is_terminal: Callable[[], bool]
@@ -216,7 +216,7 @@ class _Driver:
         self._control.ask(wish)
 
     def _left_alone(self) -> str:
-        """Text: what happens to the runs under way when this process ends."""
+        """Text on what happens to the runs under way when this process ends."""
         parts = []
         if any(work.plan.place.backend == LOCAL for work in self._works):
             parts.append("the run on this machine is interrupted")

@@ -62,7 +62,7 @@ class ExistingRuns:
 
 
 def look(results: Path) -> ExistingRuns:
-    """Read the manifests of a folder's bundles. A key counts as done if any of its bundles does."""
+    """Read the manifests of a folder's bundles. A key counts as done if any bundle with it has a final status."""
     return _existing(sealed_in(results))
 
 

@@ -22,7 +22,7 @@ from workload.environment.outside import outside_facts
 
 
 class LocalPlaces:
-    """All places of this machine together: two at a time would disturb each other's measurements."""
+    """All places of this machine, one run at a time: simultaneous runs would disturb each other's measurements."""
 
     def __init__(self, works: Sequence[PlaceWork], *, output: Path, control: Control, progress: Progress) -> None:
         self._works, self._control, self._progress = works, control, progress
@@ -179,6 +179,6 @@ def _blocks_of(work: PlaceWork) -> Iterator[tuple[int, tuple[TaskRun, ...]]]:
 def _exit_code_of_failure(code: int) -> int:
     """Exit code that the sweep shows for a failed run.
 
-    A trainer that says `DONE` without a bundle has failed, and a traceback in the trainer is no bug of the sweep.
+    `RUN_FAILED` replaces `DONE` (a failed run was not done) and `BUG` (a bug of the trainer is not one of the sweep).
     """
     return code if code not in (ExitCode.DONE, ExitCode.BUG) else ExitCode.RUN_FAILED

@@ -27,9 +27,9 @@ from workload.contract.script import DATA
 from workload.contract.spec import SCRIPT_OPTIONS, Option, Origin, options, resolve, why_not_for_script
 from workload.contract.text import counted, did_you_mean
 
-# One run has no confidence interval, and that of two runs is 4 times as wide as that of three (Student t).
+# One run has no confidence interval. The interval of two runs is 4 times as wide as that of three runs (Student t).
 USUAL_REPEATS = 3
-# More runs are a typing error, or take weeks: at half a minute each, these take one machine three days.
+# More runs are most likely a typing error: at half a minute each, 10,000 runs take one machine three days.
 MANY_RUNS = 10_000
 # Placeholder of an axis in a script's command: `{lr}`. `{{lr}}` stands for the literal text `{lr}`.
 PLACEHOLDER = re.compile(r"\{\{([A-Za-z_][\w.-]*)\}\}|\{([A-Za-z_][\w.-]*)\}")
@@ -207,7 +207,7 @@ class _Reader:
             if f"{ARGUMENT}{name}" not in axes:
                 raise self._error(
                     f"[script] command has {{{name}}}, and [matrix] has no {ARGUMENT}{name}",
-                    hint=f"{ARGUMENT}{name} = [0.1, 0.01], or {{{{{name}}}}} for the letters themselves",
+                    hint=f"{ARGUMENT}{name} = [0.1, 0.01], or {{{{{name}}}}} for the literal text {{{name}}}",
                 )
 
     def _flat(self, section: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -273,7 +273,7 @@ class _Reader:
             where = f"[[exclude]] {number}"
             entry = self._flat(table, where)
             values = {key: value if isinstance(value, list) else [value] for key, value in entry.items()}
-            self._known(values, [*axes, "on"], where=f"{where}: ", kind="an option of [matrix], nor on")
+            self._known(values, [*axes, "on"], where=f"{where}: ", kind="an option of [matrix], nor the key 'on'")
             if not values.keys() - {"on"}:
                 raise self._error(f"{where} names no option of [matrix]", hint=f"{next(iter(axes))} = …")
             names = values.pop("on", [])
@@ -463,7 +463,7 @@ class _Reader:
     def _option(self, name: str, where: str) -> Option:
         if name == "repeats":
             raise self._error(
-                f"{where} repeats: repeats belong to the whole matrix, each one is a block",
+                f"{where} repeats: repeats belong to the whole matrix, each repeat is a block",
                 hint="repeats = 3 at the top of the file",
             )
         self._known([name], self._options, where=f"{where} ", kind="a run option")
@@ -511,7 +511,7 @@ _FLAG = re.compile(r"--([a-z][a-z-]*)(?: ([A-Za-z0-9][\w./:@-]*))?")
 
 
 def _key(flag: re.Match[str]) -> str:
-    """Replacement of a command-line flag by its key in the file, with the text behind the flag."""
+    """Key in the file for a command-line flag, followed by the value behind the flag, if any."""
     return flag[1].replace("-", "_") + flag[0].partition(flag[1])[2].strip("'")
 
 

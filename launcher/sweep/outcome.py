@@ -25,7 +25,7 @@ FEW = 3
 
 @dataclass(frozen=True, kw_only=True)
 class PlaceOutcome:
-    """Outcome of one place. `done`: runs with an answer, including those that are too large.
+    """Outcome of one place. `done`: number of runs with a result, or too large for the memory.
 
     `new`: runs that ended during this process. `decision`: last decision of `--until`, with each configuration's
     interval.
@@ -47,7 +47,7 @@ class PlaceOutcome:
 
     @property
     def not_begun(self) -> tuple[TaskRun, ...]:
-        """Runs that have no answer and did not fail."""
+        """Runs that were never begun: they have neither a result nor a failure."""
         failed = {failure.run.run_key for failure in self.failures}
         return tuple(run for run in self.unanswered if run.run_key not in failed)
 
@@ -87,9 +87,9 @@ class SweepOutcome:
 
 
 def exit_code_of(places: Sequence[PlaceOutcome], *, was_interrupted: bool) -> int:
-    """Exit code of a sweep: 130 (interrupted); 0 (every run has an answer); else 6 (runs failed).
+    """Exit code of a sweep: 130 (interrupted); 0 (every run has a result or is too large); else 6 (runs failed).
 
-    If no run has an answer and all failures have the same code, it is that code.
+    If no run is done and all failures have the same code, the sweep has this code.
     """
     if was_interrupted:
         return ExitCode.INTERRUPTED

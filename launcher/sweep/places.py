@@ -25,7 +25,7 @@ KEY_DIGITS = 16
 NOT_IN_KEY = frozenset({"repeats", "data_dir", "download"})
 # Default values of all other options.
 USUAL = {option.name: option.default for option in options() if option.name not in NOT_IN_KEY}
-# Libraries of a process on this machine; the recipe of an image lists its own.
+# Libraries whose versions enter the code's identity for processes on this machine; an image's recipe names its own.
 LIBRARIES = ("torch", "torchvision")
 
 
@@ -221,7 +221,7 @@ def _digest_of_json(values: Mapping[str, Any]) -> str:
 
 
 def code_of(place: Place) -> str:
-    """Identify the code that runs at a place, independently of folder and commit; runs of other code are other runs.
+    """Identify the code that runs at a place, independently of folder and commit; runs of other code have other keys.
 
     An image that is named by a tag is identified by the tag, although the image behind a tag may change unnoticed. For
     a script, the identity has two parts: the script's code and ours.

@@ -177,7 +177,7 @@ def make_plan(
 ) -> SweepPlan:
     """Make the plan of a matrix with the runs that the folder of results has.
 
-    `file`: the matrix's own, for messages. `only`: names of places; empty: all. `is_fresh`: measure everything again,
+    `file`: path of the matrix, for messages. `only`: names of places; empty: all. `is_fresh`: measure everything again,
     under a name with the time. `until`: plan at least the blocks that exist, because `--until` may have added some.
 
     Raises `UsageError` for a script or options that a place cannot run, for a baseline that the matrix lacks, and if

@@ -1,6 +1,7 @@
 """Progress of a sweep on stderr: a state for each place, and messages.
 
-On a terminal, messages above a table that is redrawn; elsewhere lines, one every 30 s.
+On a terminal, messages appear above a table that is redrawn. Elsewhere, messages are printed, and after 30 s
+without a message a line for each place.
 """
 
 import shutil
@@ -22,8 +23,8 @@ MOST_ROWS = 12
 class PlaceState:
     """State of one place. `blocks_done`, `done`: blocks and runs with nothing left to run.
 
-    `usd`, `left_s`: None if unknown. `now`: what runs there, or why nothing does. `images_per_s`: rate of the run that
-    ended last.
+    `usd`, `left_s`: None if unknown. `now`: what runs at the place, or why nothing runs. `images_per_s`: rate of the
+    run that ended last.
     """
 
     name: str
@@ -77,7 +78,7 @@ class Progress:
 
 
 class LiveTable:
-    """Draws a progress. Call `clear` before printing anything else."""
+    """Draws a `Progress`. Call `clear` before printing anything else."""
 
     def __init__(self, progress: Progress, stream: TextIO, now: Callable[[], float]) -> None:
         self._progress, self._stream, self._now = progress, stream, now

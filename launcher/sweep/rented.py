@@ -196,7 +196,7 @@ class RentedPlace:
     # Launching.
 
     def _may_start(self) -> bool:
-        """Whether to submit the waiting tasks now; after a refusal for lack of capacity, once a machine has ended."""
+        """Whether to submit the waiting tasks now. After a refusal for lack of capacity, a machine must end first."""
         if self._control.why_not:
             self._waiting = []
         if self._waiting and self._refusal is not None:
@@ -265,7 +265,7 @@ class RentedPlace:
     # Polling.
 
     def _poll(self) -> None:
-        """Poll the launches under way, and handle what has become of them."""
+        """Poll the launches under way, and handle their changes."""
         watched = [launch for launch in self._under_way() if launch.submitting is None]
         if not watched:
             return
@@ -317,7 +317,7 @@ class RentedPlace:
     def _requeue(self, launch: TaskLaunch, runs: tuple[TaskRun, ...]) -> None:
         """Queue runs that a launch did not complete for another machine.
 
-        They fail instead after a usage error, or if `MOST_IN_VAIN` machines in a row completed none of them.
+        The runs fail instead after a usage error, or if `MOST_IN_VAIN` machines in a row completed none of them.
         """
         result, number = launch.result, launch.task.number
         why = (result.error or "it ended before") if result else f"the {self._noun} {launch.why}"
@@ -349,7 +349,7 @@ class RentedPlace:
         gone = [removal for removal in removals if removal.gone]
         for removal in gone:
             running[removal.name].is_over = running[removal.name].is_settled = True
-            error = f"its {self._noun} was ended together with the sweep, by Ctrl-C"
+            error = f"the launch's {self._noun} was ended together with the sweep, by Ctrl-C"
             store = self._connected.store
             cleanup.settle(store, removal.name, removal.zone, ExitCode.INTERRUPTED, error, now_s=now_s)
         self._progress.say(self.place.name, f"{counted(len(gone), self._noun)} ended")
@@ -387,7 +387,7 @@ class RentedPlace:
 
 
 def _must_be_removed(launch: TaskLaunch, now_s: float) -> bool:
-    """Whether the machine still exists and should not: silent, past its limit, or long after its result."""
+    """Whether to remove the machine: stopped, without heartbeat, past its limit, or there long after its result."""
     if launch.machine is None or launch.is_gone:
         return False
     if launch.result is not None:

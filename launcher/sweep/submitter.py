@@ -65,7 +65,7 @@ class Submitter:
         script = self._place.script
         self._script_files = script.script_files if script else None
         self._launcher = Launcher(session, output=output, script_files=self._script_files)
-        # The first plan prepares the place, for all launches.
+        # Plan of the first launch, which prepared the place for all launches; None before the first.
         self._prepared: Plan | None = None
 
     def plan(self, task: Task) -> PlannedLaunch:
@@ -94,7 +94,7 @@ class Submitter:
         return self._prepared.renamed(replace(self._prepared.request, **own_fields))
 
     def submit(self, planned: Sequence[PlannedLaunch]) -> None:
-        """Record and submit launches, all at once where the place can do that. Sets `submitting` of each."""
+        """Record and submit launches, in one request if the place supports this. Sets `submitting` of each launch."""
         together = getattr(self._session.machines, "submit_together", None)
         if together is not None and len(planned) > 1:
             future = self._workers.submit(self._submit_together, planned, together)

@@ -1,6 +1,6 @@
 """`--until`: decide from a place's bundles whether it has enough blocks. Pure functions.
 
-The rule stops only at fixed numbers of blocks; `workload.contract.blocks_interval` says why.
+A sweep stops only at fixed numbers of blocks; `workload.contract.blocks_interval` explains the reason.
 """
 
 import tomllib
@@ -153,7 +153,7 @@ def _baseline_of(
 def decide(until: Until, configurations: tuple[Configuration, ...], runs: Sequence[Run]) -> Decision:
     """Decide whether a place has enough blocks.
 
-    `runs`: those with a figure, block after block, with a `RunSpec` as their configuration. Configurations without a
+    `runs`: the runs with a figure, block after block, with a `RunSpec` as their configuration. Configurations without a
     figure (out of memory, or failed) are left out.
     """
     design = Design(runs)

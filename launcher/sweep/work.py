@@ -16,7 +16,7 @@ from workload.contract.errors import ExitCode
 from workload.contract.record import Record, Status
 from workload.contract.text import plain
 
-LOG_HINT = "see log.txt in its bundle; the same command runs it again"
+LOG_HINT = "see log.txt in the run's bundle; the same command repeats the run"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,14 +44,14 @@ class Ended:
 
     @classmethod
     def of(cls, record: Record, path: Path) -> Self:
-        """Make it from the record of a sealed bundle."""
+        """Read from the record of a sealed bundle how its run ended."""
         rate = record.timing.images_per_s if record.timing else None
         position = record.job.position if record.job else None
         return cls(status=Status(record.status), images_per_s=rate, path=path, position=position)
 
 
 class PlaceWork:
-    """Runs of one place. `known`: how runs ended that have a sealed bundle from earlier, by key, also of other places.
+    """Runs of one place. `known`: by key, the ends of runs that have a sealed bundle, at this place or another.
 
     `until`: when to stop adding blocks; None: add none.
     """
@@ -172,7 +172,7 @@ class PlaceWork:
 
     @property
     def to_do(self) -> int:
-        """Number of runs that have no answer and did not fail."""
+        """Number of runs that have neither a result nor a failure, and are not left out."""
         return len(self.runs) - self.done - len(self.failures)
 
     @property

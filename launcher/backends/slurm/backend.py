@@ -25,7 +25,7 @@ class Slurm:
     connect: Callable[[Login], Connection] = Connection
 
     def settings(self, where: Where, options: Options | None = None, *, offline: bool = False) -> Cluster:
-        """Cluster of the options. Raises `UsageError` for an invalid folder or an unsafe host name."""
+        """Cluster that the options select. Raises `UsageError` for an invalid folder or an unsafe host name."""
         del options, offline
         folder = where.folder or ROOT
         parts = folder.split("/")

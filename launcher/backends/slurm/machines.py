@@ -1,4 +1,4 @@
-"""Launches on a cluster, which are elements of job arrays, behind the interface that every backend has."""
+"""Launches on a cluster (elements of job arrays), with the interface that every backend has."""
 
 import importlib
 import io
@@ -40,33 +40,33 @@ USUAL_ARRAY_SIZE = 1001
 # Program for any machine reached over ssh: it reports facts and receives our code.
 ANY_MACHINE = "launcher/backends/ssh/remote.py"
 SLURM_PROGRAM = "launcher/backends/slurm/remote.py"
-# Slurm's states of a job: see squeue(1), JOB STATE CODES. A state in neither table counts as running, also an unknown
-# one; in COMPLETING, the job's processes may still be ending.
+# Slurm's states of a job: see squeue(1), JOB STATE CODES. Any state in neither table counts as running. In COMPLETING,
+# the job's processes may still be ending.
 WAITING = frozenset(
     {
         *("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED"),
         *("REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"),
     }
 )
-# Reasons of the states that are an end; COMPLETED has none.
+# Why a job ended, by its final state; empty for COMPLETED.
 ENDED: Mapping[str, str] = {
     "COMPLETED": "",
-    "FAILED": "its script failed",
-    "TIMEOUT": "it reached its time limit",
-    "DEADLINE": "it could not finish before its deadline",
-    "OUT_OF_MEMORY": "it used more memory than it had requested",
-    "CANCELLED": "it was cancelled",
-    "NODE_FAIL": "its node failed",
-    "BOOT_FAIL": "its node did not start",
-    "REVOKED": "it runs on another cluster",
-    "PREEMPTED": "another job took its node (preempted)",
+    "FAILED": "the job's script failed",
+    "TIMEOUT": "the job reached its time limit",
+    "DEADLINE": "the job could not finish before its deadline",
+    "OUT_OF_MEMORY": "the job used more memory than it had requested",
+    "CANCELLED": "the job was cancelled",
+    "NODE_FAIL": "the job's node failed",
+    "BOOT_FAIL": "the job's node did not start",
+    "REVOKED": "the job runs on another cluster",
+    "PREEMPTED": "another job took the node (preempted)",
 }
 
 
 class LoginNode:
     """Login node of a cluster: answers questions about Slurm and our folder there. `calls` counts the questions.
 
-    It is this machine, or one reached over ssh. Both run the same programs of ours.
+    The login node is this machine, or a machine reached over ssh. Our programs there are the same in both cases.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class LoginNode:
         if "silent" in answer:
             raise UnreachableError(
                 f"Slurm does not answer on {self.cluster.place}: {answer['silent']}",
-                hint="scontrol ping shows whether its controller answers; then run the same command again",
+                hint="scontrol ping shows whether Slurm's controller answers; then run the same command again",
             )
         return answer
 
@@ -164,9 +164,9 @@ class SlurmMachines:
         return self.submit_together([plan], tell)
 
     def submit_together(self, plans: Sequence[SlurmPlan], tell: Tell) -> Submitted:
-        """Submit all plans of one place in one array, or more if the cluster's limit requires it; machines in order.
+        """Submit all plans of one place in one array, or in several if the cluster limits the size of an array.
 
-        Submitting again returns the elements that exist.
+        Returns machines in the order of the plans. Submitting again returns the elements that exist.
         """
         tell(f"submitting to Slurm on {self.place}")
         most = max(1, (plans[0].most_elements or USUAL_ARRAY_SIZE) - 1)
@@ -212,7 +212,7 @@ class SlurmMachines:
         return Listing(there=tuple(machines))
 
     def stop(self, machines: Sequence[Machine | Leftover]) -> Sequence[Removed]:
-        """Cancel all with one scancel, then poll until none is in the queue."""
+        """Cancel the jobs with one `scancel`, then poll until none of them is in the queue."""
         names = [machine.name for machine in machines if NAME.fullmatch(machine.name)]
         if not machines:
             return []
@@ -241,7 +241,9 @@ class SlurmMachines:
         """Jobs past their limit that Slurm did not end."""
         now_s, listing = self.now_s(), self.look()
         leftovers = [
-            Leftover(kind=self.noun, name=job.name, zone=job.zone, why="it is past its limit, but Slurm did not end it")
+            Leftover(
+                kind=self.noun, name=job.name, zone=job.zone, why="the job is past its limit, but Slurm did not end it"
+            )
             for job in listing
             if job.deadline_s is not None and now_s > job.deadline_s + LATE_S
         ]

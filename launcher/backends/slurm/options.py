@@ -77,7 +77,7 @@ class Where:
     host: str | None = choice(
         "login node to submit from, over ssh (default: this machine)", default=None, metavar="USER@HOST"
     )
-    port: int | None = choice("its ssh port (default: from ~/.ssh/config)", default=None, metavar="N")
+    port: int | None = choice("ssh port of HOST (default: from ~/.ssh/config)", default=None, metavar="N")
     folder: str | None = choice(
         f"a folder that the compute nodes share with the login node ({ROOT})", default=None, metavar="FOLDER"
     )
@@ -92,7 +92,7 @@ class Options:
     qos: str | None = choice("quality of service", default=None, metavar="Q")
     constraint: str | None = choice("features that the node must have", default=None, metavar="F")
     gres: str | None = choice(
-        "what it needs of a node (gpu:1 if the partition has GPUs; none with --cpu)",
+        "resources that the job needs on a node (gpu:1 if the partition has GPUs; none with --cpu)",
         default=None,
         metavar="gpu[:TYPE]:N",
     )

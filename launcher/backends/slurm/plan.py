@@ -89,7 +89,7 @@ class SlurmPlan:
         """Plan as text for the user."""
         request, options = self.request, self.options
         mode = request.options.get("preempted", "")
-        again = f"started again with what is missing after {RESTARTS.get(mode, RESTARTS['CANCEL'])}"
+        again = f"missing runs are started again after {RESTARTS.get(mode, RESTARTS['CANCEL'])}"
         rows = [
             *run_rows(request),
             ("job", request.name),
@@ -167,7 +167,7 @@ def make_plan(
 
 
 def _recorded(options: Options, cluster: Cluster) -> dict[str, Any]:
-    """Options for the launch's record; only values that are single words, or lists of words."""
+    """Options to store in the launch's record; only values that are single words or lists of words."""
     values: dict[str, Any] = {
         "host": cluster.login.host if cluster.login else "",
         "account": options.account or "",
@@ -189,11 +189,12 @@ def _check(options: Options, spec: RunSpec) -> None:
         if value is not None and not VALUE.fullmatch(value):
             raise UsageError(f"--{name} must be one word, as sbatch takes it; got {value!r}", hint=f"--{name} NAME")
     if options.gres is not None and not GRES.fullmatch(options.gres):
-        raise UsageError(f"--gres must be as gpu:1 or gpu:a100:2; got {options.gres!r}", hint="--gres gpu:1")
+        raise UsageError(f"--gres must be like gpu:1 or gpu:a100:2; got {options.gres!r}", hint="--gres gpu:1")
     for word in options.sbatch:
         if not SBATCH.fullmatch(word):
             raise UsageError(
-                f"--sbatch takes one long option of sbatch; got {word!r}", hint="--sbatch OPTION, again for more"
+                f"--sbatch takes one long option of sbatch; got {word!r}",
+                hint="--sbatch OPTION, repeated for each option",
             )
         if word.partition("=")[0] in OURS:
             raise UsageError(

@@ -69,7 +69,7 @@ def _hash(content: bytes) -> str:
 
 
 def prepare(draft: SlurmPlan, machines: SlurmMachines) -> SlurmPlan:
-    """Make the final plan. Raises `UsageError` or `ToolError` if the cluster cannot do it."""
+    """Make the final plan. Raises `UsageError` or `ToolError` if the cluster cannot run the job."""
     login_node, options = machines.node, draft.options
     site = sites.look_at(login_node)
     partitions = site.partitions_named(options.partition)
@@ -119,7 +119,7 @@ def _usual_gres(draft: SlurmPlan, partitions: tuple[Partition, ...]) -> str:
 
 
 def _software(site: Site, options: Options, python: str) -> tuple[Software, str]:
-    """Software for the runs, and its description: the requested one, or what the cluster has for images."""
+    """Container software (as requested, or for `auto` as available; `NONE` without an image), and its description."""
     if not options.image:
         return Software.NONE, f"the nodes' own {python}"
     requested = options.container
@@ -127,12 +127,12 @@ def _software(site: Site, options: Options, python: str) -> tuple[Software, str]
     if requested is Software.AUTO and available is None:
         raise ToolError(
             f"{site.cluster} has neither Pyxis nor Apptainer on its login node, but an image needs one of them",
-            hint="leave --image out, with --python PATH; or --container apptainer if only the nodes have it",
+            hint="--python PATH instead of --image; or --container apptainer if only the nodes have Apptainer",
         )
     if requested is Software.PYXIS and not site.pyxis:
         raise ToolError(
             f"srun of {site.cluster} has no --container-image: Pyxis is not set up",
-            hint="--container apptainer, or leave --image out, with --python PATH",
+            hint="--container apptainer, or --python PATH instead of --image",
         )
     chosen = available if requested is Software.AUTO and available is not None else requested
     if chosen is Software.APPTAINER and str(options.image).endswith(".sqsh"):
@@ -188,7 +188,7 @@ def _checked(plan: SlurmPlan, machines: SlurmMachines) -> SlurmPlan:
         raise
     if answer["waits"]:
         state = printable(answer["state"])
-        note = f"no node is free now ({state}): the job waits until check {job} has looked at a node"
+        note = f"no node is free now ({state}): the job waits until check {job} has tested a node"
         return replace(plan, after=job, notes=(*plan.notes, note))
     _require_good(answer, plan, machines.place)
     machines.node.ask("put", path=f"checks/{subject}.good", text=answer["answer"])
@@ -196,7 +196,7 @@ def _checked(plan: SlurmPlan, machines: SlurmMachines) -> SlurmPlan:
 
 
 def _awaited(login_node: LoginNode, name: str, job: str) -> dict[str, Any]:
-    """Wait for the result of a check; asks repeatedly, so that Ctrl-C is handled. `waits`: still in the queue."""
+    """Wait for the answer of a check in short requests, so that Ctrl-C works. `waits` is True if it has not ended."""
     answer: dict[str, Any] = {}
     for _ in range(math.ceil(CHECK_S / LOOK_S)):
         answer = login_node.ask("await", name=name, job=job, wait_s=min(LOOK_S, CHECK_S))
@@ -210,8 +210,8 @@ def _require_good(answer: Mapping[str, Any], plan: SlurmPlan, place: str) -> Non
     facts = dict(line.partition(" ")[::2] for line in answer["answer"].splitlines())
     if not facts:
         raise ToolError(
-            f"the compute nodes do not see {node.root} of {place}, or may not write there: check job "
-            f"{answer['job']} left nothing ({state})",
+            f"the compute nodes do not see {node.root} of {place}, or may not write there: the check (job "
+            f"{answer['job']}) wrote no file ({state})",
             hint="--folder FOLDER, which login node and nodes share under the same path, for example on a scratch disk",
         )
     where = printable(facts.get("node", "a node"))
@@ -222,12 +222,12 @@ def _require_good(answer: Mapping[str, Any], plan: SlurmPlan, place: str) -> Non
     if facts.get("apptainer") == "missing":
         raise ToolError(
             f"{where} has no Apptainer",
-            hint="leave --image out and give --python PATH, or ask the administrator for Apptainer",
+            hint="--python PATH instead of --image, or ask the administrator for Apptainer",
         )
     python = facts.get("python", "ok")
     if python != "ok":
         raise ToolError(
-            f"{node.python} on {where} cannot run the trainer: {printable(python) or 'it prints nothing'}",
+            f"{node.python} on {where} cannot run the trainer: {printable(python) or 'Python printed nothing'}",
             hint="--python with the path of a Python with torch, torchvision, numpy and psutil in a folder that "
             "the nodes see",
         )

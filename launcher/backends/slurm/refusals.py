@@ -28,7 +28,7 @@ REFUSALS = (
     Refusal(
         pattern="Invalid partition name|invalid partition specified",
         meaning="there is no such partition",
-        hint="--partition NAME; launch doctor slurm shows them",
+        hint="--partition NAME; launch doctor slurm shows the partitions",
     ),
     Refusal(
         pattern="Invalid qos",
@@ -58,23 +58,23 @@ REFUSALS = (
     Refusal(
         pattern="MaxSubmit|job submit limit|QOS policy|Job violates accounting",
         meaning="you have reached your limit of jobs, or ask for more than you may use",
-        hint="wait until some have ended (squeue), or fewer --repeats or a shorter --time",
+        hint="wait until some jobs have ended (squeue), or fewer --repeats or a shorter --time",
         error=NoCapacityError,
     ),
     Refusal(
         pattern="Invalid job array",
         meaning="the array has more elements than the cluster allows",
-        hint="scontrol show config says MaxArraySize",
+        hint="scontrol show config shows MaxArraySize",
     ),
     Refusal(
         pattern="not permitted|Access/permission denied|User's group",
         meaning="you may not use this partition",
-        hint="another --partition, or ask its administrator",
+        hint="another --partition, or ask the cluster's administrator",
     ),
     Refusal(
         pattern="Unable to contact slurm controller|Zero Bytes|Socket timed out|Connection refused",
         meaning="Slurm's controller does not answer",
-        hint="scontrol ping shows whether it answers; then run the same command again",
+        hint="scontrol ping shows whether the controller answers; then run the same command again",
         error=ToolError,
     ),
     Refusal(

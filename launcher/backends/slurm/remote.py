@@ -69,7 +69,7 @@ def main(question: dict[str, Any], payload: BinaryIO) -> tuple[dict[str, Any], I
 
 
 class SlurmSilent(Exception):  # noqa: N818 - an answer, not an error of this program
-    """Error: Slurm's controller does not answer. The text is Slurm's."""
+    """Error: Slurm's controller does not answer. The error's text is Slurm's message."""
 
 
 def tool(*words: str, stdin: str = "") -> tuple[int, str, str]:
@@ -149,7 +149,7 @@ def preemption() -> dict[str, str]:
 
 
 def counters() -> str:
-    """Whether this machine's NVIDIA driver reserves its counters for administrators: `1`, `0`, or empty if unknown."""
+    """Whether this machine's NVIDIA driver reserves GPU counters for administrators: `1`, `0`; empty if unknown."""
     with suppress(OSError):
         text = Path("/proc/driver/nvidia/params").read_text()
         return "".join(re.findall(r"RmProfilingAdminOnly: (\d)", text))
@@ -214,7 +214,7 @@ def submit(root: Path, question: dict[str, Any]) -> dict[str, Any]:
 
 
 def number_of(folder: Path, file: str = "job") -> str:
-    """Slurm's job number of an array, or of its `check`; empty if not submitted, or not recorded."""
+    """Slurm's number of an array's job (`job`) or of its check (`check`), from that file; empty if not recorded."""
     try:
         return (folder / file).read_text().strip()
     except OSError:
@@ -222,7 +222,7 @@ def number_of(folder: Path, file: str = "job") -> str:
 
 
 def in_slurm(array: str) -> str:
-    """Number of a job of that name, according to Slurm's queue or accounting; empty if Slurm knows none."""
+    """Slurm's number of the job named `array`, from the queue or the accounting; empty if Slurm knows no such job."""
     rows = queue(array) or ended([array], by_name=True)
     return rows[0]["array_job"] if rows else ""
 
@@ -240,7 +240,7 @@ def check(root: Path, question: dict[str, Any]) -> dict[str, Any]:
 
 
 def await_check(root: Path, question: dict[str, Any]) -> dict[str, Any]:
-    """Wait at most `wait_s` for the output of a check; `waits`: the check still waits in the queue or runs."""
+    """Wait at most `wait_s` seconds for the output of a check; `waits`: the check is still in the queue, or runs."""
     job, answer = question["job"], root / "checks" / (question["name"] + ".answer")
     until_s = time.monotonic() + question["wait_s"]
     while True:
@@ -255,7 +255,7 @@ def await_check(root: Path, question: dict[str, Any]) -> dict[str, Any]:
 
 
 def cancel_checks(checks: Iterable[str]) -> dict[str, Any]:
-    """Cancel checks that are no longer needed."""
+    """Cancel checks, given by their job numbers."""
     for job in checks:
         tool("scancel", job)
     return {}
@@ -365,7 +365,7 @@ def is_living(row: dict[str, str]) -> bool:
 
 
 def look(root: Path, names: list[str] | None) -> list[dict[str, str]]:
-    """State of these launches, from one `squeue` and, for those it does not know, one `sacct` per 200 arrays.
+    """State of these launches: from one `squeue`, else from accounting (one `sacct` per 200 arrays).
 
     `names` None: every launch that waits or runs.
     """
@@ -381,7 +381,7 @@ def look(root: Path, names: list[str] | None) -> list[dict[str, str]]:
 
 
 def stop(root: Path, names: list[str], wait_s: float) -> dict[str, str]:
-    """Cancel launches and wait for their end. Returns by name why an end is not confirmed; empty if it is."""
+    """Cancel launches and wait for their end. Returns, by name, why the end is not confirmed; empty if confirmed."""
     arrays = Arrays(root)
     wanted = set(names)
     complaints = ""

@@ -1,6 +1,7 @@
 """Script for sbatch: readable, and submitted by us or by hand. Pure functions.
 
-The script has everything about its elements, one line for each, so that only our code in the shared folder is needed.
+The script has the request of each element in a line of its own, so a job needs only the script and our code in the
+shared folder.
 """
 
 import json
@@ -42,7 +43,7 @@ class NodeSoftware:
 
 
 def sbatch_words(options: Options, *, gres: str) -> list[str]:
-    """Options that decide where a job may run; a check of the nodes has the same as the job."""
+    """Options of sbatch that decide where a job may run; used for the job and for the check of a node."""
     named = {
         "partition": options.partition,
         "account": options.account,
@@ -54,7 +55,7 @@ def sbatch_words(options: Options, *, gres: str) -> list[str]:
 
 
 def job_script(requests: Sequence[Request], options: Options, node: NodeSoftware, *, gres: str) -> str:
-    """Script of an array with one element for each request; the array is named after the first."""
+    """Script of an array with one element for each request; the array is named after the first one."""
     name = requests[0].name
     # sbatch does not expand `~` in its options. A folder below the home is relative: sbatch is called in the home.
     folder = f"{node.root.removeprefix('~/')}/arrays/{name}"

@@ -74,7 +74,7 @@ class Site:
         return f"{self.cluster}, {self.version}, {counted(len(self.partitions), 'partition')}"
 
     def software_for_images(self) -> Software | None:
-        """Software of the cluster that runs images; None if it has none."""
+        """Software of the cluster that runs images; None if the cluster has no such software."""
         if self.pyxis:
             return Software.PYXIS
         return Software.APPTAINER if self.apptainer_path else None
@@ -91,7 +91,7 @@ class Site:
 
 
 def look_at(node: LoginNode) -> Site:
-    """Ask the login node for all facts at once. Raises `ToolError` if it has no Slurm."""
+    """Ask the login node for all facts at once. Raises `ToolError` if the node has no Slurm."""
     answer = node.ask("site")
     if not answer["version"]:
         raise ToolError(f"{NO_SBATCH} on {node.cluster.place}", hint=CURE_SBATCH)
@@ -156,7 +156,7 @@ def require_room(site: Site, partitions: Sequence[Partition], *, gres: str, limi
     available = [gpus for partition in partitions for gpus in partition.gpus]
     if wanted and not available:
         others = [partition.name for partition in site.partitions if partition.gpus]
-        hint = f"--partition {others[0]}" if others else "no partition has a GPU: --cpu"
+        hint = f"--partition {others[0]}" if others else "no partition has a GPU: use --cpu"
         raise UsageError(f"partition {shown} of {site.cluster} has no GPU; --gres {gres} was asked for", hint=hint)
     if wanted and not any(wanted.kind in ("", gpus.kind) and wanted.count <= gpus.count for gpus in available):
         listed = ", ".join(dict.fromkeys(f"gpu:{gpus.kind}:{gpus.count}" for gpus in available))
@@ -220,5 +220,5 @@ def _accounts(site: Site) -> Iterator[Check]:
         yield PART.ok("accounts", f"of {site.user}: {', '.join(map(printable, names))}")
     else:
         yield PART.note(
-            "accounts", f"none of {site.user} is known", f"if sbatch wants one: --account NAME ({ACCOUNTS})"
+            "accounts", f"none of {site.user} is known", f"if sbatch requires an account: --account NAME ({ACCOUNTS})"
         )

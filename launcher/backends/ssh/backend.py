@@ -22,7 +22,7 @@ class Ssh:
     connect: Callable[[Login], Connection] = Connection
 
     def settings(self, where: Where, options: Options | None = None, *, offline: bool = False) -> Login:
-        """Login of the options. Raises `UsageError` for an unsafe host name."""
+        """Login that the options select. Raises `UsageError` for an unsafe host name."""
         del options, offline
         return parse_login(where.host, where.port)
 

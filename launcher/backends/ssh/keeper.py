@@ -1,12 +1,12 @@
 """Runs one job of rooflaunch on this machine and ends it at its time limit: `keeper.py JOB_FOLDER`.
 
 remote.py copies this program into the job's folder and starts it in a session of its own. Python 3.8 or newer, standard
-library only. The agent does the work. An agent that breaks off is started once more, to save what there is.
+library only. The agent does the work. An agent that breaks off is started once more, to save the bundles.
 
-When this process ends, it kills what is left of the job, including processes in sessions of their own. Three ways find
-them: a control group, if this user may create one; orphans become children of this process (a subreaper); and each
-process inherits a mark in its environment, by which remote.py finds it if this process was killed. Processes that could
-not be ended are named in the log.
+When this process ends, it kills all remaining processes of the job, including those in sessions of their own. They are
+found by a control group, if this user may create one; as children, because orphans become children of this process (a
+subreaper); and by a mark in their environment. If this process was killed, remote.py finds them by the mark. Processes
+that could not be ended are named in the log.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-# After SIGTERM, and again after SIGKILL.
+# Wait for the job's processes to end, in seconds: once after SIGTERM, and once after SIGKILL.
 KILLED_WITHIN_S = 5.0
-# An agent that breaks off is started once more, to save what there is.
+# Most starts of an agent: after it breaks off, it is started once more, to save the bundles.
 MOST_STARTS = 2
 # Environment variable with the job's folder, inherited by every process of the job.
 MARK = "ROOFLAUNCH_JOB"
@@ -64,7 +64,7 @@ class Keeper:
         state: dict[str, Any] = {
             "pid": os.getpid(),
             "host": platform.node(),
-            # For a job that was broken off, and whose agent now only saves, the time of the first start.
+            # If a job was broken off and this start only saves its bundles: time of the job's first start.
             "created_s": self.job.get("created_s") or now.timestamp(),
             "container": self.job["container"],
             "boot": self.job.get("boot", ""),
@@ -86,7 +86,7 @@ class Keeper:
         leave_group(self.group)
 
     def run_agent(self) -> int:
-        """Run the agent to its end, to its limit, or until an end is requested. Returns its exit code."""
+        """Run the agent until it ends, its time is up, or an end is requested. Returns the agent's exit code."""
         # The agent holds the job's locks too, so that a job whose keeper was killed still counts as running.
         environment = {**os.environ, **self.job["environment"], MARK: str(self.home)}
         paths = [paths["PYTHONPATH"] for paths in (self.job["environment"], os.environ) if paths.get("PYTHONPATH")]
@@ -110,7 +110,7 @@ class Keeper:
             say("the agent did not end and was killed")
             agent.kill()
         code = agent.wait()
-        # An agent that ended on request is not started again, unless a signal killed it: then another start saves.
+        # After an end on request, 0: no second start. If a signal killed the agent, a second start saves the bundles.
         return 0 if self.must_end and code >= 0 else code
 
     def wait(self, most_s: float) -> None:
@@ -134,7 +134,7 @@ class Keeper:
                     return
                 number, until_s = signal.SIGKILL, time.monotonic() + KILLED_WITHIN_S
             for pid in processes:
-                with suppress(OSError):  # it has ended, or runs as another user
+                with suppress(OSError):  # the process has ended, or runs as another user
                     os.kill(pid, number)
             time.sleep(0.2)
             # Orphans have become our children, so we must wait for them.
@@ -210,7 +210,7 @@ def named(pid: int) -> str:
 
 
 def say(text: str) -> None:
-    """Print a line; ignore a full disk under the log."""
+    """Print a line to the log; ignore errors, such as a full disk."""
     with suppress(OSError):
         os.write(sys.stdout.fileno(), (text + "\n").encode())
 

@@ -1,4 +1,4 @@
-"""Jobs on one machine reached over ssh, behind the interface that every backend has."""
+"""Jobs on one machine reached over ssh, with the interface that every backend has."""
 
 import io
 import time
@@ -61,7 +61,7 @@ class SshMachines:
         return self._monotonic() + self._offset_s
 
     def submit(self, plan: SshPlan, tell: Tell) -> Submitted:
-        """Start the job there in a session of its own. Raises `NoCapacityError` if another job of ours runs there."""
+        """Start the job in a session of its own. Raises `NoCapacityError` if the machine runs another job of ours."""
         assert plan.start is not None
         tell(f"starting the job on {self.place}")
         answer = self.ask(
@@ -99,7 +99,7 @@ class SshMachines:
         return Listing(there=tuple(jobs))
 
     def stop(self, machines: Sequence[Machine | Leftover]) -> Sequence[Removed]:
-        """End these jobs, first in order, then by force; remote.py checks whether any process is left."""
+        """End these jobs: first SIGTERM, then SIGKILL; remote.py checks whether any process is left."""
         host = self._connection.login.host
         names = [machine.name for machine in machines if NAME.fullmatch(machine.name)]
         try:
@@ -125,17 +125,17 @@ class SshMachines:
         return {}
 
     def leftovers(self) -> Listing[Leftover]:
-        """Jobs past their limit because their keeper was killed."""
+        """Jobs that run past their time limit, because the keeper, which enforces the limit, was killed."""
         now_s = self.now_s()
         leftovers = [
-            Leftover(kind=self.noun, name=job.name, zone=job.zone, why="it is past its limit, but still running")
+            Leftover(kind=self.noun, name=job.name, zone=job.zone, why="the job is past its limit, but still running")
             for job in self.look()
             if job.deadline_s is not None and now_s > job.deadline_s + LATE_S
         ]
         return Listing(there=tuple(leftovers))
 
     def _machine(self, job: Mapping[str, Any]) -> Machine | None:
-        """Machine of a job's description; None if the job was never started or its description is damaged."""
+        """`Machine` made of a job's description; None if the job was never started, or its description is damaged."""
         try:
             name, created_s, deadline_s = str(job["name"]), float(job["created_s"]), float(job["deadline_s"])
             is_running = bool(job["is_running"])

@@ -32,15 +32,17 @@ class Where:
     """Machine: `host` is `[USER@]HOST`, as ssh takes it, or an alias of ~/.ssh/config."""
 
     host: str = choice("the machine, or an alias of ~/.ssh/config", metavar="USER@HOST")
-    port: int | None = choice("its ssh port (default: from ~/.ssh/config)", default=None, metavar="N")
+    port: int | None = choice("ssh port of HOST (default: from ~/.ssh/config)", default=None, metavar="N")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Options of the machine. `python`: for `--runtime process`; `image`: one that its engine has or can pull."""
+    """Options of the machine. `python`: for `--runtime process`; `image`: an image that the machine has or can pull."""
 
-    runtime: Runtime = choice("auto: a container if its image exists there, else a process", default=Runtime.AUTO)
-    python: str | None = choice("the Python with torch on that machine, for a process", default=None, metavar="PATH")
+    runtime: Runtime = choice("auto: a container if the machine has its image, else a process", default=Runtime.AUTO)
+    python: str | None = choice(
+        "path of a Python with torch on the machine, for a run without a container", default=None, metavar="PATH"
+    )
     image: str | None = choice("run this image instead of the one for this code", default=None, metavar="REF")
     max_run_time_s: int = choice(
         "end the run after this time, for example 60m or 1h30m",

@@ -27,7 +27,7 @@ TEXT_COLUMN = 11
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """Command to start in the job's folder: words, environment, and `container`: name of the agent's, if any."""
+    """Command to start in the job's folder. `container`: name of the agent's container; empty without one."""
 
     words: tuple[str, ...]
     environment: Mapping[str, str]
@@ -48,7 +48,7 @@ class SshPlan:
 
     @property
     def submissions(self) -> int:
-        """1: nobody takes the machine away."""
+        """1: a machine over ssh is never preempted, so a launch is never repeated."""
         return 1
 
     @property
@@ -84,7 +84,7 @@ class SshPlan:
             ("job", request.name),
             ("machine", f"{self.login}" + (f": {self.machine}" if self.machine else ", which was not contacted yet")),
             ("runtime", self.runtime or _runtime_asked_for(self.options)),
-            ("limit", f"{minutes(request.limit_s)}, enforced there even if this command ends"),
+            ("limit", f"{minutes(request.limit_s)}, enforced on the machine even if this command ends"),
             ("cost", cost_text(self.options.usd_per_h)),
             *(("note", note) for note in self.notes),
         ]
@@ -135,12 +135,12 @@ def make_plan(
 
 
 def _runtime_asked_for(options: Options) -> str:
-    """Text on the runtime before the machine is contacted; `prepare` keeps to it."""
+    """Text on how the runtime will be chosen, shown before the machine is contacted."""
     if options.python or options.runtime is Runtime.PROCESS:
         return f"process: asked for; by {options.python or 'its python3'}"
     if options.image or options.runtime is Runtime.DOCKER:
         return f"docker: asked for; with {options.image or 'the image for this code'}"
-    return "auto: an image that is built there, else its Python, else a new build; decided at the start"
+    return "auto: an existing image, else the machine's Python, else a new image; decided at the start"
 
 
 def _check(options: Options) -> None:

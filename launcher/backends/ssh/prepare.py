@@ -25,7 +25,7 @@ HOST = "/host"
 
 
 def prepare(draft: SshPlan, machines: SshMachines) -> SshPlan:
-    """Make the final plan. Raises `ToolError` if the machine cannot do it."""
+    """Make the final plan. Raises `ToolError` if the machine cannot run the job."""
     specs, options = draft.specs, draft.options
     code = contents.make_recipe(contents.require_flavour(CPU_FLAVOUR)).context()
     code_name = hashlib.sha256(code).hexdigest()[:16]
@@ -54,7 +54,9 @@ def prepare(draft: SshPlan, machines: SshMachines) -> SshPlan:
 
 def _require_possible(place: str, site: Site, specs: Sequence[RunSpec]) -> None:
     if not site.is_writable:
-        raise ToolError(f"no permission to write to {site.root} on {place}", hint="ask its owner for a folder")
+        raise ToolError(
+            f"no permission to write to {site.root} on {place}", hint="ask the machine's owner for a folder"
+        )
     if site.free_bytes < sites.NEEDED_BYTES:
         free = f"{site.free_bytes / 1e6:.0f} MB are free in {site.root} on {place}"
         raise ToolError(f"{free}; a run needs {sites.NEEDED_BYTES / 1e6:.0f} MB", hint="free some space there")
@@ -65,7 +67,7 @@ def _require_possible(place: str, site: Site, specs: Sequence[RunSpec]) -> None:
 def _runtime(
     place: str, options: Options, specs: Sequence[RunSpec], site: Site, *, with_gpu: bool
 ) -> tuple[Runtime, str]:
-    """Runtime for all runs, and why: the requested one, else an available one, else one that can be built there."""
+    """Runtime for all runs, and why: the requested one, else an available one, else one to build."""
     no_process = site.why_no_process()
     no_container = NO_COMPILER if any(spec.compile for spec in specs) else ""
     if any(spec.device is Device.MPS for spec in specs):
@@ -82,11 +84,11 @@ def _runtime(
     if not wants_container and not no_process and (no_container or not is_built):
         return Runtime.PROCESS, site.python_shown
     if no_container and wants_container:
-        hint = "--runtime process, or launch doctor ssh, which says what is missing"
+        hint = "--runtime process, or launch doctor ssh, which shows what is missing"
         raise ToolError(f"no container can run on {place}: {no_container}", hint=hint)
     if no_container:
         raise ToolError(f"nothing can run on {place}: {no_container}, and {no_process}", hint=sites.PYTHON_CURE)
-    image = options.image or ("the image for this code" if is_built else "an image that is built there now")
+    image = options.image or ("the image for this code" if is_built else "a new image, built on the machine")
     return Runtime.DOCKER, f"Docker {site.docker['version']} with {image}"
 
 
@@ -101,7 +103,7 @@ def _process(site: Site, code_name: str, name: str) -> Start:
 
 
 def _container(site: Site, image: str, name: str) -> Start:
-    """Command that starts the agent in a container, as on a rented machine; the agent starts the trainer's."""
+    """Command that starts the agent in a container, as on a rented machine."""
     home = f"{site.root}/jobs/{name}"
     words = ["docker", "run", "--rm", "--name", name, "--user", site.user]
     words += ["--volume", f"{SOCKET}:{SOCKET}", "--group-add", str(site.docker["group"])]
@@ -112,13 +114,13 @@ def _container(site: Site, image: str, name: str) -> Start:
 
 
 def _image(machines: SshMachines, options: Options, site: Site, code_name: str, *, flavour: str) -> str:
-    """Id of the image: the named one, else the one for this code, which is built there if missing."""
+    """Id of the image: `--image` if given, else the image for this code, built if the machine lacks it."""
     if options.image:
         answer = machines.ask("image", image=options.image, within_s=BUILD_LIMIT_S)
         if not answer["id"]:
             raise ToolError(
                 f"{machines.place} neither has the image '{options.image}' nor can pull it",
-                hint="leave --image out: the image for this code is built there",
+                hint="leave --image out: the machine then builds the image for this code",
             )
         return str(answer["id"])
     if built := site.images.get(flavour):
@@ -135,6 +137,6 @@ def _image(machines: SshMachines, options: Options, site: Site, code_name: str, 
         last = next((line.strip() for line in reversed(answer["last"]) if line.strip()), "no message")
         raise ToolError(
             f"the image cannot be built on {machines.place}: {last}",
-            hint=f"the whole log is on that machine: {answer['log']}; or --runtime process --python PATH",
+            hint=f"the whole log is {answer['log']} on {machines.place}; or --runtime process --python PATH",
         )
     return str(machines.ask("image", image=recipe.tag)["id"])

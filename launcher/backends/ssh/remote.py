@@ -3,11 +3,11 @@
 Python 3.8 or newer, standard library only. Our folder there (`~/.rooflaunch`) contains:
 
     code/<hash>/       our code, once for each version of it
-    jobs/<name>/       one job: its request, what it began, its bundles until they are in the store
+    jobs/<name>/       one job: its request, its state, and its bundles until they are in the store
     launches/, runs/   the store: records and bundles
     busy-<host>        held by the job that runs on this host
 
-A job runs while its keeper and its agent hold a lock: the system releases the lock however they end.
+A job counts as running while its keeper or its agent holds a lock. The system releases the lock when both have ended.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ CLEARED_WITHIN_S, KILLED_WITHIN_S, LOOK_EVERY_S = 12.0, 5.0, 0.2
 MOST_OUTPUT_BYTES = 1 << 20
 # Size of the file that is written to test whether the disk is full.
 ROOM_BYTES = 1 << 16
-# For an agent that only saves what a job left: its time limit, how long a question waits for it, how often it is
-# started at most, and the pause between starts.
+# For an agent that only saves the bundles of a broken-off job: its time limit, the time that a question waits for it
+# (both in seconds), the most starts, and the seconds between starts.
 SAVING_LIMIT_S, SAVED_WITHIN_S, MOST_TRIES, TRIED_AGAIN_S = 600, 25.0, 5, 30.0
 JOB_SETTINGS = ("words", "environment", "container", "limit_s", "grace_s")
 PROBE = """
@@ -58,7 +58,7 @@ print(json.dumps(facts))
 """
 # Environment variable that keeper.py sets for the processes of its job.
 MARK = b"ROOFLAUNCH_JOB="
-# Stands for no process.
+# A process number that no process has.
 NOBODY = -1
 GPU_FIELDS = "name,compute_cap,driver_version,memory.total"
 
@@ -91,7 +91,7 @@ def main(question: dict[str, Any], payload: BinaryIO) -> tuple[dict[str, Any], I
 
 
 def facts(root: Path, question: dict[str, Any]) -> dict[str, Any]:
-    """Facts that decide whether and how a run is possible here. First saves what broken-off jobs left."""
+    """Facts that decide whether and how a run is possible here. First saves bundles of broken-off jobs."""
     jobs = root / "jobs"
     save(root, sorted(jobs.iterdir()) if jobs.is_dir() else [])
     existing = next(folder for folder in (root, *root.parents) if folder.is_dir())
@@ -219,7 +219,7 @@ def try_lock(path: Path) -> IO[str] | None:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process holds that lock now."""
+    """Whether a process now holds the lock on the file `path`."""
     if not path.exists():
         return False
     with path.open("a+") as file:
@@ -325,7 +325,7 @@ def why_gone(home: Path, state: dict[str, Any]) -> str:
 
 
 def look(root: Path, names: list[str] | None) -> list[dict[str, Any]]:
-    """State of these jobs, without those that were never started. Saves what broken-off jobs left first.
+    """State of these jobs; jobs that were never started are left out. First saves bundles of broken-off jobs.
 
     `names` None: every job that runs.
     """
@@ -351,9 +351,9 @@ def homes_with_processes() -> frozenset[str]:
 
 
 def save(root: Path, homes: list[Path]) -> None:
-    """Start the agent of each broken-off job with bundles left once more, to store them and record the job's end.
+    """Store the remaining bundles of broken-off jobs, and record how the jobs ended: start each job's agent again.
 
-    Waits for the agents, in total for less time than a question may take. A disk that is still full is ignored.
+    Waits at most `SAVED_WITHIN_S` seconds for all agents together. A disk that is still full is ignored.
     """
     until_s = time.monotonic() + SAVED_WITHIN_S
     for home in homes:
@@ -372,7 +372,10 @@ def has_unsaved(home: Path) -> bool:
 
 
 def resume(root: Path, home: Path) -> bool:
-    """Start the agent to save. Returns False if another job runs here, or after too many or too recent attempts."""
+    """Start the agent of a broken-off job, to save the job's bundles.
+
+    Returns False if another job runs on this machine, or after too many or too recent attempts.
+    """
     counter = home / "saving"
     starts = len(counter.read_text()) if counter.exists() else 0
     if starts >= MOST_TRIES or (starts and time.time() - counter.stat().st_mtime < TRIED_AGAIN_S):
@@ -412,18 +415,18 @@ def output(root: Path, question: dict[str, Any]) -> tuple[dict[str, Any], Iterab
 
 
 def stop(home: Path, grace_s: float) -> str:
-    """End a job in order, then by force. Returns why its end is not confirmed; empty if it is."""
+    """End a job: first SIGTERM, then SIGKILL. Returns why the job's end is not confirmed; empty if confirmed."""
     job = job_of(home)
     if not job or not job["is_running"]:
         return ""
     if job["host"] != platform.node():
-        return f"it runs on {job['host']}, and this is {platform.node()}"
+        return f"the job runs on {job['host']}, and this machine is {platform.node()}"
     has_keeper = is_locked(home / "lock")
     for number, within_s in ((signal.SIGTERM, grace_s + CLEARED_WITHIN_S), (signal.SIGKILL, KILLED_WITHIN_S)):
-        # If the keeper lives, it ends the job in order.
+        # If the keeper is alive, signal only the keeper: it ends the job's other processes.
         only_keeper = number == signal.SIGTERM and has_keeper and session_of(job["pid"]) == job["pid"]
         for pid in [job["pid"]] if only_keeper else processes_of(home, job, has_keeper=has_keeper):
-            with suppress(OSError):  # it has ended, or runs as another user
+            with suppress(OSError):  # the process has ended, or runs as another user
                 os.kill(pid, number)
         if number == signal.SIGKILL:
             remove_containers(home, job["container"])
@@ -453,7 +456,7 @@ def processes_of(home: Path, job: dict[str, Any], *, has_keeper: bool) -> list[i
 
 
 def remove_containers(home: Path, name: str) -> None:
-    """Remove the containers of a job, the agent's and the trainer's; `name` is empty for a job without."""
+    """Remove the containers of a job, the agent's and the trainer's; `name` is empty for a job without them."""
     if name:
         of_trainers = tool("docker", "ps", "-aq", "--filter", f"volume={home}/results").split()
         tool("docker", "rm", "-f", name, *of_trainers)

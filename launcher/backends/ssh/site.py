@@ -23,7 +23,7 @@ NEEDED_BYTES = 10**9
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """Machine; `python`: a Python of its own and the versions of its packages; `images`: ids by flavour."""
+    """Machine. `python`: a Python on it, with the versions of its packages; `images`: ids of images by flavour."""
 
     host: str
     root: str
@@ -43,7 +43,7 @@ class Site:
 
     @property
     def flavour(self) -> str:
-        """Flavour of the image that supports the first GPU; the CPU's without a GPU; empty if no image supports it."""
+        """Flavour of the image that supports the first GPU, or empty if none does; the CPU flavour without a GPU."""
         if not self.gpus:
             return CPU_FLAVOUR
         major, _, minor = self.gpus[0][1].partition(".")
@@ -59,7 +59,7 @@ class Site:
     def why_no_process(self) -> str:
         """Reason why the machine's Python cannot run the trainer; empty if it can."""
         if error := self.python.get("error"):
-            return f"its Python cannot be used: {error}"
+            return f"the machine's Python cannot be used: {error}"
         if tuple(self.python["version"][:2]) < LEAST_PYTHON:
             return f"{self.python_shown}: Python {'.'.join(map(str, LEAST_PYTHON))} or newer is needed"
         missing = [name for name in PACKAGES if not self.python.get(name)]
@@ -68,15 +68,15 @@ class Site:
     def why_no_container(self, *, with_gpu: bool) -> str:
         """Reason why the machine's Docker engine cannot run the trainer; empty if it can."""
         if not self.docker["version"]:
-            refused = "its Docker engine refuses our user, or does not answer"
-            return refused if self.docker["is_installed"] else "it has no Docker"
+            refused = "the machine's Docker engine refuses our user, or does not answer"
+            return refused if self.docker["is_installed"] else "the machine has no Docker"
         if with_gpu and not self.docker["has_gpus"]:
-            return "its Docker engine cannot give containers access to the GPU"
-        return "" if self.flavour else f"no image has code for its {self.gpus[0][0]}"
+            return "the machine's Docker engine cannot give containers access to the GPU"
+        return "" if self.flavour else f"no image has code for the GPU {self.gpus[0][0]}"
 
 
 PYTHON_CURE = (
-    "--python with the path of a Python that has them, or install them there: pip install torch torchvision "
+    "--python with the path of a Python that has these packages, or install them: pip install torch torchvision "
     "numpy psutil"
 )
 
@@ -117,7 +117,7 @@ def checks(machines: SshMachines) -> Iterator[Check]:
         return
     yield part.ok("connection", f"{machines.place} answers: {site}")
     if not site.is_writable:
-        yield part.problem("disk", f"{site.root} is not writable", "ask its owner for a folder")
+        yield part.problem("disk", f"{site.root} is not writable", "ask the machine's owner for a folder")
     elif site.free_bytes < NEEDED_BYTES:
         yield part.problem("disk", f"{site.free_bytes / 1e6:.0f} MB free in {site.root}", "free a GB there")
     else:
@@ -127,7 +127,7 @@ def checks(machines: SshMachines) -> Iterator[Check]:
     for name, capability, driver, memory in site.gpus:
         yield part.ok("GPU", f"{name}, compute capability {capability}, driver {driver}, {memory}")
     if not site.gpus:
-        yield part.note("GPU", "nvidia-smi shows none: runs use the CPU")
+        yield part.note("GPU", "nvidia-smi shows no GPU: runs use the CPU")
     no_process, no_container = site.why_no_process(), site.why_no_container(with_gpu=bool(site.gpus))
     # One of the two is enough, so only the lack of both is a problem.
     missing = part.problem if no_process and no_container else part.note
@@ -140,7 +140,7 @@ def checks(machines: SshMachines) -> Iterator[Check]:
         )
         yield part.ok("container", f"Docker {site.docker['version']} {built}")
     if running := [job.name for job in machines.look()]:
-        cure = "jobs are not queued here: launch again when it has ended"
+        cure = "jobs are not queued here: launch again when the running job has ended"
         yield part.note("jobs", f"runs now: {', '.join(running)}", cure)
     else:
         yield part.ok("jobs", "none runs")

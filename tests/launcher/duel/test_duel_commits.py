@@ -174,7 +174,7 @@ def test_a_script_of_two_commits_runs_in_a_copy_of_each_with_what_git_ignores_in
         assert pair.facts == (
             (
                 "script",
-                "train.py --root '{data}', in a copy of each commit: what it writes there is deleted at the end",
+                "train.py --root '{data}', in a copy of each commit: files written there are deleted at the end",
             ),
             ("data", f"{{data}} is {project}/data, used in place by both sides"),
             ("links", f"data/, src/weights.pt: ignored by git, used in place in {project} by both sides"),
@@ -223,14 +223,14 @@ def test_an_import_path_into_the_repository_leads_to_the_copy(project: Path, mon
             ("tain.py",),
             {},
             "'HEAD~1' of {project} has no script 'src/tain.py'",
-            "a commit that has it; git log --oneline -- tain.py",
+            "a commit that has the file; git log --oneline -- tain.py",
             id="a commit without the script",
         ),
         pytest.param(
             ("-m", "package.mian"),
             {},
             "'HEAD~1' of {project} has no module 'package.mian'",
-            "a commit that has it; git log --oneline -- package.mian",
+            "a commit that has the file; git log --oneline -- package.mian",
             id="a commit without the module",
         ),
         pytest.param(
@@ -294,7 +294,8 @@ def test_data_that_git_would_copy_is_refused(project: Path, monkeypatch: pytest.
     with pytest.raises(UsageError) as caught, sides.prepared(duel_of("train.py", commits=("HEAD", ".")), {}):
         pass
     assert str(caught.value) == (
-        f"files of {project} that git neither tracks nor ignores have 9 B, at most 8 B; the largest is new.bin"
+        f"files of {project} that git neither tracks nor ignores have 9 B; at most 8 B are allowed; "
+        "the largest is new.bin"
     )
     assert caught.value.hint == "add data to .gitignore: both sides then use the original files"
 

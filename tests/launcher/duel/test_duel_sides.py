@@ -53,7 +53,7 @@ def test_equal_sides_are_allowed(words: tuple[str, ...]) -> None:
             ("---",),
             {"commits": ("a", "b")},
             "a duel compares either options, or commits, or images",
-            "options of both sides stand before --",
+            "put options of both sides before --",
             id="two kinds",
         ),
         pytest.param(
@@ -151,7 +151,7 @@ def test_equal_sides_are_allowed(words: tuple[str, ...]) -> None:
             ("-m", "x", "---", "-m", "x"),
             {"images": ("a", "b")},
             "a duel compares either options, or commits, or images",
-            "options of both sides stand before --",
+            "put options of both sides before --",
             id="scripts and images",
         ),
         pytest.param(("--precision", "---"), {}, "--precision of A needs a value", "--precision fp32", id="no value"),

@@ -534,7 +534,7 @@ def test_command_refuses_before_it_builds(
     ("name", "message", "hint"),
     [
         ("it.img", "--sif makes a file whose name ends in .sif; got 'it.img'", "--sif rooflaunch.sif"),
-        ("no/it.sif", "--sif: there is no folder 'no'", "make it, or name another folder"),
+        ("no/it.sif", "--sif: there is no folder 'no'", "make the folder, or name another one"),
         (
             "it.sif",
             "apptainer, which makes a .sif file of the image, is not installed",

@@ -116,7 +116,7 @@ def test_installation_without_the_table(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setattr(images, "__file__", str(tmp_path / "launcher" / "images" / "contents.py"))
     with pytest.raises(ToolError) as caught:
         images.table_path()
-    assert str(caught.value) == "this installation lacks docker/images.toml, which says how images are built"
+    assert str(caught.value) == "this installation lacks docker/images.toml, which defines how images are built"
     assert caught.value.hint == "install rooflaunch again"
     wheel = tmp_path / "launcher" / "image" / "docker" / "images.toml"
     wheel.parent.mkdir(parents=True)

@@ -145,7 +145,7 @@ def test_one_failed_run_stops_no_other_and_is_listed_with_its_cure(clouds: Cloud
         assert len(cloud.fake.all_vms) == 2
         text = outcome.text()
         assert "failed        resnet50 (block 1), resnet50 (block 2): failed\n" in text
-        assert "cure          see log.txt in its bundle; the same command runs it again\n" in text
+        assert "cure          see log.txt in the run's bundle; the same command repeats the run\n" in text
 
 
 @pytest.mark.night(part="places")

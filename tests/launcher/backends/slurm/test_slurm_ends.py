@@ -84,7 +84,7 @@ def test_a_node_that_fails_and_comes_back(cluster: SlurmCluster) -> None:
     for node in ("n1", "n2"):
         cluster.run("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
     ended = ends(never)
-    assert ended.why == "Slurm says NODE_FAIL: its node failed"
+    assert ended.why == "Slurm says NODE_FAIL: the job's node failed"
     until(lambda: seen(again).queued, "it does not wait for another start")
     cluster.resume("n1", "n2")
     number = cluster.run("squeue", "-h", f"--name={again}", "-o", "%A")

@@ -71,13 +71,13 @@ def test_a_job_may_wait_for_days_and_once_more_after_it_was_sent_back(tmp_path: 
     ("state", "preempted", "ended", "message", "hint"),
     [
         (
-            "it reached its time limit",
+            "the job reached its time limit",
             False,
             Liveness.OUT_OF_TIME,
-            "ended without a result: it reached its time limit",
+            "ended without a result: the job reached its time limit",
             "logs",
         ),
-        ("another job took its node", True, Liveness.PREEMPTED, "was preempted: another job took its node", ""),
+        ("another job took the node", True, Liveness.PREEMPTED, "was preempted: another job took the node", ""),
     ],
 )
 def test_the_place_says_why_there_is_no_result(

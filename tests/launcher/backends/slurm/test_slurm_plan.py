@@ -85,18 +85,18 @@ BAD: Mapping[str, tuple[Options, dict[str, object], str, str]] = {
         "--constraint must be one word, as sbatch takes it; got '$(id)'",
         "--constraint NAME",
     ),
-    "gres": (Options(gres="gpu:-1"), {}, "--gres must be as gpu:1 or gpu:a100:2; got 'gpu:-1'", "--gres gpu:1"),
+    "gres": (Options(gres="gpu:-1"), {}, "--gres must be like gpu:1 or gpu:a100:2; got 'gpu:-1'", "--gres gpu:1"),
     "extra": (
         Options(sbatch=("-p gpu",)),
         {},
         "--sbatch takes one long option of sbatch; got '-p gpu'",
-        "--sbatch OPTION, again for more",
+        "--sbatch OPTION, repeated for each option",
     ),
     "extra line": (
         Options(sbatch=("--mem=1\nrm",)),
         {},
         "--sbatch takes one long option of sbatch; got '--mem=1\\nrm'",
-        "--sbatch OPTION, again for more",
+        "--sbatch OPTION, repeated for each option",
     ),
     "ours": (
         Options(sbatch=("--array=1-3",)),
@@ -234,13 +234,13 @@ def test_the_plan_is_shown() -> None:
 @pytest.mark.parametrize(
     ("mode", "requeue", "ends"),
     [
-        ("REQUEUE", True, "started again with what is missing after a preemption or a node's failure"),
-        ("CANCEL", True, "started again with what is missing after a node's failure"),
-        ("OFF", True, "started again with what is missing after a node's failure"),
+        ("REQUEUE", True, "missing runs are started again after a preemption or a node's failure"),
+        ("CANCEL", True, "missing runs are started again after a node's failure"),
+        ("OFF", True, "missing runs are started again after a node's failure"),
         (
             "",
             True,
-            f"started again with what is missing after {RESTARTS['']}",
+            f"missing runs are started again after {RESTARTS['']}",
         ),
         ("REQUEUE", False, "not started again after a preemption"),
     ],

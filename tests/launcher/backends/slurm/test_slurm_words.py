@@ -41,7 +41,7 @@ def test_states(state: str) -> None:
 
 
 def test_a_cancelled_job_says_by_whom() -> None:
-    assert _machine({**ROW, "state": "CANCELLED by 1000"}).why == "Slurm says CANCELLED: it was cancelled by 1000"
+    assert _machine({**ROW, "state": "CANCELLED by 1000"}).why == "Slurm says CANCELLED: the job was cancelled by 1000"
 
 
 def test_what_a_job_waits_for_is_told() -> None:

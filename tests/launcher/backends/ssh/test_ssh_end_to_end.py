@@ -129,7 +129,11 @@ def test_ctrl_c_leaves_it_running_and_down_ends_it(machine: sshd.Machine, tmp_pa
 
 
 REFUSED = {
-    "no torch": (["--runtime", "process", "--python", "/usr/bin/env"], ExitCode.TOOL, "its Python cannot be used"),
+    "no torch": (
+        ["--runtime", "process", "--python", "/usr/bin/env"],
+        ExitCode.TOOL,
+        "the machine's Python cannot be used",
+    ),
     "no such python": (["--python", "/nowhere/python"], ExitCode.TOOL, "this program does not exist"),
     "no gpu": (["--cuda", "--python", sys.executable], ExitCode.TOOL, "nvidia-smi shows no GPU on "),
     "python for a container": (["--python", "p", "--image", "x"], ExitCode.USAGE, "--python is only for a process"),
@@ -181,7 +185,9 @@ def test_doctor(machine: sshd.Machine, tmp_path: Path) -> None:
     assert f"connection  {machine.host} answers: " in out
     assert "NVIDIA L4, compute capability 8.9, driver 580.82.07, 23034 MiB" in out
     assert re.search(rf"^ok +process +{re.escape(sys.executable)}", out, re.MULTILINE) or "with torch" in out
-    assert re.search(r"^note +container +its Docker engine refuses our user, or does not answer$", out, re.MULTILINE)
+    assert re.search(
+        r"^note +container +the machine's Docker engine refuses our user, or does not answer$", out, re.MULTILINE
+    )
     assert re.search(r"^ok +jobs +none runs$", out, re.MULTILINE)
 
 
@@ -190,7 +196,7 @@ def test_doctor_of_a_machine_that_has_nothing(machine: sshd.Machine, tmp_path: P
     machine.program("python3", '#!/bin/sh\nexec /usr/bin/python3 -I "$@"\n')
     out, _ = ran(machine, tmp_path, "launch", "doctor", "ssh", code=ExitCode.TOOL)
     assert re.search(r"^problem +process +.*lacks torch", out, re.MULTILINE)
-    assert "-> --python with the path of a Python that has them, or install them there: pip install torch" in out
+    assert "-> --python with the path of a Python that has these packages, or install them: pip install torch" in out
 
 
 @pytest.mark.night(part="places")

@@ -262,7 +262,7 @@ def test_past_its_limit_without_a_keeper(machine: sshd.Machine, machines: SshMac
     kept = machine.home / ".rooflaunch/jobs" / job.name / "kept.json"
     kept.write_text(kept.read_text().replace('"deadline_s": ', '"deadline_s": 1e9, "was": '))
     [left] = machines.leftovers()
-    assert (left.kind, left.name, left.why) == ("job", job.name, "it is past its limit, but still running")
+    assert (left.kind, left.name, left.why) == ("job", job.name, "the job is past its limit, but still running")
     [removed] = machines.stop([left])
     assert removed.gone
 
@@ -287,7 +287,7 @@ def test_a_job_of_another_host_of_a_shared_folder(machine: sshd.Machine, machine
     kept.write_text(text.replace('"host": "', '"host": "other-'))
     [removed] = machines.stop([job])
     assert not removed.gone
-    assert removed.reason.startswith("it runs on other-")
+    assert removed.reason.startswith("the job runs on other-")
     kept.write_text(text)
 
 

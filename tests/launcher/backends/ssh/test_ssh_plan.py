@@ -21,8 +21,8 @@ from workload.contract.spec import RunSpec, resolve
         (
             Options(),
             (
-                "auto: an image that is built there, else its Python, else a new build; decided at the "
-                "start\nlimit      60 min, enforced there even if this command ends\n"
+                "auto: an existing image, else the machine's Python, else a new image; decided at the "
+                "start\nlimit      60 min, enforced on the machine even if this command ends\n"
             ),
         ),
         (Options(python="/opt/python"), "runtime    process: asked for; by /opt/python\n"),
@@ -30,7 +30,7 @@ from workload.contract.spec import RunSpec, resolve
         (Options(runtime=Runtime.DOCKER), "runtime    docker: asked for; with the image for this code\n"),
         (
             Options(image="own:1", max_run_time_s=90),
-            ("docker: asked for; with own:1\nlimit      1.5 min, enforced there"),
+            ("docker: asked for; with own:1\nlimit      1.5 min, enforced on the machine"),
         ),
     ],
     ids=["auto", "python", "process", "docker", "image"],

@@ -40,7 +40,7 @@ CHOICES: dict[str, tuple[Site, dict[str, Any], str]] = {
     "its Python": (site(), {}, "process: /usr/bin/python3 3.11.2 with torch 2.5.1"),
     "its image": (site(docker=DOCKER, images=BUILT), {}, "docker: Docker 28.2 with the image for this code"),
     "rather its Python than a build": (site(docker=DOCKER), {}, "process: /usr/bin/python3 3.11.2 with torch 2.5.1"),
-    "a build": (site(docker=DOCKER, python=NO_TORCH), {}, "docker: Docker 28.2 with an image that is built there now"),
+    "a build": (site(docker=DOCKER, python=NO_TORCH), {}, "docker: Docker 28.2 with a new image, built on the machine"),
     "a Python of one's own": (
         site(docker=DOCKER, images=BUILT),
         {"python": "python3"},
@@ -49,34 +49,34 @@ CHOICES: dict[str, tuple[Site, dict[str, Any], str]] = {
     "a container is asked for": (
         site(docker=DOCKER),
         {"runtime": Runtime.DOCKER},
-        "docker: Docker 28.2 with an image that is built there now",
+        "docker: Docker 28.2 with a new image, built on the machine",
     ),
     "an image is named": (site(docker=DOCKER), {"image": "a/b@sha256:c"}, "docker: Docker 28.2 with a/b@sha256:c"),
     "nothing": (
         site(python=NO_TORCH),
         {},
-        "nothing can run on box: it has no Docker, and /usr/bin/python3 lacks torch",
+        "nothing can run on box: the machine has no Docker, and /usr/bin/python3 lacks torch",
     ),
     "an old Python": (
         site(python={**PYTHON, "version": [3, 9, 1]}),
         {"runtime": Runtime.PROCESS},
         "no process can run on box: /usr/bin/python3 3.9.1 with torch 2.5.1: Python 3.11 or newer is needed",
     ),
-    "no Docker": (site(), {"runtime": Runtime.DOCKER}, "no container can run on box: it has no Docker"),
+    "no Docker": (site(), {"runtime": Runtime.DOCKER}, "no container can run on box: the machine has no Docker"),
     "Docker without rights": (
         site(docker={**DOCKER, "version": ""}),
         {"runtime": Runtime.DOCKER},
-        "no container can run on box: its Docker engine refuses our user, or does not answer",
+        "no container can run on box: the machine's Docker engine refuses our user, or does not answer",
     ),
     "no GPU for containers": (
         site(docker={**DOCKER, "has_gpus": False}, gpus=L4),
         {"runtime": Runtime.DOCKER},
-        "no container can run on box: its Docker engine cannot give containers access to the GPU",
+        "no container can run on box: the machine's Docker engine cannot give containers access to the GPU",
     ),
     "a GPU that no image knows": (
         site(docker=DOCKER, gpus=(("Tesla K80", "3.7", "470.1", "11441 MiB"),)),
         {"runtime": Runtime.DOCKER},
-        "no container can run on box: no image has code for its Tesla K80",
+        "no container can run on box: no image has code for the GPU Tesla K80",
     ),
     "compile needs a process": (
         site(docker=DOCKER, images=BUILT),
