@@ -10,7 +10,6 @@ from analysis.importing.bundle import Facts, File, UserFacts, new_record, notes_
 from analysis.loading.gpu_names import can_name
 from analysis.readers import ncu
 from analysis.readers.ncu import NcuFile, report
-from analysis.readers.ncu.metrics import DEVICE_NAME
 from analysis.roofline import against_model, lower_bound
 from workload.contract.errors import UsageError
 from workload.contract.profile_record import NcuTool, ProfileResult
@@ -30,7 +29,7 @@ def make(file: File, user: UserFacts, output: Path) -> Path:
             hint="keep only the rows of one GPU (column Device), or profile with CUDA_VISIBLE_DEVICES=0",
         )
     model, batch_size = require_model_and_batch(file.path, user.model, user.batch_size)
-    device_name = ncu_file.attributes.get(DEVICE_NAME)
+    device_name = ncu_file.device_name
     facts = Facts(
         model=model,
         batch_size=batch_size,
@@ -54,9 +53,7 @@ def make(file: File, user: UserFacts, output: Path) -> Path:
         record.spec, ncu_file.kernels, steps=user.profile_steps, is_partial=ncu_file.is_partial
     )
     notes += [wrong] if wrong else []
-    device = replace(
-        record.environment.device, compute_capability=_shared_value(ncu_file.kernels["compute_capability"])
-    )
+    device = replace(record.environment.device, compute_capability=ncu_file.compute_capability)
     record = replace(
         record,
         environment=replace(record.environment, device=device),
@@ -64,12 +61,6 @@ def make(file: File, user: UserFacts, output: Path) -> Path:
         notes=notes,
     )
     return seal(output, record, {copy: file.content})
-
-
-def _shared_value(values: "pd.Series[str]") -> str | None:
-    """The one value on which all launches agree, else None."""
-    known = values.dropna().unique()
-    return str(known[0]) if len(known) == 1 else None
 
 
 def _profile(ncu_file: NcuFile, steps: int | None) -> ProfileResult:

@@ -13,8 +13,6 @@ from analysis.loading.index import Problem
 from analysis.loading.rows import frame
 from analysis.loading.tables import load_folders
 from analysis.readers import ncu
-from analysis.readers.ncu import NcuFile
-from analysis.readers.ncu.metrics import DEVICE_NAME
 from workload.contract.errors import NothingToDoError
 from workload.contract.spec import Device
 from workload.contract.tables import Column, Role, TableFormat
@@ -168,14 +166,9 @@ def _of_file(path: Path, keys: Sequence[str], problems: list[Problem]) -> pd.Dat
     label = kind_of_l2_bytes(kernels)
     remarks = ["partial profile" if file.is_partial else None, label and f"L2 bytes are {label}"]
     remark = "; ".join(filter(None, remarks)) or None
-    return _remarked(rows.assign(file=path.name, device_name=_device(file), steps=steps), remark)
-
-
-def _device(file: NcuFile) -> str | None:
-    """The name that the file's own GPU reported, or its compute capability: labels may be wrong. None if unknown."""
-    capabilities = file.kernels["compute_capability"].dropna().unique()
-    known = file.attributes.get(DEVICE_NAME)
-    return known or (f"compute capability {capabilities[0]}" if len(capabilities) == 1 else None)
+    # Labels may be wrong: what the GPU itself reported counts.
+    device = file.device_name or (file.compute_capability and f"compute capability {file.compute_capability}")
+    return _remarked(rows.assign(file=path.name, device_name=device, steps=steps), remark)
 
 
 def _with_total(rows: pd.DataFrame, total: pd.DataFrame) -> pd.DataFrame:

@@ -25,8 +25,9 @@ def gpus_named(text: str) -> set[str]:
 def can_name(label: str, device: str) -> bool:
     """Whether a label can mean the device with this full name, as `v100` for `Tesla V100-SXM2-16GB`."""
     named = gpus_named(label)
-    return named <= gpus_named(device) if named else _folded(label) in _folded(device)
+    return named <= gpus_named(device) if named else folded(label) in folded(device)
 
 
-def _folded(name: str) -> str:
+def folded(name: str) -> str:
+    """Letters and digits of a name, without case: `ResNet-50` and `resnet50` are the same."""
     return "".join(letter for letter in name.casefold() if letter.isalnum())

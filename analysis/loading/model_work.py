@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from analysis.loading.gpu_names import folded
 from workload.contract.record import ComplexityRecord, Spec
 from workload.contract.spec import CIFAR10, CIFAR10_IMAGE_SIZE, IMAGENET_IMAGE_SIZE, Precision
 
@@ -101,17 +102,13 @@ def _work(row: Mapping[str, str]) -> ModelWork:
 
 def known_name(name: str) -> str | None:
     """The table's name for a model that may be written as `ResNet-50` or `ViT-B/16`; None if unknown."""
-    plain = _without_marks(name)
+    plain = folded(name)
     return _names().get(plain) or _ALIASES.get(plain)
 
 
 @functools.cache
 def _names() -> Mapping[str, str]:
-    return {_without_marks(model): model for model, _ in table()}
-
-
-def _without_marks(name: str) -> str:
-    return "".join(letter for letter in name.casefold() if letter.isalnum())
+    return {folded(model): model for model, _ in table()}
 
 
 def find(model: str, image_size: float | None) -> ModelWork | None:

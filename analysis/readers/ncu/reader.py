@@ -65,6 +65,17 @@ class NcuFile:
     gpus: Mapping[str, int]
     is_partial: bool
 
+    @property
+    def device_name(self) -> str | None:
+        """The name that the GPU reported; None if unknown."""
+        return self.attributes.get(metrics.DEVICE_NAME)
+
+    @property
+    def compute_capability(self) -> str | None:
+        """The compute capability of all launches; None if it is unknown, or if they differ."""
+        capabilities = self.kernels["compute_capability"].dropna().unique()
+        return str(capabilities[0]) if len(capabilities) == 1 else None
+
 
 @dataclass(frozen=True, kw_only=True)
 class _FileContent:
