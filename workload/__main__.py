@@ -12,7 +12,7 @@ def enter() -> int:
 
 
 def _start() -> int:
-    """Run the command; a signal ends it in order, even while it imports torch."""
+    """Run the command; a signal ends it cleanly, even while it imports torch."""
     interrupt.end_with_parent()
     try:
         with interrupt.stoppable():

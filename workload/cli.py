@@ -77,7 +77,7 @@ GPU_TRUTH_EXAMPLES = """examples:
   python -m workload gpu-truth -o truth --part counters --again  repeat one part
   analyze gpu-truth truth                                        claim, expected, found, verdict
 """
-# Default time limit in seconds: collecting all evidence of a GPU must cost no more of its time.
+# Default time limit in seconds of GPU time: collecting all evidence about a GPU must not take longer.
 GPU_TRUTH_S = 1500.0
 Command = Callable[[argparse.Namespace, Timeline], int]
 TRAINER_PACKAGES = ("torch", "torchvision", "numpy", "psutil")
@@ -85,7 +85,7 @@ INSTALL = "pip install 'rooflaunch[trainer]'"
 
 
 class _Parser(argparse.ArgumentParser):
-    """Parser with our two-line errors."""
+    """Argument parser that raises `UsageError`, which `main` prints in two lines (error and hint)."""
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(message, hint=f"{self.prog} --help")
@@ -113,7 +113,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Parse the command line, with the words of the user's own script apart.
+    """Parse the command line; `script_words` are the words after `--`, the user's own script and its arguments.
 
     Raises `UsageError` if the line is not valid.
     """
@@ -157,7 +157,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_command(commands: Any, name: str, run: Command, **texts: str) -> argparse.ArgumentParser:
-    """Add a command with its `help`, `description` and `epilog`; without `help` it is not listed."""
+    """Add a command with its `help`, `description` and `epilog`; a command without `help` is not listed."""
     parser: argparse.ArgumentParser = commands.add_parser(
         name, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **texts
     )
@@ -176,7 +176,7 @@ def _add_train(commands: Any) -> None:
     for option in options():
         if option.name not in SCRIPT_ONLY_OPTIONS:
             _add_option(train, option)
-    # Switches that `launch local` has too.
+    # Device switches, which `launch local` has too.
     switches = train.add_mutually_exclusive_group()
     for device in (Device.CPU, Device.CUDA, Device.MPS):
         switches.add_argument(
@@ -202,7 +202,7 @@ def _add_profile(commands: Any) -> None:
     )
     profile.add_argument("bundles", metavar="BUNDLE", type=Path, nargs="+", help="folder of a completed run")
     for option in _profile_options():
-        # Without the defaults of a run: options left out are taken from the bundle.
+        # No defaults of a run: options that the user leaves out are taken from the bundle.
         _add_option(profile, replace(option, default=None))
     profile.add_argument("--data", metavar="PATH", help="path that replaces {data} in the arguments of a script")
     profile.set_defaults(script_words=())
@@ -213,7 +213,7 @@ def _profile_options() -> list[Option]:
 
 
 def _add_profiled_step(commands: Any) -> None:
-    """Add the command that a profile pass starts."""
+    """Add the internal command `profiled-step`, which a profile pass starts."""
     step = _add_command(commands, "profiled-step", _profiled_step)
     for option in options():
         _add_option(step, option)
@@ -224,7 +224,7 @@ def _add_profiled_step(commands: Any) -> None:
 
 
 def _add_script_ceilings(commands: Any) -> None:
-    """Add the command that measures ceilings for a measured script."""
+    """Add the internal command `script-ceilings`, which measures the ceilings for a user's script."""
     ceilings = _add_command(commands, "script-ceilings", _script_ceilings)
     ceilings.add_argument("--device", type=Device, required=True)
     ceilings.add_argument("--precision", type=Precision, action="append", default=[])
@@ -233,7 +233,7 @@ def _add_script_ceilings(commands: Any) -> None:
 
 
 def _add_option(parser: argparse.ArgumentParser, option: Option) -> None:
-    """Add an option to the parser; the namespace holds only the options that are typed."""
+    """Add an option to the parser; the namespace gets only options that the user typed."""
     absent = argparse.SUPPRESS
     if option.kind is bool:
         on_text = option.help + ("" if option.default else f"; off: {option.off_flag}")
@@ -280,7 +280,7 @@ def _train(parsed: argparse.Namespace, timeline: Timeline) -> int:
     if parsed.context is None:
         context, resolved = Context(), resolve(typed, os.environ, Path.cwd())
     else:
-        # The launcher has read the environment and the configuration; the context has the origins.
+        # The launcher has read the environment and the configuration; the origins of the options are in the context.
         context, resolved = Context.from_argument(parsed.context), resolve(typed, {}, None)
     profiled_here = resolved.spec.profile is not Profile.NONE and not context.profile_later
     if resolved.spec.repeats > 1 or profiled_here:
@@ -289,13 +289,16 @@ def _train(parsed: argparse.Namespace, timeline: Timeline) -> int:
 
 
 def _typed_options(parsed: argparse.Namespace) -> dict[str, object]:
-    """Run options that were typed."""
+    """Run options that the user typed, by name."""
     known = {option.name for option in options()}
     return {name: value for name, value in vars(parsed).items() if name in known}
 
 
 def _train_once(resolved: Resolved, context: Context, output: Path, timeline: Timeline) -> int:
-    """Train once. A failed run leaves a bundle, except after a mistake of the user or a signal before it was opened."""
+    """Train once.
+
+    A failed run leaves a bundle, except after a mistake of the user, or a signal before the bundle was opened.
+    """
     folder: Path | None = None
     try:
         from workload.run import train  # noqa: PLC0415 - imports torch, which takes seconds

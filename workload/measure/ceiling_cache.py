@@ -18,7 +18,8 @@ from workload.measure.ceiling_rates import Ceilings
 from workload.measure.ceilings import COPY, TRIAD, Report, Sampler, identity, wanted
 
 CACHE_NAME = ".ceilings.json"
-# 2: each rate has the number of CPUs used. 3: a GPU was loaded before. Files of older schemas are ignored.
+# Schema 2 added the number of CPUs used to each rate; since schema 3, GPUs are loaded before they are measured. Files
+# of older schemas are ignored.
 CACHE_SCHEMA = 3
 MAX_AGE_S = 3600.0
 

@@ -10,11 +10,11 @@ import numpy as np
 
 from workload.contract.text import counted, cpu_share, percent, si
 
-# On an idle virtual machine of two CPUs, products and copies got 92 % to 99.7 % of the CPUs (2026-11,
-# analysis/example).
+# Least share of the wanted CPUs for a clean rate. On an idle virtual machine of two CPUs, products and copies got 92 %
+# to 99.7 % of the CPUs (2026-11, analysis/example).
 LEAST_CPU_SHARE = 0.9
-# Limit of p95 over p5, which was 1.04 to 1.12 on that machine. For a GPU slowed down by its power limit the value is a
-# guess: none was measured.
+# Limit of p95 over p5, which was 1.04 to 1.12 on the same virtual machine. For a GPU slowed down by its power limit the
+# value is a guess, because no such GPU was measured.
 WIDEST_SPREAD = 2.0
 FEWEST_SAMPLES = 3
 # A smaller slowdown of the last third is noise: on an idle machine the medians of thirds differ by 1 % to 2 %.
@@ -27,12 +27,12 @@ class MeasuredRate:
 
     The device was loaded for `load_s` seconds before the samples. `first_third`: median over the first third of the
     load (without a load, of the samples); `last_third`: median over the last third of the samples. If a loaded device
-    slowed down in between, these two are also `burst` and `sustained`, of which the latter is the roof; else both are
-    None.
+    slowed down in between, `burst` is the first of these medians and `sustained`, the roof, is the second; else both
+    are None.
 
     `conditions`: a GPU's clock, power and temperature halfway through the samples, under load; `conditions_at_start`
-    and `conditions_at_end`: at both ends. On a CPU, `cpus`: number of CPUs that the samples got, and `cpus_wanted`:
-    number that they have threads for.
+    and `conditions_at_end`: the same at the start and at the last sample. Only on a CPU: `cpus`, number of CPUs that
+    the samples got, and `cpus_wanted`, number of CPUs that their threads could use.
     """
 
     median: float
@@ -60,7 +60,8 @@ class MeasuredRate:
         p5, median, p95 = (float(q) for q in np.quantile(rates, (0.05, 0.5, 0.95)))
         early = work / np.array(taken.load_call_s or taken.call_s)
         first, last = float(np.median(early[: ceil(len(early) / 3)])), float(np.median(rates[-ceil(len(rates) / 3) :]))
-        # Without a load, samples of less than a second show a neighbour's work rather than a limit of the device.
+        # Only after a load: samples of less than a second show other work on the machine rather than a limit of the
+        # device.
         slowed = bool(taken.load_call_s) and last < (1 - BURST_MARGIN) * first
         return cls(
             median=median,
@@ -125,7 +126,7 @@ class MeasuredRate:
 
 @dataclass(frozen=True, kw_only=True)
 class Samples:
-    """Seconds per call of each sample, and of the calls that loaded the device before.
+    """Times in seconds: `call_s` per call, for each sample; `load_call_s` per call while the device was loaded before.
 
     Other fields: see `MeasuredRate`.
     """
@@ -164,7 +165,7 @@ class Ceilings:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """Inverse of `to_json`. Raises KeyError, TypeError, ValueError or AttributeError for anything else."""
+        """Inverse of `to_json`. Raises KeyError, TypeError, ValueError or AttributeError for another form."""
         rates = {
             name: {key: MeasuredRate.from_json(rate) for key, rate in value[name].items()}
             for name in ("flop_per_s", "bytes_per_s")
@@ -172,7 +173,10 @@ class Ceilings:
         return cls(**{**value, **rates})
 
     def age_s(self, now: datetime) -> float:
-        """Seconds since the measurement; negative if the clock was set back. Raises ValueError for a foreign time."""
+        """Seconds since the measurement; negative if the clock was set back.
+
+        Raises ValueError if `measured_at` is not in ISO 8601.
+        """
         return (now - datetime.fromisoformat(self.measured_at)).total_seconds()
 
 

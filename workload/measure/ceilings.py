@@ -1,10 +1,10 @@
 """Measures ceilings: the FLOP/s of a matrix product per precision, and the bytes/s of copy and triad.
 
-Every probe has its own time limit, because a CPU without units for a type is a hundred times slower with it: 2 s for
-each product, 1 s for each of copy and triad, and on a GPU 1.5 s of load before each keep the whole under 20 s on any
-quiet machine. A disturbed probe is repeated once. A rate that stays disturbed is unavailable, because a ceiling that is
-too low makes every run below it look better than it is. If other work has the CPUs, all further rates are given up too:
-the run continues without a ceiling.
+Each probe has a time limit, because a CPU without units for an element type is a hundred times slower with that type.
+The limits are 2 s for a product and 1 s each for copy and triad. A GPU is loaded for 1.5 s before each probe. On a
+quiet machine all probes together take less than 20 s. A disturbed probe is repeated once. If the second attempt is
+disturbed too, the rate is unavailable, because a ceiling that is too low makes every run below it look better than it
+is. If other work has the CPUs, no further rate is measured, and the run continues without a ceiling.
 """
 
 import os
@@ -35,9 +35,9 @@ from workload.measure.timing import CpuMeter
 
 PRODUCT_LIMIT_S = 2.0
 BANDWIDTH_LIMIT_S = 1.0
-# From idle a GPU is faster than it can stay: a T4, an L4 or a laptop's GPU meets its power limit within a second or
-# two. A CPU's clock settles within milliseconds, while the size of its product is chosen. A CPU's power limit comes
-# after half a minute, for which no probe can wait.
+# Seconds of load before the samples. A GPU that was idle runs faster at first than it can for long: a T4, an L4 or a
+# laptop's GPU reaches its power limit within a second or two. A CPU's clock settles within milliseconds, while the size
+# of the product is chosen. A CPU's power limit takes effect after half a minute, too late for any probe.
 LOAD_S = {Device.CUDA: 1.5, Device.MPS: 1.5, Device.CPU: 0.0}
 SAMPLES = 30
 SAMPLE_S = 10e-3
@@ -46,17 +46,17 @@ LONG_CALL_S = 5e-3
 # The best of this many times decides whether a product is large enough, because a wait for a CPU looks like work.
 TIMINGS = 3
 SMALLEST_EDGE = 128
-# Growth of a product's work when the edge doubles. If its time grows by less than half of this, the time is mostly
-# waits of a busy machine: such a call may be long, but the product still too small.
+# GROWTH: growth of a product's work when the edge doubles. If the time grows by less than WORK_GROWTH, the call mostly
+# waited on a busy machine: the call may be long although the product is too small.
 GROWTH = 8
 WORK_GROWTH = 4
-# Calls that must still fit after the next step of growth: a warm-up, a timed one and three samples.
+# Number of calls with twice the edge that must fit before the deadline: a warm-up, a timed call and three samples.
 CALLS_AHEAD = 5
 # Matrices and arrays take at most the free memory divided by this, so that other processes keep theirs.
 MEMORY_SHARE = 4
 # STREAM's rule, https://www.cs.virginia.edu/stream/ref.html#size: four times the last-level cache.
 CACHE_MULTIPLE = 4
-# Least total size of the arrays on a GPU, and if the size of the cache is unknown.
+# Least total size of the arrays, on a GPU or where the size of the cache is unknown.
 USUAL_FOOTPRINT_BYTES = 10**9
 # Largest total size: touching a GB of memory for the first time took 2.2 s on a fresh virtual machine.
 LARGEST_FOOTPRINT_BYTES = 2 * 10**9
@@ -78,8 +78,8 @@ ISA_VARIABLES = ("ATEN_CPU_CAPABILITY", "DNNL_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCT
 
 # Attempts at a clean measurement.
 ATTEMPTS = 2
-# An attempt begins only if it would end within this time after the first, judged by the longest so far. On a busy
-# machine a probe takes many times its limit, while somebody waits for the run.
+# Time limit of all attempts together: no attempt begins that would end later if it took as long as the longest so far.
+# On a busy machine a probe takes many times its own limit, while the user waits for the run.
 MOST_S = 60.0
 
 Call = Callable[[], object]
@@ -89,7 +89,7 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Deadline:
-    """Point of the host's clock, in seconds."""
+    """Latest end of a measurement: `end_s`, in seconds of the host's clock `now_s`."""
 
     end_s: float
     now_s: Callable[[], float]
@@ -103,7 +103,7 @@ class Deadline:
 class Probe:
     """Settings of a measurement: clocks of device and host, a limit in host seconds, a GPU's sensors, a CPU's threads.
 
-    The device is loaded for `load_s` host seconds first, which do not count against the limit.
+    The device is first loaded for `load_s` host seconds; this time does not count against the limit.
     """
 
     clock: Clock
@@ -136,7 +136,7 @@ class Probe:
 
 @dataclass(kw_only=True)
 class Patience:
-    """Time limit of all probes; `gave_up`: reason why no further probe begins, else None."""
+    """Time limit of all probes together; `gave_up`: reason why no further probe begins, else None."""
 
     began_s: float
     now_s: Callable[[], float] = time.perf_counter
@@ -158,7 +158,7 @@ class Patience:
 
 @dataclass(frozen=True, kw_only=True)
 class _Product:
-    """A matrix product, timed once."""
+    """A call that multiplies two matrices of `edge` x `edge`, and its measured time in seconds."""
 
     edge: int
     call: Call
@@ -211,7 +211,7 @@ def measure(
 
 
 def _cpus_wanted(device: Device) -> float | None:
-    """Number of CPUs that a product keeps busy; None if unknown: Apple's products run on units that are no threads."""
+    """Number of CPUs that a product keeps busy; None for a GPU, and on macOS, where other units compute it."""
     if device is not Device.CPU or platform.system() == "Darwin":
         return None
     return min(torch.get_num_threads(), usable_cpus())
@@ -314,12 +314,12 @@ def _why_no_tf32(device: Device) -> str | None:
 
 
 def product_rate(device: Device, precision: Precision, probe: Probe) -> MeasuredRate:
-    """Rate of an n x n x n product: 2 n^3 FLOP. Raises the device's error if it cannot compute the smallest one."""
+    """Rate of an n x n x n product: 2 n^3 FLOP. Raises the device's error if the smallest product fails."""
     dtype = DTYPES[precision]
     make = product_maker(device, dtype)
     largest_edge = isqrt(free_memory_bytes(device) // MEMORY_SHARE // (3 * dtype.itemsize))
     with matmul_precision(precision):
-        # Loads libraries, outside of the samples and the time limit.
+        # The first call loads libraries, before the time limit begins.
         probe.warm_up(make(SMALLEST_EDGE))
         deadline = probe.deadline()
         product = grow(make, probe, deadline, largest_edge=largest_edge)
@@ -341,7 +341,7 @@ def product_maker(device: Device, dtype: torch.dtype) -> Callable[[int], Call]:
 
 
 def grow(make: Callable[[int], Call], probe: Probe, deadline: Deadline, *, largest_edge: int) -> _Product:
-    """Double the edge until a call is long, or until time or memory would not suffice for the next one."""
+    """Double the edge until a call is long, or until time or memory would not suffice for the next size."""
     smaller, product = None, _timed(make, SMALLEST_EDGE, probe)
     while 2 * product.edge <= largest_edge:
         if _is_enough(product, smaller, deadline):
@@ -358,7 +358,7 @@ def grow(make: Callable[[int], Call], probe: Probe, deadline: Deadline, *, large
 
 
 def _is_enough(product: _Product, smaller: _Product | None, deadline: Deadline) -> bool:
-    """Whether the call is long because of its work, or the next one would be too long."""
+    """Whether `product` is large enough: its time is long and mostly work, or a larger one would pass the deadline."""
     is_work = smaller is not None and product.call_s >= WORK_GROWTH * smaller.call_s
     is_long = product.call_s >= LONG_CALL_S and is_work
     return is_long or not deadline.allows(CALLS_AHEAD * GROWTH * product.call_s)
@@ -371,7 +371,7 @@ def _timed(make: Callable[[int], Call], edge: int, probe: Probe) -> _Product:
 
 
 def _timed_again(product: _Product, probe: Probe, deadline: Deadline) -> _Product:
-    """Product with its shortest time of several, as long as the samples still fit. A single time may be chance."""
+    """Product with the shortest of several times, because one time may be chance; fewer if samples would not fit."""
     best_s = product.call_s
     for _ in range(TIMINGS - 1):
         if deadline.allows(CALLS_AHEAD * best_s):
@@ -410,7 +410,7 @@ def take_samples(call: Call, call_s: float, probe: Probe, deadline: Deadline) ->
         call_s=samples,
         load_call_s=load,
         load_s=load_s,
-        # At the start, if the time was too short for a reading at half time.
+        # The reading at the start, if the time was too short for a reading at half time.
         conditions=readings.get("half", readings.get("start")),
         conditions_at_start=readings.get("start"),
         conditions_at_end=readings.get("end"),
@@ -511,7 +511,7 @@ def _footprint(array_bytes: int, *, cache_bytes: int | None) -> str:
 
 
 def last_level_cache_bytes(device: Device, machine: HostSystem | None = None) -> int | None:
-    """Size of a GPU's L2; on a CPU of all instances of the largest cache that this process's CPUs use.
+    """Bytes of a GPU's L2 cache, or of a CPU's last-level caches: all that this process's CPUs use, added up.
 
     None if unknown.
     """
@@ -527,7 +527,7 @@ def last_level_cache_bytes(device: Device, machine: HostSystem | None = None) ->
 
 
 def free_memory_bytes(device: Device, machine: HostSystem | None = None) -> int:
-    """Bytes that the device's allocator could provide; on a CPU limited by the container too."""
+    """Bytes that the device's allocator could provide; on a CPU, the container's memory limit counts too."""
     if device is Device.CUDA:
         return int(torch.cuda.mem_get_info()[0])
     machine = machine or HostSystem()

@@ -16,7 +16,7 @@ MS_PER_S = 1000
 
 
 class Clock(Protocol):
-    """Marks points of the device's timeline; a mark has meaning only to its clock."""
+    """Marks points of the device's timeline; a mark may be used only with the clock that made it."""
 
     def mark(self) -> Any:
         """Mark the present end of the device's queue."""
@@ -34,11 +34,11 @@ class Clock(Protocol):
 class HostClock:
     """Clock of a device that computes synchronously with the host."""
 
-    # Reads the monotonic clock, in seconds. A static method adds no Python frame, because it is called within steps.
+    # Reads the monotonic clock, in seconds. Called within steps: as a static method it adds no Python frame.
     mark: Callable[[], float] = staticmethod(time.perf_counter)
 
     def passed(self, mark: float) -> bool:
-        """Whether the host's clock has reached `mark`: always, for a mark that was taken."""
+        """Whether the host's clock has reached `mark`; always True for a mark in the past, as `mark()` returns it."""
         return mark <= time.perf_counter()
 
     def seconds_between(self, earlier: float, later: float) -> float:

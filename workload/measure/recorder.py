@@ -18,7 +18,7 @@ from workload.contract.spec import Device
 from workload.measure.clock import Clock
 
 FLUSH_EVERY_S = 1.0
-# With this many unread steps the host waits for the device, so that the ring of loss values is never overwritten.
+# With this many unread steps the host waits for the device, so that no unread loss in the ring buffer is overwritten.
 MAX_PENDING = 1024
 
 
@@ -39,9 +39,9 @@ class StepPart(StrEnum):
 
 
 class Aside(StrEnum):
-    """Time of a user's own script outside the four parts; except `OTHER`, it is not part of a step.
+    """Kind of time of a user's script outside the four parts of a step. Only time of kind `OTHER` belongs to a step.
 
-    `MEASURING` is our own work, rows and rules, while the script waits.
+    `MEASURING`: time in which the script waits for the measurement itself.
     """
 
     OTHER = "other"
@@ -123,7 +123,7 @@ class PinnedReader:
         self._next = 0
 
     def put(self, loss: torch.Tensor) -> int:
-        """Queue the copy; return its slot in the ring."""
+        """Queue the copy of the loss; return its slot in the ring buffer."""
         slot = self._next
         self._ring[slot].copy_(loss, non_blocking=True)
         self._next = (slot + 1) % len(self._ring)
@@ -206,8 +206,8 @@ class Recorder:
     def end(self, loss: torch.Tensor | None = None, *, images: int | None = None, is_step: bool = True) -> None:
         """Close a step; rows are written at most once a second, between steps.
 
-        `images`: images of the step, if unknown at its beginning. With `is_step` False all of its time was a gap, which
-        has no row.
+        `images`: number of images, if unknown when the step began. With `is_step` False the whole time counts as a gap,
+        and no row is written.
         """
         assert self._current is not None
         if images is not None:
@@ -254,7 +254,7 @@ class Recorder:
             if gap in seconds:
                 total = totals.gaps.setdefault(gap, Gap())
                 total.number, total.seconds = total.number + 1, total.seconds + seconds[gap]
-                # Gaps are left out of time stamps, as of the measured wall time.
+                # Time stamps leave out gaps, as does the measured wall time.
                 self._gaps_s += seconds.pop(gap)
         totals.ended_at_s = ended_at_s = self._origin_s + self._clock.seconds_between(self._origin, earlier)
         if not step.is_step:

@@ -40,7 +40,7 @@ def thermometer_of(device: Device) -> Thermometer:
 
 
 def _cpu_temperature_c() -> float | None:
-    """Temperature of the CPU's hottest sensor; None without one, as on virtual machines, and on systems but Linux."""
+    """Temperature of the CPU's hottest sensor; None without a sensor (virtual machines), or if not on Linux."""
     read = getattr(psutil, "sensors_temperatures", dict)
     readings = [sensor.current for name, sensors in read().items() if name in CPU_SENSORS for sensor in sensors]
     return max(readings, default=None)

@@ -28,7 +28,7 @@ Reading = Callable[[float], float | None]
 # Kernel ticks are 10 ms. A rate over a shorter time is mostly rounding error, and is left out.
 SHORTEST_RATE_S = 0.1
 SHORTEST_RATE_TICKS = 10
-# Reading a CPU's frequency can interrupt that CPU.
+# Largest number of CPUs whose frequency is read, because reading a CPU's frequency can interrupt that CPU.
 MOST_CPUS_ASKED = 8
 PERCENT = 100
 US_PER_S = 1e6
@@ -72,8 +72,7 @@ class Telemetry:
 
     def __enter__(self) -> Self:
         try:
-            # Unbuffered: a row is either in the file or not, and a worker forked meanwhile holds no buffered part of
-            # one.
+            # Unbuffered: a row is either in the file or not, and a forked worker inherits no part of a row in a buffer.
             self._file = self._path.open("wb", buffering=0)
         except OSError as error:
             self.error = error
@@ -90,7 +89,7 @@ class Telemetry:
             return
         self._stopping.set()
         self._thread.join(STOP_LIMIT_S)
-        # A thread that hangs in a driver keeps its file: closing it would only move the failure there.
+        # If the thread hangs in a driver, leave the file open: the thread would fail when it writes to a closed file.
         if not self._thread.is_alive():
             self.record()
             self._file.close()
@@ -143,7 +142,7 @@ def sources_of(device: str, machine: HostSystem | None = None) -> dict[str, Sour
 
 
 def gpu_source(gpu: GpuSensors) -> Source:
-    """Source of NVML's readings. Memory is that of the whole GPU, used by all processes, as the column's name says."""
+    """Source of NVML's readings. Memory is the GPU memory that all processes together use."""
 
     def read(_now_s: float) -> dict[str, float | None]:
         sample = gpu.sample()
@@ -202,9 +201,9 @@ class HostCounters:
     `cpu_percent`: CPU time of this process and its descendants, in per cent of one CPU: 250 is two and a half CPUs.
     `cpu_steal_percent`: share of all CPUs' time that the hypervisor gave to others. `cpu_mhz`: mean current clock of up
     to 8 allowed CPUs; a virtual machine has no true clock to report. `rss_bytes`: memory of this process alone; forked
-    workers share most of theirs with it. `cgroup_throttled_s`: CPU time withheld by the group's quota, summed over
-    CPUs, since the first reading. `cpu_pressure_percent`: share of the time in which some task on the host waited for a
-    CPU.
+    workers share most of their memory with this process. `cgroup_throttled_s`: CPU time withheld by the group's quota,
+    summed over CPUs, since the first reading. `cpu_pressure_percent`: share of the time in which some task on the host
+    waited for a CPU.
     """
 
     def __init__(
@@ -224,9 +223,9 @@ class HostCounters:
         self._throttled_before_s = self._throttled_total_s()
 
     def readings(self) -> dict[str, Reading]:
-        """Reading function by column, each called with the time on the caller's clock.
+        """Function that reads a cell, by column; its argument is the time in seconds on the caller's clock.
 
-        One may raise without harm to the others.
+        If one function raises, the others still work.
         """
         return {
             "cpu_percent": lambda now_s: _percent(self._cpu.update(self._cpu_total_s(), now_s)),
@@ -239,11 +238,11 @@ class HostCounters:
         }
 
     def _cpu_total_s(self) -> float:
-        """CPU seconds of this process and its descendants, with reaped children, whose time moves to the parent."""
+        """CPU seconds of this process and its descendants, including children that have ended and were waited for."""
         return sum(_cpu_time_s(process) for process in (self._process, *self._descendants()))
 
     def _descendants(self) -> Iterator[psutil.Process]:
-        """Descendants by the kernel's lists of children: psutil would open every process of the machine."""
+        """Descendants of this process, from the kernel's lists of children if possible: psutil opens every process."""
         if not self._machine.exists(f"/proc/{self._process.pid}/task/{self._process.pid}/children"):
             yield from self._process.children(recursive=True)
             return

@@ -137,7 +137,7 @@ def summarize(before: Timing, measured: "PhaseTotals", *, wall_s: float, cpus: C
     """Copy `before` with the figures of the measured region, which took `wall_s` seconds of the host's clock.
 
     `cpus`: CPUs used and waited for. `images_per_s` is images over wall time, never a mean of rates.
-    `explained_fraction` is the share of the wall time that steps and data waits add up to. Without a single step the
+    `explained_fraction` is the share of the wall time that steps and data waits account for. Without a single step the
     figures are None.
     """
     known = replace(

@@ -25,7 +25,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from workload.contract import formulas
 
-# Names of contractions, present and future. `upsample_bilinear2d` and `convert_element_type` do not match.
+# Pattern for names of contractions, also of ops that torch may add later. `upsample_bilinear2d` and
+# `convert_element_type` do not match.
 CONTRACTION = re.compile(
     r"(^|_)conv(\d|_|$|olution)|mm(_|$)|matmul|mv(_|$)|(^|_)v?dot(_|$)|einsum|tensordot|attention"
     r"|(^|_)(bi|tri)?linear(_|$)|(^|_)(lstm|gru|rnn)(_|$)|transformer_encoder|cdist"
@@ -43,7 +44,7 @@ OVERWRITING = frozenset(
 )
 # Ops that read only the returned rows of their first tensor.
 GATHERING = frozenset({"embedding", "index", "index_select", "gather", "take", "_embedding_bag"})
-# Ops without a formula that only move bytes, by the beginning of their names: optimizers and lists of tensors, random
+# Ops without a formula that only move bytes, by the beginnings of their names: optimizers and lists of tensors, random
 # numbers, losses, pooling.
 FAMILIES = re.compile(
     r"_foreach_|_fused_|_amp_|native_(batch|layer|group)_norm|_?(cudnn|miopen)_batch_norm|batch_norm|_batch_norm"
@@ -53,7 +54,8 @@ FAMILIES = re.compile(
     r"|(_?adaptive_)?(avg|max)_pool|mkldnn_(adaptive_)?(avg|max)_pool|_upsample|upsample|pixel_(un)?shuffle"
     r"|reflection_pad|replication_pad|constant_pad|_pad_|embedding|_embedding_bag|im2col|col2im|unfold|_thnn_fused_"
 )
-# Others of these ops by their whole names: reductions, copies, fills, gathers, scatters, shapes and random numbers.
+# More ops without a formula that only move bytes, by their whole names: reductions, copies, fills, gathers, scatters,
+# shapes and random numbers.
 NAMES = """
 sum mean var std var_mean std_mean amax amin aminmax max min argmax argmin prod all any count_nonzero logsumexp
 cumsum cumprod logcumsumexp cummax cummin copy_ clone _to_copy _copy_from contiguous cat stack _unsafe_view
@@ -88,7 +90,7 @@ def _convolution(output: Tensor, images: Tensor, weight: Tensor, *rest: Any) -> 
 
 
 def _convolution_backward(_: Any, gradient: Tensor, images: Tensor, weight: Tensor, *rest: Any) -> int:
-    """FLOP of a convolution's backward pass: for each wanted gradient, of images or weights, those of the forward pass.
+    """FLOP of a convolution's backward pass: as many as forward, for each wanted gradient (of images, of weights).
 
     `rest`: bias_sizes, stride, padding, dilation, transposed, output_padding, groups, output_mask.
     """
@@ -114,7 +116,7 @@ def _linear_backward(_: Any, __: Tensor, gradient: Tensor, weight: Tensor, mask:
 
 
 def _lstm(_: Any, inputs: Tensor, into: Tensor, between: Tensor, *__: Any) -> int:
-    """FLOP of oneDNN's layer of one direction: each weight is used once at each position of `inputs` (..., size)."""
+    """FLOP of oneDNN's LSTM layer in one direction: each weight is used once per position of `inputs` (..., size)."""
     return formulas.recurrent(inputs.shape, [into.shape, between.shape])
 
 
@@ -151,7 +153,7 @@ ADD_MATMUL = Formula(kind="matmul", flop=_add_matmul)
 ATTENTION = Formula(kind="attention", flop=_attention)
 ATTENTION_BACKWARD = Formula(kind="attention_backward", flop=_attention_backward)
 
-# By the op's name without overload and without the _ of its in-place form. Attention on the math path is dispatched as
+# Keys: names of ops without overload and without the _ of in-place forms. Attention on the math path is dispatched as
 # bmm.
 FORMULAS: Mapping[str, Formula] = MappingProxyType(
     {
@@ -205,7 +207,7 @@ def looks_like_contraction(name: str) -> bool:
 
 @cache
 def is_known(func: OpOverload) -> bool:
-    """Whether an op without a FLOP formula is known to only move the bytes of its tensors, or none (a view)."""
+    """Whether an op without a FLOP formula is known to only move the bytes of its tensors, or none, as a view."""
     name = func.overloadpacket.__name__
     return func.namespace == "aten" and (
         torch.Tag.pointwise in func.tags
@@ -227,7 +229,7 @@ def _has_pointwise_forward(name: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Tally:
-    """FLOP by kind of op, and an interval of bytes moved: from each tensor once to each op using memory."""
+    """FLOP by kind of op, and bounds of the bytes moved: each storage once (lower), or at each op (upper)."""
 
     flop_by_op: Mapping[str, int]
     bytes_lower: int
@@ -239,7 +241,7 @@ class Tally:
         return sum(self.flop_by_op.values())
 
     def plus(self, other: Self, *, times: int = 1) -> "Tally":
-        """Sum of this tally and `times` the other; -1 subtracts."""
+        """Sum of this tally and `times` the other; `times` -1 subtracts."""
         kinds = sorted({*self.flop_by_op, *other.flop_by_op})
         return Tally(
             flop_by_op={k: self.flop_by_op.get(k, 0) + times * other.flop_by_op.get(k, 0) for k in kinds},
@@ -273,7 +275,7 @@ class FlopCounter(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: OpOverload, _types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run the op and count it; composite ops, which inference mode dispatches whole, are decomposed first."""
+        """Run the op and count it; a composite op, which inference mode dispatches as a whole, is decomposed first."""
         kwargs = kwargs or {}
         if _moves_nothing(func):
             return func(*args, **kwargs)
@@ -298,7 +300,7 @@ class FlopCounter(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def counted(self, flop: int, args: tuple[Any, ...]) -> None:
-        """Called with the FLOP of each contraction, for subclasses."""
+        """Hook for subclasses, called with the FLOP of each contraction."""
 
     def _count_bytes(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         reads, writes, inputs = _arguments(func, args, kwargs)

@@ -20,7 +20,7 @@ from workload.measure import ceilings
 from workload.profile import trace
 from workload.profile.trace import TraceRow
 
-# Steps timed without a profiler.
+# Number of steps timed without a profiler.
 TIMED_STEPS = 5
 # A multiple of every tile size, so that padding adds nothing. The product has 17 GFLOP.
 PRODUCT_EDGE = 2048
@@ -80,7 +80,7 @@ def kernel_rows(profiler: torch.profiler.profile) -> list[TraceRow]:
 
 
 def start_profiler(products: Mapping[str, Product]) -> None:
-    """Let ncu profile all kernels from here on, first the calibration products, each in a range of its own."""
+    """Let ncu profile all kernels from now on, first the calibration products, each in a range of its own."""
     torch.cuda.synchronize()
     torch.cuda.profiler.start()
     for name, product in products.items():
@@ -107,7 +107,7 @@ def process_range(name: str) -> Iterator[None]:
 def calibration_products(precision: Precision) -> dict[str, Product]:
     """Matrix products by type, for steps of this precision.
 
-    Each was called once, so that libraries and workspaces are loaded.
+    Each product has been called once, so that libraries and workspaces are loaded.
     """
     products = {TYPE_NAMES[each]: _product(each) for each in PRODUCTS[precision]}
     for product in products.values():

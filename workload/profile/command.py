@@ -11,14 +11,16 @@ from workload.contract.record import Record
 from workload.contract.spec import Profile, RunSpec, arguments
 from workload.profile.metrics import MetricSet
 
-# cuDNN's autotuning and the allocator have settled by then, even if the timing run had fewer warm-up steps.
+# After this many steps cuDNN's autotuning and the allocator have settled, even if the timing run had fewer warm-up
+# steps.
 WARMUP_STEPS = 20
-# A step whose optimizer AMP left out is incomplete. It is profiled again after more warm-up, at most this often.
+# If AMP skipped the optimizer in a profiled step, the step is incomplete. The steps are then profiled again after more
+# warm-up, at most this many times.
 RETAKES = 2
 
 LOCALE = {"LC_ALL": "C"}  # thousands and decimal marks follow the locale
 
-# An A100 took 0.8 s for a kernel of any length in 3 passes. The time is ncu's own work between the passes.
+# On an A100, ncu took 0.8 s for a kernel of any length in 3 passes, because ncu itself works between the passes.
 KERNEL_S, KERNEL_PASSES = 0.8, 3
 KERNEL_LIMIT_S = 2.0
 # The profiled process starts slower under ncu than the counting process did: ncu patches modules as they are loaded.
@@ -27,9 +29,9 @@ START_LIMIT_FACTOR = 5
 # With torch.profiler a step takes a few times as long, and the trace is written afterwards.
 TRACE_LIMIT_S = 300.0
 TRACE_LIMIT_FACTOR = 20
-# Used if the run has no step time.
+# Step time in seconds to assume if the run has none.
 UNKNOWN_STEP_S = 1.0
-# Used if torch.profiler saw no kernels: the number that large models launch in a step.
+# Kernels per step to assume if torch.profiler saw none: large models launch this many.
 UNKNOWN_KERNELS = 2000
 
 
@@ -66,10 +68,11 @@ class ExpectedTime:
 
 @dataclass(frozen=True, kw_only=True)
 class Application:
-    """Our process to be profiled: its command by mode, report and warm-up steps (None: the default).
+    """Process to be profiled. `words`: its command by mode, report and number of warm-up steps (None: the default).
 
-    `shown`: the command without secrets. `setup_s`: seconds that its preparation adds to the time limits. `is_script`:
-    an incomplete step may have any cause, not only that AMP left out the optimizer.
+    `shown` and `without_secrets` remove secrets from a command and from text. `setup_s`: seconds that the preparation
+    of the process adds to the time limits. `is_script`: the process runs a user's script, whose steps may be incomplete
+    for other reasons than an optimizer skipped by AMP.
     """
 
     words: Callable[[Mode, Path, int | None], list[str]]
@@ -79,7 +82,7 @@ class Application:
     is_script: bool = False
 
     def skipped(self, number: int, steps: int) -> str:
-        """Sentence on the steps that were incomplete."""
+        """Part of a sentence: `number` of `steps` steps were incomplete, and the possible reasons."""
         share = f"{number} of {counted_steps(steps)}"
         if not self.is_script:
             return f"AMP skipped {share}"
@@ -133,13 +136,13 @@ def import_report(ncu: Path, report: Path) -> list[str]:
 
 
 def quoted(command: Sequence[str], *, under_ncu: bool) -> str:
-    """Command as text for a shell."""
+    """Command as text for a shell; with `under_ncu` the text also sets the locale."""
     prefix = "".join(f"{name}={value} " for name, value in LOCALE.items()) if under_ncu else ""
     return prefix + shlex.join(command)
 
 
 def estimate_kernels(kernels: int | None, passes: int | None, start_s: float) -> ExpectedTime:
-    """Expected and longest seconds of kernel replay; `start_s`: time of the counting process until warmed up."""
+    """Expected and longest seconds of kernel replay; `start_s`: seconds until the counting process was warm."""
     factor = max(1.0, (passes or KERNEL_PASSES) / KERNEL_PASSES)
     number = UNKNOWN_KERNELS if kernels is None else kernels
     return ExpectedTime(

@@ -13,7 +13,7 @@ from workload.profile.metrics import DRAM, DRAM_PARTS, HFMA2, TENSOR_PIPE, TENSO
 
 PASSES = "profiler__replayer_passes"
 ABSENT = ("", "n/a")
-# Some versions ignore LC_ALL=C and write 4,195,712.
+# Some versions of ncu ignore LC_ALL=C and write 4,195,712.
 NUMBER = re.compile(r"-?(?:\d+|\d{1,3}(?:,\d{3})+)(?:\.\d+)?(?:[eE][+-]?\d+)?")
 AGAIN = "LC_ALL=C ncu --import profile.ncu-rep --csv --page raw --print-units base"
 

@@ -11,7 +11,8 @@ from workload.contract.vocabulary import TENSOR_PIPE_IS_PRODUCTS, tensor_operati
 
 TABLE = Path(__file__).with_name("metrics.toml")
 
-# Operand types whose tensor FLOP are counted. TF32 is always among them, to detect a library that uses it unasked.
+# Operand types whose tensor FLOP are counted. TF32 is always counted, to detect a library that uses TF32 although
+# nobody asked for it.
 TENSOR_TYPES = {
     Precision.FP32: ("tf32",),
     Precision.TF32: ("tf32",),
@@ -47,7 +48,7 @@ class MetricTable:
 
 @dataclass(frozen=True, kw_only=True)
 class MetricSet:
-    """Metrics to collect, each with its role, and the names of those that this ncu lacks: unavailable, never 0.
+    """Metrics to collect, each with its role. `missing`: metrics that this ncu lacks; they are unavailable, not 0.
 
     `passes`: expected number from the table; None for a compute capability that is not listed.
     """
@@ -64,7 +65,7 @@ class MetricSet:
 
 @functools.cache
 def table() -> MetricTable:
-    """Table in this version of rooflaunch."""
+    """Content of metrics.toml in this version of rooflaunch."""
     content = tomllib.loads(TABLE.read_text(encoding="utf-8"))
     return MetricTable(
         common=_names(content["common"]),
@@ -130,7 +131,7 @@ def choose_step(known: Collection[str]) -> MetricSet:
 
 
 def _first_known(wanted: Mapping[str, Sequence[str]], known: Collection[str]) -> tuple[dict[str, str], tuple[str, ...]]:
-    """First known name of each role, and the preferred names of roles without a known one."""
+    """First known name for each role, and the preferred name of each role that has no known name."""
     roles: dict[str, str] = {}
     missing: list[str] = []
     for role, names in wanted.items():
@@ -140,7 +141,7 @@ def _first_known(wanted: Mapping[str, Sequence[str]], known: Collection[str]) ->
         else:
             missing.append(names[0])
     if set(DRAM_PARTS) <= set(roles.values()):
-        # The reader of the results adds read and written bytes.
+        # The total is not missing: the reader of the results adds read and written bytes.
         missing = [name for name in missing if name not in wanted.get(DRAM, ())]
     return roles, tuple(missing)
 

@@ -69,7 +69,7 @@ class _Counted:
 
 @dataclass(frozen=True, kw_only=True)
 class _Plan:
-    """A run under ncu. `table`: its results. `total`: number of kernels or passes at the end, None if unknown."""
+    """A run under ncu. `table`: name of its results. `total`: kernels or passes to be profiled, None if unknown."""
 
     name: str
     table: str
@@ -410,7 +410,7 @@ class NcuPass:
     def _complete_run(self, fitting: tool.Fitting, plan: _Plan) -> _Run:
         """Run a plan and return its result.
 
-        Raises `ProfileError` if it is incomplete, because a part is of no use here.
+        Raises `ProfileError` if the run is incomplete, because partial results of an optional run are not used.
         """
         LOGGER.info("profile    %s: about %s", plan.name, duration(plan.estimate.expected_s))
         done = self._under_ncu(fitting, plan)
@@ -427,7 +427,7 @@ class NcuPass:
 
 
 def _result_or_error(name: str, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Result of an optional run; if it fails, the record of its error, which is also logged."""
+    """Result of an optional run; if the run fails, log its error and return a record of the error."""
     try:
         return {"status": ProfileStatus.COMPLETED, "reason": None, "hint": None} | work()
     except ProfileError as error:

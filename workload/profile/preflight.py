@@ -65,7 +65,7 @@ def has_capability(status: str | None, bit: int) -> bool:
 
 
 def obstacle(facts: Facts) -> ProfileError | None:
-    """First obstacle, or None."""
+    """First reason why ncu cannot profile on a machine with these `facts`; None if there is none."""
     if facts.device is not Device.CUDA:
         return unavailable(f"ncu needs an NVIDIA GPU; the run was on {facts.device}", hint="--profile torch")
     if not facts.driver:

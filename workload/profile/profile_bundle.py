@@ -26,7 +26,8 @@ from workload.profile.command import Application
 from workload.profile.status import ProfileError, ProfileStatus
 
 WORK = "profile.tmp"
-# A script prepares its data again, and ncu patches modules as they are loaded.
+# Seconds added to the time limit per second of the run's setup: a script prepares its data again, and ncu patches
+# modules as they are loaded.
 SETUP_LIMIT_FACTOR = 5
 FOLDERS = {Profile.NCU: ncu_pass.FOLDER, Profile.TORCH: torch_pass.FOLDER}
 

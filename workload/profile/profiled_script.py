@@ -102,7 +102,7 @@ def command(
 ) -> list[str]:
     """Command of a process that runs the script, profiles its steps, and ends with the process `owner`.
 
-    Under ncu the script warms up for as many steps as our own trainer, if it has taken that many.
+    Under ncu the script warms up for as many steps as our own trainer, or for fewer if the measured run was short.
     """
     most = (spec.warmup or 0) + (spec.iterations or 1) - spec.profile_steps
     usual = (spec.warmup or 0) if mode is Mode.TRACE else max(1, min(WARMUP_STEPS, most))

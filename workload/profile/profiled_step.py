@@ -48,7 +48,7 @@ class _Session:
 
     @property
     def skipped(self) -> int:
-        """Number of steps so far in which AMP left the optimizer out."""
+        """Number of steps so far in which AMP skipped the optimizer."""
         return self._step.skipped
 
     def without_skips(self, measure: Callable[[], T]) -> T:
@@ -127,7 +127,10 @@ def _under_ncu(session: _Session, *, calibrate: bool) -> dict[str, Any]:
 
 
 class _Marks:
-    """Process-wide range around each part of a step, one at a time, because autograd launches from its own thread."""
+    """Opens a range around each part of a step, one at a time.
+
+    Ranges are process-wide, because autograd launches kernels from its own thread.
+    """
 
     def __init__(self, number: int, passes: int) -> None:
         parts = [*(StepPart.DATA, StepPart.FORWARD, StepPart.BACKWARD) * passes, StepPart.OPTIMIZER]

@@ -1,7 +1,7 @@
 """Profiled run of a script: finds the step again, warms up, profiles the requested steps and ends the script.
 
 Only whole and usual steps are kept. Their parts have the most common order, they contain no validation loop, checkpoint
-or step of another kind, and no GradScaler left the optimizer out.
+or step of another kind, and no GradScaler skipped the optimizer.
 """
 
 import functools
@@ -29,17 +29,18 @@ from workload.steps.session import Session
 from workload.steps.step import Limits, Step
 from workload.steps.step_work import Work
 
-# The profile is given up after this many steps that are not whole and usual. The end of an epoch has one.
+# The profile is given up after this many incomplete or unusual steps. The end of an epoch has one such step.
 MOST_UNUSUAL = 50
 Part = StepPart | Aside
 BETWEEN_STEPS = {Aside.VALIDATION, Aside.CHECKPOINT, Aside.IRREGULAR}
-# Range of each part, as in steps.csv. Work that is no part of a step is launched outside of every range.
+# Range for each part of a step; other work between the parts belongs to the forward pass, as in steps.csv. Work outside
+# of steps has no range.
 RANGES: Mapping[Part, StepPart] = {**{part: part for part in StepPart}, Aside.OTHER: StepPart.FORWARD}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """Settings of the pass; `began_s`: start of the process."""
+    """Settings of the pass; `began_s`: start of the process, in seconds of `time.perf_counter`."""
 
     mode: Mode
     report: Path
@@ -75,7 +76,7 @@ class ProfiledScript:
         self._request, self._name = request, program.name
         self._tool: Tool | None = None
         self._refuse_profilers()
-        # No least time: the tool decides how many steps it needs.
+        # No least measuring time: the tool decides how many steps it needs.
         limits = Limits(warmup=request.warmup, iterations=1, samples_per_step=None, min_seconds=0.0)
         self.session = Session(limits, program, self._open_receiver, self._finish, goes_on=False, counts=False)
         self.session.unended = RunFailedError(
@@ -129,7 +130,7 @@ class ProfiledSteps:
     def __init__(self, tool: Tool, device: Device, session: Session) -> None:
         self.phase = StepPhase.WARMUP
         self.is_open = False
-        # A profiler starts and stops with the steps.
+        # Events cannot be reported later, because a profiler starts and stops with the steps.
         self.instant = None
         self._tool, self._session = tool, session
         self._clock = clock_for(device)
@@ -140,7 +141,7 @@ class ProfiledSteps:
 
     @property
     def recorder(self) -> "ProfiledSteps":
-        """This object."""
+        """Recorder of a step's parts: this object itself."""
         return self
 
     @property
@@ -162,7 +163,7 @@ class ProfiledSteps:
 
     @property
     def _usual(self) -> tuple[Part, ...]:
-        # Of equally common orders the last one.
+        # If several orders are equally common, take the last one.
         return next((parts for parts, _ in Counter(reversed(self._seen)).most_common(1)), ())
 
     def mark(self, part: Part, mark: None = None) -> int:
@@ -221,8 +222,8 @@ def _two_profilers() -> ToolError:
 class Trace:
     """Trace by torch.profiler from the first profiled step to the script's end. One step before is timed without it.
 
-    Only whole steps are kept. The profiler must not be stopped sooner: an operation of the script that is still running
-    would write into freed memory.
+    Only whole steps are kept. The profiler must not be stopped before the script has ended: an operation of the script
+    that is still running would write into freed memory.
     """
 
     def __init__(self, request: Request, device: Device) -> None:
@@ -256,7 +257,7 @@ class Trace:
         self._profiler.start()
 
     def passed(self, part: Part) -> None:
-        """Leave out of the step everything before `with rooflaunch.step():`."""
+        """Begin the step again at `with rooflaunch.step():`, because earlier work is no part of a step."""
         if part is Aside.OUTSIDE:
             self._close_label()
             self.begin(())
@@ -280,7 +281,7 @@ class Trace:
         self.wants_more = len(self._step_s) < self._request.steps
 
     def answer(self) -> dict[str, Any]:
-        """Result in the form of our own trainer's trace; called after the script has ended."""
+        """Result in the same form as the trace of our own trainer; called after the script has ended."""
         assert self._profiler is not None
         self._profiler.stop()
         answer = answers.write_trace(
@@ -294,9 +295,10 @@ class Trace:
 
 
 class Count:
-    """Facts that a run under ncu needs: kernels and seconds of a step, warm-up steps before enough whole ones in a row.
+    """Counts what a run under ncu needs: kernels and seconds of a step, and the number of warm-up steps.
 
-    The order of a script's steps is the same when it runs again.
+    After the warm-up, as many whole steps follow in a row as are to be profiled. A script's steps have the same order
+    when the script runs again.
     """
 
     def __init__(self, request: Request) -> None:
@@ -311,7 +313,7 @@ class Count:
         self._is_counted = False
 
     def begin(self, usual: tuple[Part, ...]) -> None:
-        """Start the clock, or count kernels."""
+        """Start the clock and, after enough timed steps, count the kernels of a step."""
         del usual
         torch.cuda.synchronize()
         self._began_s = time.perf_counter()
@@ -341,7 +343,7 @@ class Count:
         self.wants_more = self._warmup is None or not self._is_counted
 
     def answer(self) -> dict[str, Any]:
-        """Result in the form of our own trainer's."""
+        """Result in the same form as that of our own trainer."""
         step_s = sum(self._step_s) / len(self._step_s)
         answer = answers.count(self._request.precision, step_s=step_s, kernels_per_step=self._kernels)
         return answer | {"start_s": self._start_s, "warmup_steps": self._warmup}
@@ -395,5 +397,5 @@ class Counters:
             self.wants_more = False
 
     def answer(self) -> dict[str, Any]:
-        """Numbers of profiled, broken and preceding steps."""
+        """Numbers of profiled steps, of incomplete steps among them, and of steps before the first of them."""
         return {"steps": self._taken, "skipped_steps": self._broken, "warmup_steps": self._first}

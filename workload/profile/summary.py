@@ -33,7 +33,7 @@ PERCENTAGES = ("sm_percent", "memory_percent", "dram_percent")
 
 @dataclass(frozen=True, kw_only=True)
 class Labelled:
-    """Kernels by the range of their launch: `steps[number][part]`, calibrations by type, and the others."""
+    """Kernels by the range of their launch: `steps[number][part]`, `calibrations` by type, `outside` of all ranges."""
 
     steps: Mapping[int, Mapping[str, Sequence[Kernel]]]
     calibrations: Mapping[str, Sequence[Kernel]]
@@ -45,7 +45,7 @@ class Labelled:
         return [kernel for parts in self.steps.values() for kernels in parts.values() for kernel in kernels]
 
     def complete(self, *, finished: bool) -> "Labelled":
-        """Drop the last step if the profile broke off in it."""
+        """Drop the last step unless the process `finished`, because the profile may have ended within that step."""
         if finished or not self.steps:
             return self
         last = max(self.steps)
@@ -149,7 +149,7 @@ def _tensor_flop(kernels: Sequence[Kernel], flop_by_class: Mapping[str, float | 
 
 
 def hidden_tensor_work(kernels: Sequence[Kernel]) -> str | None:
-    """Why the counted FLOP are too few: kernels use tensor cores, but none of those FLOP were counted. None if not."""
+    """Reason why the counted FLOP are too few: kernels use tensor cores, whose FLOP were not counted. Else None."""
     hidden = [kernel for kernel in kernels if kernel.uses_tensor_cores and kernel.tensor_flop == 0]
     if not hidden:
         return None

@@ -95,7 +95,7 @@ def _start(command: Sequence[str], environment: Mapping[str, str] | None) -> "su
 
 
 def _read(source: IO[str], kept: IO[str], lines: list[str], on_line: OnLine) -> None:
-    # A leftover process may keep this reader waiting until after the log is closed.
+    # A leftover process may keep this reader waiting until the log is closed; then a write raises ValueError.
     with suppress(ValueError):
         for line in source:
             kept.write(line)
@@ -115,7 +115,7 @@ def _wait(child: "subprocess.Popen[str]", end_s: float, on_tick: OnTick, monoton
 
 
 def _end_group(child: "subprocess.Popen[str]", grace_s: float) -> None:
-    """Interrupt the group, then kill it in any case: it outlives its leader if the profiled process hangs."""
+    """Interrupt the process group, then kill it: a group outlives its leader if the profiled process hangs."""
     if grace_s:
         _signal(child, signal.SIGINT)
         with suppress(subprocess.TimeoutExpired, InterruptedRunError):
@@ -130,7 +130,7 @@ def _signal(child: "subprocess.Popen[str]", number: signal.Signals) -> None:
 
 
 def end_with(owner: int) -> None:
-    """End this process when the process `owner` is gone, even by SIGKILL, because this one holds a GPU."""
+    """End this process, which uses a GPU, when the process `owner` is gone, even by SIGKILL."""
 
     def watch() -> None:
         while is_alive(owner):

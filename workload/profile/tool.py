@@ -86,9 +86,10 @@ def no_ncu() -> ProfileError:
 
 
 def _fitting(ncu: Ncu, chips: Sequence[str] | None) -> Fitting | None:
-    """This ncu with its metrics for the GPU; None if it cannot profile the GPU. `chips`: None if none are listed.
+    """`ncu` with its metrics for the GPU; None if `ncu` cannot profile the GPU.
 
-    Chips of one kind differ, so ncu is asked about the GPU in the machine first.
+    `chips`: chips of the GPU's kind, None if the table lists none. Chips of one kind differ, so ncu is asked about the
+    GPU in the machine first.
     """
     known = ncu.chips()
     chip = next((chip for chip in chips or () if chip in known), None)
