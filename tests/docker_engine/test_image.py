@@ -121,4 +121,4 @@ def test_a_torch_without_code_for_the_gpu_stops_the_build(image: dict[str, Any])
     assert check("7.5", "8.9", "9.0").returncode == 0
     refused = check("7.0", "8.9")
     assert refused.returncode == 1
-    assert refused.stdout.startswith("error: torch holds no code for compute capability 7.0;")
+    assert refused.stdout.startswith("error: torch has no code for compute capability 7.0;")

@@ -1,19 +1,20 @@
-"""Interval of a figure over blocks that stays valid although `--until` stops adding blocks once it is narrow. Pure.
+"""Interval of a figure over blocks: valid although `--until` stops adding blocks once the interval is narrow. Pure.
 
-Stopping at the first narrow interval selects samples that happen to vary little: with a look after every block, 95 %
-intervals cover 88 %, and with normal quantiles 68 %. Therefore the rule in `launcher/sweep/until.py` looks only at
-fixed numbers of blocks, and the interval of each look excludes the truth in 3 %: the error is spent at a constant
-nominal level (Lan & DeMets, Biometrika 70, 1983; Pocock, Biometrika 64, 1977; repeated intervals: Jennison & Turnbull,
-JRSS B 51, 1989). The level is chosen for stopping by width, which in a normal sample is independent of the mean
-(Anscombe, JRSS B 15, 1953; Starr, Annals of Mathematical Statistics 37, 1966).
+Stopping at the first narrow interval selects samples that happen to vary little. If the interval is checked after every
+block, 95 % intervals cover 88 %, and with normal quantiles 68 %. Therefore `launcher/sweep/until.py` checks only at
+fixed numbers of blocks, called looks. The interval of each look misses the true value with a probability of 3 %: the
+error is spent at a constant nominal level (Lan & DeMets, Biometrika 70, 1983; Pocock, Biometrika 64, 1977; repeated
+intervals: Jennison & Turnbull, JRSS B 51, 1989). The level is chosen for stopping by width, which in a normal sample is
+independent of the mean (Anscombe, JRSS B 15, 1953; Starr, Annals of Mathematical Statistics 37, 1966).
 
 Consecutive blocks are correlated if a machine warms up, is shared or changes with the hour. Intervals that assume
-independent blocks then cover too little: 44 % to 67 % at a correlation of 0.8 from block to block. Few blocks do not
-estimate the correlation, so the first look is at 8. If the correlation may be positive, the interval is widened for the
-largest plausible one. A series with a trend has no fixed mean: the trend is reported, and if it changes the figure by
-more than the target width, the interval does not count as narrow. benchmarks/blocks.py --parts until simulates the
-coverage; docs/blocks.md has the figures. Stopping by an observed difference needs another rule:
-`launcher.duel.decision`.
+independent blocks then cover too little: 44 % to 67 % at a correlation of 0.8 from block to block. Few blocks are
+not enough to estimate the correlation, so the first look is at 8. If the correlation may be positive, the interval is
+widened for the largest plausible correlation. A series with a trend has no fixed mean: the trend is reported, and if it
+changes the figure by more than the target width, the interval does not count as narrow.
+
+benchmarks/blocks.py --parts until simulates the coverage; docs/blocks.md has the figures. Stopping by an observed
+difference needs another rule: `launcher.duel.decision`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,10 +27,10 @@ from statistics import NormalDist, fmean
 from workload.contract.design import Contrast, Design, Run
 from workload.contract.text import percent
 
-# Looks: 8, 10, 13, 17, 22, 28, 35, 44, 55, ... blocks. Fewer than 8 do not estimate their correlation at all.
+# Looks are at 8, 10, 13, 17, 22, 28, 35, 44, 55, ... blocks. The correlation of fewer than 8 cannot be estimated.
 FIRST_LOOK = 8
 GROWTH = 1.25
-# Error probability of the interval of one look. With 5 % instead, coverage falls to 91 %.
+# Probability that the interval of one look misses the true value. With 5 % instead, coverage falls to 91 %.
 NOMINAL = 0.03
 # An interval is widened if the estimated correlation is above SUSPECTED - SUSPECTED_EARLIER / blocks. That is -0.3 at 8
 # blocks, where a true correlation of 0.8 may be estimated so low, and approaches 0.2 at very many blocks. The interval
@@ -41,23 +42,26 @@ CAUTION = 2.0
 MOST_CORRELATED = 0.95
 # Larger lags change a sum of powers of 0.95 by less than a millionth.
 MOST_LAGS = 400
-# Share of series without a trend in which the test finds one at a look, which delays the end.
+# Probability of a false alarm of the test for a trend, at one look. A false alarm only delays the end.
 TREND = 0.05
-# Totals of blocks above this are not predicted.
+# Largest total of blocks to predict; None is reported above.
 MOST_EXPECTED = 10_000
-# Bisections for a quantile, which give 15 digits. From this many degrees of freedom on, an expansion in their inverse
-# is exact to 6 digits.
+# Number of bisections for a quantile: 60 give 15 digits.
 HALVINGS = 60
+# Degrees of freedom above which an expansion in their inverse is exact to 6 digits.
 MANY_DEGREES = 60
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlocksInterval:
-    """Geometric mean of a figure over blocks, with an interval that covers it in 95 % although the rule stops early.
+    """Geometric mean of a figure over blocks, with a 95 % interval.
+
+    The interval stays valid although measuring stops as soon as it is narrow.
 
     `half_width`: the larger distance from the figure to an end, as a fraction of the figure. `expected`: approximate
-    total of blocks until the interval is narrow; None if unknown. `correlation`: assumed between blocks; `trend`:
-    change per block as a fraction, None without a trend. `reason`: why there is no interval.
+    total of blocks until the interval is narrow; None if unknown. `correlation`: correlation between blocks for which
+    the interval is widened, 0 if not widened. `trend`: change per block as a fraction, None without a trend.
+    `reason`: why there is no interval.
     """
 
     blocks: int
@@ -82,12 +86,12 @@ class BlocksInterval:
 
     @property
     def trend_text(self) -> str:
-        """Words on the trend: `, with a trend of -0.5 % per block`; empty without one."""
+        """Trend in words: `, with a trend of -0.5 % per block`; empty without a trend."""
         return "" if self.trend is None else f", with a trend of {100 * self.trend:+.2g} % per block"
 
 
 def looks() -> Iterator[int]:
-    """Numbers of blocks at which the rule looks, without end."""
+    """Numbers of blocks at which to check whether the interval is narrow; the iterator has no end."""
     blocks = FIRST_LOOK
     while True:
         yield blocks
@@ -101,7 +105,7 @@ def single_contrast(figures: Sequence[float]) -> Contrast:
 
 
 def interval_at_look(contrast: Contrast, *, target: float) -> BlocksInterval:
-    """Interval of a throughput or a ratio at the level of one look, and whether its half width is within `target`."""
+    """Interval of a throughput or a ratio at one look; narrow if its half width is at most the fraction `target`."""
     n = contrast.blocks
     value = None if contrast.value is None else exp(contrast.value)
     if n < FIRST_LOOK or value is None or contrast.error is None:
@@ -129,14 +133,14 @@ def interval_at_look(contrast: Contrast, *, target: float) -> BlocksInterval:
 
 
 def _reach(contrast: Contrast, blocks: int, correlation: float) -> float:
-    """Half width of the logarithm's interval with this number of blocks, if they scatter as the present ones."""
+    """Half width of the logarithm's interval, predicted for `blocks` blocks with the scatter of the present blocks."""
     degrees = max(contrast.degrees * (blocks - 1) // (contrast.blocks - 1), 1)
     error = (contrast.error or 0.0) * sqrt(contrast.blocks / blocks)
     return student_quantile(NOMINAL, degrees) * error * _widening(_allowed_correlation(correlation, blocks), blocks)
 
 
 def _estimated_correlation(series: Sequence[float]) -> float:
-    """Correlation from block to block, corrected for the bias by the estimated mean.
+    """Correlation between neighbouring blocks, corrected for the bias that comes from estimating the mean.
 
     Marriott & Pope, Biometrika 41 (1954): the plain estimate is too small by (1 + 4 x the correlation) / blocks.
     """
@@ -148,7 +152,7 @@ def _estimated_correlation(series: Sequence[float]) -> float:
 
 
 def _allowed_correlation(correlation: float, blocks: int) -> float:
-    """Correlation that an interval allows for, from the estimated one."""
+    """Correlation for which an interval is widened, from the estimated `correlation`; 0 if that is small."""
     if correlation <= SUSPECTED - SUSPECTED_EARLIER / blocks:
         return 0.0
     error = sqrt((1 - min(abs(correlation), 0.9) ** 2) / blocks)
@@ -156,9 +160,9 @@ def _allowed_correlation(correlation: float, blocks: int) -> float:
 
 
 def _widening(correlation: float, blocks: int) -> float:
-    """Standard error of the mean of correlated blocks over the one that assumes independent blocks.
+    """Factor by which correlation between blocks raises the standard error of their mean.
 
-    Model: first-order autoregression, in which the mean varies more, and the blocks vary less about it.
+    Model: first-order autoregression. The mean varies more than with independent blocks, the blocks vary less about it.
     """
     if correlation <= 0:
         return 1.0

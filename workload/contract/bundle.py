@@ -2,11 +2,11 @@
 
 Schema history
 1  run.json, steps.csv, telemetry.csv, log.txt, ncu/, MANIFEST.json (2026-11)
-2  run.json: `job` and `run_key`, null outside of a sweep; whether a VM is spot stands in `environment.cloud.spot`
-   alone, no longer also in `environment.cloud.preemptible` and `cost.spot`; MANIFEST.json: `labels` (2026-11)
+2  run.json: `job` and `run_key`, null outside of a sweep; whether a VM is spot is only in `environment.cloud.spot`,
+   no longer also in `environment.cloud.preemptible` and `cost.spot`; MANIFEST.json: `labels` (2026-11)
 
-A bundle is complete if MANIFEST.json exists and every file that it lists matches; it is written last, atomically.
-`python -m workload.bundle DIR...` verifies bundles.
+A bundle is complete if MANIFEST.json exists and every file listed there matches. The manifest is written last,
+atomically. `python -m workload.bundle DIR...` verifies bundles.
 """
 
 import csv
@@ -35,8 +35,8 @@ RECORD = "run.json"
 STEPS = "steps.csv"
 TELEMETRY = "telemetry.csv"
 LOG = "log.txt"
-# Key in a manifest, and metadata of its object in a store: facts of a complete run, so that lists of runs need not read
-# each run.json.
+# Key of a run's labels in the manifest and in the metadata of the manifest's object in a store. Lists of runs read the
+# labels instead of each run.json.
 LABELS = "labels"
 # Subfolder of results for damaged bundles whose runs were repeated. Hidden folders are not read as results.
 DAMAGED = ".damaged"
@@ -149,7 +149,7 @@ def seal(folder: Path) -> None:
 
 
 def _labels(folder: Path) -> dict[str, str]:
-    """Labels from run.json in this folder; empty if it cannot be read, which every reader of the bundle reports."""
+    """Labels from run.json in this folder; empty if run.json cannot be read, an error that readers report."""
     try:
         return record.labels_of(_read_document(folder))
     except BundleError:
@@ -178,9 +178,9 @@ def rename(folder: Path) -> Path:
 
 
 def place_in_job(folder: Path, place: JobPlace) -> None:
-    """Add the run's place in a job to the run.json of a complete bundle, and change nothing else in it.
+    """Add the run's place in a job to the run.json of a complete bundle, and change nothing else there.
 
-    For trainers that do not accept this fact as an option: those of other commits and images.
+    Needed for trainers of other commits and images, which do not accept the place as an option.
     """
     _reseal(folder, {**read(folder).document, "job": encode(place)})
 
@@ -207,7 +207,7 @@ def is_write_failure(error: OSError) -> bool:
 
 @contextmanager
 def guarded_writes(folder: Path) -> Iterator[None]:
-    """Convert the error of a full disk or a vanished folder to one that calls the bundle incomplete."""
+    """Convert an `OSError` of a full disk or a vanished folder to `RunFailedError`: the bundle is incomplete."""
     try:
         yield
     except OSError as error:
@@ -226,7 +226,7 @@ def read(folder: Path) -> Bundle:
 
 
 def verify(folder: Path) -> tuple[File, ...]:
-    """Compare size and sha256 of every file with the manifest; return its rows. Raises `BundleError` as `read` does."""
+    """Compare size and sha256 of every file with the manifest, and return its rows. Raises `BundleError` as `read`."""
     manifest = _read_json(folder / MANIFEST, missing=_why_no_manifest(folder))
     _require_known_schema(folder, manifest)
     try:
@@ -337,7 +337,7 @@ def _why_no_manifest(folder: Path) -> str:
 
 def _read_json(path: Path, *, missing: str) -> dict[str, Any]:
     try:
-        if path.exists() and not path.is_file():  # reading a FIFO would wait for its writer for ever
+        if path.exists() and not path.is_file():  # reading a FIFO would block until somebody writes
             raise _damaged(path.parent, f"{path.name} is not a regular file")
         document = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError) as error:

@@ -33,7 +33,7 @@ def crc32c_text(crc: int) -> str:
 @cache
 def _fastest() -> Callable[[int, bytes], int]:
     try:
-        # google_crc32c warns if it lacks its compiled part, and is then as slow as ours.
+        # google_crc32c warns if it lacks its compiled part, and is then as slow as the fallback here.
         with warnings.catch_warnings(action="ignore"):
             import google_crc32c  # noqa: PLC0415 - optional, and not for those who only import this module
     except ImportError:

@@ -6,7 +6,7 @@ from typing import Any
 
 from workload.contract.fields import LARGEST, start
 
-# Longer texts are left out. A traceback, the longest text of ours, has a few thousand characters.
+# Longer texts are left out. A traceback, the longest text that a run writes, has a few thousand characters.
 MAX_CHARACTERS = 10_000
 # run.json is 6 deep. Python's json module, and any recursive reader, fails at about 1000.
 MAX_DEPTH = 30
@@ -14,7 +14,7 @@ MAX_DEPTH = 30
 
 @dataclass(kw_only=True)
 class Cleaner:
-    """Removes unusable values from documents; `remarks` name each removed value and its rule, `places` its path."""
+    """Removes unusable values from documents; `remarks`: removed values and broken rules; `places`: paths."""
 
     remarks: list[str] = field(default_factory=list)
     places: set[str] = field(default_factory=set)
@@ -47,7 +47,7 @@ class Cleaner:
 
 
 def _broken_rule(value: Any, *, depth: int) -> str | None:
-    """Rule that a value of a JSON document breaks, None if it breaks none."""
+    """Rule that a value of a JSON document breaks; None if the value is valid."""
     if isinstance(value, Mapping | list) and depth >= MAX_DEPTH:
         return f"nested at most {MAX_DEPTH} deep"
     if isinstance(value, str) and len(value) > MAX_CHARACTERS:

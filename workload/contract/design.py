@@ -50,11 +50,11 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Contrast:
-    """A difference of logarithms with its standard error, or the `reason` why there is none.
+    """A difference of logarithms with its standard error, or the `reason` why both are missing.
 
-    `series`: the difference in each block that has all of its configurations, in order. `shared`: number of
-    configurations whose scatter gives the error; 0 if only `series` does. `noisy`: configurations of the
-    difference that scatter more than the others.
+    `series`: the difference in each block that has all configurations compared, in order. `shared`: number of
+    configurations from whose common scatter the error is estimated; 0 if the error comes from `series` alone.
+    `noisy`: compared configurations that scatter more than the others.
     """
 
     value: float | None
@@ -104,16 +104,17 @@ class Design:
         series = self._series(weights)
         value = fmean(series) if series else None
         if len(series) < LEAST_BLOCKS:
-            needs = {1: "it", 2: "both"}.get(len(weights), f"all {len(weights)} configurations")
+            needs = {1: "the configuration", 2: "both"}.get(len(weights), f"all {len(weights)} configurations")
             few = f"{counted(len(series), 'block')} with {needs}: no interval from fewer than {LEAST_BLOCKS}"
             return Contrast(value=value, error=None, degrees=0, series=series, reason=few)
         if max(series) - min(series) <= ROUNDING * max(1.0, *map(abs, series)):
-            what = "the difference reads" if len(weights) > 1 else "all read"
+            what = "the difference is" if len(weights) > 1 else "the figure is"
             same = (
                 f"{what} exactly the same in {len(series)} blocks: no interval (perhaps they are copies of one block)"
             )
             return Contrast(value=value, error=None, degrees=0, series=series, reason=same)
-        # One slightly noisy configuration matters little in an average: only those outside of the estimate count.
+        # In an average of more than two configurations, a slightly noisy one matters little: only configurations that
+        # were removed from the common estimate count as noisy.
         is_pair = len(weights) <= 2  # noqa: PLR2004
         noisy = tuple(name for name in weights if (name in self.noisy if is_pair else name not in self._pool))
         is_common = not noisy and abs(fsum(weights.values())) < ROUNDING
@@ -174,9 +175,9 @@ class Design:
         return self._columns_that_fit(few, usual, every) if usual < every <= MOST_POSITIONS else usual
 
     def _columns_that_fit(self, few: "_Fit", usual: int, every: int) -> int | None:
-        """Number of usual terms, or one per position if those explain more.
+        """Number of terms for positions: `usual`, or `every` if one term per position explains significantly more.
 
-        None if positions matter and cannot be told from configurations, or if too few runs are left.
+        None if positions matter but are confounded with configurations, or if too few degrees of freedom are left.
         """
         full = _Fit(self._cells, every)
         if full.columns < every:
@@ -187,7 +188,7 @@ class Design:
         return every if full.degrees >= LEAST_DEGREES else None
 
     def _scatter_alike(self) -> tuple[frozenset[Hashable], frozenset[Hashable]]:
-        """Configurations with a common scatter, and those whose differences use their own blocks."""
+        """Configurations with a common scatter, and configurations whose error comes from their own blocks alone."""
         configurations = list(self._cells_by_configuration)
         pool = list(configurations) if self._columns is not None else []
         p_values: dict[Hashable, float] = {}
@@ -201,13 +202,13 @@ class Design:
         if len(pool) < len(configurations):
             fit = self._fit(pool)
             if fit.degrees < LEAST_DEGREES or fit.columns < (self._columns or 0):
-                # The remaining runs are too few for a common estimate.
+                # Too few runs remain for a common estimate.
                 return frozenset(), frozenset(configurations)
         own = {name for name, p_value in p_values.items() if p_value < OWN_BLOCKS}
         return frozenset(pool), frozenset({*configurations} - {*pool} | own)
 
     def _p_values(self, pool: Sequence[Hashable]) -> dict[Hashable, float]:
-        """p-value of each configuration for "scatters as the others", against a larger scatter."""
+        """p-value of each configuration in a test of "scatters as the others" against "scatters more"."""
         all_fit = self._fit(pool)
         p_values = {}
         for name in pool:
@@ -324,7 +325,7 @@ class _Fit:
         return sum(slope * _position_term(cell, number, self._starts) for number, slope in enumerate(self._slopes))
 
     def variance_of_positions(self, blocks: "Sequence[Sequence[tuple[_Cell, float]]]") -> float:
-        """Variance of the mean of these blocks' weighted sums that the estimated effects of positions cause."""
+        """Variance that the estimated effects of positions add to the mean of the weighted sums of `blocks`."""
         total = 0.0
         for term in self._terms:
             weighted_terms = (
@@ -403,7 +404,7 @@ class _TwoWay:
         return self._combined(large_sums, small_sums)
 
     def _combined(self, large_sums: Sequence[float], small_sums: Sequence[float]) -> list[float]:
-        """Solve the normal equations for these right sides; return the sum of both parameters for each cell."""
+        """Solve the normal equations for these right sides; return each cell's sum of both parameters."""
         right = list(small_sums)
         for large, small in zip(self._large, self._small, strict=True):
             right[small] -= large_sums[large] / self._sizes[large]

@@ -1,6 +1,6 @@
 """Entry code shared by all four programs: output that cannot be written, closed streams, Ctrl-C. Standard library only.
 
-A command's work continues if its output cannot be written. If the reader has left (`launch local | head`), that is no
+A command's work continues if its output cannot be written. A reader that has left (`launch local | head`) is no
 error: the exit code is that of the work. If the output is lost for another reason (a full disk), a command that did its
 work exits with 4. Messages on stderr that cannot be written are dropped.
 """
@@ -18,7 +18,7 @@ from workload.contract.interrupt import ignore_signals, never_dropped
 
 
 class TolerantStream:
-    """Text stream that drops output it cannot write and keeps the first error. The rest is passed to the stream."""
+    """Text stream that drops output it cannot write and keeps the first error. All other calls go to `stream`."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -50,7 +50,7 @@ class TolerantStream:
 
 
 def enter(run: Callable[[], int]) -> int:
-    """Run a command. Returns its exit code, or that for lost output or Ctrl-C."""
+    """Run a command and return its exit code, or the exit code for lost output or for Ctrl-C."""
     code: int
     open_standard_streams()
     out, err = TolerantStream(sys.stdout), TolerantStream(sys.stderr)
@@ -67,7 +67,7 @@ def enter(run: Callable[[], int]) -> int:
                 raise
             print(explained.report(), file=sys.stderr)
             code = int(explained.exit_code)
-        except SystemExit as done:  # argparse's way to end after --help
+        except SystemExit as done:  # argparse raises this after --help
             code = done.code if isinstance(done.code, int) else ExitCode.DONE
         # Ctrl-C reaches a child twice, from the terminal and from its launcher. Python's own exit must not be
         # interrupted.
@@ -100,12 +100,13 @@ def _explained(error: OSError) -> RooflaunchError | None:
 def open_standard_streams() -> None:
     """Connect a closed stdin, stdout or stderr to /dev/null.
 
-    Otherwise the next file that is opened gets its number.
+    Without this, the next opened file would get the stream's file descriptor and its output.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, `number`
+            # os.open takes the lowest free file descriptor, which is `number`.
+            os.open(os.devnull, os.O_RDWR)
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, "r" if number == 0 else "w", encoding="utf-8", closefd=False))  # noqa: SIM115 - stays open

@@ -138,7 +138,7 @@ class SoftwareFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class CloudFacts:
-    """Rented machine. `spot`: the provider may take it away; `phases`: times of the steps of its boot and its runs."""
+    """Rented machine. `spot`: the provider may reclaim it; `phases`: times of the steps of its boot and its runs."""
 
     SPARSE: ClassVar[bool] = True
     provider: Text = None
@@ -161,7 +161,7 @@ class CloudFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class ContainerFacts:
-    """Container of the run; its limits equal those of the host's section."""
+    """Container of the run; the limits of CPU and memory are the same as in `HostFacts`."""
 
     SPARSE: ClassVar[bool] = True
     runtime: Text = None
@@ -209,7 +209,7 @@ class SlurmFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
-    """All facts of the run's place that could explain a difference. A section is None if it does not apply."""
+    """Facts of the run's place that could explain a difference between runs. A section that does not apply is None."""
 
     place: Text = column()
     backend: Text = column()

@@ -15,8 +15,8 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 SHOWN_CHARACTERS = 60
 # Larger counts would not be exact in a table's floating-point columns. No field of a bundle comes near.
 MAX_COUNT = 2**53
-# Figures of a run lie far inside: the largest training step has 1e21 FLOP, and 1e-12 J is no measurable energy.
-# Products and quotients of three such numbers are still finite.
+# A run's figures are far from these limits: the largest training step has 1e21 FLOP, and 1e-12 J is too small to
+# measure. Products and quotients of three such numbers are still finite.
 SMALLEST, LARGEST = 1e-30, 1e30
 # No step takes a picosecond, and 1e12 s are 30,000 years. Imported logs have the same limits.
 SHORTEST_S, LONGEST_S = 1e-12, 1e12
@@ -25,7 +25,7 @@ LARGEST_SHARE = 1e4
 
 
 class Kind(StrEnum):
-    """Type of a field, and of the column made of it. Numbers of a column are floats, so that an absent one is NaN."""
+    """Type of a field and of its column in a table. Numbers of a column are floats; an absent number is NaN."""
 
     TEXT = "text"
     COUNT = "count"
@@ -63,7 +63,7 @@ WANTED = {
 
 
 class Weight(StrEnum):
-    """`MEASURED`: all other figures derive from this one, so a document with an impossible value of it is refused."""
+    """Importance of a field. `MEASURED`: other figures derive from the field, so an impossible value is an error."""
 
     MEASURED = "measured"
 
@@ -94,7 +94,7 @@ def column(name: str = "", *, default: Any = None) -> Any:
 class Findings:
     """Values that `decode` left out.
 
-    `impossible`: figures that refuse a document; `missing`: required fields it lacks.
+    `impossible`: impossible measured figures, which make `read` refuse the document; `missing`: absent required fields.
     """
 
     remarks: list[str] = field(default_factory=list)
@@ -102,7 +102,7 @@ class Findings:
     missing: list[str] = field(default_factory=list)
 
     def left_out(self, where: str, wanted: str) -> None:
-        """Add the remark that a field is not `wanted`, the words for its kind."""
+        """Add the remark that the field at `where` was left out; `wanted`: the valid values in words."""
         self.remarks.append(f"run.json: {start(where)} is not {wanted}; left out")
 
 
@@ -127,7 +127,7 @@ _Decode = Callable[[Any, str, Findings], Any]
 
 @dataclass(frozen=True, kw_only=True)
 class _Field:
-    """Field of a section. `kind`: of a plain value, `section`: of an object; `many`: Mapping or Sequence of them."""
+    """Field of a section. `kind`: of a plain value; `section`: of an object; `many`: Mapping or Sequence of values."""
 
     name: str
     kind: Kind | None
@@ -160,7 +160,7 @@ def decode(section: type[Section], document: Mapping[str, Any], where: str, find
         if value is None and item.required:
             value = _absent(item, where, findings)
         values[name] = value
-    # Not section(**values): a frozen class sets each field by a call, which would double the time.
+    # Not section(**values): a frozen class sets each field by a call, which would double the time of `decode`.
     made = object.__new__(section)
     vars(made).update(values)
     return made
@@ -253,7 +253,7 @@ def _fields(section: type) -> tuple[_Field, ...]:
 
 
 def _described(item: Any) -> _Field:
-    """Field from `Annotated[float | None, Kind.NUMBER]`, a section, `Mapping[str, ...]` or `Sequence[...]` of them."""
+    """Field from its annotation: `Annotated[float | None, Kind.NUMBER]`, a section, or Mapping or Sequence of these."""
     inner, optional = _without_none(item.type)
     kind, measured, many, section = _kind_of(inner), Weight.MEASURED in get_args(inner), None, None
     if kind:

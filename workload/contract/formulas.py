@@ -1,4 +1,4 @@
-"""FLOP of tensor products from their shapes, for operations dispatched here and for traces from elsewhere.
+"""FLOP of tensor products from their shapes, for operations that this process runs and for imported traces.
 
 One fused multiply-add is 2 FLOP. Standard library only.
 """
@@ -65,11 +65,11 @@ def matmul(output: Shape, first: Shape) -> int:
 
 
 def attention(query: Shape, key: Shape, value: Shape) -> int:
-    """FLOP of attention: query x key and weights x value, 2 for each multiply-add; a causal mask saves nothing here.
+    """FLOP of attention: query x key and weights x value, 2 for each multiply-add; a causal mask is ignored.
 
     `query` (..., heads, L, E), `key` (..., L_kv, E), `value` (..., L_kv, E_v). Source: Dao 2023,
-    https://arxiv.org/abs/2307.08691, section 4.1: 4 x L^2 x E x heads, and twice that backward (their factor 2.5 counts
-    the recomputation, ours does not).
+    https://arxiv.org/abs/2307.08691, section 4.1: 4 x L^2 x E x heads, and twice as many backward (2.5 times in the
+    paper, which counts the recomputation).
     """
     return 2 * prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
 

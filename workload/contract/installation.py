@@ -23,9 +23,9 @@ def packaged_commit() -> str:
 
 
 def from_checkout(module: str, command: str) -> Any:
-    """Import `module` of a folder beside the packages, which only a checkout has; `command` needs it.
+    """Import `module`, which only a checkout of the repository has.
 
-    Raises `UsageError` in an installed package.
+    Raises `UsageError` in an installed package; `command`: name of the command that needs `module`, for the message.
     """
     folder = ROOT.joinpath(*module.split(".")[:-1])
     if not folder.is_dir():

@@ -1,4 +1,4 @@
-"""Handles Ctrl-C, SIGTERM and a closed terminal: our work and a child's work end in order. Standard library only.
+"""Handles Ctrl-C, SIGTERM and a closed terminal: this process and its child save their work. Standard library only.
 
 A signal raises `InterruptedRunError` wherever the main thread is. A library may catch the error, and Python itself
 drops one that is raised inside a `__del__` or a weakref callback. Therefore the signal is also remembered:
@@ -33,12 +33,12 @@ CAUSES: Mapping[int, str] = {
     signal.SIGHUP: "interrupted: the terminal was closed",
 }
 RUN_HINT = "run again; the unfinished bundle keeps its steps"
-# Set for a child whose standard input is a pipe that only its parent holds open: it ends once the parent is gone.
+# Environment variable of a child whose stdin is a pipe from its parent. The child ends when the pipe is closed.
 LIFELINE = "ROOFLAUNCH_LIFELINE"
 # A second Ctrl-C may be impatience, and a closing window sends two signals. A third signal kills the child.
 SIGNALS_UNTIL_KILLED = 3
-# A trainer whose launcher is gone is killed after this time, even if its bundle is not sealed yet: whoever killed the
-# launcher wants the machine. On a busy machine the trainer has then ended within 15 s.
+# A trainer whose launcher is gone is killed after this time, even if its bundle is not sealed yet: somebody who
+# kills the launcher needs the machine. On a busy machine the trainer then ends within 15 s.
 ORPHAN_LIMIT_S = 11.0
 # After this time the callback that dropped the interruption has returned.
 AGAIN_S = 0.05
@@ -47,8 +47,8 @@ AGAIN_S = 0.05
 class _Watch:
     """State of one `stoppable`: its first signal, and the hint of the error.
 
-    `dropped`: Python dropped the error, so that the signal may raise it again. `deferrals`: number of
-    `interruption_deferred` blocks around the running code; with any, the signal does not raise.
+    `dropped`: Python dropped the error; the next signal raises the error again. `deferrals`: number of
+    `interruption_deferred` blocks around the running code; a signal raises the error only if this is 0.
     """
 
     def __init__(self, hint: str) -> None:
@@ -58,7 +58,7 @@ class _Watch:
         self.deferrals = 0
 
     def handle(self, number: int, _: object) -> None:
-        # A data worker is a copy of this process; the trainer ends its workers itself.
+        # Ignore signals in data workers, which are forks of this process: the trainer ends its workers itself.
         if os.getpid() != self.process or (self.signal is not None and not self.dropped):
             return
         self.signal, self.dropped = self.signal or number, False
@@ -71,7 +71,7 @@ _parent_is_gone = False
 
 
 def interruption(number: int, hint: str = RUN_HINT) -> InterruptedRunError:
-    """Error for a signal, which names its cause."""
+    """Error for the signal `number`; its message names the cause of the signal."""
     is_orphan = number == signal.SIGTERM and _parent_is_gone
     cause = "interrupted: the process that started this run has ended" if is_orphan else CAUSES[number]
     return InterruptedRunError(cause, hint=hint)
@@ -81,8 +81,7 @@ def interruption(number: int, hint: str = RUN_HINT) -> InterruptedRunError:
 def stoppable(hint: str = RUN_HINT) -> Iterator[None]:
     """Raise `InterruptedRunError` on the first signal; later signals change nothing, so that the bundle gets sealed.
 
-    `hint`: hint of the error. Signals that were blocked while this process started, as `run_child` does, are delivered
-    now.
+    `hint`: hint of the error. Signals that `run_child` blocked while this process started are delivered now.
     """
     global _watch  # noqa: PLW0603 - a signal handler is the process's too
     outer, _watch = _watch, _Watch(hint)
@@ -121,7 +120,7 @@ def interruption_deferred() -> Iterator[None]:
 
 
 def ignore_signals() -> None:
-    """Ignore signals until the process ends: one during Python's own exit would show a traceback."""
+    """Ignore signals until the process ends: a signal during Python's own exit would show a traceback."""
     if threading.current_thread() is threading.main_thread():
         for number in SIGNALS:
             # Not SIG_IGN: Python would complain of a signal that has come already.
@@ -171,7 +170,7 @@ class ChildEnd:
     def error(self) -> RooflaunchError | None:
         """Error of a child that was interrupted or killed.
 
-        None for a trainer that ended by itself, and has reported its own errors.
+        None for a trainer that ended by itself: it has reported its own errors.
         """
         if self.signal is not None and self.code != ExitCode.INTERRUPTED:
             return interruption(self.signal)
@@ -185,10 +184,10 @@ class ChildEnd:
 
 @dataclass(frozen=True, kw_only=True)
 class Follower:
-    """Receiver of a child's messages in place of the terminal: gets them by line, from a thread, and handles signals.
+    """Receiver of a child's messages, in place of the terminal; it must also handle the signals.
 
-    `on_started` is called with the child as soon as it runs. `apart`: start the child in its own process group, which
-    Ctrl-C in our terminal does not reach.
+    `on_message` is called with each line of stderr, in a thread. `on_started` is called with the child when it runs.
+    `apart`: start the child in its own process group, which Ctrl-C in our terminal does not reach.
     """
 
     on_message: Callable[[str], None]
@@ -206,9 +205,9 @@ def run_child(
 ) -> ChildEnd:
     """Run `python -m workload …`, pass signals on to it, and wait for its end; `on_line` gets its stdout by line.
 
-    `folder`: its working folder, by default ours; `variables`: added to our environment, or replacing parts of it.
+    `folder`: the child's working folder, by default that of this process; `variables`: environment variables to add.
 
-    The child starts with signals blocked until it can end in order. It ends when this process is gone, even by SIGKILL.
+    The child starts with signals blocked, until it can save its work. It ends if this process ends, even by SIGKILL.
     """
     signals: list[int] = []
     kills_before = _out_of_memory_kills()
@@ -219,10 +218,10 @@ def run_child(
         if child is None:
             return
         if number == signal.SIGTERM and _parent_is_gone and child.stdin is not None:
-            # Without its lifeline the child ends too, and can say why.
+            # The child ends when its stdin closes, and can report why.
             child.stdin.close()
         else:
-            # Repeated SIGTERM does not kill: programs may repeat it, and send SIGKILL themselves if they want it.
+            # Repeated SIGTERM does not kill: programs may repeat SIGTERM, and can send SIGKILL themselves.
             impatient = len(signals) >= SIGNALS_UNTIL_KILLED and number != signal.SIGTERM
             child.send_signal(signal.SIGKILL if impatient else number)
 
@@ -249,7 +248,7 @@ def run_child(
 
 @contextmanager
 def _messages_passed_on(child: "subprocess.Popen[str]", follower: Follower | None) -> Iterator[None]:
-    """Pass the child to its follower, then every line of its stderr until that is closed."""
+    """Pass the child to its follower, and then every line of the child's stderr until stderr is closed."""
     if follower is None:
         yield
         return
@@ -278,7 +277,7 @@ def _out_of_memory_kills() -> int:
 
 @contextmanager
 def _signals_blocked() -> Iterator[None]:
-    """Block signals during the block. A child started in it has them blocked until its `stoppable`."""
+    """Block signals inside the `with` block. A child started there has signals blocked until it calls `stoppable`."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield
@@ -287,7 +286,7 @@ def _signals_blocked() -> Iterator[None]:
 
 
 def end_with_parent() -> None:
-    """Interrupt this process once its parent is gone, if the parent holds our standard input for that.
+    """Interrupt this process when its stdin closes, if `LIFELINE` is set: then the parent is gone.
 
     After `ORPHAN_LIMIT_S` more seconds this process and its descendants are killed.
     """

@@ -56,7 +56,7 @@ COMMANDS = {
 # Option of the program itself, as in `launch --help`.
 OPTION = "--?[a-z]+"
 PACKAGES = ("rooflaunch", "workload", *MODULES.values())
-# A command after a part of a path is not changed.
+# A program's name that follows a part of a path, as in `bin/launch`, is not changed.
 START = r"(?<![\w./\\-])"
 OURS = re.compile(
     "|".join(f"{START}{program}(?= (?:{'|'.join((*names, OPTION))})\\b)" for program, names in COMMANDS.items())
@@ -64,14 +64,14 @@ OURS = re.compile(
     + f"|{START}pip install (?:rooflaunch\\b|'rooflaunch\\[\\w+\\]')"
 )
 PIP, QUOTE = "pip install ", "'"
-# Requirements of a copy of our code on another machine, which is not an installed package.
+# Packages needed by a copy of our code on another machine, where rooflaunch is not installed as a package.
 TRAINERS = "torch torchvision numpy psutil"
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """Call that started this process. `started`: sys.argv[0]; `scripts`: folder of this installation's programs."""
+    """Facts on the start of this process. `started`: sys.argv[0]; `scripts`: folder of this installation's programs."""
 
     started: str
     python: str
@@ -81,7 +81,7 @@ class Call:
 
 
 def this_call() -> Call:
-    """Call that started this process."""
+    """Facts on the start of this process."""
     import sysconfig  # noqa: PLC0415 - milliseconds that only a message needs, here and below
 
     return Call(
@@ -102,7 +102,10 @@ def as_typed(text: str, call: Call | None = None) -> str:
 
 
 def document(name: str) -> str:
-    """Path of a file of this project, such as `infra/README.md`; if absent its web address, else empty."""
+    """Path of a file of this project, such as `infra/README.md`.
+
+    If the file is absent, its name and the web address of the repository; empty if that address is unknown.
+    """
     path = ROOT / name
     if path.exists():
         return _short(str(path), str(Path.cwd()))

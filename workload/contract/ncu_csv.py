@@ -23,7 +23,7 @@ _UNITS = Path(__file__).with_name("ncu_units.toml")
 ID, PROCESS, NAME = "ID", "Process ID", "Kernel Name"
 METRIC, UNIT, VALUE, RULE = "Metric Name", "Metric Unit", "Metric Value", "Rule Name"
 # Beginnings of column names; the names continue with a description of the cells. Ranges of `range_start` are
-# process-wide, those of `range_push` belong to the launching thread.
+# process-wide; ranges of `range_push` belong to the launching thread.
 STARTED, PUSHED = "Id:Domain:Start/Stop_Range", "thread Domain:Push/Pop_Range"
 
 ERROR, WARNING = "==ERROR==", "==WARNING=="
@@ -33,7 +33,7 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _GLUED = b'"ID","'
 _VERSION = re.compile(rb"Nsight Compute.*?Version (\d{4}(?:\.\d+)+)")
 
-# ncu's full set has some thousand metrics of up to 100 characters.
+# Limit for a line. The longest is a header: ncu's full set has some thousand metrics of up to 100 characters.
 _LINE_LIMIT_BYTES = 1 << 20
 # Larger than any cell that ncu writes, unlike csv's own limit of 128 KB.
 _CELL_LIMIT = 16 << 20
@@ -66,7 +66,7 @@ class Quantity(StrEnum):
 
 
 class NoTableError(Exception):
-    """A file without a table of launches; `head`: its first bytes, `text`: these as text, and all messages of ncu."""
+    """The file has no table of launches. `head`: its first bytes; `text`: these bytes as text, and ncu's messages."""
 
     def __init__(self, head: bytes, text: str) -> None:
         super().__init__("there is no table of launches")
@@ -75,7 +75,7 @@ class NoTableError(Exception):
 
 
 class DamagedTableError(Exception):
-    """A table with a row that cannot be split into cells."""
+    """The table has a row that cannot be split into cells."""
 
     def __init__(self, line: int, error: csv.Error) -> None:
         super().__init__(f"line {line} below its header is damaged: {error}")
@@ -83,7 +83,7 @@ class DamagedTableError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class NcuSource:
-    """A file; `content`: its bytes as UTF-8 if the file has another encoding."""
+    """A file with ncu's CSV; `content`: its bytes converted to UTF-8, None if no conversion was needed."""
 
     path: Path
     content: bytes | None = None
@@ -113,7 +113,7 @@ class Preamble:
 
 @dataclass(frozen=True, kw_only=True)
 class TableHead:
-    """Header of a table, and the second row of a wide table if it holds units."""
+    """Header of a table; `units`: the second row of a wide table if that row contains units, else None."""
 
     header: tuple[str, ...]
     units: list[str] | None
@@ -149,7 +149,7 @@ def layout_of(header: Sequence[str]) -> Layout:
 
 
 def find(source: NcuSource) -> Preamble:
-    """Find the header. Raises `NoTableError` if no line is one."""
+    """Find the header of the first table of launches. Raises `NoTableError` if the file has no such header."""
     with source.open() as file:
         head = file.read(_KEPT_BYTES)
         file.seek(0)
@@ -179,7 +179,7 @@ def find(source: NcuSource) -> Preamble:
 
 
 def _header_in(line: bytes) -> tuple[tuple[str, ...], str] | None:
-    """Column names and delimiter; None if the line is no header."""
+    """Column names and delimiter; None if the line is not a header."""
     if NAME.encode() not in line:
         return None
     text = (line if _GLUED not in line else line[line.index(_GLUED) :]).removeprefix(BYTE_ORDER_MARK)
@@ -221,7 +221,7 @@ def is_header(row: Sequence[str]) -> bool:
 
 
 def units_of(source: NcuSource, head: Preamble) -> tuple[list[str] | None, int]:
-    """The second row of a wide table if it holds units, else None, and the byte at which the launches' rows start."""
+    """Units from the second row of a wide table, None without units; and the byte at which the launches' rows start."""
     start = head.start
     if layout_of(head.header) is Layout.WIDE:
         with source.open() as file:
@@ -295,7 +295,7 @@ def byte_lines(file: BinaryIO) -> Iterator[bytes]:
 
 
 def text_lines(source: NcuSource, head: Preamble) -> Iterator[str]:
-    """Yield the lines of the table that starts at `head.start`, as text; bytes that are no UTF-8 are replaced."""
+    """Yield the lines of the table that starts at `head.start`, as text; bytes that are not UTF-8 are replaced."""
     with source.open() as file:
         file.seek(head.start)
         if not head.is_cut:

@@ -72,8 +72,8 @@ class Gpu:
 def find(device_name: str | None, *, precision: str | None, memory_bytes: float | None = None) -> Peak | None:
     """Peak of a device by the name that NVML or torch reports.
 
-    None for an unknown device, or for one without units of this precision. `memory_bytes`, if known, must fit: it tells
-    devices of one name apart, and a laptop's from a desktop's.
+    None for an unknown device, or for one without units of this precision. `memory_bytes`, if known, must match: the
+    memory distinguishes devices of one name, for example a laptop's GPU from a desktop's.
     """
     gpu = find_gpu(device_name, memory_bytes=memory_bytes)
     row = next((row for row in gpu.peaks if row.precision == precision), None) if gpu else None
@@ -91,7 +91,7 @@ def find(device_name: str | None, *, precision: str | None, memory_bytes: float 
 
 
 def find_gpu(device_name: str | None, *, memory_bytes: float | None = None) -> Gpu | None:
-    """The one device of this name and memory; None if there is none, or more than one."""
+    """Device of this name and memory; None if no device or several devices match."""
     name = _folded(device_name or "")
     named = [gpu for gpu in gpus() if name in map(_folded, gpu.names)]
     if memory_bytes is not None:
@@ -110,7 +110,7 @@ def bandwidth(*, memory_clock_mhz: float, bus_width_bits: float) -> float:
 
 
 def bandwidth_warning(gpu: Gpu, *, memory_clock_mhz: float | None, bus_width_bits: float | None) -> str | None:
-    """Warning if the device's own memory clock and bus give another bandwidth than the table; None if not."""
+    """Warning if the device's own memory clock and bus give another bandwidth than the table, else None."""
     if not memory_clock_mhz or not bus_width_bits:
         return None
     bytes_per_s = bandwidth(memory_clock_mhz=memory_clock_mhz, bus_width_bits=bus_width_bits)
@@ -124,7 +124,7 @@ def bandwidth_warning(gpu: Gpu, *, memory_clock_mhz: float | None, bus_width_bit
 
 
 def source(key: str) -> str:
-    """Title and date of a source."""
+    """Title and date of the source that has this key in peaks.toml."""
     row = _content()["source"][key]
     return f"{row['title']}, read {row['read']}"
 

@@ -78,7 +78,7 @@ def load() -> Prices:
 
 
 def disk_usd_per_h(usd_per_gb_month: float, gigabytes: int) -> float:
-    """Highest price of a disk in USD per hour, that of February."""
+    """Price of a disk in USD per hour, by the shortest month: February has the highest hourly price."""
     return usd_per_gb_month * gigabytes / HOURS_PER_MONTH
 
 
@@ -109,4 +109,4 @@ def _problems(prices: Prices) -> Iterator[str]:
         if len(figures) > 1 and figures[1] > figures[0]:
             yield f"{where} costs more as spot ({figures[1]:g}) than on demand ({figures[0]:g})"
     keys = [(row.machine_type, row.gpu, row.gpus, row.region) for row in prices.listed]
-    yield from (f"{key[0]} with {key[2]} {key[1]} in {key[3]} is there twice" for key in keys if keys.count(key) > 1)
+    yield from (f"{key[0]} with {key[2]} {key[1]} in {key[3]} is listed twice" for key in keys if keys.count(key) > 1)

@@ -1,4 +1,4 @@
-"""The `profile` section of run.json: how the second pass went and what it counted. Standard library only."""
+"""The `profile` section of run.json: status and results of the pass under a profiler. Standard library only."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from workload.contract.fields import Flag, Number, Numbers, Share, Text, Texts, 
 
 @dataclass(frozen=True, kw_only=True)
 class NcuTool:
-    """Nsight Compute that counted, and the chip or device whose metrics it used."""
+    """Nsight Compute of the profile, and the chip or device whose list of metrics was used."""
 
     version: Text = None
     path: Text = None
@@ -126,12 +126,11 @@ class ProfileResult:
     step_s: Numbers = None
     step_without_profiler_s: Number = None
     time_s_per_step: Number = None
-    # Filled from an imported trace: seconds of a step under the profiler, and its part in which a kernel or operator
-    # runs.
+    # Filled from an imported trace: seconds of a step, and seconds of the step in which a kernel or operator runs.
     wall_s_per_step: Number = column("traced_wall_s")
     busy_s_per_step: Number = column("traced_busy_s")
     top: Sequence[LongestKernel] | None = None
-    # Filled by ncu: settings and effort.
+    # Filled by ncu: settings, number of passes, time.
     ncu: NcuTool | None = None
     replay_mode: Text = None
     cache_control: Text = None

@@ -100,14 +100,14 @@ WideOption = Annotated[
     bool,
     typer.Option(
         "--wide",
-        help="show every column; otherwise tables are as wide as the terminal, or 100 characters (COLUMNS) without one",
+        help="show every column, not only those that fit the terminal (without a terminal: COLUMNS or 100 characters)",
         show_default=False,
     ),
 ]
 
 
 def help_unless_called(context: typer.Context) -> None:
-    """Print the program's help if it is started without a command, which is not an error."""
+    """Print the program's help if the user gave no command, which is not an error."""
     if context.invoked_subcommand is None:
         print(context.get_help())
 
@@ -118,7 +118,7 @@ def _command(app: typer.Typer) -> Any:
     command: Any = typer.main.get_command(app)
     for each in (command, *command.commands.values()):
         each.context_class = HelpContext
-        # Otherwise typer cuts the help to what fits beside the name.
+        # Without this, typer cuts the help text to fit beside the command's name.
         each.short_help = " ".join((each.help or "").split("\n\n")[0].split())
     return command
 
@@ -140,7 +140,7 @@ NOISE = re.compile(r"Value error, |Input (?=should)|, unable to parse string as 
 
 
 def plain_message(error: Any, typed: Sequence[str]) -> str:
-    """Typer's message without its library's words, and with the typed value if the message leaves that out."""
+    """Typer's message without technical terms of the library, and with the typed value, if missing."""
     message: str = NOISE.sub("", error.format_message())
     flags = getattr(getattr(error, "param", None), "opts", ())
     values = [value for flag, value in itertools.pairwise(typed) if flag in flags]
@@ -150,7 +150,7 @@ def plain_message(error: Any, typed: Sequence[str]) -> str:
 def _explained(error: Any, name: str, command: Any) -> UsageError:
     """Convert typer's error, with a hint that names the command's help and the option that was probably meant."""
     context, wrong = getattr(error, "ctx", None), getattr(error, "option_name", None)
-    # An option without its value comes without a context.
+    # Typer's error for an option without a value has no context.
     path = (
         context.command_path
         if context

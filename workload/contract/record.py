@@ -40,7 +40,7 @@ from workload.contract.fields import (
 from workload.contract.profile_record import ProfileResult
 from workload.contract.spec import SCRIPT_OPTIONS, RunSpec
 
-# The history stands at the top of workload/contract/bundle.py.
+# Schema history: see the top of workload/contract/bundle.py.
 SCHEMA_VERSION = 2
 RUN_AGAIN = "copy the bundle again from the machine that made it, or run again"
 
@@ -164,7 +164,8 @@ class JobPlace:
 class Settling:
     """Cooling of the device before the warm-up, if the run is one of several configurations in a task.
 
-    `target_c`: temperature in degrees Celsius before the first run of the task; reached is at most 5 degrees above.
+    `target_c`: temperature in degrees Celsius before the first run of the task. `is_reached`: the device cooled
+    down to at most 5 degrees above the target.
     """
 
     SPARSE: ClassVar[bool] = True
@@ -227,9 +228,10 @@ class GapSeconds:
 class Timing:
     """Measured region, from the beginning of its first step to the end of its last complete one.
 
-    `images_per_s`: images over wall time; `tokens`: without padding; `explained_fraction`: share of steps and data
-    waits. `gaps`: of a user's own script, by kind (validation, checkpoint, irregular), not part of `measured_s`.
-    `phases`: beginning of each, in seconds since the process started.
+    `images_per_s`: images over wall time; `tokens`: without padding; `explained_fraction`: share of the
+    wall time that steps and data waits account for. `gaps`: pauses between the steps of a user's own script, by kind
+    (validation, checkpoint, irregular), not part of `measured_s`. `phases`: start of each phase of the process, in
+    seconds since the process started.
     """
 
     started_at: Time = column()
@@ -252,10 +254,10 @@ class Timing:
 class ComplexityRecord:
     """Work of a step: FLOP by formula (1 fused multiply-add is 2 FLOP), bytes as a modelled interval.
 
-    `theoretical_step_s`: the step's FLOP over the measured ceiling. For a user's own script and for a trace,
-    `unattributed`: operations without a formula, by their share of all operations' time, `unattributed_share`: their
-    sum; for a trace, `uncounted_share`: the part of it that may compute. `flop_by_precision`: by the type of the
-    factors; `copied_to_device_bytes`: from the host to a GPU.
+    `theoretical_step_s`: the step's FLOP over the measured ceiling. `flop_by_precision`: FLOP by the type of the
+    factors. `copied_to_device_bytes`: bytes copied from the host to a GPU. A user's own script and a trace also have
+    `unattributed`: for each operation without a formula, its share of all operations' time. `unattributed_share`: sum
+    of these shares. `uncounted_share`: for a trace, the sum over those operations that may compute.
     """
 
     parameters: Number = column()
@@ -336,8 +338,8 @@ class Verdict:
     """Limit of the run, the reason, and the deciding figures: shares of the roofs (1: at the roof) and of time.
 
     `bound` is one of `workload.contract.verdict.Bound`; if None, `why` tells why the limit is unknown. `busy`:
-    disturbance of the measurement by other work, None without one. `roof`: `measured` or the vendor's `peak`.
-    `device_busy_share`: part of the step in which the device runs kernels, if a profile tells.
+    disturbance of the measurement by other work, None if undisturbed. `roof`: `measured` or the vendor's `peak`.
+    `device_busy_share`: part of the step in which the device runs kernels; None if unknown.
     """
 
     bound: Text = column()
@@ -369,8 +371,8 @@ class Memory:
 class Usage:
     """Resource usage of the process and its reaped children, as `/usr/bin/time -v` reports it.
 
-    Figures are sums, except `max_rss_bytes`, that of the largest process; Linux never counts `swaps`. `cpu_percent` is
-    of one CPU: 250 is two and a half busy. `fs_inputs`, `fs_outputs` count 512-byte blocks.
+    Figures are sums over processes, except `max_rss_bytes`, which is of the largest process. Linux never counts
+    `swaps`. `cpu_percent`: 100 is one busy CPU. `fs_inputs` and `fs_outputs` count 512-byte blocks.
     """
 
     user_s: Number = None
@@ -392,7 +394,7 @@ class Usage:
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """Time on the rented machine that this run took; `usd` is None if the price is unknown."""
+    """Time and price of this run on a rented machine; `usd` is None if the price is unknown."""
 
     usd_per_h: Number = column()
     disk_usd_per_h: Number = None
@@ -407,7 +409,7 @@ class Cost:
 
 @dataclass(frozen=True, kw_only=True)
 class ImportedColumn:
-    """Column of a log that became a field of ours, and the factor of its unit."""
+    """Column of an imported log: the field of run.json for its values, and the factor that converts its unit."""
 
     name: Text = None
     field: Text = None
@@ -418,7 +420,7 @@ class ImportedColumn:
 
 @dataclass(frozen=True, kw_only=True)
 class GivenByUser:
-    """Facts of an imported run that the user gave."""
+    """Facts of an imported run that the user gave as options."""
 
     SPARSE: ClassVar[bool] = True
     model: Text = None
@@ -437,7 +439,8 @@ class GivenByUser:
 class Imported:
     """File of an imported measurement, and how it was read.
 
-    `claimed_images_per_s`: mean of its rates; `claimed_measured_images_per_s`: without the first, which is warm-up.
+    `claimed_images_per_s`: mean of the rates in the file; `claimed_measured_images_per_s`: mean without the first rate,
+    which is warm-up.
     `losses`: sentences on what was dropped, duplicated, missing or unclear. `contradictions`: sentences on differences
     between the file and the import's options.
     """
@@ -533,7 +536,7 @@ def to_json(record: Record) -> dict[str, Any]:
 
 
 def labels_of(document: Mapping[str, Any]) -> dict[str, str]:
-    """Labels of a run as text: its status, the key of its request, its job's name and its process time in seconds.
+    """Labels of a run as text: its status, its `run_key`, its job's name and its process time in seconds.
 
     Labels that run.json lacks are left out.
     """
@@ -593,4 +596,4 @@ def _from_schema_1(document: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _unusable(why: str) -> BundleError:
-    return BundleError(why, hint="it is not a run of rooflaunch; move the folder away")
+    return BundleError(why, hint="this folder is not a run of rooflaunch; move it away")

@@ -136,7 +136,7 @@ def _why_no_script(typed: str, path: Path) -> str:
     if path.is_dir():
         return f"'{typed}' is a folder, not a script"
     return (
-        f"'{typed}' looks like an option of rooflaunch, but stands after --"
+        f"'{typed}' looks like an option of rooflaunch, but comes after --"
         if typed.startswith("-")
         else f"no script '{typed}'"
     )

@@ -105,7 +105,7 @@ CIFAR10_IMAGE_SIZE = 32
 IMAGENET_IMAGE_SIZE = 224
 MAX_DEFAULT_WORKERS = 8
 # 100 steps of resnet18 take half a second on an H100: too short for its clock and power to settle, and for telemetry,
-# which samples once a second. On a CPU 20 steps take longer than that, except for the smallest models.
+# which samples once a second. On a CPU 20 steps take longer than half a second, except for the smallest models.
 GPU_MIN_SECONDS = 3.0
 # Options that a run of the user's own script has too; all others control our trainer.
 SCRIPT_OPTIONS = frozenset(
@@ -176,7 +176,7 @@ class RunSpec:
     optimizer: Optimizer = _option(Optimizer.SGD, "which of PyTorch's optimizers", example="sgd")
     seed: int = _option(0, "seed of weights, data order and labels", minimum=0, example="0")
     ceilings: bool = _option(True, "measure the best rates of this machine before the run")
-    fresh_ceilings: bool = _option(False, "measure them again, even if a run of the last hour did")
+    fresh_ceilings: bool = _option(False, "measure the best rates again, even if a run of the last hour did")
     samples_per_step: int | None = _option(
         None, "samples per step of a script without a DataLoader", minimum=1, example="64"
     )
@@ -272,7 +272,7 @@ class RunSpec:
         known = {option.name: option for option in options()}
         words = values.get("script") or ()
         if isinstance(words, str | Mapping) or not all(isinstance(word, str) for word in words):
-            words = ()  # a bundle has an object here, with facts of the script
+            words = ()  # in a bundle, `script` is an object with facts of the script
         return cls(
             **{name: known[name].parse(value) for name, value in values.items() if name in known and value is not None},
             script=tuple(words),
@@ -497,10 +497,10 @@ def arguments(spec: RunSpec) -> list[str]:
 
 
 class KeptCeilings(StrEnum):
-    """Age of stored ceilings that a run may use instead of measuring: those of the last hour, or none.
+    """Stored ceilings that a run may use instead of measuring: ceilings of the last hour, or none.
 
-    Ceilings are stored beside the bundles. `block`: a later run of a block uses those of the block's first run, of any
-    age.
+    Ceilings are stored beside the bundles. `block`: a later run of a block uses the ceilings of the block's first run,
+    whatever their age.
     """
 
     HOUR = "hour"
@@ -512,11 +512,11 @@ class KeptCeilings(StrEnum):
 class Context:
     """Facts that a launcher knows and the trainer cannot; passed as one JSON argument and kept in the bundle.
 
-    `outside`: facts by section of run.json's `environment`, collected outside the container because it cannot see them.
+    `outside`: facts by section of run.json's `environment`, collected outside the container, where they are visible.
     `profile_later`: the launcher profiles the bundle itself after the timing runs. `job` (name, task, block, position)
     and `run_key` are set for a run of a sweep. `settles`: let the device cool down before the warm-up, to `settle_to_c`
-    degrees Celsius; None for the first run of a task, whose start temperature is the target. `script_commit`: commit of
-    the folder that a script was copied from, with `-dirty` if it had changes.
+    degrees Celsius; None for the first run of a task, because its start temperature is the target of later runs.
+    `script_commit`: commit of the folder that a script was copied from, with `-dirty` if the folder had changes.
     """
 
     backend: str = "local"

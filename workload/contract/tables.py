@@ -17,14 +17,14 @@ from typing import Any, Protocol, assert_never
 
 from workload.contract.text import NARROWEST, PREFIXES, WIDEST, printable, terminal_width, wrapped
 
-# Seconds have no prefix above 1: no kiloseconds.
+# Largest factor of a prefix, by unit: no kiloseconds.
 LARGEST_PREFIX = {"s": 1.0}
 GAP = "  "
 # Floats above this are not shown as counts, even without decimals.
 MAX_COUNT = 1e15
 # Width if stdout is no terminal and COLUMNS is not set: an editor or a page shows this much without a scroll bar.
 USUAL_WIDTH = 100
-# If a table is too wide, long names are cut in their middle to the first length, and if need be to the second.
+# If a table is too wide, long names are cut in their middle to the first length, and to the second if still too wide.
 LONG_NAME, SHORT_NAME = 28, 14
 # A spreadsheet reads a cell with one of these first characters as a formula.
 FORMULA_STARTS = ("=", "+", "-", "@")
@@ -43,9 +43,9 @@ class TableFormat(StrEnum):
 class Role(StrEnum):
     """Role of a column in a table for people; JSON and CSV ignore it.
 
-    A `FACT` identifies a row's subject; one that is equal in all rows stands once, above the table. A `FIGURE` is a
-    result. A `NOTE` is a list of remarks (or a text of remarks, separated by semicolons), which are numbered and stand
-    below the table. A `SENTENCE` stands below its row if it does not fit beside it.
+    A `FACT` identifies a row's subject; a fact that is equal in all rows is printed once, above the table. A
+    `FIGURE` is a result. A `NOTE` is a list of remarks (or a text of remarks, separated by semicolons), which are
+    numbered and printed below the table. A `SENTENCE` is printed below its row if there is no room for its column.
     """
 
     FACT = "fact"
@@ -60,8 +60,8 @@ class Column:
 
     `unit` with `prefixed` gets one decimal prefix for the whole column (`step [ms]`); a `%` shows a fraction times 100.
     `digits`: significant digits. Absent values show as `-`; an `optional` column without any value is hidden. A
-    `detail` is shown only if it is a fact in which rows differ, or if the table may be wide. If it would take the room
-    of a figure, it becomes a note of the rows that no other fact tells apart.
+    `detail` is shown only if the column is a fact in which rows differ, or if the table may be wide. If the column
+    would displace a figure, its values become notes of the rows that have all other facts in common.
     """
 
     name: str
@@ -225,7 +225,7 @@ def _table(rows: Sequence[dict[str, Any]], columns: Sequence[Column], width: int
 
 @dataclass(frozen=True, kw_only=True)
 class _Body:
-    """Rows of a table as they fit: columns, sentences under rows, notes of all rows and numbered notes.
+    """Content of a table for a given width: columns, sentences by row, notes of all rows, numbers of other notes.
 
     `dropped`: titles of the columns that did not fit.
     """
@@ -278,7 +278,7 @@ def _common_facts(rows: Sequence[dict[str, Any]], common: Sequence[Column]) -> s
 
 
 def _numbered(by_row: Sequence[Sequence[str]]) -> tuple[list[str], dict[str, int]]:
-    """Notes that all rows have, and the number of each other note."""
+    """Notes that all rows have, and the numbers of the other notes, from 1."""
     every = list(dict.fromkeys(note for notes in by_row for note in notes))
     for_all = [note for note in every if all(note in notes for notes in by_row)]
     return for_all, {note: number for number, note in enumerate([each for each in every if each not in for_all], 1)}
@@ -287,7 +287,7 @@ def _numbered(by_row: Sequence[Sequence[str]]) -> tuple[list[str], dict[str, int
 def _distinguishing_details(
     row: dict[str, Any], rows: Sequence[dict[str, Any]], facts: Sequence[str], details: Sequence[Column]
 ) -> list[str]:
-    """Details of a row that tell it from the other rows with equal `facts`."""
+    """Details in which `row` differs from other rows with equal `facts`, as `heading value`."""
     namesakes = [other for other in rows if all(other[fact] == row[fact] for fact in facts)]
     return [
         f"{column.heading} {_cut(_as_text(column, namesakes), LONG_NAME).cells[namesakes.index(row)]}"
@@ -330,11 +330,11 @@ def _fits(shown: Sequence[_TextColumn], width: int) -> bool:
 def _fitted(
     shown: Sequence[_TextColumn], marks: Sequence[_TextColumn], width: int
 ) -> tuple[list[_TextColumn], list[_TextColumn]]:
-    """Columns of `laid` that fit beside `marks`, and the dropped ones.
+    """Columns of `shown` that fit beside `marks`, and the columns that were dropped.
 
-    Headings are broken into lines first, then long names are cut, then the last figures dropped. Names are cut shorter
-    if they would take more than half of the width. Facts and the first figure always stay: without them a row says
-    nothing.
+    Headings are broken into lines first, then long names are cut, then the last figures are dropped. Names are cut
+    shorter if they would take more than half of the width. Facts and the first figure are never dropped: a row would be
+    useless without them.
     """
     kept, dropped = list(shown), list[_TextColumn]()
     if _fits([*kept, *marks], width):
@@ -371,7 +371,7 @@ def _with_heading_in_lines(shown: _TextColumn) -> _TextColumn:
 
 
 def _cut(shown: _TextColumn, room: int) -> _TextColumn:
-    """Shorten long texts in their middle or at their end, only as far as different texts stay different."""
+    """Shorten texts to `room` characters, in the middle or at the end, or to more if texts would become equal."""
     if shown.to_right or shown.width <= room:
         return shown
     for size in range(room, shown.width):
@@ -417,7 +417,7 @@ def _as_text(column: Column, rows: Sequence[dict[str, Any]]) -> _TextColumn:
 
 
 def _scale(column: Column, values: Sequence[Any]) -> tuple[float, str]:
-    """Divisor and prefix that suit the largest value, down to millionths: `0.003000 µs`."""
+    """Factor and name of the decimal prefix that suits the largest value; the smallest prefix is µ: `0.003000 µs`."""
     if column.unit == "%":
         return 0.01, ""
     sizes = [abs(value) for value in values if isinstance(value, int | float) and value]
@@ -434,7 +434,7 @@ def _cell(column: Column, value: Any, factor: float) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int | float):
-        # A count has no decimals, even if it is a float because other rows lack it.
+        # A count has no decimals, even if the count is a float because other rows have no value.
         is_count = not column.unit and (isinstance(value, int) or (value.is_integer() and abs(value) < MAX_COUNT))
         return str(int(value)) if is_count else number(value / factor, column.digits)
     return printable("; ".join(map(str, value)) if isinstance(value, list) else str(value))

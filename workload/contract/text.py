@@ -9,27 +9,27 @@ import textwrap
 from collections.abc import Iterable
 from typing import TextIO
 
-# Decimal prefixes with their factors, the largest first. Some figures have none above 1, others none below.
+# Decimal prefixes with their factors, the largest first. Seconds have no prefix above 1, other units none below 1.
 PREFIXES = (
     *((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")),
     (1.0, ""),
     *((1e-3, "m"), (1e-6, "µ"), (1e-9, "n")),
 )
 LARGE_PREFIXES, SMALL_PREFIXES = PREFIXES[:6], PREFIXES[5:]
-# Smaller shares need no digits: nobody acts on them.
+# Smaller positive shares are shown as `less than 0.1 %`: nobody acts on them.
 LEAST_SHARE = 0.001
 # Shares that round to 10 % or more have no decimals.
 WHOLE_FROM = 0.0995
 MINUTE_S = 60
 # A ratio near 1 is shown with up to this many digits, so that it differs from 1.
 MOST_DIGITS = 12
-# A figure of more digits is shown with an exponent.
+# Figures from here on are shown with an exponent.
 MOST_SHOWN = 1e12
 # A duration is shown in seconds up to two minutes, in minutes up to two hours, in hours up to two days.
 SECONDS_MATTER_UP_TO_S, MINUTES_ALONE_UP_TO_H, HOURS_UP_TO_DAYS = 120, 2, 2
-# Narrower lines are hard to read, and wider ones too.
+# Characters per line: narrower and wider lines are hard to read.
 NARROWEST, WIDEST = 40, 200
-# textwrap does not break a line here.
+# Blank at which textwrap does not break a line.
 NO_BREAK = "\N{NO-BREAK SPACE}"
 BEFORE_A_UNIT = re.compile(r"(?<=\d) (?=%|[kMGTPmµn]?(?:s|B|FLOP)\b)")
 
@@ -45,7 +45,7 @@ def seconds(value_s: float, digits: int = 4) -> str:
 
 
 def _prefixed(value: float, unit: str, prefixes: tuple[tuple[float, str], ...], digits: int) -> str:
-    # Rounded first: 999.9 GB are 1 TB and not 1000 GB.
+    # Round before the prefix is chosen: 999.9 GB are 1 TB and not 1000 GB.
     rounded = float(f"{value:.{digits}g}")
     factor, prefix = next((row for row in prefixes if abs(rounded) >= row[0]), prefixes[-1] if value else (1.0, ""))
     scaled = rounded / factor
@@ -55,9 +55,9 @@ def _prefixed(value: float, unit: str, prefixes: tuple[tuple[float, str], ...], 
 
 
 def percent(share: float, *, decimals: int = 0) -> str:
-    """Share of 1 as text, never negative: `59 %`, `0.5 %`, `160 %`; `less than 0.1 %` for nearly nothing.
+    """Share of 1 as text, never negative: `59 %`, `0.5 %`, `160 %`; `less than 0.1 %` for positive shares below.
 
-    `decimals`: digits of shares from 10 % on, for a reader who compares them with a limit: `100.1 %`.
+    `decimals`: decimals of shares from 10 % on, to compare a share with a limit: `100.1 %`.
     """
     if 0 < share < LEAST_SHARE:
         return f"less than {100 * LEAST_SHARE:g} %"
@@ -68,20 +68,20 @@ def percent(share: float, *, decimals: int = 0) -> str:
 
 
 def signed_percent(share: float) -> str:
-    """Difference as text, a share of 1: `+5.0 %`, `-12 %`. A small one keeps the digit that shows its sign."""
+    """Difference as text, from a share of 1: `+5.0 %`, `-12 %`. Small differences keep their first nonzero digit."""
     figure = f"{100 * share:+.{1 if abs(share) < WHOLE_FROM else 0}f}"
     return f"{100 * share:+.1g} %" if share and float(figure) == 0 else f"{figure} %"
 
 
 def digits_beside_one(ratios: Iterable[float], digits: int = 3) -> int:
-    """Significant digits, at least `digits`, so that no ratio other than 1 reads as 1: 1.0004 needs 5."""
+    """Significant digits, at least `digits`, with which no ratio other than 1 is printed as 1: 1.0004 needs 5."""
     others = [ratio for ratio in ratios if ratio != 1]
     enough = (more for more in range(digits, MOST_DIGITS) if all(float(plain(ratio, more)) != 1 for ratio in others))
     return next(enough, MOST_DIGITS)
 
 
 def percent_range(low: float, high: float) -> str:
-    """Two shares as one range: `12 % to 30 %`, `up to 3 %`, or one figure if both read the same."""
+    """Two shares as one range: `12 % to 30 %`, `up to 3 %`, or one figure if the texts of both are equal."""
     if 0 <= low < LEAST_SHARE:
         return percent(high) if high < LEAST_SHARE else f"up to {percent(high)}"
     first, last = percent(low), percent(high)
@@ -170,12 +170,12 @@ MOST_QUOTED = 200
 LONG_QUOTED = re.compile(rf"(?<![^\s(\[=])'([^']{{{MOST_QUOTED + 1},}})'(?![^\s,;:.)\]])")
 LONG_WORD, AROUND_A_WORD = re.compile(rf"\S{{{MOST_QUOTED + 1},}}"), "'\"`,;:.()[]"
 
-# Without a terminal, long work prints a line of progress this often.
+# Seconds between two lines of progress of long work, if the output is not a terminal.
 LINE_EVERY_S = 30.0
 
 
 def terminal_width(stream: TextIO) -> int | None:
-    """Width of lines on `stream`, 40 to 200 characters; None if it is no terminal, whose lines nobody wraps.
+    """Width of lines on `stream`, 40 to 200 characters; None if `stream` is not a terminal: no line is wrapped.
 
     The variable COLUMNS overrides the terminal's own width.
     """
@@ -190,7 +190,7 @@ def _columns(stream: TextIO) -> int:
     if os.environ.get("COLUMNS", "").isdigit():
         return usual
     try:
-        # 0 on a terminal that was never told its size.
+        # The number of columns is 0 on a terminal without a known size.
         return os.get_terminal_size(stream.fileno()).columns or usual
     except (OSError, ValueError):
         return usual
@@ -216,7 +216,7 @@ def cut_long_words(text: str, typed: Iterable[str] = ()) -> str:
 
 
 def _cut(word: str) -> str:
-    """A word with at most 200 characters between its quotes, brackets and punctuation."""
+    """Cut a word to 200 characters, not counting the quotes, brackets and punctuation around the word."""
     inside = word.strip(AROUND_A_WORD)
     return word if len(inside) <= MOST_QUOTED or "…" in inside else word.replace(inside, f"{inside[:MOST_QUOTED]}…")
 

@@ -1,8 +1,9 @@
 """Rule that decides what limits a training step: the same for runs, scripts, imports, tables and pages.
 
-Limits are tried in this order: `input`, `overhead`, `compute` or `memory`, `neither`. A roof limits a step only from
-half of it on. Bytes may be modelled as an interval, from every tensor moved once to every operation using memory. A
-busy machine is not a limit. It is a state of the measurement, `Verdict.busy`, given in addition to the limit.
+Limits are tried in this order: `input`, `overhead`, `compute` or `memory`, `neither`. A roof counts as a
+limit only if the step reaches at least half of the roof. Bytes may be modelled as an interval, from every tensor moved
+once to every operation using memory. A busy machine is not a limit but a state of the measurement: `Verdict.busy`,
+given in addition to the limit.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -21,15 +22,15 @@ INPUT_BOUND_FRACTION = 0.10
 # (docs.nvidia.com/nsight-compute/ProfilingGuide, speed of light). A step reaches a smaller share than its kernels,
 # because the device is not full at its beginning and its end.
 LEAST_OF_ROOF = 0.5
-# Below this share of the step the device is idle longer than it runs kernels.
+# Share of the step in which the device runs kernels. Below one half, the device is idle for longer than busy.
 LEAST_DEVICE_BUSY = 0.5
-# A ceiling is a median with a few per cent of noise. A run above this share shows that the ceiling is wrong.
+# A ceiling is a median with a few per cent of noise. If a run reaches more than this share, the ceiling is wrong.
 ABOVE_CEILING = 1.05
-# Training steps alone keep their threads 90 % to 100 % busy; two runs at once get about half each.
+# Busy share of a run's threads: 90 % to 100 % if the run is alone on a machine, about half if two runs share it.
 COMPETED_SHARE = 0.75
-# Waits for a CPU, as a share of the time in which the run wanted one. On an idle machine it was less than 5 % (24 runs
-# of analysis/example on two CPUs). If fewer threads are busy than there are CPUs, but waits exceed this share, other
-# work had the CPUs.
+# Waits for a CPU, as a share of the time in which the run wanted one. On an idle machine this share was less than
+# 5 % (24 runs of analysis/example on two CPUs). If fewer threads are busy than there are CPUs, but waits exceed this
+# share, other processes used the CPUs.
 LEAST_WAITED_SHARE = 0.10
 # Waits for a CPU over the wall time, summed over threads. Shorter waits cannot slow a run by more than this share.
 LEAST_WAITED_CPUS = 0.10
@@ -56,7 +57,7 @@ class Bound(StrEnum):
 
 # Default reason for an unknown limit.
 UNKNOWN = "FLOP, bytes or roofs of the step are unknown"
-# Names for people, of bounds whose own name says too little.
+# Printed names of bounds, where the value of `Bound` is not clear by itself.
 NAMES: Mapping[str | None, str] = {None: "unknown", Bound.NEITHER: "neither compute nor memory"}
 
 
@@ -167,9 +168,9 @@ def _decided(figures: Figures, shares: tuple[float, float, float] | None, why_un
 def by_fractions(*, compute: float, low: float) -> Bound:
     """Decide which roof limits a step.
 
-    `low`: share of the memory roof, by the fewest bytes that the step can have moved. FLOP are known, so half of the
-    compute roof suffices. Memory needs half of its roof at the fewest bytes that the model allows, because caches may
-    hold all others. If even the fewest bytes exceed the bandwidth, caches hold the tensors and memory is not the limit.
+    `low`: share of the memory roof, by the fewest bytes that the step can have moved. Compute is the limit from
+    half of its roof on. Memory is the limit if the fewest bytes reach half of its roof: further bytes may have stayed
+    in caches. If even the fewest bytes exceed the bandwidth, caches hold the tensors and memory is not the limit.
     """
     is_memory = LEAST_OF_ROOF <= low <= ABOVE_CEILING
     if is_memory and low > compute:
@@ -178,14 +179,14 @@ def by_fractions(*, compute: float, low: float) -> Bound:
 
 
 def memory_share_text(low: float, high: float) -> str:
-    """Share of the bandwidth as text; bytes beyond the whole bandwidth stayed in caches."""
+    """Share of the bandwidth as text, without the parts above 100 %: such bytes stayed in caches."""
     if low > ABOVE_CEILING:
         return "an unknown share"
     return f"{percent(low)} or more" if high > ABOVE_CEILING else percent_range(low, high)
 
 
 def _neither(figures: Figures, reached: str, *, low: float, high: float) -> Iterator[str]:
-    """Reasons why no roof is the limit, with the known causes."""
+    """Reasons why no roof is the limit, followed by possible causes."""
     if figures.kernels_alone:
         yield reached
     elif low > ABOVE_CEILING:
@@ -225,7 +226,7 @@ def figures_of(run: Record) -> Figures | None:
         return None
     roof, flop_per_s, bytes_per_s = _roof(run)
     is_traced = step_s is None
-    # Operators without a formula may compute or move bytes too.
+    # Operators without a formula may compute or move bytes, so FLOP or bytes of the step are unknown.
     unattributed, uncounted = (
         (share or 0.0) if is_traced and complexity else 0.0
         for share in (complexity and complexity.unattributed_share, complexity and complexity.uncounted_share)
@@ -270,7 +271,7 @@ def device_busy_share(run: Record) -> float | None:
     """Share of a step in which the device runs kernels (on a CPU operators); None if no profile tells.
 
     Our own profile is a separate pass, in which overlapping kernels count in full and none runs faster than without a
-    profiler. Its share is therefore an upper limit, and None if it reaches the whole step.
+    profiler. The share is therefore an upper limit, and None if it reaches 100 %.
     """
     profile = run.profile
     if run.imported is not None:
@@ -345,7 +346,7 @@ def _why_no_roof(run: Record) -> str:
 
 
 def competition(run: Record) -> str | None:
-    """Sentence on a CPU run that lost CPUs to other processes; None if it did not."""
+    """Sentence on a CPU run that lost CPUs to other processes; None for other runs."""
     used, waited, threads = run.timing.cpus_used, run.timing.cpus_waited, run.environment.device.threads or 0
     if not lacks_cpus(run) or used is None or waited is None or not is_starved(used, waited):
         return None
@@ -359,7 +360,7 @@ def competition(run: Record) -> str | None:
 def is_starved(used: float, waited: float) -> bool:
     """Whether a run waited for CPUs longer than on an idle machine, and long enough to be slowed down.
 
-    `used` by the run and `waited` for by its threads: CPUs on average over the wall time.
+    `used`: average number of CPUs that the run used. `waited`: average number of its threads that waited for a CPU.
     """
     return waited >= LEAST_WAITED_SHARE * (used + waited) and waited >= LEAST_WAITED_CPUS
 

@@ -17,7 +17,7 @@ _TENSOR_KERNEL = re.compile(
     r"|flash_(?:fwd|bwd)_|fmha_cutlass[FB]_b?f16",  # attention in 16 bit
     re.IGNORECASE,
 )
-# Longer names only continue with template arguments.
+# Characters of a kernel's name to search: only template arguments follow.
 TELLING_CHARACTERS = 2000
 
 # Compute capabilities on which every instruction of the tensor pipe is a matrix product. On 8.0 and 9.0 the compiler
@@ -30,17 +30,17 @@ TENSOR_PIPE_IS_PRODUCTS = frozenset({"7.0", "7.2", "7.5", "8.6", "8.7", "8.9"})
 _L2, _L2_SPLIT = "requests of the whole GPU to L2", "requests to L2, most likely with those between its two halves"
 _SPLIT_L2 = ("8.0", "9.0")
 
-# Operations on tensor cores, already 2 per multiply-accumulate. Metrics with `_sparsity_on` and `_off` are parts of
-# these.
+# Metrics of operations on tensor cores: a multiply-add counts as 2. Metrics with `_sparsity_on` and `_sparsity_off` are
+# parts of these metrics.
 _TENSOR_METRIC = re.compile(r"sm__ops_path_tensor(?:_op_([a-z0-9]+))?_src_([a-z0-9_]+?)(?:_dst_([a-z0-9]+))?\.sum")
 _FLOATS = re.compile(r"(?:fp|bf|tf)\d+")
 
-# Names of the profiled process's ranges; kernels outside of all ranges belong to no step.
+# Names of profiler ranges in the profiled process; kernels outside of all ranges belong to no step.
 STEP_RANGE = re.compile(r"step (\d+) (data|forward|backward|optimizer)")
 CALIBRATION_RANGE = re.compile(r"calibration (\w+)")
 
-# Counted FLOP of a matrix product of known size, over 2 n^3. Libraries pad and reduce, which adds a few per cent. Less
-# means that the counters miss operations.
+# Counted FLOP of a matrix product of known size, over 2 n^3. Libraries pad and reduce, which adds a few per cent. A
+# smaller ratio means that the counters miss operations.
 CALIBRATED_FROM, CALIBRATED_TO = 0.98, 1.10
 # Counted FLOP of a step over those of the model (Winograd 0.7, element-wise work 1.1). Outside of this range operations
 # are missing or padded.
@@ -48,12 +48,12 @@ MODEL_RATIO_FROM, MODEL_RATIO_TO = 0.7, 1.5
 
 
 def step_range(number: int, part: str) -> str:
-    """Name of the range around a part of a profiled step."""
+    """Name of the profiler range around a part of a profiled step."""
     return f"step {number} {part}"
 
 
 def calibration_range(number_type: str) -> str:
-    """Name of the range around a matrix product of known size."""
+    """Name of the profiler range around a matrix product of known size, which calibrates the counters."""
     return f"calibration {number_type}"
 
 
@@ -64,7 +64,7 @@ def step_of(name: str | None) -> tuple[int, str] | None:
 
 
 def calibration_of(name: str | None) -> str | None:
-    """Element type from the name of a calibration range, around a product of known size; None for other ranges."""
+    """Element type in the name of a calibration range (see `calibration_range`); None for other ranges."""
     match = CALIBRATION_RANGE.fullmatch(name or "")
     return match[1] if match else None
 
@@ -81,7 +81,7 @@ def names_tensor_cores(kernel: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class TensorMetric:
-    """Operations that a metric of tensor cores counts; None if it counts every instruction or accumulator."""
+    """Operations that a metric of tensor cores counts; None: operations of all instructions, or of all accumulators."""
 
     instruction: str | None
     operands: frozenset[str]

@@ -19,7 +19,7 @@ US_PER_S = 1e6
 
 @dataclass(frozen=True, kw_only=True)
 class CgroupLimits:
-    """Limits. `cpus` may be a fraction. `cpu_folder` holds the `cpu.stat` of the group whose CPU limit binds."""
+    """Limits of CPU and memory. `cpus` may be a fraction. `cpu_folder`: folder with the `cpu.stat` of its group."""
 
     cpus: float | None
     memory_bytes: int | None
@@ -81,7 +81,7 @@ def _upwards(mount: Mount, group: str) -> Iterator[str]:
         inside = PurePosixPath(group).relative_to(mount.root)
     except ValueError:
         inside = PurePosixPath()
-    # A process that was moved out of its namespace's part sees "/../other": not below this mount.
+    # A process that was moved out of its namespace's part sees "/../other", which is not below this mount.
     if ".." in inside.parts:
         inside = PurePosixPath()
     for part in (inside, *inside.parents):

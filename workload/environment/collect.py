@@ -1,4 +1,4 @@
-"""Collects everything about the place of a run that could explain a difference, as one JSON-ready dict."""
+"""Collects everything about the place of a run that could explain a difference between runs."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,11 +24,11 @@ def collect(
     """Sections of run.json's `environment`; `device` in torch's form: `cuda:0`.
 
     A fact that cannot be read is None, and so is a section that does not apply: `cloud` off Compute Engine, `container`
-    outside one, `slurm` outside a job. `outside`: facts that a launcher read on the host; these take precedence.
+    outside one, `slurm` outside a job. `outside`: facts that a launcher read on the host; these have priority.
     """
     machine = machine or HostSystem()
     sections = {
-        # First, so that the load average does not include the following work.
+        # The host comes first: later, the load average would include the work below.
         "host": host_facts(machine, dataset_path=dataset_path),
         "device": device_facts(machine, torch.device(device)),
         "software": software_facts(machine),

@@ -20,7 +20,7 @@ class ContainerRuntime(StrEnum):
     UNKNOWN = "unknown"
 
 
-# Names of runtimes in `container=` that differ from ours.
+# Runtimes by their name in the variable `container`, if that differs from the name in `ContainerRuntime`.
 NAMES = {
     "oci": ContainerRuntime.UNKNOWN,
     "singularity": ContainerRuntime.APPTAINER,
@@ -41,7 +41,7 @@ SHM = "/dev/shm"  # noqa: S108 - its size is read; nothing is written there
 def container_facts(machine: HostSystem) -> dict[str, object] | None:
     """Facts of the container; None outside one.
 
-    Its limits equal those of the host section: one group holds the process.
+    The limits of CPU and memory are the same as in the host section: the process is in one control group.
     """
     container = runtime(machine)
     if container is None:

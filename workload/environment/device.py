@@ -183,7 +183,7 @@ def autocast(spec: RunSpec) -> torch.autocast:
 
 
 def reset_peak_memory(device: Device) -> None:
-    """Reset the peak memory, which the ceilings have raised."""
+    """Reset the peak memory, which measuring the ceilings has raised."""
     if device is Device.CUDA:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()

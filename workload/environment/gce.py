@@ -1,4 +1,4 @@
-"""Facts of the VM from Compute Engine's metadata server, within a second: a run on a laptop must not wait for it.
+"""Facts of the VM from Compute Engine's metadata server, within a second: a run on a laptop must not wait long.
 
 Only the named keys are requested, one by one: a recursive query would also return service accounts, SSH keys and
 start-up scripts.
@@ -85,7 +85,7 @@ def _flag(text: str | None) -> bool | None:
 
 
 def _topology(text: str | None) -> dict[str, str] | None:
-    """Names of cluster, block, sub-block and host, each opaque."""
+    """Opaque names of cluster, block, sub-block and host; None if `text` is not a JSON object."""
     try:
         parsed = json.loads(text or "null")
     except ValueError:

@@ -2,7 +2,7 @@
 
 A cubin runs on its own compute capability and on later minor ones of the same major version:
 docs.nvidia.com/cuda/ampere-compatibility-guide, "Binary compatibility". PTX does not count. It is compiled at the first
-start, which takes minutes and is no measure of the machine.
+start, which takes minutes and would distort measurements.
 """
 
 import sys
@@ -41,11 +41,11 @@ def _serves(wanted: tuple[int, int], built: tuple[int, int]) -> bool:
 
 
 def main(capabilities: Sequence[str]) -> int:
-    """Print the missing capabilities; return 0 if there are none."""
+    """Print the `capabilities` for which torch has no code. Returns 0 if torch has code for all of them, else 1."""
     targets = built_targets()
     absent = missing(capabilities, targets)
     if absent:
-        print(f"error: torch holds no code for compute capability {', '.join(absent)}; it has {' '.join(targets)}")
+        print(f"error: torch has no code for compute capability {', '.join(absent)}; it has {' '.join(targets)}")
     return 1 if absent else 0
 
 

@@ -156,7 +156,7 @@ def _topology(machine: HostSystem) -> dict[str, object]:
 
 
 def _distinct(machine: HostSystem, cpus: list[int] | None, name: str, old_name: str) -> int | None:
-    """Number of different sets of CPUs in the file; `old_name`: the file's name in kernels before 5.x."""
+    """Number of different contents of the topology file `name` over `cpus`; `old_name`: its name before Linux 5.x."""
     folders = [f"{CPUS}/cpu{cpu}/topology" for cpu in cpus or []]
     sets = {machine.text(f"{folder}/{name}") or machine.text(f"{folder}/{old_name}") for folder in folders}
     return len(sets) if sets and None not in sets else None

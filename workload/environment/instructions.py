@@ -1,7 +1,7 @@
-"""Detects CPUs that fault on instructions they report, as a virtual machine may do that shows AMX to its guests.
+"""Detects CPUs that report instructions, for example AMX in a virtual machine, and then fault on them.
 
-PyTorch's oneDNN trusts the CPU, and the process dies of SIGILL. Therefore a child process tries a small step first, and
-if it dies oneDNN is limited to an older instruction set,
+PyTorch's oneDNN trusts the CPU, and the process dies of SIGILL. Therefore a child process tries a small step first. If
+the child dies, oneDNN is limited to an older instruction set,
 https://uxlfoundation.github.io/oneDNN/dev_guide_cpu_dispatcher_control.html.
 """
 
@@ -19,15 +19,15 @@ if sys.platform != "win32":
     import resource
 
 ISA_VARIABLE = "ONEDNN_MAX_CPU_ISA"
-# oneDNN's names, newest first. The first is one below AMX.
+# oneDNN's names of instruction sets without AMX, newest first.
 OLDER_INSTRUCTIONS = ("AVX512_CORE_FP16", "AVX512_CORE_BF16", "AVX512_CORE", "AVX2")
 
 
 def hold_back(dtype: torch.dtype) -> str | None:
     """Make `dtype` usable on this CPU; return a note if instructions had to be disabled, else None.
 
-    Call it before the first use of oneDNN, which reads its variable once. Raises `UsageError` if no older instruction
-    set helps.
+    Must be called before the first use of oneDNN, which reads the variable ONEDNN_MAX_CPU_ISA only once. Raises
+    `UsageError` if no older instruction set helps.
     """
     if not faults(dtype):
         return None
@@ -48,8 +48,8 @@ def faults(dtype: torch.dtype) -> bool:
         return False
     child = os.fork()
     if child == 0:
-        # No exception may leave the child, which shares our files. An exception means that the type is refused, which
-        # is no fault.
+        # No exception may leave the child, because it shares the parent's open files. An exception means that torch
+        # refuses the type: the CPU does not fault.
         try:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             faulthandler.disable()

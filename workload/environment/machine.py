@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-# Tools that describe the machine answer in milliseconds. A hanging one must not delay a run.
+# Tools that describe the machine answer in milliseconds. A hanging tool must not delay a run.
 TOOL_LIMIT_S = 1.0
 
 
@@ -41,7 +41,7 @@ class HostSystem:
 
     @property
     def native(self) -> bool:
-        """Whether `root` is this machine, which psutil, os and platform describe."""
+        """Whether `root` is this machine's own root: only then do psutil, os and platform describe the same machine."""
         return self.root == Path("/")
 
     def path(self, path: str) -> Path:

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 HOST_VARIABLE = "GCE_METADATA_HOST"
-# The address, not the name: off the cloud a name server could take seconds to deny the name, and in a container the
-# name may be unknown.
+# An address, because a look-up of the server's name could take seconds outside of the cloud, and the name may be
+# unknown in a container.
 METADATA_ADDRESS = ("169.254.169.254", 80)
 FLAVOR = "Google"
-# Without a server packets vanish, and this is the whole wait.
+# Without a metadata server, a connection attempt gets no answer and waits this long.
 CONNECT_LIMIT_S = 0.3
 # Google limits a value to 256 KB: https://cloud.google.com/compute/docs/metadata/overview
 MOST_BYTES = 512 * 1024

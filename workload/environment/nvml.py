@@ -73,7 +73,10 @@ class GpuSensors:
         }
 
     def _power_w(self) -> float | None:
-        """Power now, if the driver reports it; on Ampere (but A100) and later the usual query gives a 1 s mean."""
+        """Power in watts at this moment, if the driver reports it.
+
+        Else the usual query: on Ampere (except A100) and later a mean over 1 s.
+        """
         field = getattr(self.library, "NVML_FI_DEV_POWER_INSTANT", None)
         values = None if field is None else self._ask("nvmlDeviceGetFieldValues", (field,))
         if values and values[0].nvmlReturn == self.library.NVML_SUCCESS:
@@ -125,7 +128,7 @@ def _load() -> ModuleType | None:
 
 
 def _query(library: ModuleType, name: str, *arguments: object) -> Any:
-    """Answer of NVML; None if the GPU refuses the query, or the installed nvidia-ml-py is older than it."""
+    """Answer of NVML; None if the GPU refuses the query, or if the installed nvidia-ml-py does not have it."""
     function = getattr(library, name, None)
     return None if function is None else _guarded(library, function, *arguments)
 

@@ -45,7 +45,7 @@ def is_thread_shortage(error: BaseException) -> bool:
 
 
 def explain(error: BaseException, when: str) -> RooflaunchError | None:
-    """Error that a user can act on; None if `error` is no shortage. `when`: time of the error, in words."""
+    """Error that a user can act on; None if `error` has another cause. `when`: time of the error, in words."""
     if is_memory_shortage(error):
         return OutOfDeviceMemoryError(
             f"the trainer ran out of memory {when}",

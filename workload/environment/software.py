@@ -89,8 +89,8 @@ def speed_variables(environ: Mapping[str, str]) -> dict[str, str]:
 def commit_facts(machine: HostSystem, folder: Path) -> dict[str, object]:
     """Commit of the code in `folder`, and whether the trainer differs from it.
 
-    For an image or a wheel, the commit that it was built from; `-dirty` means that it was built from changed files.
-    None if unknown.
+    In an image or a wheel: the commit from which it was built, and True if it was built from changed files, else None.
+    Both are None if unknown.
     """
     # Only for a checkout of this project: an installed copy may lie in another project's repository.
     if (folder / ".git").exists():
@@ -126,7 +126,7 @@ def _cudnn() -> int | None:
     try:
         version: int | None = torch.backends.cudnn.version()
     except RuntimeError:
-        # torch raises this for a library of another version than it was built for.
+        # torch was built for another version of cuDNN than the installed one.
         return None
     return version
 

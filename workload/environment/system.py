@@ -61,7 +61,7 @@ def virtualization_facts(machine: HostSystem) -> dict[str, object] | None:
     if detected := machine.tool("systemd-detect-virt", "--vm"):
         return {"hypervisor": detected, "source": "systemd-detect-virt"}
     flags = cpu_info(machine).get("flags")
-    # Hypervisors set this bit for x86 guests. A cloud's bare-metal machine has the cloud's DMI without it.
+    # Hypervisors set this bit for x86 guests. A cloud's bare-metal machine has the cloud's DMI, but not this bit.
     if flags is not None and "hypervisor" not in flags.split():
         return {"hypervisor": "none", "source": "cpu flags"}
     if maker := _dmi_hypervisor(machine):

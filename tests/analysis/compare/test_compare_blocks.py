@@ -189,7 +189,7 @@ FEW = "no winner: two blocks: too few"
         ),
         pytest.param(
             [one | {"images_per_s": 100.0} for one in sweep()],
-            "no winner: the difference reads exactly the same in 3 blocks: no interval (perhaps they are "
+            "no winner: the difference is exactly the same in 3 blocks: no interval (perhaps they are "
             "copies of one block)",
             "paired within 3 blocks",
             id="all values equal",

@@ -220,7 +220,7 @@ def test_run_without_what_every_run_has_is_refused(where: str, value: Any, messa
     with pytest.raises(BundleError) as caught:
         row_of(record(**{where: value}))
     assert str(caught.value) == message
-    assert caught.value.hint == "it is not a run of rooflaunch; move the folder away"
+    assert caught.value.hint == "this folder is not a run of rooflaunch; move it away"
 
 
 def test_half_a_surrogate_pair_can_be_stored() -> None:

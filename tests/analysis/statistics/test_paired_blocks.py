@@ -81,7 +81,7 @@ def test_several_runs_of_a_block_are_one_replicate() -> None:
             {1: 1.0, 2: 1.0},
             {1: 2.0, 2: 2.0},
             2.0,
-            "the difference reads exactly the same in 2 blocks: no interval (perhaps they are copies of one block)",
+            "the difference is exactly the same in 2 blocks: no interval (perhaps they are copies of one block)",
             id="copies",
         ),
     ],

@@ -79,7 +79,11 @@ def test_a_trend_is_said_and_does_not_end_a_sweep(per_block: float, target: floa
         ([100.0], 1, "the first check is at 8 blocks"),
         (FIGURES[:7], 7, "the first check is at 8 blocks"),
         ([*FIGURES[:7], math.nan, 0.0, -1.0], 7, "the first check is at 8 blocks"),
-        ([100.0] * 8, 8, "all read exactly the same in 8 blocks: no interval (perhaps they are copies of one block)"),
+        (
+            [100.0] * 8,
+            8,
+            "the figure is exactly the same in 8 blocks: no interval (perhaps they are copies of one block)",
+        ),
     ],
 )
 def test_no_interval_has_a_reason(figures: list[float], blocks: int, reason: str) -> None:

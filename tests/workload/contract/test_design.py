@@ -167,7 +167,7 @@ def in_blocks(first: list[float], second: list[float]) -> list[Run]:
     ]
 
 
-COPIES = "the difference reads exactly the same in 3 blocks: no interval (perhaps they are copies of one block)"
+COPIES = "the difference is exactly the same in 3 blocks: no interval (perhaps they are copies of one block)"
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def test_a_disk_by_hand() -> None:
         ({"usd_per_h": None, "usd_per_h_spot": None}, NO_FIGURE),
         ({"usd_per_h": 0.0}, NO_FIGURE),
         ({"usd_per_h": math.nan}, NO_FIGURE),
-        ({"machine_type": "n1-standard-8"}, "n1-standard-8 with 1 T4 in us-central1 is there twice"),
+        ({"machine_type": "n1-standard-8"}, "n1-standard-8 with 1 T4 in us-central1 is listed twice"),
     ],
 )
 def test_a_table_that_contradicts_itself_is_refused(table: Table, changes: Table, problem: str) -> None:

@@ -36,7 +36,7 @@ def test_code_runs_on_its_own_and_later_minor_versions(
         (
             ["7.0", "8.9", "9.0"],
             1,
-            "error: torch holds no code for compute capability 7.0, 9.0; it has sm_75 sm_80 compute_80\n",
+            "error: torch has no code for compute capability 7.0, 9.0; it has sm_75 sm_80 compute_80\n",
         ),
     ],
 )

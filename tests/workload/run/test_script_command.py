@@ -40,7 +40,7 @@ REFUSED = {
     ),
     "our option": (
         ["--", "--warmup", "3", "train.py"],
-        "'--warmup' looks like an option of rooflaunch, but stands after --",
+        "'--warmup' looks like an option of rooflaunch, but comes after --",
         "a path relative to {here}, or -m PACKAGE; " + EXAMPLE,
     ),
     "an interpreter": (
