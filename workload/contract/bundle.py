@@ -226,7 +226,10 @@ def read(folder: Path) -> Bundle:
 
 
 def verify(folder: Path) -> tuple[File, ...]:
-    """Compare size and sha256 of every file with the manifest, and return its rows. Raises `BundleError` as `read`."""
+    """Compare size and sha256 of every file with the manifest; return the manifest's rows.
+
+    Raises `BundleError` as `read` does.
+    """
     manifest = _read_json(folder / MANIFEST, missing=_why_no_manifest(folder))
     _require_known_schema(folder, manifest)
     try:

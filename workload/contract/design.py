@@ -2,9 +2,9 @@
 
 Two-way analysis of variance: the logarithm of a figure = its configuration + its block + its position in the block +
 scatter. One scatter is estimated from the whole design, so three blocks of six configurations give 8 degrees of freedom
-instead of 2. A configuration with a larger scatter would be underestimated: an F test finds it and removes it from the
-common estimate, and its differences use Student's t on its own blocks (benchmarks/blocks.py --parts design;
-docs/blocks.md has the figures). Runs may be missing, because the fit is least squares.
+instead of 2. The scatter of a configuration that varies more would be underestimated. Therefore an F test removes such
+a configuration from the common estimate, and its differences use Student's t on its own blocks (benchmarks/blocks.py
+--parts design; docs/blocks.md has the figures). Runs may be missing, because the fit is least squares.
 """
 
 from collections import defaultdict

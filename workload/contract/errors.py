@@ -90,7 +90,7 @@ class RunFailedError(RooflaunchError):
 
 
 class OutOfDeviceMemoryError(RunFailedError):
-    """The configuration does not fit the device's memory: a result, and recorded as one."""
+    """The configuration does not fit the device's memory, which is recorded as a result."""
 
     exit_code = ExitCode.OUT_OF_MEMORY
 

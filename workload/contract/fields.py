@@ -1,4 +1,4 @@
-"""Kinds of values of a JSON document's fields, declared with each field: its type, range and column in a table.
+"""Declarations of the fields of a JSON document: type, range and column in a table.
 
 A section is a frozen dataclass. Its annotations are the only source for `decode` (from JSON, with remarks on dropped
 values), `encode` (to JSON), `schema` (JSON Schema) and `leaves` (its columns). Standard library only.
@@ -94,7 +94,7 @@ def column(name: str = "", *, default: Any = None) -> Any:
 class Findings:
     """Values that `decode` left out.
 
-    `impossible`: impossible measured figures, which make `read` refuse the document; `missing`: absent required fields.
+    `impossible`: measured figures with impossible values, so the document is refused; `missing`: required fields.
     """
 
     remarks: list[str] = field(default_factory=list)

@@ -164,7 +164,7 @@ def _packages(requires: Sequence[str], extra: str) -> Iterator[str]:
 def _program(name: str, call: Call) -> str:
     """Command for `launch` or `analyze`: its name, a path to it, or `python -m launcher`.
 
-    The form is that of the running command, if it is one of the two.
+    If the running command is `launch` or `analyze`, the result has the same form.
     """
     started = Path(call.started)
     if started.name == "__main__.py" and started.parent.name in MODULES.values():
@@ -185,7 +185,7 @@ def _python(call: Call) -> str:
 
 
 def _is_on_path(name: str, folder: str, call: Call) -> bool:
-    """Whether a shell finds `name` in `folder`. Only folders are resolved: python in a venv is a link."""
+    """Whether a shell finds `name` in `folder`. Links are resolved in folders only: python in a venv is a link."""
     import shutil  # noqa: PLC0415
 
     known = shutil.which(name, path=call.path)

@@ -20,7 +20,7 @@ BITS_PER_BYTE = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Peak:
-    """Highest rates that a vendor claims, dense, a fused multiply-add as 2 FLOP. `source`: title, address and date.
+    """Highest dense rates that a vendor claims; a fused multiply-add is 2 FLOP. `source`: title, address and date.
 
     If the rate depends on the power limit, `flop_per_s` is that of the highest limit, `flop_per_s_low` of the lowest.
     """

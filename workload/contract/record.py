@@ -409,7 +409,7 @@ class Cost:
 
 @dataclass(frozen=True, kw_only=True)
 class ImportedColumn:
-    """Column of an imported log: the field of run.json for its values, and the factor that converts its unit."""
+    """Column of an imported log; `field`: quantity read from the column; `factor`: converts the unit of the column."""
 
     name: Text = None
     field: Text = None

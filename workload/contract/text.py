@@ -55,7 +55,7 @@ def _prefixed(value: float, unit: str, prefixes: tuple[tuple[float, str], ...], 
 
 
 def percent(share: float, *, decimals: int = 0) -> str:
-    """Share of 1 as text, never negative: `59 %`, `0.5 %`, `160 %`; `less than 0.1 %` for positive shares below.
+    """Share of 1 as text, never negative: `59 %`, `0.5 %`, `160 %`; below 0.001 `less than 0.1 %`.
 
     `decimals`: decimals of shares from 10 % on, to compare a share with a limit: `100.1 %`.
     """

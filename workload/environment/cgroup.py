@@ -19,7 +19,10 @@ US_PER_S = 1e6
 
 @dataclass(frozen=True, kw_only=True)
 class CgroupLimits:
-    """Limits of CPU and memory. `cpus` may be a fraction. `cpu_folder`: folder with the `cpu.stat` of its group."""
+    """Limits of CPU and memory. `cpus` may be a fraction.
+
+    `cpu_folder`: folder with the `cpu.stat` of the group that has the tightest CPU limit.
+    """
 
     cpus: float | None
     memory_bytes: int | None

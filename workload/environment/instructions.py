@@ -62,7 +62,7 @@ def faults(dtype: torch.dtype) -> bool:
 
 
 def _small_step(dtype: torch.dtype) -> None:
-    """Run a convolution and a matrix product, forward and backward, on one thread: a forked child has no pool."""
+    """Run a convolution and a matrix product, forward and backward, on one thread: forks have no thread pool."""
     torch.set_num_threads(1)
     model = nn.Sequential(nn.Conv2d(16, 32, 3), nn.Flatten(), nn.Linear(32 * 36, 64)).to(dtype)
     model(torch.randn(4, 16, 8, 8, dtype=dtype)).sum().backward()

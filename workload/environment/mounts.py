@@ -32,7 +32,7 @@ def mounts(machine: HostSystem) -> list[Mount]:
 
 
 def storage_facts(machine: HostSystem, path: Path) -> dict[str, object]:
-    """Facts of the storage under `path`. For a path that does not exist yet, those of the folder that will hold it."""
+    """Facts of the storage under `path`. If the path does not exist yet, the nearest existing folder is used."""
     path = Path(path).absolute()
     present = next((folder for folder in (path, *path.parents) if folder.exists()), path).resolve()
     mount = _deepest(present, mounts(machine)) or _deepest(present, _psutil_mounts(machine))

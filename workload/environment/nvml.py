@@ -75,7 +75,7 @@ class GpuSensors:
     def _power_w(self) -> float | None:
         """Power in watts at this moment, if the driver reports it.
 
-        Else the usual query: on Ampere (except A100) and later a mean over 1 s.
+        Otherwise the result of the usual query, which on Ampere (except A100) and later is a mean over 1 s.
         """
         field = getattr(self.library, "NVML_FI_DEV_POWER_INSTANT", None)
         values = None if field is None else self._ask("nvmlDeviceGetFieldValues", (field,))

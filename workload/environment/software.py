@@ -92,7 +92,7 @@ def commit_facts(machine: HostSystem, folder: Path) -> dict[str, object]:
     In an image or a wheel: the commit from which it was built, and True if it was built from changed files, else None.
     Both are None if unknown.
     """
-    # Only for a checkout of this project: an installed copy may lie in another project's repository.
+    # Ask git only in a checkout of this project: an installed copy may lie in another project's repository.
     if (folder / ".git").exists():
         status = machine.tool(
             "git",
