@@ -422,4 +422,6 @@ def disk_errors(folder: Path) -> Iterator[None]:
                 f"{error.strerror} while writing '{where}'",
                 hint="free some space, or use -o FOLDER on another disk; the same command continues",
             ) from error
-        raise BundleError(f"'{where}' cannot be written: {error.strerror or error}", hint="move it away") from error
+        raise BundleError(
+            f"'{where}' cannot be written: {error.strerror or error}", hint="move that file or folder away"
+        ) from error

@@ -82,7 +82,7 @@ COMMAND = ("python3", "-I", "-c", "import sys; i = sys.stdin.buffer; exec(i.read
 FRAME = """
 import json, sys
 if sys.version_info < (3, 8):
-    sys.exit("rooflaunch needs Python 3.8 there; python3 is %d.%d" % sys.version_info[:2])
+    sys.exit("rooflaunch needs Python 3.8 on that machine; python3 is %d.%d" % sys.version_info[:2])
 stdin, stdout = sys.stdin.buffer, sys.stdout.buffer
 scope = {"__name__": "rooflaunch"}
 exec(compile(stdin.read(int(stdin.readline())), "rooflaunch", "exec"), scope)

@@ -86,7 +86,7 @@ def walk(folder: Path, before: str, start: str = "") -> Iterator[tuple[str, int,
         except FileNotFoundError:
             continue  # removed after its folder was read
         except PermissionError as error:
-            yield name, 0, "", f"no permission to read it: {error.strerror}"
+            yield name, 0, "", f"no permission to read the file: {error.strerror}"
 
 
 def entries(folder: Path) -> list[os.DirEntry[str]]:

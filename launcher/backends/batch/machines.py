@@ -245,7 +245,7 @@ class BatchMachines:
         running = [machine for machine in self._machines(job, None) if machine.condition is Condition.RUNNING]
         deadlines = [machine.deadline_s for machine in running if machine.deadline_s is not None]
         late = [deadline_s for deadline_s in deadlines if now_s > deadline_s + LATE_S]
-        return f"its limit was {duration(now_s - min(late))} ago" if late else ""
+        return f"its time limit ended {duration(now_s - min(late))} ago" if late else ""
 
 
 def _number(text: str | None) -> float | None:

@@ -135,7 +135,7 @@ class BatchPlan:
         else:
             yield "price", f"unknown in {self.region}; set a price with --usd-per-h"
         parts = f"{minutes(self.ready_s)} to start and {minutes(vm.run_s)} for the run assumed"
-        yield "expected", f"{minutes(expected_s)} once it has a VM, {dollars(expected)}: {parts}"
+        yield "expected", f"{minutes(expected_s)} once the task has a VM, {dollars(expected)}: {parts}"
         times = f" for each of {attempts} attempts" if attempts > 1 else ""
         most = f"{minutes(limit_s)}{times}, {dollars(self.estimate.most_usd)} with the starts"
         yield "at most", f"{most}; then Batch ends the task and its VM"

@@ -495,7 +495,7 @@ def _role_checks(services: Services, settings: Settings) -> Iterator[Check]:
     try:
         everywhere = services.roles_in_project(email)
     except RooflaunchError as error:
-        yield GCP.note("its roles", f"not seen: {error}", _vm_role("{} has what it needs"))
+        yield GCP.note("its roles", f"not seen: {error}", _vm_role("{} has the roles that the account needs"))
         return
     in_bucket = f"gcloud storage buckets add-iam-policy-binding gs://{settings.bucket}"
     yield _role_check(

@@ -190,7 +190,7 @@ def _problems(gpu: GpuOffer) -> Iterator[str]:
     if gpu.default_machine_type not in gpu.machine_types:
         yield f"no machine type {gpu.default_machine_type}"
     if len(set(gpu.zones)) != len(gpu.zones):
-        yield "a zone is there twice"
+        yield "a zone is listed twice"
     for price in gpu.prices:
         machine = gpu.machine_types.get(price.machine_type)
         if machine is None or price.gpus not in machine.gpus or price.region not in gpu.regions:

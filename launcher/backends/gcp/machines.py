@@ -176,7 +176,7 @@ class ComputeMachines:
                 if all(gone[vm] or vm in refused for vm in vms) or self.now_s() >= end_s:
                     break
                 self._sleep(PAUSE_S)
-        return [_removed_vm(vm, gone[vm], refused.get(vm, "it is still there")) for vm in vms]
+        return [_removed_vm(vm, gone[vm], refused.get(vm, "the VM still exists")) for vm in vms]
 
     def _request_deletion(self, vm: tuple[str, str]) -> str:
         """Request the deletion of a VM. Returns why the cloud refuses for good, else an empty text."""
@@ -202,7 +202,7 @@ class ComputeMachines:
         there = any((other.zone, other.name) == (disk.zone, disk.name) for other in listing)
         if listing.lacks(disk.zone):
             return Removed.unanswered("disk", disk.name, [disk.zone])
-        reason = "it is still there" if there else ""
+        reason = "the disk still exists" if there else ""
         return Removed(kind="disk", name=disk.name, zone=disk.zone, gone=not there, reason=reason)
 
 
@@ -232,4 +232,4 @@ def _is_left(disk: VmDisk, now_s: float) -> bool:
 
 
 def _past(deadline_s: float | None, now_s: float) -> str:
-    return f"its limit was {duration(now_s - (deadline_s or 0))} ago"
+    return f"its time limit ended {duration(now_s - (deadline_s or 0))} ago"

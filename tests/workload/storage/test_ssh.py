@@ -156,8 +156,8 @@ def test_nothing_of_the_users_folder_is_imported(machine: sshd.Machine, connecti
 REFUSALS = {
     "no python": ("#!/bin/sh\nexit 127\n", "{host} has no python3", "install Python 3.8 or newer on that machine"),
     "old python": (
-        "#!/bin/sh\necho 'rooflaunch needs Python 3.8 there; python3 is 3.6' >&2; exit 1\n",
-        "{host} did not run our program: rooflaunch needs Python 3.8 there; python3 is 3.6",
+        "#!/bin/sh\necho 'rooflaunch needs Python 3.8 on that machine; python3 is 3.6' >&2; exit 1\n",
+        "{host} did not run our program: rooflaunch needs Python 3.8 on that machine; python3 is 3.6",
         "try it by hand: ssh -p {port} {host}",
     ),
     "something else": (
@@ -189,7 +189,7 @@ def test_the_frame_refuses_an_old_python() -> None:
 
     old = "import sys\nsys.version_info = (3, 6, 9)\n"
     done = subprocess.run(["python3", "-I", "-c", old + FRAME], capture_output=True, text=True, input="", check=False)
-    assert done.stderr == "rooflaunch needs Python 3.8 there; python3 is 3.6\n"
+    assert done.stderr == "rooflaunch needs Python 3.8 on that machine; python3 is 3.6\n"
 
 
 def refusal(machine: sshd.Machine, connection: Connection, name: str, text: str) -> ToolError:

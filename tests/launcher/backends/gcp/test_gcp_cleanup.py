@@ -60,12 +60,12 @@ def test_what_is_not_confirmed_is_an_error(clouds: Clouds) -> None:
         cloud.run(plan, detach=True)
         cloud.fake.delete_fails(1000)
         removed = down(cloud)
-        assert [(each.gone, each.reason) for each in removed] == [(False, "it is still there")]
+        assert [(each.gone, each.reason) for each in removed] == [(False, "the VM still exists")]
         assert cloud.bucket.read(result_object(plan.name)) is None, "it may yet end well"
         with pytest.raises(ToolError) as raised:
             require_gone(removed)
         assert raised.value.report() == (
-            f"error: not confirmed to be gone: VM {plan.name} in {ZONE}: it is still there\nhint: run the "
+            f"error: not confirmed to be gone: VM {plan.name} in {ZONE}: the VM still exists\nhint: run the "
             "same command again; launch status"
         )
 
@@ -121,8 +121,8 @@ def test_reap_takes_only_what_is_ours_and_past_its_limit(clouds: Clouds) -> None
         add_disk("precious", labels=OURS, age_s=OLD_S)
         left = cloud.session().machines.leftovers()
         assert left.there == (
-            Leftover(kind="VM", name=VM, zone=ZONE, why="its limit was 60 min ago"),
-            Leftover(kind="disk", name=orphan, zone=ZONE, why="its limit was 60 min ago"),
+            Leftover(kind="VM", name=VM, zone=ZONE, why="its time limit ended 60 min ago"),
+            Leftover(kind="disk", name=orphan, zone=ZONE, why="its time limit ended 60 min ago"),
         )
         removed = cloud.session().machines.stop(left.there)
         assert [(each.kind, each.name, each.gone) for each in removed] == [("VM", VM, True), ("disk", orphan, True)]

@@ -513,7 +513,7 @@ def test_policies_of_an_organisation(question: str, answer: Any, row: Row, world
         (
             [NOW_S - 3600],
             "problem",
-            "VM rooflaunch-t4-0 in us-central1-a (its limit was 60 min ago)",
+            "VM rooflaunch-t4-0 in us-central1-a (its time limit ended 60 min ago)",
             "launch reap",
         ),
     ],
@@ -726,7 +726,7 @@ TO_IT = f"--member serviceAccount:{ACCOUNT}"
                 "its roles",
                 "note",
                 f"not seen: cloudresourcemanager.googleapis.com is not enabled in project '{PROJECT}'",
-                "infra/vm.tf has what it needs",
+                "infra/vm.tf has the roles that the account needs",
             ),
         ),
         (

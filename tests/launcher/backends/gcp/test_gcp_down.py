@@ -118,7 +118,7 @@ def test_a_list_that_is_incomplete_is_no_proof(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(cloud, "instances", Listing)
     monkeypatch.setattr(cloud, "lost", 1000)
     cloud.vms[first] = -1.0
-    assert [(each.gone, each.reason) for each in down(cloud)] == [(True, ""), (False, "it is still there")]
+    assert [(each.gone, each.reason) for each in down(cloud)] == [(True, ""), (False, "the VM still exists")]
     assert cloud.s == pytest.approx(REMOVE_S)
 
 

@@ -150,7 +150,7 @@ def no_default(t4: Table) -> None:
 @pytest.mark.parametrize(
     ("spoil", "problem"),
     [
-        (zone_twice, "a zone is there twice"),
+        (zone_twice, "a zone is listed twice"),
         (no_default, "no machine type n1-standard-1"),
     ],
 )

@@ -160,7 +160,7 @@ def test_reap(launch: Launch, clouds: Clouds) -> None:
         cloud.fake.add_vm(name, project="my-project", labels={"rooflaunch": "launch"}, age_s=3600 + 7300)
         shown = launch(world, "reap", "--dry-run", *AT_HOME).output()
         # Two hours and a little, by a clock that runs fast.
-        assert re.fullmatch(rf"VM {name} in {ZONE}: its limit was 2 h \d\d min ago\n", shown)
+        assert re.fullmatch(rf"VM {name} in {ZONE}: its time limit ended 2 h \d\d min ago\n", shown)
         assert launch(world, "reap", "--dry-run", "--format", "json", *AT_HOME).json()[0]["name"] == name
         assert len(cloud.fake.instances) == 1
         assert launch(world, "reap", *AT_HOME).output() == f"VM {name} in {ZONE} is gone\n"
