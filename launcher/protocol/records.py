@@ -1,4 +1,4 @@
-"""Records of a launch in its bucket, by which any machine can find, follow and end the launch; their format.
+"""Records of a launch in its bucket, and their format. Any machine can find, follow and end the launch by its records.
 
     scripts/<sha256>.tar.gz        by the launcher: the files of a user's own script
     launches/<name>/request.json   by the launcher, before the VM exists

@@ -120,7 +120,7 @@ class PlacePlan:
         )
 
     def too_large(self, out_of_memory: Collection[str]) -> dict[str, int]:
-        """Runs whose configuration ran out of memory here at a smaller batch: by key, the size of that batch.
+        """Runs whose configuration ran out of memory at a smaller batch: by key, the size of that batch.
 
         `out_of_memory`: keys of runs that ran out of memory. These runs themselves are not in the result.
         """

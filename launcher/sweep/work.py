@@ -212,7 +212,7 @@ class PlaceWork:
 
     @property
     def figures(self) -> list[Run]:
-        """Images per second of every completed run whose bundle is here, block after block."""
+        """Images per second of every completed run whose bundle is in the folder of results, block after block."""
         with self._lock:
             return [
                 Run(figure=ended.images_per_s, configuration=run.spec, block=run.block, position=ended.position)

@@ -269,7 +269,7 @@ def is_fresh(path: Path, for_s: float) -> bool:
 
 
 def arrives(path: Path) -> bool:
-    """Wait up to 5 s until a file written by another machine is visible here; False if it is not."""
+    """Wait up to 5 s until a file that another machine wrote is visible on this machine; False if it is not."""
     until_s = time.monotonic() + 5
     while time.monotonic() < until_s:
         with suppress(OSError):
@@ -318,7 +318,7 @@ class Arrays:
         self.names: dict[str, list[str]] = {}
 
     def elements(self, array: str) -> list[str]:
-        """Launches of an array, in order; empty if the array has no record here."""
+        """Launches of an array, in the order of its elements; empty if our folder has no record of the array."""
         if array not in self.names:
             self.names[array] = []
             with suppress(OSError):
