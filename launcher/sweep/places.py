@@ -54,7 +54,7 @@ class Place:
     script: Any = None
 
     def machine_of(self, block: int) -> int:
-        """Number of the machine, from 1, that runs a block; adding blocks changes nothing for earlier ones."""
+        """Number of the machine, from 1, that runs a block; adding blocks changes nothing for earlier blocks."""
         return (block - 1) % self.machines + 1 if self.machines else block
 
 

@@ -253,7 +253,7 @@ def rate_text(record: Record) -> str:
 
 
 def too_large_text(batch_size: int | str) -> str:
-    """Reason why a run is left out. `batch_size`: smaller one that ran out of memory."""
+    """Reason why a run is left out. `batch_size`: the smaller batch size that ran out of memory."""
     return f"batch {batch_size} of the same configuration ran out of memory here"
 
 

@@ -172,7 +172,7 @@ def put(root: Path, question: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold a lock, so that no other process submits the same array; no lock on file systems that have none."""
+    """Hold a lock, so that no other process submits the same array; does nothing on file systems without locks."""
     with path.open("a+") as file:
         with suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -326,7 +326,7 @@ class Arrays:
         return self.names[array]
 
     def name_of(self, row: dict[str, str]) -> str:
-        """Launch of a row of Slurm's output; empty if it is not one of ours."""
+        """Launch of a row of Slurm's output; empty if the launch is not ours."""
         names = self.elements(row["array"])
         index = int(row["index"]) if row["index"].isdigit() else 0
         return names[index - 1] if 0 < index <= len(names) else ""

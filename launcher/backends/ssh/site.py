@@ -129,7 +129,7 @@ def checks(machines: SshMachines) -> Iterator[Check]:
     if not site.gpus:
         yield part.note("GPU", "nvidia-smi shows no GPU: runs use the CPU")
     no_process, no_container = site.why_no_process(), site.why_no_container(with_gpu=bool(site.gpus))
-    # One of the two is enough, so only the lack of both is a problem.
+    # A process or a container is enough, so only the lack of both is a problem.
     missing = part.problem if no_process and no_container else part.note
     yield missing("process", no_process, PYTHON_CURE) if no_process else part.ok("process", site.python_shown)
     if no_container:
