@@ -394,7 +394,7 @@ def _families(pairing: Pairing) -> list[list[Pair]]:
 
 
 def _averaged(family: Sequence[Pair]) -> Pair:
-    """One pair with the runs of all pairs of `family`; `shared`: the facts that all these pairs share."""
+    """Pair that has the runs of all pairs of `family`; `shared`: the facts that all these pairs share."""
     facts = family[0].shared.items()
     return Pair(
         left=Side(value=family[0].left.value, runs=[case for pair in family for case in pair.left.runs]),

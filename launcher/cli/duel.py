@@ -18,7 +18,7 @@ from workload.contract.text import printable, printable_lines
 
 # \b keeps the line breaks of the help text.
 EXAMPLES = """\b
-Options of both sides stand before --, those of A after --, and those of B after ---:
+Options of both sides come before --, those of A after --, and those of B after ---:
   launch duel --model resnet50 -- --precision fp32 --- --precision bf16
   launch duel --cpu --batch-size 8 -- --- --channels-last
 Your own script, with two sets of arguments, or at two commits of its repository (. is the working tree):

@@ -20,7 +20,7 @@ from workload.contract.text import counted, did_you_mean, si
 TRAINER = "workload"
 WORKING_TREE = "."
 SHORT = 10
-# Most bytes in files that git neither tracks nor ignores. More is data, which git would copy into its objects.
+# Most bytes in files that git neither tracks nor ignores. A larger total is data, which git would copy.
 MOST_NEW_BYTES = 50_000_000
 # Ignored files that programs recreate if they are missing, and that two sides must not share.
 CACHES = ("__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".ipynb_checkpoints")

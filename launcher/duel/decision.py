@@ -38,7 +38,7 @@ from workload.contract.text import counted, percent, signed_percent
 
 # Smaller differences do not matter for a decision on a build.
 MARGIN = 0.02
-# Share of duels in which the interval excludes the truth at any look, half of it on either side. A verdict follows from
+# Share of duels in which the interval ever excludes the truth; half of them on either side. A verdict follows from
 # the interval.
 ERROR = 0.05
 # Stakes, in units of 1 / spread between two segments of one variant; each has an equal part of the capital. They are

@@ -89,7 +89,7 @@ class Result:
 
     @property
     def verdict(self) -> DuelVerdict:
-        """Verdict of the duel; `NOT_DECIDABLE` if the duel ended without a verdict."""
+        """Verdict of the duel; `NOT_DECIDABLE` if none was reached, for example after an interrupt."""
         return self.outcome.state.verdict or DuelVerdict.NOT_DECIDABLE
 
     @property

@@ -46,7 +46,7 @@ class Request:
     """Command line. `shared`: run options of both sides; `words`: words after `--`; `data`: folder of a script's data.
 
     The words are options of one side or a script with its arguments, A's and B's separated by `---`. For commits and
-    images, they are one script for both.
+    images, the words are one script for both sides.
     """
 
     shared: Mapping[str, object]
@@ -178,7 +178,7 @@ def _pair_of_script_commits(request: Request, environment: Mapping[str, str], ex
     words = _relative_words(request.words)
     resolved = _resolved(request.shared, environment, script=words)
     choice = Choice(runtime=Runtime.PROCESS, why="a duel of commits")
-    # The sides run in temporary folders.
+    # The sides run in temporary folders, so the path must be absolute.
     request = replace(request, output=request.output.absolute())
     plans = []
     for export in (exports.a, exports.b):

@@ -22,7 +22,7 @@ from workload.contract.text import printable, printable_lines
 
 # Number of output lines that a failed build shows.
 LAST_LINES = 15
-# PyTorch with CUDA is 6 GB in an image, and the builder holds a layer twice while it commits it.
+# PyTorch with CUDA is 6 GB in an image, and the builder needs twice the disk space of a layer while committing it.
 NEEDED_BYTES = 14 * 10**9
 STEP_WIDTH = 100
 # Purpose of a step of docker/Dockerfile, by the start of its command. A test covers each step that takes time.

@@ -31,7 +31,7 @@ AGENT_FOLDERS = {
     "agent/": ("__init__", "__main__", "agent", "delivery", "heartbeat", "home", "host_facts", "lease", "stop"),
 }
 AGENT_MODULES = tuple(f"{folder}{name}" for folder, names in AGENT_FOLDERS.items() for name in names)
-# Packages of the trainer; a script starts it under the name `rooflaunch`.
+# Packages of the trainer; a script starts the trainer under the name `rooflaunch`.
 TRAINER_PACKAGES = ("rooflaunch", "workload")
 AGENT_FILES = tuple(f"launcher/{name}.py" for name in AGENT_MODULES)
 # Labels of our images, in addition to those of the OCI image specification.

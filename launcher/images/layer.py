@@ -57,7 +57,7 @@ def layered(engine: Engine, base: Image, requirements: bytes, *, platform: str =
         build_args={"BASE_IMAGE": base.id},
         # A label of its own, so that a search for an image for this code does not find this layer.
         labels={contents.INPUTS_LABEL: f"{base.labels.get(contents.INPUTS_LABEL, '')}+{key[: contents.HASH_DIGITS]}"},
-        # Resolve names as on this machine, because pip's index may be known only here.
+        # Resolve names as on this machine, because only this machine may know pip's index.
         network="host",
         cached=True,
         platform=platform,

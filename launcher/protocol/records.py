@@ -1,4 +1,4 @@
-"""Records of a launch in its bucket, by which any machine can find, follow and end the launch; their format.
+"""Records of a launch in its bucket, and their format. Any machine can find, follow and end the launch by its records.
 
     scripts/<sha256>.tar.gz        by the launcher: the files of a user's own script
     launches/<name>/request.json   by the launcher, before the VM exists
@@ -37,7 +37,7 @@ NAME = re.compile(r"rooflaunch-[a-z0-9-]{1,51}[a-z0-9]")
 STAMP = re.compile(r"-(\d{8})-(\d{6})-[0-9a-f]{6}$")
 # Ids of runs appear in commands to copy, so they must be one word in every shell, and neither an option nor a path.
 RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,254}")
-# Names of cloud resources and addresses of images: also one word.
+# Names of cloud resources and addresses of images must also be one word.
 WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/+-]{0,511}")
 # Address of a launch's bundles and records: gs://BUCKET/PREFIX, or an absolute path without control characters.
 STORE = re.compile(r"[a-z][a-z0-9]*://[A-Za-z0-9][A-Za-z0-9._/+-]{0,511}|/[^\x00-\x1f\x7f-\x9f]{0,1023}")
@@ -57,7 +57,7 @@ SHOWN_VALUE = 60
 
 
 class LaunchPhase(StrEnum):
-    """Phases of a launch, in order. Times are by the VM's clock, except that of the first."""
+    """Phases of a launch, in order. Times are by the VM's clock, except the first phase's."""
 
     REQUESTED = "requested"
     BOOTED = "booted"
@@ -166,7 +166,7 @@ def _broken(name: str, wanted: str, value: object) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Request(_Document):
-    """Everything that was requested of a launch; read by the machine before it begins, and by others from the store.
+    """Everything that was requested of a launch; read by the machine before it begins, and by any other program.
 
     `launched_at`: ISO 8601 in UTC. `limit_s`: seconds after which the run must be over and a cloud deletes the machine.
     `store`: address of the bundles and records. `place`: the machine appends its zone, if it has one. `runtime`:

@@ -1,7 +1,7 @@
 """A task: runs that one machine makes one after another. Standard library only.
 
 `launch ... --repeats N` is a task of one configuration, N blocks of one run each. The tasks of a sweep have whole
-blocks of a matrix. In a request a run holds only its differences from the request's own spec, so that a task of
+blocks of a matrix. In a request, a run has only its differences from the request's own spec, so that a task of
 hundreds of runs fits into the metadata of a VM.
 """
 
@@ -64,7 +64,7 @@ class Task:
         return replace(self, runs=tuple(changed(number, run) for number, run in enumerate(self.runs, 1)))
 
     def to_json(self, base: RunSpec) -> dict[str, Any]:
-        """Plain JSON values; each spec holds only its differences from `base`."""
+        """Plain JSON values; each spec has only its differences from `base`."""
         usual = base.to_json()
         runs = [
             {

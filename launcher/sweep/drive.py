@@ -258,7 +258,7 @@ def _is_damaged(folder: Path) -> bool:
 
 
 def _known_runs(output: Path, keys: Collection[str], *, with_figures: bool) -> dict[str, Ended]:
-    """How each of these runs ended, by key, if the folder has a sealed bundle of it.
+    """Ends of these runs by key, for the runs that have a sealed bundle in the folder.
 
     `with_figures`: also read each record for its images per second and its position in the block.
     """
@@ -316,7 +316,7 @@ def lock_held(output: Path, sweep: str) -> Iterator[Holder | None]:
 
 
 def _open_lock(path: Path) -> TextIO:
-    """Open the lock file for reading and writing. Raises `UsageError` if it is forbidden or no plain file."""
+    """Open the lock file for reading and writing. Raises `UsageError` if this fails, or if it is no plain file."""
     try:
         # Not blocking: if the path is a pipe, opening it would wait for the other end.
         number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o666)

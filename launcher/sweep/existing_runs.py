@@ -27,7 +27,7 @@ MOST_CONFIGURATIONS = 100
 
 @dataclass(frozen=True, kw_only=True)
 class ExistingRuns:
-    """Sealed runs of a folder; `by_key`: those that need not run again; `damaged`: reasons by run_id."""
+    """Sealed runs of a folder; `by_key`: runs that need not run again; `damaged`: the bundle's damage, by run_id."""
 
     runs: tuple[SealedRun, ...] = ()
     by_key: Mapping[str, SealedRun] = field(default_factory=dict)

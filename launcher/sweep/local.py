@@ -179,6 +179,7 @@ def _blocks_of(work: PlaceWork) -> Iterator[tuple[int, tuple[TaskRun, ...]]]:
 def _exit_code_of_failure(code: int) -> int:
     """Exit code that the sweep shows for a failed run.
 
-    `RUN_FAILED` replaces `DONE` (a failed run was not done) and `BUG` (a bug of the trainer is not one of the sweep).
+    A trainer that ends with `DONE` but without a bundle has failed. A traceback in the trainer (`BUG`) is no bug of the
+    sweep. Both become `RUN_FAILED`.
     """
     return code if code not in (ExitCode.DONE, ExitCode.BUG) else ExitCode.RUN_FAILED

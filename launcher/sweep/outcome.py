@@ -56,7 +56,7 @@ class PlaceOutcome:
 class SweepOutcome:
     """Outcome of a sweep at all places.
 
-    `why_not`: reasons of runs without a result; `exit_code`: 0 if every run has one.
+    `why_not`: reasons of runs without a result; `exit_code`: 0 if every run has a result.
     """
 
     name: str

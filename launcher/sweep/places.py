@@ -54,7 +54,7 @@ class Place:
     script: Any = None
 
     def machine_of(self, block: int) -> int:
-        """Number of the machine, from 1, that runs a block; adding blocks changes nothing for earlier ones."""
+        """Number of the machine, from 1, that runs a block; adding blocks changes nothing for earlier blocks."""
         return (block - 1) % self.machines + 1 if self.machines else block
 
 
@@ -120,7 +120,7 @@ class PlacePlan:
         )
 
     def too_large(self, out_of_memory: Collection[str]) -> dict[str, int]:
-        """Runs whose configuration ran out of memory here at a smaller batch: by key, the size of that batch.
+        """Runs whose configuration ran out of memory at a smaller batch: by key, the size of that batch.
 
         `out_of_memory`: keys of runs that ran out of memory. These runs themselves are not in the result.
         """

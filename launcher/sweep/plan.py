@@ -31,7 +31,7 @@ TEXT_COLUMN = 12
 # Most configurations to name in a line.
 FEW = 4
 BackendOf = Callable[[str], Backend]
-# Stands in a plan for the random digits that a launch gets when it is submitted.
+# Placeholder in a plan for the random digits that a launch gets when it is submitted.
 NO_TOKEN = "000000"  # noqa: S105 - a part of a name
 
 
@@ -95,7 +95,7 @@ class SweepPlan:
 
     @property
     def seconds(self) -> float | None:
-        """Expected time: places run side by side, except that those of this machine run in turn. None if unknown."""
+        """Expected time: places run side by side, but places on this machine run in turn. None if unknown."""
         known = [place.seconds for place in self.places if place.missing]
         local = [place.seconds for place in self.places if place.missing and place.plan.place.backend == LOCAL]
         if None in known:

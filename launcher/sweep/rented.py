@@ -315,7 +315,7 @@ class RentedPlace:
                 self._requeue(launch, remaining)
 
     def _requeue(self, launch: TaskLaunch, runs: tuple[TaskRun, ...]) -> None:
-        """Queue runs that a launch did not complete for another machine.
+        """Queue again, for another machine, the runs that a launch did not complete.
 
         The runs fail instead after a usage error, or if `MOST_IN_VAIN` machines in a row completed none of them.
         """

@@ -202,5 +202,5 @@ def decision_of(contrasts: Mapping[str, Contrast], *, target: float, most: int |
 
 
 def _width(interval: BlocksInterval) -> tuple[bool, float]:
-    """Sort key by width: intervals that are not narrow rank above narrow ones, and those without a width highest."""
+    """Sort key by width: intervals that are not narrow rank above narrow ones; those without a width rank highest."""
     return not interval.is_narrow, inf if interval.half_width is None else interval.half_width

@@ -212,7 +212,7 @@ class PlaceWork:
 
     @property
     def figures(self) -> list[Run]:
-        """Images per second of every completed run whose bundle is here, block after block."""
+        """Images per second of every completed run whose bundle is in the folder of results, block after block."""
         with self._lock:
             return [
                 Run(figure=ended.images_per_s, configuration=run.spec, block=run.block, position=ended.position)
@@ -253,7 +253,7 @@ def rate_text(record: Record) -> str:
 
 
 def too_large_text(batch_size: int | str) -> str:
-    """Reason why a run is left out. `batch_size`: smaller one that ran out of memory."""
+    """Reason why a run is left out. `batch_size`: the smaller batch size that ran out of memory."""
     return f"batch {batch_size} of the same configuration ran out of memory here"
 
 

@@ -78,12 +78,12 @@ ROOF_NAMES: Mapping[str, tuple[str, str]] = {
 class Figures:
     """Facts of a step that decide what limits it; None if unknown.
 
-        `step_s`: wall time of a step without waits for data; with `kernels_alone`, the kernels' own time, so that gaps
-            between kernels are unknown. `device_busy_share`: share of the step in which kernels (on a CPU operators) run; an
-        upper limit of that share with `device_busy_is_upper_limit`. `running`: `kernels` or `operators`. `flop`,
-        `bytes_low`, `bytes_high`: per step; counted bytes have equal ends. `possible_causes`: sentences for a step that
-        no roof limits.
-        """
+    `step_s`: wall time of a step without waits for data; with `kernels_alone`, the kernels' own time, so that gaps
+    between kernels are unknown. `device_busy_share`: share of the step in which kernels (on a CPU operators) run; an
+    upper limit of that share with `device_busy_is_upper_limit`. `running`: `kernels` or `operators`. `flop`,
+    `bytes_low`, `bytes_high`: per step; counted bytes have equal ends. `possible_causes`: sentences for a step that
+    no roof limits.
+    """
 
     step_s: float | None
     data_wait_fraction: float | None = None

@@ -51,7 +51,7 @@ class Slurm:
         return SlurmMachines(settings, connect=self.connect)
 
     def store(self, settings: Cluster) -> Folder | SshFolder:
-        """Store in the shared folder. Creates a missing folder: a local one here, a remote one at the first write."""
+        """Store in the shared folder. A missing folder is created: a local one now, a remote one at the first write."""
         if settings.login:
             return SshFolder(self.connect(settings.login), settings.root)
         root = Path(settings.root)

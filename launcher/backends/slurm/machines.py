@@ -64,7 +64,7 @@ ENDED: Mapping[str, str] = {
 
 
 class LoginNode:
-    """Login node of a cluster: answers questions about Slurm and our folder there. `calls` counts the questions.
+    """Login node of a cluster: answers questions about Slurm and about our folder. `calls` counts the questions.
 
     The login node is this machine, or a machine reached over ssh. Our programs there are the same in both cases.
     """

@@ -32,7 +32,7 @@ COMMAND = Command(
 
 
 class Software(StrEnum):
-    """Source of torch on a node. `auto`: with an image, the cluster's container software; without one, its Python."""
+    """Source of torch on a node. `auto`: for an image, the cluster's container software; else the cluster's Python."""
 
     AUTO = "auto"
     PYXIS = "pyxis"

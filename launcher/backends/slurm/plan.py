@@ -37,7 +37,7 @@ RESTARTS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """Cluster to use; `login`: None if this machine is its login node; `root`: our folder there."""
+    """Cluster to use; `login`: None if this machine is its login node; `root`: our folder on the cluster."""
 
     login: Login | None
     root: str

@@ -172,7 +172,7 @@ def put(root: Path, question: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold a lock, so that no other process submits the same array; no lock on file systems that have none."""
+    """Hold a lock, so that no other process submits the same array; does nothing on file systems without locks."""
     with path.open("a+") as file:
         with suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -269,7 +269,7 @@ def is_fresh(path: Path, for_s: float) -> bool:
 
 
 def arrives(path: Path) -> bool:
-    """Wait up to 5 s until a file written by another machine is visible here; False if it is not."""
+    """Wait up to 5 s until a file that another machine wrote is visible on this machine; False if it is not."""
     until_s = time.monotonic() + 5
     while time.monotonic() < until_s:
         with suppress(OSError):
@@ -318,7 +318,7 @@ class Arrays:
         self.names: dict[str, list[str]] = {}
 
     def elements(self, array: str) -> list[str]:
-        """Launches of an array, in order; empty if the array has no record here."""
+        """Launches of an array, in the order of its elements; empty if our folder has no record of the array."""
         if array not in self.names:
             self.names[array] = []
             with suppress(OSError):
@@ -326,7 +326,7 @@ class Arrays:
         return self.names[array]
 
     def name_of(self, row: dict[str, str]) -> str:
-        """Launch of a row of Slurm's output; empty if it is not one of ours."""
+        """Launch of a row of Slurm's output; empty if the launch is not ours."""
         names = self.elements(row["array"])
         index = int(row["index"]) if row["index"].isdigit() else 0
         return names[index - 1] if 0 < index <= len(names) else ""

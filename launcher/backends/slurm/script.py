@@ -84,7 +84,7 @@ set -eu
 umask 077
 root={_path(node.root)} array={name} index=$SLURM_ARRAY_TASK_ID
 
-# What each element was asked for, a line each.
+# Requests, one line for each element.
 mapfile -t elements <<'ELEMENTS'
 {elements}
 ELEMENTS
@@ -92,7 +92,7 @@ request=${{elements[index - 1]}}
 name=${{request#*'"name":"'}} name=${{name%%'"'*}}
 home=$root/jobs/$name
 
-# What the agent reads; and for `launch status` what it lacks of a script that was submitted by hand.
+# Files for the agent; and files for `launch status` that a script submitted by hand would lack.
 mkdir -p "$home" "$root/launches/$name"
 printf '%s\\n' "$request" >"$home/request.json"
 cp "$root/{node.guest}" "$home/landlord.py"
@@ -103,7 +103,7 @@ cp "$root/{node.guest}" "$home/landlord.py"
   printf '%s\\n' "${{elements[@]}}" | sed 's/^[^,]*,"name":"\\([^"]*\\)".*/\\1/' >"$root/arrays/$array/elements"
 echo "booted $(date -u +%Y-%m-%dT%H:%M:%SZ)" >>"$home/phases"
 
-# When Slurm ends it; older versions say so only when they are asked.
+# Time at which Slurm ends the job; older versions of Slurm tell it only through squeue.
 export ROOFLAUNCH_END_S=${{SLURM_JOB_END_TIME:-$(SLURM_TIME_FORMAT=%s squeue -h -j "$SLURM_JOB_ID" -o %e || true)}}
 {constraint}cd "$home"
 {_start(node)}

@@ -59,7 +59,7 @@ def _require_possible(place: str, site: Site, specs: Sequence[RunSpec]) -> None:
         )
     if site.free_bytes < sites.NEEDED_BYTES:
         free = f"{site.free_bytes / 1e6:.0f} MB are free in {site.root} on {place}"
-        raise ToolError(f"{free}; a run needs {sites.NEEDED_BYTES / 1e6:.0f} MB", hint="free some space there")
+        raise ToolError(f"{free}; a run needs {sites.NEEDED_BYTES / 1e6:.0f} MB", hint="free some space on the machine")
     if any(spec.device is Device.CUDA for spec in specs) and not site.gpus:
         raise ToolError(f"nvidia-smi shows no GPU on {place}", hint="--cpu, or another machine")
 
@@ -127,7 +127,7 @@ def _image(machines: SshMachines, options: Options, site: Site, code_name: str, 
         return built
     if site.free_bytes < BUILD_BYTES:
         free = f"{site.free_bytes / 1e9:.1f} GB are free on {machines.place}"
-        raise ToolError(f"{free}; a build needs {BUILD_BYTES // 10**9} GB", hint="docker system prune there")
+        raise ToolError(f"{free}; a build needs {BUILD_BYTES // 10**9} GB", hint="docker system prune on the machine")
     recipe = contents.make_recipe(contents.require_flavour(flavour), commit=contents.current_commit())
     arguments = recipe.build_args()
     words = ["--tag", recipe.tag, "--label", f"{contents.INPUTS_LABEL}={recipe.inputs}"]

@@ -1,6 +1,6 @@
-"""Requests of `launch ssh` to the other machine: sent there over the connection, and run by its python3.
+"""Requests of `launch ssh` to another machine: sent over the connection, and run by the machine's python3.
 
-Python 3.8 or newer, standard library only. Our folder there (`~/.rooflaunch`) contains:
+Python 3.8 or newer, standard library only. Our folder on the machine (`~/.rooflaunch`) contains:
 
     code/<hash>/       our code, once for each version of it
     jobs/<name>/       one job: its request, its state, and its bundles until they are in the store
@@ -91,7 +91,7 @@ def main(question: dict[str, Any], payload: BinaryIO) -> tuple[dict[str, Any], I
 
 
 def facts(root: Path, question: dict[str, Any]) -> dict[str, Any]:
-    """Facts that decide whether and how a run is possible here. First saves bundles of broken-off jobs."""
+    """Facts that decide whether and how this machine can run a job. First saves bundles of broken-off jobs."""
     jobs = root / "jobs"
     save(root, sorted(jobs.iterdir()) if jobs.is_dir() else [])
     existing = next(folder for folder in (root, *root.parents) if folder.is_dir())
@@ -152,7 +152,7 @@ def image(name: str) -> str:
 
 
 def site(python: str) -> dict[str, Any]:
-    """Versions of the trainer's packages in a Python here; `error`: why the Python cannot be used."""
+    """Versions of the trainer's packages in `python` (a name or a path); `error`: why it cannot be used."""
     path = shutil.which(os.path.expanduser(python))  # noqa: PTH111 - a name or a path
     if path is None:
         return {"error": "this program does not exist"}
@@ -235,7 +235,7 @@ def start(root: Path, question: dict[str, Any]) -> dict[str, Any]:
     name = question["name"]
     home = root / "jobs" / name
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # The request and the files of a script may hold secrets.
+    # The request and the files of a script may contain secrets.
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = try_lock(home / "lock")
     if lock is None or (home / "kept.json").exists():

@@ -119,7 +119,7 @@ def checks(machines: SshMachines) -> Iterator[Check]:
     if not site.is_writable:
         yield part.problem("disk", f"{site.root} is not writable", "ask the machine's owner for a folder")
     elif site.free_bytes < NEEDED_BYTES:
-        yield part.problem("disk", f"{site.free_bytes / 1e6:.0f} MB free in {site.root}", "free a GB there")
+        yield part.problem("disk", f"{site.free_bytes / 1e6:.0f} MB free in {site.root}", "free a GB in this folder")
     else:
         yield part.ok(
             "disk", f"{site.free_bytes / 1e9:.0f} GB free in {site.root}; a build needs {BUILD_BYTES // 10**9}"
@@ -129,11 +129,11 @@ def checks(machines: SshMachines) -> Iterator[Check]:
     if not site.gpus:
         yield part.note("GPU", "nvidia-smi shows no GPU: runs use the CPU")
     no_process, no_container = site.why_no_process(), site.why_no_container(with_gpu=bool(site.gpus))
-    # One of the two is enough, so only the lack of both is a problem.
+    # A process or a container is enough, so only the lack of both is a problem.
     missing = part.problem if no_process and no_container else part.note
     yield missing("process", no_process, PYTHON_CURE) if no_process else part.ok("process", site.python_shown)
     if no_container:
-        yield missing("container", no_container, "install Docker there, or --runtime process")
+        yield missing("container", no_container, "install Docker on the machine, or --runtime process")
     else:
         built = (
             "has the image for this code" if site.images.get(site.flavour) else "will build the image at the first run"

@@ -16,7 +16,7 @@ set -eu
 umask 077
 root="$HOME"/.rooflaunch array=rooflaunch-slurm-20261121-120000-abcdef index=$SLURM_ARRAY_TASK_ID
 
-# What each element was asked for, a line each.
+# Requests, one line for each element.
 mapfile -t elements <<'ELEMENTS'
 {"schema_version":2,"name":"rooflaunch-slurm-20261121-120000-abcdef","backend":"slurm","launched_at":"2026-11-21T12:00:00.000+00:00","store":"/home/me/.rooflaunch","place":"slurm","runtime":"process","limit_s":3600,"spec":{"model":"resnet18","device":"auto","batch_size":null,"precision":"fp32","dataset":"synthetic","data_dir":"~/.cache/rooflaunch","download":false,"subset":null,"image_size":null,"warmup":null,"iterations":null,"min_seconds":null,"repeats":1,"profile":"none","profile_steps":1,"profile_step_bytes":false,"profile_throughput":false,"channels_last":false,"compile":false,"deterministic":false,"no_augment":false,"grad_accumulation":1,"workers":null,"optimizer":"sgd","seed":0,"ceilings":true,"fresh_ceilings":false,"samples_per_step":null,"script":[]},"spec_origin":{"model":"option"},"image":"","gpu":"","gpu_count":0,"machine_type":"","zones":[],"spot":false,"prices":{},"attempt":1,"options":{"container":"auto","requeue":true,"exclusive":false,"partition":["gpu"],"constraint":[],"gres":[]},"task":{},"script":{}}
 {"schema_version":2,"name":"rooflaunch-slurm-20261121-120000-123456","backend":"slurm","launched_at":"2026-11-21T12:00:00.000+00:00","store":"/home/me/.rooflaunch","place":"slurm","runtime":"process","limit_s":3600,"spec":{"model":"resnet18","device":"auto","batch_size":null,"precision":"fp32","dataset":"synthetic","data_dir":"~/.cache/rooflaunch","download":false,"subset":null,"image_size":null,"warmup":null,"iterations":null,"min_seconds":null,"repeats":1,"profile":"none","profile_steps":1,"profile_step_bytes":false,"profile_throughput":false,"channels_last":false,"compile":false,"deterministic":false,"no_augment":false,"grad_accumulation":1,"workers":null,"optimizer":"sgd","seed":0,"ceilings":true,"fresh_ceilings":false,"samples_per_step":null,"script":[]},"spec_origin":{"model":"option"},"image":"","gpu":"","gpu_count":0,"machine_type":"","zones":[],"spot":false,"prices":{},"attempt":1,"options":{"container":"auto","requeue":true,"exclusive":false,"partition":["gpu"],"constraint":[],"gres":[]},"task":{},"script":{}}
@@ -25,7 +25,7 @@ request=${elements[index - 1]}
 name=${request#*'"name":"'} name=${name%%'"'*}
 home=$root/jobs/$name
 
-# What the agent reads; and for `launch status` what it lacks of a script that was submitted by hand.
+# Files for the agent; and files for `launch status` that a script submitted by hand would lack.
 mkdir -p "$home" "$root/launches/$name"
 printf '%s\n' "$request" >"$home/request.json"
 cp "$root/landlords/slurm-x.py" "$home/landlord.py"
@@ -36,7 +36,7 @@ cp "$root/landlords/slurm-x.py" "$home/landlord.py"
   printf '%s\n' "${elements[@]}" | sed 's/^[^,]*,"name":"\([^"]*\)".*/\1/' >"$root/arrays/$array/elements"
 echo "booted $(date -u +%Y-%m-%dT%H:%M:%SZ)" >>"$home/phases"
 
-# When Slurm ends it; older versions say so only when they are asked.
+# Time at which Slurm ends the job; older versions of Slurm tell it only through squeue.
 export ROOFLAUNCH_END_S=${SLURM_JOB_END_TIME:-$(SLURM_TIME_FORMAT=%s squeue -h -j "$SLURM_JOB_ID" -o %e || true)}
 cd "$home"
 exec srun --ntasks=1 --container-image='ghcr.io#me/it:1' --container-mounts="$root:$root" \
