@@ -1,4 +1,4 @@
-"""Profile pass with Nsight Compute: counts kernels, profiles them, reads the results. This process holds no GPU."""
+"""Profile pass with Nsight Compute: counts kernels, profiles them, reads the results. The pass uses no GPU itself."""
 
 import json
 import logging

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def words_of(bundle: Bundle, typed: Sequence[str], kind: Profile, *, data: str | None = None) -> tuple[str, ...]:
-    """Script and arguments of a bundle, as they can run here.
+    """Script and arguments of a bundle, as they can run on this machine.
 
     `typed`: as typed by the user; `data`: value for `{data}`. Raises `UsageError` if `typed` differs from the bundle's
     arguments, or if the script's files have changed.
@@ -54,7 +54,7 @@ def words_of(bundle: Bundle, typed: Sequence[str], kind: Profile, *, data: str |
         )
     if data is None and any(DATA in word for word in words):
         raise UsageError(
-            f"'{bundle.path}' does not say what {DATA} stands for in: {script.command}",
+            f"'{bundle.path}' does not record the path for {DATA} in: {script.command}",
             hint=f"python -m rooflaunch profile {shlex.quote(str(bundle.path))} --profile {kind} --data PATH",
         )
     try:
@@ -81,7 +81,7 @@ def argv(script: ScriptFacts) -> tuple[str, ...]:
 
 
 def spec_of(bundle: Bundle) -> RunSpec:
-    """Spec of a script's run, as far as a profile pass needs it; its other fields have no meaning here."""
+    """Spec of a script's run with the fields that a profile pass needs; the other fields have no meaning."""
     spec = bundle.record.spec
     # fp64 is not a `Precision`. fp32 stands in: products in fp64 use no tensor cores that another precision would
     # count.

@@ -1,4 +1,4 @@
-"""Profile pass with torch.profiler: needs no privileges, runs on any device. This process itself imports no torch."""
+"""Profile pass with torch.profiler: needs no privileges, runs on any device. The pass's process imports no torch."""
 
 import json
 import logging

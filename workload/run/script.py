@@ -221,7 +221,7 @@ class ScriptRun:
                 path.replace(aside)
 
     def _take_longest(self) -> _Measurement | None:
-        """The longest phase of the script, whose steps the bundle then holds."""
+        """Take the longest phase of the script, and put the steps of this phase into the bundle."""
         current, kept = self._measurement(), self._longest
         if kept is None:
             return current

@@ -247,7 +247,7 @@ class Session:
             self._is_evaluating = False
 
     def _classify_earlier_work(self) -> None:
-        """A batch has arrived: earlier work without gradients was an evaluation if no loss used it."""
+        """Called when a batch has arrived: work without gradients was an evaluation if no loss used that work."""
         if self._counter is None or self.receiver is None or not self.receiver.is_open:
             return
         site = self._counter.without_gradients.now
@@ -320,7 +320,7 @@ class Session:
         return receiver.instant if is_on and receiver and receiver.is_open and not self._counter else None
 
     def buffer_limits(self) -> tuple[int, float]:
-        """Number of optimizer steps that may be buffered, and the latest end by `time.perf_counter`."""
+        """Number of optimizer steps that may be buffered, and the end of buffering on the clock `time.perf_counter`."""
         warmup, iterations, least_s = self._limits.filled(self._device)
         remaining = (warmup if self.stage is Stage.WARMUP else iterations) - self._taken
         if remaining > 0:

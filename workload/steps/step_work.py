@@ -30,7 +30,7 @@ MS_PER_S = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """Operations of one step. `time_s`: seconds by operation; `flop_by_precision`: by element type of the factors.
+    """Operations of one step. `time_s`: seconds by operation; `flop_by_precision`: FLOP by element type of the factors.
 
     `unattributed`: operations without a formula, with their share of all operations' time. `flop_range`: least and most
     FLOP of the counted steps, None if they agree.

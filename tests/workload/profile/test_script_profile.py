@@ -263,7 +263,7 @@ REFUSED = {
         ("train.py", "--root", "{data}"),
         None,
         ["--profile", "torch"],
-        "'run' does not say what {data} stands for in: train.py --root {data}",
+        "'run' does not record the path for {data} in: train.py --root {data}",
         "python -m rooflaunch profile run --profile torch --data PATH",
     ),
     "further passes": (
