@@ -323,7 +323,7 @@ def _train_once(resolved: Resolved, context: Context, output: Path, timeline: Ti
 
 
 def _close_broken(spec: RunSpec, context: Context, output: Path, folder: Path | None, failure: Exception) -> None:
-    """Seal the bundle of a failed run, or leave a new one, unless the user ended the run before it was opened."""
+    """Seal the bundle of a failed run. If none was opened, write one, except after a signal or a user's mistake."""
     if folder is not None:
         # `RunFailedError`: the bundle is sealed already, or the disk is full.
         if not isinstance(failure, RunFailedError):
@@ -394,7 +394,7 @@ def _script_ceilings(parsed: argparse.Namespace, _: Timeline) -> int:
     from workload.measure import ceiling_cache, ceilings  # noqa: PLC0415 - imports torch
 
     for precision in parsed.precision if parsed.device is Device.CPU else ():
-        with suppress(UsageError):  # then the rate is unavailable, with this reason
+        with suppress(UsageError):  # then the rate is unavailable, with the error as the reason
             instructions.hold_back(ceilings.DTYPES[precision])
     measured, age_s = ceiling_cache.cached_or_measure(
         parsed.output,

@@ -1,4 +1,4 @@
-"""Messages and progress: on stderr as they are, in the bundle's log.txt with the time in front."""
+"""Messages and progress of a run, written to stderr and, with the time in front, to the bundle's log.txt."""
 
 import logging
 import shutil
@@ -97,7 +97,7 @@ class Progress:
         self._last_line_s = self._started_s
 
     def expect(self, total: int) -> None:
-        """Change the total."""
+        """Change the total number of steps."""
         self._total = total
 
     def update(self, done: int) -> None:

@@ -88,7 +88,7 @@ def _read(path: Path, machine: Mapping[str, Any]) -> Ceilings | None:
 
 
 def _write(path: Path, measured: Ceilings) -> None:
-    """Write atomically, because another run may read the file at any moment."""
+    """Write the file atomically, because another run may read the file at any moment."""
     text = json.dumps({"schema": CACHE_SCHEMA, "ceilings": measured.to_json()}, indent=1)
     with suppress(OSError):
         replace_text(path, text, shared=True, durable=False)

@@ -16,7 +16,7 @@ from workload.measure.ceilings import Report, sensors_of
 
 # Sensors give whole degrees, and those of an idle device vary by one or two.
 TOLERANCE_C = 5.0
-# An assumption: a colder device cools more slowly, and a rented machine costs money meanwhile. A missed target is
+# An assumption: a colder device cools more slowly, and a rented machine costs money during the wait. A missed target is
 # recorded.
 LIMIT_S = 60.0
 LOOK_EVERY_S = 1.0

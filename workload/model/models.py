@@ -54,7 +54,7 @@ def build(name: str, *, num_classes: int, image_size: int) -> nn.Module:
 
 
 def rejection(name: str, image_size: int, reason: Exception) -> UsageError:
-    """Error for images of a size that `name` cannot process; `reason`: the model's own error."""
+    """Error for images of a size that the model `name` cannot process; `reason`: the model's own error."""
     text = str(reason).strip()
     first_line = text.splitlines()[0] if text else type(reason).__name__
     native_size = NATIVE_IMAGE_SIZES.get(name, IMAGENET_IMAGE_SIZE)

@@ -7,7 +7,7 @@ from workload.profile.status import ProfileError, ProfileStatus, unavailable
 
 # Prefix of ncu's own lines.
 ERROR = "==ERROR=="
-LOOK = "ncu/ncu.log in the bundle has its output"
+LOOK = "ncu/ncu.log in the bundle has the output of ncu"
 NOTHING_PROFILED = ("No kernels were profiled", "No ranges were profiled")
 
 # (text that ncu prints, reason, hint), with a cause before its consequences.

@@ -104,7 +104,7 @@ def choose(capability: str, precision: Precision, known: Collection[str]) -> Met
 
 
 def _tensor_names(row: Chips | None, precision: Precision, known: Collection[str]) -> dict[str, str]:
-    """Metrics of tensor operations with their roles: from the table, or for an unlisted GPU those that ncu names."""
+    """Metrics of tensor operations with their roles: from the table, or for an unlisted GPU by the names in `known`."""
     kinds = TENSOR_TYPES[precision]
     if row:
         return {name: TENSOR_PREFIX + kind for kind in kinds for name in row.tensor.get(kind, ())}

@@ -1,4 +1,4 @@
-"""Profile pass with Nsight Compute: counts kernels, profiles them, reads the results. This process holds no GPU."""
+"""Profile pass with Nsight Compute: counts kernels, profiles them, reads the results. The pass uses no GPU itself."""
 
 import json
 import logging
@@ -166,7 +166,7 @@ class NcuPass:
     # --- runs under ncu
 
     def _kernel_plan(self, name: str, counted: _Counted, chosen: MetricSet, *, table: str, calibrated: bool) -> _Plan:
-        """Plan of a run that profiles each kernel of the steps, and of the calibration if it is `calibrated`."""
+        """Plan of a run that profiles each kernel of the steps and, with `calibrated`, of the calibration products."""
         total = counted.kernels(self._spec.profile_steps, calibrated=calibrated)
         return _Plan(
             name=name,
@@ -480,7 +480,7 @@ def _cut_off(end: End, limit_s: float, when: str) -> ProfileError | None:
     if end.interrupted:
         return ProfileError(ProfileStatus.INTERRUPTED, f"interrupted {when}", hint=AGAIN)
     if end.timed_out:
-        reason = f"the time limit of {duration(limit_s)} ended it {when}"
+        reason = f"the time limit of {duration(limit_s)} ended the profile {when}"
         return ProfileError(ProfileStatus.TIMED_OUT, reason, hint="fewer --profile-steps, or a smaller model")
     return None
 

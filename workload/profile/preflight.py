@@ -70,7 +70,8 @@ def obstacle(facts: Facts) -> ProfileError | None:
         return unavailable(f"ncu needs an NVIDIA GPU; the run was on {facts.device}", hint="--profile torch")
     if not facts.driver:
         return unavailable(
-            "no NVIDIA driver is loaded here", hint="profile on the machine of the run; `nvidia-smi` shows the driver"
+            "no NVIDIA driver is loaded on this machine",
+            hint="profile on the machine of the run; `nvidia-smi` shows the driver",
         )
     if not facts.ncus:
         return tool.no_ncu()

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def words_of(bundle: Bundle, typed: Sequence[str], kind: Profile, *, data: str | None = None) -> tuple[str, ...]:
-    """Script and arguments of a bundle, as they can run here.
+    """Script and arguments of a bundle, as they can run on this machine.
 
     `typed`: as typed by the user; `data`: value for `{data}`. Raises `UsageError` if `typed` differs from the bundle's
     arguments, or if the script's files have changed.
@@ -54,15 +54,15 @@ def words_of(bundle: Bundle, typed: Sequence[str], kind: Profile, *, data: str |
         )
     if data is None and any(DATA in word for word in words):
         raise UsageError(
-            f"'{bundle.path}' does not say what {DATA} stands for in: {script.command}",
+            f"'{bundle.path}' does not record the path for {DATA} in: {script.command}",
             hint=f"python -m rooflaunch profile {shlex.quote(str(bundle.path))} --profile {kind} --data PATH",
         )
     try:
         folder = program.resolve(words).folder
     except UsageError as error:
         raise UsageError(
-            f"the script of '{bundle.path}' is not here: {error}",
-            hint=f"run it in the folder in which it was measured: {line.partition(' -- ')[0]}",
+            f"the script of '{bundle.path}' cannot be found: {error}",
+            hint=f"run this in the folder in which the script was measured: {line.partition(' -- ')[0]}",
         ) from error
     for name, sha256 in (script.files or {}).items():
         path = folder / name
@@ -70,7 +70,7 @@ def words_of(bundle: Bundle, typed: Sequence[str], kind: Profile, *, data: str |
             what = "has changed" if path.is_file() else "is gone"
             raise UsageError(
                 f"{name} {what} since '{bundle.path}' was measured: a profile needs the same script",
-                hint=f"measure it again: python -m rooflaunch script --profile {kind} -- {script.command}",
+                hint=f"measure the script again: python -m rooflaunch script --profile {kind} -- {script.command}",
             )
     return words
 
@@ -81,7 +81,7 @@ def argv(script: ScriptFacts) -> tuple[str, ...]:
 
 
 def spec_of(bundle: Bundle) -> RunSpec:
-    """Spec of a script's run, as far as a profile pass needs it; its other fields have no meaning here."""
+    """Spec of a script's run with the fields that a profile pass needs; the other fields have no meaning."""
     spec = bundle.record.spec
     # fp64 is not a `Precision`. fp32 stands in: products in fp64 use no tensor cores that another precision would
     # count.
@@ -113,7 +113,7 @@ def command(
 
 
 def add_parser(commands: Any) -> None:
-    """Add the command that a profile pass starts; without `help` it is not listed."""
+    """Add the internal command `profiled-script`, which a profile pass starts; `--help` does not list the command."""
     parser = commands.add_parser("profiled-script", allow_abbrev=False)
     parser.add_argument("--mode", type=Mode, required=True)
     parser.add_argument("--report", type=Path, required=True)
@@ -126,7 +126,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(parsed: Namespace, _: Timeline) -> int:
-    """Profile the script's steps and write the report. Raises the error that prevented it."""
+    """Profile the script's steps and write the report. Raises the error that prevented a report."""
     began_s = time.perf_counter()
     end_with(parsed.owner)
     script = program.resolve(parsed.script_words, data=parsed.data)
@@ -167,5 +167,7 @@ def _error_without_profile(
         return profiled.session.bug
     if code or profiled is None:
         how = f"failed with {type(error).__name__}" if isinstance(error, Exception) else f"ended with exit code {code}"
-        return RunFailedError(f"{script.name} {how} when it ran again", hint="its output is in the log of the profile")
+        return RunFailedError(
+            f"{script.name} {how} when it ran again", hint="the script's output is in the log of the profile"
+        )
     return profiled.error_without_profile()

@@ -62,7 +62,7 @@ class Tool(Protocol):
         """End a part of the step."""
 
     def end(self, number: int, *, is_whole: bool) -> None:
-        """End the step; `number`: steps before it, counted from the first of the warm-up."""
+        """End the step; `number`: number of steps before this step, warm-up included."""
 
     def answer(self) -> dict[str, Any]:
         """Result of the pass."""
@@ -220,7 +220,7 @@ def _two_profilers() -> ToolError:
 
 
 class Trace:
-    """Trace by torch.profiler from the first profiled step to the script's end. One step before is timed without it.
+    """Trace by torch.profiler from the first profiled step to the script's end. An earlier step is timed untraced.
 
     Only whole steps are kept. The profiler must not be stopped before the script has ended: an operation of the script
     that is still running would write into freed memory.
@@ -387,7 +387,7 @@ class Counters:
         self._open()
 
     def end(self, number: int, *, is_whole: bool) -> None:
-        """Count the step; stop the profiler after the last one."""
+        """Count the step; stop the profiler after the last requested step."""
         self._shut()
         self._first = self._first or number
         self._taken += 1

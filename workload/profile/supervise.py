@@ -30,7 +30,7 @@ OnTick = Callable[[], None]
 
 @dataclass(frozen=True, kw_only=True)
 class End:
-    """End of a child; `output`: all that it printed. `returncode` is negative for a signal."""
+    """End of a child process; `output`: text that the child printed. `returncode` is negative for a signal."""
 
     returncode: int
     output: str

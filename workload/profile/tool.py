@@ -18,7 +18,7 @@ INSTALL = (
 
 
 def ask(argv: Sequence[str]) -> str | None:
-    """Output of the tool, for any exit status; None if it does not start, answer or print."""
+    """Output of the command, for any exit status; None if the command does not start, answer in time, or print."""
     return run_tool(*argv, limit_s=ANSWER_LIMIT_S)
 
 
@@ -54,7 +54,7 @@ class Ncu:
 
 @dataclass(frozen=True, kw_only=True)
 class Fitting:
-    """An ncu that knows this GPU, and its metrics: those of the GPU itself, or else of a `chip` of its kind."""
+    """An ncu that can profile this GPU. `metrics`: those of the GPU itself, or else those of a `chip` of its kind."""
 
     ncu: Ncu
     version: str | None

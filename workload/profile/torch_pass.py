@@ -1,4 +1,4 @@
-"""Profile pass with torch.profiler: needs no privileges, runs on any device. This process itself imports no torch."""
+"""Profile pass with torch.profiler: needs no privileges, runs on any device. The pass's process imports no torch."""
 
 import json
 import logging
@@ -15,7 +15,7 @@ from workload.profile.status import ProfileError, ProfileStatus
 
 FOLDER = "torch"
 LOG, COMMANDS = "torch.log", "command.txt"
-LOOK = f"{FOLDER}/{LOG} in the bundle has its output"
+LOOK = f"{FOLDER}/{LOG} in the bundle has the output of the process"
 
 LOGGER = logging.getLogger("workload")
 
@@ -59,7 +59,7 @@ def _error_without_trace(end: supervise.End, limit_s: float) -> ProfileError:
     if end.interrupted:
         return ProfileError(ProfileStatus.INTERRUPTED, "interrupted", hint="python -m workload profile BUNDLE")
     if end.timed_out:
-        reason = f"the time limit of {limit_s:.0f} s ended it"
+        reason = f"the time limit of {limit_s:.0f} s ended the profile"
         return ProfileError(ProfileStatus.TIMED_OUT, reason, hint="fewer --profile-steps, or a smaller model")
     reason = f"the profiled process ended with exit code {end.returncode}"
     return diagnosis.own_error(end.output) or ProfileError(ProfileStatus.FAILED, reason, hint=LOOK)

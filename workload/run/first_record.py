@@ -25,7 +25,7 @@ def first_record(
     complexity: ComplexityRecord | None = None,
     notes: Sequence[str] = (),
 ) -> Record:
-    """Record of a run that begins. `facts`: sections of the environment, besides what the context knows."""
+    """Record of a run that begins. `facts`: sections of the environment that `context` does not have."""
     where = {
         "place": place,
         "backend": context.backend,

@@ -52,7 +52,8 @@ class Region:
         if not has_telemetry:
             path = folder / bundle.TELEMETRY
             self._stack.enter_context(Telemetry(path, device=device, origin_s=timeline.started_s))
-        # The loss of a user's script is unknown among its tensors.
+        # The recorder needs a reader of losses, but gets no loss from a user's script, because the loss cannot be told
+        # from other tensors.
         losses = losses or loss_reader_for(Device.CPU)
         self.recorder = self._stack.enter_context(Recorder(folder, self._clock, losses, started_s=timeline.started_s))
         self._meter = CpuMeter()

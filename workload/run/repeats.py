@@ -26,7 +26,7 @@ RunOnce = Callable[[Context], int]
 
 
 def repeat_trainer(resolved: Resolved, context: Context, output: Path) -> int:
-    """Train the configuration as often as it says, then profile it; print the folder of each bundle."""
+    """Train the configuration `repeats` times, as its spec says, then profile it; print the folder of each bundle."""
     spec, alone = resolved.spec, replace(resolved.spec, repeats=1)
     context = replace(context, spec_origin=context.spec_origin or dict(resolved.origin))
     folders: list[Path] = []
@@ -76,11 +76,11 @@ def repeat_script(parsed: Namespace, program: Program, context: Context, *, repe
 
 
 def _repeated(run_once: RunOnce, context: Context, *, repeats: int) -> int:
-    """Run so many times; the first failure ends the repeats with its exit code."""
+    """Run `repeats` times; stop at the first failure and return its exit code."""
     for number in range(1, repeats + 1):
         raise_if_interrupted()
         facts = replace(context, profile_later=True)
-        if repeats > 1:  # otherwise the launcher has set the number of the repeat
+        if repeats > 1:  # a single run keeps the number that the launcher has set
             log.LOGGER.info("repeat %d of %d", number, repeats)
             facts = replace(facts, repeat=number, repeats=repeats)
         code = run_once(facts)
@@ -99,7 +99,7 @@ def _profile(folder: Path, words: Sequence[str] = (), *, data: str | None = None
     command = [*SCRIPTS, "profile", str(folder)]
     command += [] if data is None else ["--data", data]
     command += ["--", *words] if words else []
-    # The folder has been printed already.
+    # Ignore the output: the folder of the bundle has been printed already.
     ended = run_child(command, on_line=lambda _: None)
     failure = ended.error()
     if isinstance(failure, InterruptedRunError):

@@ -29,7 +29,7 @@ class RunRecord:
 
     def set_process(self, memory: Callable[[], Memory]) -> None:
         """Record the resources that the process used, and its memory, unless the memory was read before."""
-        # A device that has failed cannot be asked.
+        # A device that has failed cannot report its memory.
         with suppress(RuntimeError):
             if self.record.memory == Memory():
                 self.set(memory=memory())

@@ -53,9 +53,9 @@ METHOD = (
     "element-wise, normalisation and pooling operations count 0 FLOP. Bytes are modelled: lower = each tensor once, "
     "upper = each operation from and to memory"
 )
-# A few seconds for each precision and for the bandwidth, repeated at most twice if other work disturbs.
+# Measuring the ceilings takes a few seconds for each precision and for the bandwidth, longer if other work disturbs.
 CEILINGS_LIMIT_S = 180.0
-# Operations without a formula get a note only from this share of the operations' time on.
+# Least share of the operations' time for which a note names the operations without a formula.
 UNATTRIBUTED_NOTE_FROM = 0.05
 UNATTRIBUTED_SHOWN = 4
 ROOT = Path(__file__).parents[2]
@@ -84,7 +84,7 @@ class Request:
 class _Measurement:
     """Measurement of a finished phase of the script: the record at its beginning, its times and its notes."""
 
-    phase: Phase  # with its number of steps in the script, measured or not
+    phase: Phase  # its number of steps includes steps that were not measured
     record: Record
     timing: Timing
     notes: list[str]
@@ -105,7 +105,7 @@ class ScriptRun:
         self._device = Device.CPU
         self._stack = ExitStack()
         self._notes: list[str] = []
-        # Made before the script changes its working folder, or the files in it.
+        # Made before the script can change the working folder, or the files there.
         self._machine = HostSystem()
         self.session = Session(request.limits, request.program, self._open, self._complete, goes_on=request.goes_on)
         self.step_log = StepLog(self.session)
@@ -221,7 +221,7 @@ class ScriptRun:
                 path.replace(aside)
 
     def _take_longest(self) -> _Measurement | None:
-        """The longest phase of the script, whose steps the bundle then holds."""
+        """Take the longest phase of the script, and put the steps of this phase into the bundle."""
         current, kept = self._measurement(), self._longest
         if kept is None:
             return current
@@ -238,7 +238,7 @@ class ScriptRun:
     # --- the end
 
     def _complete(self) -> None:
-        """Called by the session when every step is taken, while the script waits."""
+        """Finish the measurement; the session calls this when every step is taken, while the script waits."""
         self.close(Status.COMPLETED)
         self.show()
 

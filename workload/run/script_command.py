@@ -94,7 +94,7 @@ def add_parser(commands: Any, formatter: Any) -> None:
 
 
 def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split the words at the first `--` into ours and the script's. Other commands have no words of a script."""
+    """Split a command line with a script at the first `--` into our words and the script's; else all words are ours."""
     words = list(argv)
     if words[:1] not in ([name] for name in RUN_SCRIPTS) or "--" not in words:
         return words, []
@@ -166,7 +166,7 @@ def run(parsed: Namespace, timeline: Timeline) -> int:
 def _counts(parsed: Namespace) -> dict[str, Any]:
     counts: dict[str, Any] = {}
     for name in ("warmup", "iterations", "min_seconds", "samples_per_step"):
-        # The number of samples in a step has the rules of a batch size.
+        # The number of samples in a step must meet the rules of a batch size.
         option = _option("batch_size" if name == "samples_per_step" else name)
         text = getattr(parsed, name)
         try:
@@ -179,7 +179,7 @@ def _counts(parsed: Namespace) -> dict[str, Any]:
 
 
 def _option(name: str) -> Option:
-    """Option that our own trainer has too."""
+    """Option of our own trainer with this name; its rule for values is used for scripts too."""
     return next(option for option in options() if option.name == name)
 
 
@@ -250,7 +250,7 @@ def _close(measured: "ScriptRun", script: program.Program, end: program.End, *, 
     if session.refusal:
         measured.close(Status.FAILED, str(session.refusal))
         if session.goes_on:
-            # The refusal was logged when it came.
+            # The refusal was logged when it was raised.
             return session.refusal.exit_code
         raise session.refusal
     if measured.is_sealed:
@@ -279,7 +279,7 @@ def _failed(measured: "ScriptRun", script: program.Program, end: program.End, *,
     how = f"ended with exit code {end.code}" if is_exit else f"failed with {type(end.error).__name__}"
     what = f"{script.name} {how}"
     after = f"after {counted(steps, 'measured step')}" if measured.folder else "before its training step was known"
-    kept = f"; they are in its bundle: {measured.folder}" if steps else ""
+    kept = f"; the bundle has these steps: {measured.folder}" if steps else ""
     is_memory = isinstance(end.error, Exception) and device.is_out_of_memory(end.error)
     with suppress(RooflaunchError):
         measured.close(Status.OUT_OF_MEMORY if is_memory else Status.FAILED, f"{what} {after}")
@@ -303,7 +303,7 @@ def _error_without_steps(measured: "ScriptRun", script: program.Program) -> Roof
         return RunFailedError(
             f"{script.name} ended after {counted(session.optimizer_steps, 'optimizer step')}: too few to "
             "find out what a step is, count its FLOP and measure it",
-            hint=f"let it make more steps (smaller batches, more epochs); or {program.STEP_HINT}",
+            hint=f"let the script make more steps (smaller batches, more epochs); or {program.STEP_HINT}",
         )
     if session.backward_passes:
         passes = f"{session.backward_passes} backward pass{'' if session.backward_passes == 1 else 'es'}"
@@ -320,5 +320,5 @@ def _error_without_steps(measured: "ScriptRun", script: program.Program) -> Roof
     return RunFailedError(
         f"{script.name} ended without a backward pass or an optimizer step in this process",
         hint="a script that trains in child processes (torchrun, torch.multiprocessing) cannot be measured yet: "
-        "run it as one process",
+        "run the script as one process",
     )

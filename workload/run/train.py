@@ -125,7 +125,7 @@ def execute(job: TrainingJob, folder: Path, timeline: Timeline) -> Record:
     except Exception as error:
         if isinstance(error, OSError) and bundle.is_write_failure(error):
             raise
-        # Every other error is recorded, and raised again below.
+        # Every error but a failed write is recorded, and raised again below.
         failure = pending_interruption() or explain(error, job.spec)
         run.set(status=status_of(failure), error=str(failure) or type(failure).__name__)
         LOGGER.debug("%s", "".join(traceback.format_exception(error)))
@@ -155,8 +155,8 @@ def _measure(job: TrainingJob, run: RunRecord, timeline: Timeline) -> None:
     with Telemetry(path, device=job.spec.device, origin_s=timeline.started_s) as telemetry:
         context = job.context
         thermometer = thermometer_of(job.spec.device) if context.settles else None
-        # Read before the ceilings, which load the device: at this time the first run of a task finds the temperature
-        # from before the task.
+        # Read before the ceilings, which load the device: the first run of a task reads the temperature from before the
+        # task.
         target_c = thermometer() if thermometer and context.settle_to_c is None else context.settle_to_c
         if job.spec.ceilings:
             timeline.enter("ceilings")
@@ -204,7 +204,9 @@ def _measure_ceilings_again(job: TrainingJob, run: RunRecord, share: float) -> N
     if spec.device is Device.CUDA:
         torch.cuda.empty_cache()
     run.set(ceilings=_measure_ceilings(spec, run.folder.parent, KeptCeilings.NONE))
-    job.notes.append(f"{above} measured before it, {si(was, 'FLOP/s')}: the ceilings were measured again after it")
+    job.notes.append(
+        f"{above} measured before the run, {si(was, 'FLOP/s')}: the ceilings were measured again after the run"
+    )
 
 
 def _train(job: TrainingJob, step: TrainingStep, run: RunRecord, timeline: Timeline) -> None:
@@ -272,7 +274,7 @@ def _finish(job: TrainingJob, run: RunRecord, timeline: Timeline) -> None:
 
 
 def _skipped(run: Record) -> list[str]:
-    """Note on measured steps in which AMP left out the optimizer."""
+    """Note on measured steps in which AMP skipped the optimizer."""
     skipped, step_s = run.timing.skipped_steps, run.timing.step_s
     if not skipped or not skipped.measured or not step_s:
         return []

@@ -97,7 +97,7 @@ def _filled(spec: RunSpec) -> RunSpec:
 
 
 def _record(run_id: str, spec: RunSpec, context: Context) -> Record:
-    """First record of a run, with the facts that can be seen from outside."""
+    """First record of a run, with the facts that are known without its trainer."""
     # A launcher that starts containers has collected these facts already.
     seen: dict[str, dict[str, object]] = {} if "host" in context.outside else outside_facts()
     sections = {name: {**seen.get(name, {}), **context.outside.get(name, {})} for name in {*seen, *context.outside}}

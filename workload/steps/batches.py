@@ -64,8 +64,9 @@ def size_of(loader: Any) -> int | None:
 def measure(batch: Any, loader: int, size: int | None = None) -> Batch:
     """Contents of `batch`; `size`: batch size that the loader knows, else None.
 
-    A batch of this size has a tensor or list of this length. A smaller one, at the end of the data, and one of a
-    loader without a size has the length of its first tensor or list; a batch without any is one sample.
+    A batch has `size` samples if one of its tensors or lists has this length, or none is shorter. A shorter batch, at
+    the end of the data, has the length of its first shorter tensor or list. Without `size`, the first tensor or list
+    counts; a batch without any is one sample.
     """
     # Fast path for nearly every batch.
     first = batch[0] if type(batch) in (list, tuple) and batch else batch
@@ -94,7 +95,7 @@ def _is_listed(first: Any) -> bool:
 def _of(loader: int, shape: torch.Size, dtype: torch.dtype, count: int) -> Batch:
     """Batch from the shape and type of its tensor.
 
-    Cached, because it is called in timed steps and batches are alike.
+    Cached, because this function is called in timed steps, whose batches are alike.
     """
     if len(shape) == IMAGE_DIMENSIONS:
         return Batch(loader=loader, count=count, unit=Unit.IMAGES)
@@ -103,7 +104,7 @@ def _of(loader: int, shape: torch.Size, dtype: torch.dtype, count: int) -> Batch
 
 
 def _lengths(batch: Any) -> list[int]:
-    """Lengths of the tensors and lists in a batch, in order. A list of samples comes before its parts."""
+    """Lengths of the tensors and lists in a batch, in order; first the common length of equally long lists, if any."""
     graphs = getattr(batch, "num_graphs", None)
     if isinstance(graphs, int):
         return [graphs]
@@ -125,7 +126,7 @@ def _tensors(batch: Any) -> Iterator[torch.Tensor]:
 
 
 def _leaves(value: Any) -> Iterator[Any]:
-    """Tensors, and lists of texts, numbers or mappings, in order; Hugging Face's batches are mappings of their own."""
+    """Tensors in a batch, and lists of texts, numbers or mappings, in order. Hugging Face's batches are mappings."""
     waiting = [value]
     for _ in range(MOST_LEAVES):
         if not waiting:

@@ -165,7 +165,7 @@ class _FakeStep:
         before = self._counter.tally()
         with self._counter:
             if self._precision is Precision.AMP:
-                # One pass over all gradients that divides by the loss scale, like GradScaler's.
+                # Like GradScaler, divide all gradients by the loss scale in one pass.
                 gradients = [each.grad for each in self._module.parameters() if each.grad is not None]
                 torch._foreach_mul_(gradients, 1.0)
             self._optimizer.step()
@@ -179,7 +179,7 @@ class _FakeStep:
 class _MetaWeights(TorchFunctionMode):
     """Mode for weights without memory.
 
-    Unlike `torch.device("meta")` it keeps tensors real that constructors use (RegNet).
+    Tensors that constructors compute with (RegNet) stay real, unlike under `torch.device("meta")`.
     """
 
     def __torch_function__(
@@ -192,7 +192,10 @@ class _MetaWeights(TorchFunctionMode):
 
 
 def _materialize(module: nn.Module, device_type: str) -> None:
-    """Replace parameters and buffers by fake ones; `Module.to_empty` would read the real tensor, which is forbidden."""
+    """Replace parameters and buffers by fake tensors.
+
+    `Module.to_empty` would read the real tensors, which `FakeTensorMode` forbids.
+    """
     module._apply(lambda t: torch.empty(t.shape, dtype=t.dtype, device=device_type))  # noqa: SLF001 - as Module.to does
 
 
@@ -210,14 +213,15 @@ def _rejections(model: str, shape: tuple[int, ...]) -> Iterator[None]:
                 "needs more than one value per channel",
                 hint="--batch-size 2",
             ) from error
-        # Subclasses come from FakeTensorMode, for an op that it cannot handle: the images are not the cause.
+        # A subclass of these errors comes from FakeTensorMode: an op is not supported, and the images are not the
+        # cause.
         if type(error) not in (AssertionError, RuntimeError, ValueError):
             raise
         raise models.rejection(model, shape[-1], error) from error
 
 
 def fvcore_mac_per_image(model: str, *, num_classes: int, image_size: int) -> float | None:
-    """MACs of one image in eval mode as fvcore counts them, batch norm at several per element; None without fvcore.
+    """MACs of one image in eval mode, as fvcore counts (several per element of a batch norm); None without fvcore.
 
     Traces one real forward pass on the CPU with zero weights: 0.1 s (resnet18) to 0.8 s (vgg16) on two cores.
     """

@@ -104,7 +104,7 @@ def _loader(spec: RunSpec, dataset: Dataset[Any]) -> DataLoader[Any]:
 
 
 def _ignore_ctrl_c(_: int) -> None:
-    """Leave Ctrl-C to the trainer, which ends its workers in order."""
+    """Ignore Ctrl-C in a worker process: the trainer ends its workers itself."""
     import signal  # noqa: PLC0415 - runs in the worker process
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -123,7 +123,10 @@ def _endless(spec: RunSpec, loader: DataLoader[Any]) -> Generator[Batch]:
 
 
 def _end_workers(loader: DataLoader[Any]) -> None:
-    """End the worker processes now: torch takes workers left at exit for crashed, and has no public function for it."""
+    """End the worker processes now, because torch takes workers that are left at exit for crashed.
+
+    The function is private, because torch has no public one.
+    """
     iterator = getattr(loader, "_iterator", None)
     if iterator is not None:
         iterator._shutdown_workers()  # noqa: SLF001 - see above
@@ -134,7 +137,9 @@ def _blame_image(error: BrokenImageError) -> NoReturn:
     # An error from a worker has a whole traceback as its text, which ends with the original error.
     text = str(error).strip().rpartition(f"{BrokenImageError.__name__}: ")[2]
     path, _, reason = text.partition(": ")
-    raise UsageError(f"image '{path}' cannot be decoded: {reason}", hint=f"remove it or replace it: {path}") from error
+    raise UsageError(
+        f"image '{path}' cannot be decoded: {reason}", hint=f"remove or replace the image: {path}"
+    ) from error
 
 
 def _to_device(spec: RunSpec, batch: Batch) -> Batch:
@@ -175,7 +180,7 @@ def _fetch(spec: RunSpec, root: Path, make: Callable[[], Any]) -> Any:
     except (URLError, TimeoutError, ConnectionError) as error:
         raise ToolError(
             f"data set '{spec.dataset}' cannot be downloaded: {error}",
-            hint=f"copy it to {root} from a machine with a network, or use --dataset synthetic",
+            hint=f"copy the data set to {root} from a machine with a network, or use --dataset synthetic",
         ) from error
     except RooflaunchError:
         raise

@@ -1,6 +1,6 @@
-"""Hides our packages from a script's imports, so that a user's module of the same name is the one imported.
+"""Hides our packages from a script's imports, so that the script gets the user's modules of the same names.
 
-Where the user has none, `import workload` finds ours, as it always did. Standard library only.
+If the user has no module of that name, `import workload` still finds ours. Standard library only.
 """
 
 import importlib.abc
@@ -16,9 +16,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class _Names(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finder of modules that have our names, in force while a script runs.
+    """Finder of modules with the names of our packages, active while a script runs.
 
-    `_aside`: modules that `sys.modules` does not hold now: ours while the finder is in force, else the user's.
+    `_aside`: modules taken out of `sys.modules`, by name: ours while the finder is active, else the user's.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class _Names(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         package, _, rest = fullname.partition(".")
         if package not in NAMES:
             return None
-        # Otherwise a regular package of ours would be preferred to a user's folder without `__init__.py`.
+        # Search without our own folder: Python prefers our regular packages to a user's folder without `__init__.py`.
         elsewhere = [entry for entry in sys.path if isinstance(entry, str) and Path(entry).resolve() != ROOT]
         if not rest and (theirs := PathFinder.find_spec(fullname, elsewhere, target)):
             return theirs

@@ -53,7 +53,7 @@ class Observer(Protocol):
         """Called when an optimizer has stepped."""
 
     def left_out(self, optimizer: Any) -> None:
-        """Called when a GradScaler has left out an optimizer's step."""
+        """Called when a GradScaler has skipped an optimizer's step."""
 
     def gradients_off(self, site: Site) -> None:
         """Called when gradients are switched off, with the place of the statement."""
@@ -87,7 +87,7 @@ class _Loader(importlib.abc.Loader):
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finder that delegates to Python's finders, for one module and once, to call `then` after its import."""
+    """Finder for one module, used once: delegates to Python's finders, and calls `then` after the import."""
 
     def __init__(self, name: str, then: Callable[[], None]) -> None:
         self._name, self._then = name, then
@@ -123,11 +123,13 @@ def install(observer: Observer) -> None:
     os.register_at_fork(after_in_child=observer.silence)
     _observe_loaders(observer, torch.utils.data)
     _observe_backward(observer, torch.autograd)
-    # Optimizers that are stepping now, the outermost first. Steps in a second thread are refused in any case.
+    # Optimizers that are stepping now, the outermost first. One list serves all threads, because optimizer steps in a
+    # second thread are refused anyway.
     stack: list[Any] = []
 
     def before(optimizer: Any, *_: Any) -> None:
-        # A wrapper optimizer and the optimizer inside it count as one step. If a step raised, it is over.
+        # A wrapper optimizer and the optimizer inside it count as one step. If an optimizer steps again while still in
+        # this list, its earlier step raised an error.
         if stack:
             del stack[next((place for place, known in enumerate(stack) if known is optimizer), len(stack)) :]
         stack.append(optimizer)
@@ -160,7 +162,7 @@ def _observe_loaders(observer: Observer, data: Any) -> None:
     def begin(self: Any) -> Any:
         if not observer.active:
             return start(self)
-        # With worker processes this takes as long as their start.
+        # With worker processes, making the iterator takes as long as starting them.
         observer.fetch_began()
         made = start(self)
         made.rooflaunch_loader = self
@@ -202,7 +204,8 @@ def _observe_backward(observer: Observer, autograd: Any) -> None:
 
         return run
 
-    # `Tensor.backward` calls `torch.autograd.backward` by this name. `grad` serves penalties: part of the forward pass.
+    # `Tensor.backward` looks up `torch.autograd.backward` by name, and so calls the wrapper. `torch.autograd.grad`
+    # serves penalties, which are part of the forward pass.
     autograd.backward = observed(autograd.backward)
     grad = autograd.grad
 
@@ -298,7 +301,7 @@ def _observe_gradient_switches(observer: Observer, torch: Any) -> None:
 
 
 def _site(frame: Any) -> Site:
-    # A decorated function is entered from torch.utils._contextlib.
+    # Skip the frames of torch.utils._contextlib, from which a decorated function is entered.
     while frame.f_back is not None and frame.f_code.co_filename.endswith("_contextlib.py"):
         frame = frame.f_back
     caller = frame.f_back or frame

@@ -25,7 +25,8 @@ from workload.steps.hidden_packages import ROOT, hidden
 
 EXAMPLE = "python -m rooflaunch script -- train.py --lr 0.1"
 STEP_HINT = "mark the end of a step in the script: `import rooflaunch`, then `rooflaunch.step_done()` after each update"
-# A last checkpoint, the end of worker processes and a logger's upload take seconds.
+# Time limit in seconds for the script's exit: a last checkpoint, the end of worker processes and a logger's upload take
+# seconds.
 ENDING_S = 60.0
 # The original function: `os._exit` itself is wrapped while a script is measured.
 LEAVE = os._exit
@@ -66,7 +67,7 @@ class Program:
         main.__dict__["__builtins__"] = __builtins__
         with io.open_code(str(self.path)) as source:
             code = compile(source.read(), main.__file__, "exec", dont_inherit=True)
-        # Not removed later: worker processes, pickles and functions that run at exit look for it.
+        # Not removed later: worker processes, pickles and functions that run at exit look for `__main__`.
         sys.modules["__main__"] = main
         exec(code, main.__dict__)  # noqa: S102 - the user's own script
 
@@ -80,7 +81,7 @@ class EndOfScript(SystemExit):
 
 @dataclass(kw_only=True)
 class End:
-    """End of the script: its exit code, and the exception that it raised."""
+    """End of the script: its exit code, and the exception that ended the script."""
 
     code: int = 0
     error: BaseException | None = None
@@ -89,7 +90,7 @@ class End:
 def run_script(script: Program) -> End:
     """Run the script with Python's own streams and Ctrl-C handling.
 
-    If a process that the script has forked returns from here, it exits as it would without us.
+    A process that the script has forked exits here with its own exit code.
     """
     process = os.getpid()
     end = _run(script)
@@ -204,7 +205,7 @@ def several_processes() -> UsageError | None:
         return None
     return UsageError(
         f"the script trains with {size} processes: a step of several processes cannot be measured yet",
-        hint="run it as one process on one GPU",
+        hint="run the script as one process on one GPU",
     )
 
 

@@ -1,7 +1,7 @@
-"""Measurement of a script: observes its calls, finds its step, counts one, times the others, and ends the script.
+"""Measures a script: finds its training step, counts the work of a few steps, times the others, and ends the script.
 
-All of this happens inside the script's own calls: between two steps the script waits for us, inside a step it loses a
-few microseconds.
+The measurement happens inside the script's own calls: between two steps the script waits for us, inside a step it loses
+a few microseconds.
 """
 
 import math
@@ -27,7 +27,8 @@ from workload.steps.step_finder import MOST_SEGMENTS, REPEATS, Pattern, Seen, Se
 from workload.steps.step_work import MOST_COUNTED, Work, WorkCounter, chosen, usual
 
 LOGGER = log.LOGGER
-# No script accumulates gradients over so many passes: it updates its parameters without an optimizer of torch's.
+# No script accumulates gradients over this many backward passes: a script without a step by then updates its parameters
+# without an optimizer of torch.
 BACKWARD_WITHOUT_STEP = 500
 
 
@@ -42,7 +43,7 @@ class Stage(Enum):
     OVER = auto()
 
 
-# Called when the step is known, and counted if counting is on. Returns the receiver of all later steps.
+# Called when the step is known and, if counting is on, its work is counted. Returns the receiver of all later steps.
 Open = Callable[[Step, Work | None, Device], StepReceiver]
 
 
@@ -199,7 +200,7 @@ class Session:
         self._optimizer_event(optimizer, skipped=False)
 
     def left_out(self, optimizer: Any) -> None:
-        """End a segment of the script's work: a GradScaler left out the optimizer's step."""
+        """End a segment of the script's work: a GradScaler skipped the optimizer's step."""
         self._optimizer_event(optimizer, skipped=True)
 
     def _optimizer_event(self, optimizer: Any, *, skipped: bool) -> None:
@@ -220,7 +221,7 @@ class Session:
         self._optimizer_stepped(optimizer, skipped=skipped)
 
     def gradients_off(self, site: Site) -> None:
-        """Called when gradients are switched off, for an evaluation or for values that the loss uses."""
+        """Begin work without gradients: an evaluation, or values that the loss uses."""
         if not self._is_observed():
             return
         is_timed = self.stage in (Stage.WARMUP, Stage.MEASURED)
@@ -235,7 +236,7 @@ class Session:
             self._counter.ignores = self._is_evaluating
 
     def gradients_on(self) -> None:
-        """Called when gradients are switched on again."""
+        """End work without gradients; assign the time of an evaluation to validation."""
         if not self._is_observed():
             return
         if self._counter:
@@ -246,12 +247,12 @@ class Session:
             self._is_evaluating = False
 
     def _classify_earlier_work(self) -> None:
-        """A batch has arrived: earlier work without gradients was an evaluation if no loss used it."""
+        """Called when a batch has arrived: work without gradients was an evaluation if no loss used that work."""
         if self._counter is None or self.receiver is None or not self.receiver.is_open:
             return
         site = self._counter.without_gradients.now
         if site is not None:
-            # An evaluation of a loader's batches, which begins with this one.
+            # Gradients are off while the batch arrives: an evaluation begins with this batch.
             self.sites[site] = self._is_evaluating = True
         self._is_classified_step = not (self._stop_classifying() or self._is_evaluating)
         if not self._is_classified_step:
@@ -263,7 +264,8 @@ class Session:
             return False
         counted = self._counter.without_gradients.are_evaluations()
         is_new = any(is_evaluation and site not in self.sites for site, is_evaluation in counted.items())
-        # A known evaluation was not counted, and therefore has no FLOP here: what is known stays.
+        # Places of known evaluations keep their entries: their work was not counted again, so the new entries have no
+        # FLOP.
         self.sites = counted | self.sites
         if self.stage is not Stage.COUNTING:
             self._counter.stop()
@@ -281,7 +283,7 @@ class Session:
             self._mark(Aside.CHECKPOINT)
 
     def step_began(self) -> None:
-        """Called when `with rooflaunch.step():` is entered: earlier work is no part of a step, but data waits are."""
+        """Begin a step at `with rooflaunch.step():`, leaving out earlier work of the script, but not its data waits."""
         if not self.active or self.stage is Stage.OVER:
             return
         self._use_marks()
@@ -318,12 +320,12 @@ class Session:
         return receiver.instant if is_on and receiver and receiver.is_open and not self._counter else None
 
     def buffer_limits(self) -> tuple[int, float]:
-        """Number of optimizer steps that may be buffered, and the latest end by `time.perf_counter`."""
+        """Number of optimizer steps that may be buffered, and the end of buffering on the clock `time.perf_counter`."""
         warmup, iterations, least_s = self._limits.filled(self._device)
         remaining = (warmup if self.stage is Stage.WARMUP else iterations) - self._taken
         if remaining > 0:
             return remaining * (len(self.step.pattern.segments) if self.step and self.step.pattern else 1), math.inf
-        # All requested steps are taken, but their least time has not passed.
+        # All requested steps are taken, but the least measuring time has not passed.
         until_s = self._began_s + least_s
         return (sys.maxsize, until_s) if time.perf_counter() < until_s else (1, math.inf)
 
@@ -404,7 +406,7 @@ class Session:
                 )
 
     def _remember(self) -> None:
-        """Keep the data fetched for an optimizer's step until the rule is known."""
+        """Keep the data fetched for an optimizer's step until the training step is known."""
         fetches, self._open_step = self._open_step.fetches, OpenStep()
         self._recent.append(Amount.of(fetches))
         self._last_fetches = fetches or self._last_fetches
@@ -421,7 +423,7 @@ class Session:
         self._is_evaluating = self._is_classified_step = False
 
     def _start_phase(self, pattern: Pattern | None) -> None:
-        """Begin a phase with this rule, or without one with the script's marks, and count FLOP in the next step."""
+        """Begin a phase whose steps follow `pattern` or, if None, the script's marks; count FLOP in the next step."""
         loaders = {fetch.batch.loader for fetch in self._last_fetches}
         known = [self._loaders[number] for number in loaders if number in self._loaders]
         self.step = describe(pattern, self._recent, known, self._optimizers, self._limits)
@@ -508,7 +510,7 @@ class Session:
             return []
         kept = {fetch.batch.loader for fetch in now.fetches[extra:]}
         is_foreign = any(fetch.batch.loader not in kept for fetch in now.fetches[:extra])
-        # One more batch of the same loader is a prefetched one, at the beginning of the data.
+        # One extra batch of the same loader is no excess: it was prefetched at the beginning of the data.
         return now.fetches[:extra] if extra > 1 or (extra == 1 and is_foreign) else []
 
     def _timed(self, now: OpenStep, *, is_regular: bool) -> None:
@@ -547,7 +549,7 @@ class Session:
         self.receiver.begin(self._event_mark)
 
     def complete(self) -> None:
-        """Write everything down after the last step, then end the script or let it continue."""
+        """Write the results after the last step, then end the script or let the script continue."""
         # If the script catches the exit and steps again, it is ended again.
         self.active, self.stage = not self.goes_on, Stage.OVER
         if self.receiver:
@@ -578,7 +580,7 @@ class Session:
 
 
 class _Guard:
-    """Keeps our own exceptions out of the script."""
+    """Context manager that keeps our own exceptions out of the script."""
 
     def __init__(self, session: Session) -> None:
         self._session = session

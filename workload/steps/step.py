@@ -1,4 +1,4 @@
-"""A script's training step: its rule, its data, the number of steps to measure, and the interface of receivers."""
+"""A script's training step: its pattern, its data, the number of steps to measure, and the interface of receivers."""
 
 import weakref
 from collections import Counter
@@ -61,7 +61,7 @@ class Loader:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """Definition of a training step: its rule, the data that throughput counts, and the sentence that the user reads.
+    """Definition of a training step: its pattern, the data that throughput counts, and a sentence for the user.
 
     `what`: the sentence's part on passes and optimizers. `batch_size`: size of each of the `batches` of a step.
     """
@@ -78,7 +78,7 @@ class Step:
     workers: int | None
 
     def is_part_of(self, pattern: Pattern) -> bool:
-        """Whether this step is only a part of a step of `pattern`, which has its optimizers and others."""
+        """Whether this step is only a part of a step of `pattern`, which has all optimizers of this step and more."""
         ours = {segment.optimizer for segment in self.pattern.segments} if self.pattern else set()
         return ours < {segment.optimizer for segment in pattern.segments}
 
@@ -94,7 +94,7 @@ class Phase:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """How many steps a script's measurement takes, as the user asked; None: the default of the device.
+    """Numbers of steps and seconds to measure in a script, as the user asked; None: the default of the device.
 
     `warmup`, `iterations`: numbers of steps. `samples_per_step`: samples in one step, if hooks cannot count them.
     `min_seconds`: measure more steps until all measured steps together took this long.
@@ -116,7 +116,7 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer:
-    """Optimizer as at its first step. `kind`: a number shared by optimizers of one class with the same shapes.
+    """Facts of an optimizer at its first step. `kind`: number shared by optimizers of one class with the same shapes.
 
     `elements`: number of elements of each parameter, by the parameter's identity.
     """
@@ -184,7 +184,7 @@ def describe(
     optimizers: Optimizers,
     limits: Limits,
 ) -> Step:
-    """Define a step by this rule, or without one by the script's marks.
+    """Define a step by `pattern` or, if None, by the marks that the script sets itself.
 
     `recent`: data fetched by the last optimizer steps.
     """
@@ -279,4 +279,4 @@ class StepReceiver(Protocol):
         """End the phase."""
 
     def close(self) -> None:
-        """Finish: no step will follow."""
+        """Close the receiver: no step will follow."""

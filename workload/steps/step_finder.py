@@ -1,8 +1,8 @@
 """Finds the training step of an unknown script from the order of its optimizers' steps. Pure.
 
 The script's work is cut into segments, each of which ends when an optimizer has stepped. A training step is the
-shortest sequence of segments that repeats: one for most scripts, two for a GAN, six for a GAN whose critic steps five
-times. Gradient accumulation shows in the backward passes of a segment.
+shortest sequence of segments that repeats, called the rule: one segment for most scripts, two for a GAN, six for a GAN
+whose critic steps five times. Gradient accumulation shows in the backward passes of a segment.
 """
 
 from collections import Counter, deque
@@ -15,22 +15,22 @@ from workload.contract.text import counted
 
 # A sequence that was repeated three times is the rule. Every later step is checked against it.
 REPEATS = 3
-# A script without a rule is refused after this many optimizer steps, enough to show a rule of up to 66.
+# A script without a rule is refused after this many optimizer steps, enough to show a rule of up to 66 segments.
 MOST_SEGMENTS = 200
-# Longest rule, in segments, that these can show.
+# Longest rule, in segments, that MOST_SEGMENTS optimizer steps can show.
 LONGEST = MOST_SEGMENTS // REPEATS
-# The rule is given up after this many irregular steps in a row, or this many in all if they exceed half of the regular
-# ones.
+# The rule is given up after MOST_IRREGULAR irregular steps in a row, or in all if they are more than IRREGULAR_SHARE of
+# the number of regular steps.
 MOST_IRREGULAR, IRREGULAR_SHARE = 5, 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Segment:
-    """Work up to an optimizer's step. `optimizer`: its number, in the order of the first steps.
+    """Work of a script up to an optimizer's step. `optimizer`: number of the optimizer, in the order of first steps.
 
-    `backward`: passes before the step; `closures`: passes inside the step, as LBFGS makes them; `batches`: fetched
-    during the segment. `kind`: one number for all optimizers of a class whose parameters have the same shapes; None:
-    like no other.
+    `backward`: number of backward passes before the step; `closures`: number of backward passes inside the step, as
+    LBFGS makes them; `batches`: number of batches fetched. `kind`: one number for all optimizers of a class whose
+    parameters have the same shapes; None for an optimizer that is like no other.
     """
 
     optimizer: int
@@ -41,16 +41,16 @@ class Segment:
 
     @property
     def key(self) -> tuple[int, int, bool]:
-        """Repeating part of a segment.
+        """Facts of a segment that repeat: optimizer, number of backward passes, and whether there are closure calls.
 
-        The number of closure calls may depend on values, but not whether there are any.
+        The number of closure calls may depend on values, and is left out.
         """
         return self.optimizer, self.backward, self.closures > 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pattern:
-    """Segments of one training step, as they were when the rule was found."""
+    """Segments of one training step, as they were when their repeating sequence was found."""
 
     segments: tuple[Segment, ...]
 
@@ -66,7 +66,7 @@ class Pattern:
 
     @cached_property
     def keys(self) -> list[tuple[int, int, bool]]:
-        """Keys of the segments."""
+        """Key of each segment: optimizer, number of backward passes, and whether there are closure calls."""
         return [segment.key for segment in self.segments]
 
     def words(self, optimizers: Sequence[str]) -> str:
@@ -89,17 +89,17 @@ def _passes(number: int) -> str:
 class Seen(Enum):
     """Meaning of an optimizer's step."""
 
-    UNKNOWN = auto()  # no rule so far
-    FOUND = auto()  # it completes the rule, and ends a training step
+    UNKNOWN = auto()  # no rule is known yet
+    FOUND = auto()  # the rule is now known, and a training step has ended
     INSIDE = auto()  # a part of a training step
     STEP = auto()  # the end of a training step
     IRREGULAR = auto()  # the end of something that was no training step
-    LOST = auto()  # the rule no longer holds: the search begins again
+    LOST = auto()  # the rule no longer applies: the search begins again
     UNCLEAR = auto()  # there is no rule
 
 
 class StepFinder:
-    """Finds the rule, then compares every further segment with it."""
+    """Finds the sequence of segments that repeats, then compares every further segment with that sequence."""
 
     def __init__(self) -> None:
         self.pattern: Pattern | None = None
@@ -116,7 +116,7 @@ class StepFinder:
         self._segments.append(segment)
         if self.pattern is None:
             return self._search()
-        # An optimizer that was taken for the successor of another one steps in turn with it.
+        # Two optimizers step in turn, although the second was taken for the successor of the first.
         return self._lose() if is_split else self._follow(self.pattern, self._successors.with_first_optimizer(segment))
 
     def _search(self) -> Seen:
@@ -124,7 +124,8 @@ class StepFinder:
         if self._candidate is None:
             segments = [self._successors.with_first_optimizer(segment) for segment in self._segments]
             self._candidate = find(segments)
-            # If the script did something else first, this is the middle of a step: wait for its end.
+            # If the script did other work first, the rule is found in the middle of a step: wait for the end of that
+            # step.
             self._position = _segments_since_end(self._candidate, segments) if self._candidate else 0
         else:
             self._position = (self._position + 1) % len(self._candidate.segments)
@@ -135,7 +136,7 @@ class StepFinder:
 
     def _follow(self, pattern: Pattern, segment: Segment) -> Seen:
         keys = pattern.keys
-        # After more regular steps than the longest rule has segments, another optimizer's step may be an exception.
+        # After LONGEST regular steps, a step of an optimizer outside the rule may be an exception.
         if self._regular < LONGEST and all(segment.optimizer != known for known, *_ in keys):
             return self._lose()
         if self._off_the_rule:
@@ -153,7 +154,7 @@ class StepFinder:
         if [self._successors.with_first_optimizer(segment).key for segment in last] != keys:
             self._off_the_rule += 1
             return self._lose() if self._off_the_rule > MOST_IRREGULAR * len(keys) else Seen.INSIDE
-        # The last segments are a whole step again, whose beginning was not recognised.
+        # The last segments form a whole step again; the beginning of that step was not recognised.
         self._off_the_rule = self._position = 0
         return Seen.IRREGULAR
 
@@ -174,25 +175,26 @@ class StepFinder:
 
 
 class _Successors:
-    """Optimizers that continue the work of an earlier one: K-fold training makes one for each fold.
+    """Optimizers that replace an earlier optimizer: K-fold training makes a new optimizer for each fold.
 
-    A new optimizer of the same kind, with the same passes before its step, is a successor. If the earlier one steps
-    again before its successor has taken `REPEATS` steps in a row, the two step in turn, and there is no succession.
+    A new optimizer of the same kind, with the same passes before its step, is a successor. If the earlier optimizer
+    steps again before its successor has taken `REPEATS` steps in a row, the two step in turn, and the new optimizer is
+    no successor.
     """
 
     def __init__(self) -> None:
-        # Last segment by optimizer, the one that stepped longest ago first; successor by predecessor; predecessor by
-        # successor.
+        # `_last`: last segment by optimizer, beginning with the optimizer that stepped longest ago. `_later`: successor
+        # by predecessor. `_earlier`: predecessor by successor.
         self._last: dict[int, Segment] = {}
         self._later: dict[int, int] = {}
         self._earlier: dict[int, int] = {}
-        # First optimizer of its row of successors, by number.
+        # First optimizer of a chain of successors, by the number of each later optimizer in the chain.
         self._first: dict[int, int] = {}
         self._steady: set[int] = set()
         self._in_a_row: tuple[int, int] = (-1, 0)
 
     def record(self, segment: Segment) -> bool:
-        """Record an optimizer's step. Return True if an optimizer taken for a successor turns out not to be one."""
+        """Record an optimizer's step. Return True if it shows that an optimizer was wrongly taken for a successor."""
         number, is_split = segment.optimizer, False
         known, times = self._in_a_row
         self._in_a_row = number, times + 1 if known == number else 1
@@ -214,14 +216,14 @@ class _Successors:
             if is_alike and earlier not in self._later:
                 self._first[number] = self._first.get(earlier, earlier)
                 self._earlier[number], self._later[earlier] = earlier, number
-                # A script may make thousands of optimizers: forget one that has two successors.
+                # A script may make thousands of optimizers: forget an optimizer whose successor has a successor.
                 if (forgotten := self._earlier.pop(earlier, None)) is not None:
                     self._later.pop(forgotten, None)
                     self._last.pop(forgotten, None)
                 return
 
     def _split(self, first: int) -> None:
-        """Make the optimizer the first of its own row of successors."""
+        """Make the optimizer `first` the first of its own chain of successors."""
         self._earlier.pop(first, None)
         later: int | None = first
         while later is not None:
@@ -229,13 +231,13 @@ class _Successors:
             later = self._later.get(later)
 
     def with_first_optimizer(self, segment: Segment) -> Segment:
-        """Rename the segment's optimizer to the first of the optimizers that step one after another."""
+        """Copy of the segment with the first optimizer of the chain of successors to which its optimizer belongs."""
         first = self._first.get(segment.optimizer, segment.optimizer)
         return segment if first == segment.optimizer else replace(segment, optimizer=first)
 
 
 def find(segments: Sequence[Segment]) -> Pattern | None:
-    """Shortest sequence, with every optimizer in use, that the last segments repeat three times; None without one."""
+    """Shortest sequence that the last segments repeat three times, and that has every optimizer in use; else None."""
     in_use = _in_use(segments)
     keys = [segment.key for segment in segments]
     passes = any(segment.backward + segment.closures for segment in segments)
@@ -245,14 +247,15 @@ def find(segments: Sequence[Segment]) -> Pattern | None:
             last = list(segments[-length:])
             start = _start_of_step(last)
             pattern = Pattern(segments=tuple(last[start:] + last[:start]))
-            # A sequence without a backward pass is only a part of a step, in which several optimizers follow one pass.
+            # A sequence without a backward pass is only a part of a step, in which several optimizers step after one
+            # backward pass.
             if pattern.backward or not passes:
                 return pattern
     return None
 
 
 def _in_use(segments: Sequence[Segment]) -> set[int]:
-    """Optimizers that have not missed their turn three times, or for longer than the longest rule."""
+    """Optimizers whose last step is less than three of their turns ago, and less than the longest rule ago."""
     last: dict[int, int] = {}
     turn: dict[int, int] = {}
     for place, segment in enumerate(segments):
@@ -263,9 +266,9 @@ def _in_use(segments: Sequence[Segment]) -> set[int]:
 
 
 def _start_of_step(segments: Sequence[Segment]) -> int:
-    """Index of a step's first segment: one with data after one without, else with a backward pass after one without.
+    """Index of a step's first segment: the segment with data that follows a segment without data.
 
-    Returns 0 if no segment, or more than one, begins in this way.
+    If there is none, or more than one: the segment with a backward pass that follows a segment without; else 0.
     """
     batches = [segment.batches for segment in segments]
     passes = [segment.backward + segment.closures for segment in segments]

@@ -117,7 +117,7 @@ class StepLog:
             self.flush_events()
 
     def left_out(self, optimizer: Any) -> None:
-        """Record that a GradScaler left out an optimizer's step."""
+        """Record that a GradScaler skipped an optimizer's step."""
         self._record_end("left_out", optimizer)
 
     def step_done(self) -> None:
@@ -129,7 +129,7 @@ class StepLog:
         self._record("step_began")
 
     def gradients_off(self, site: Site) -> None:
-        """Record that gradients are switched off, if the place is an evaluation or not classified yet."""
+        """Record that gradients are switched off for an evaluation; pass on a `site` that is not classified yet."""
         session = self._session
         if self._is_inside:
             return

@@ -30,7 +30,7 @@ MS_PER_S = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """Operations of one step. `time_s`: seconds by operation; `flop_by_precision`: by element type of the factors.
+    """Operations of one step. `time_s`: seconds by operation; `flop_by_precision`: FLOP by element type of the factors.
 
     `unattributed`: operations without a formula, with their share of all operations' time. `uncounted`: names
     of those that look like a matrix product, so that the FLOP are a lower bound. `flop_range`: least and most FLOP of
@@ -60,7 +60,7 @@ class Work:
 
 
 class WorkWithoutGradients:
-    """Tells for each place that switches gradients off whether a loss uses the results, or they are an evaluation.
+    """Decides for each place that switches gradients off: a loss uses the results, or the work is an evaluation.
 
     The memory of each result is followed to see whether an operation with gradients reads it.
     """
@@ -104,7 +104,7 @@ class WorkWithoutGradients:
         return self._sites_of.get(reference.cdata, (reference, frozenset()))
 
     def are_evaluations(self) -> dict[Site, bool]:
-        """Whether the work without gradients is an evaluation, by place.
+        """Whether the work without gradients is an evaluation, by the place that switches gradients off.
 
         Work without a matrix product, such as an average of weights, is not an evaluation.
         """
@@ -112,9 +112,10 @@ class WorkWithoutGradients:
 
 
 class WorkCounter(FlopCounter):
-    """A `FlopCounter` that times each operation; `start` and `stop` replace a `with` block, which is impossible here.
+    """A `FlopCounter` that times each operation, with `start` and `stop` for callers that cannot use a `with` block.
 
-    `ignores`: run operations without counting them. `without_gradients`: work without gradients.
+    `ignores`: run operations without counting them. `without_gradients`: finds evaluations among the work without
+    gradients.
     """
 
     def __init__(self, device: Device) -> None:
@@ -130,7 +131,7 @@ class WorkCounter(FlopCounter):
         self._copied_bytes = 0
 
     def start(self) -> Self:
-        """Begin to count, in this thread."""
+        """Start counting the FLOP and bytes of the operations that this thread runs."""
         self._block = ExitStack()
         if "torch._dynamo" in sys.modules and torch._dynamo.utils.counters["stats"]["unique_graphs"]:  # noqa: SLF001
             torch.compiler.set_stance("force_eager")
@@ -251,7 +252,7 @@ class _Events:
 def usual(works: Sequence[Work]) -> Work | None:
     """Work of a typical step, from four counted steps if all are alike, else from five; None if more must be counted.
 
-    A script may do more every so many steps, as DCGAN does for its pictures, or work on sequences of any length.
+    A script may do more every so many steps, as DCGAN does for its pictures, or work on sequences of varying length.
     """
     counts = Counter(work.tally.flop for work in works)
     if len(works) < (MOST_COUNTED if len(counts) > 1 else ENOUGH_ALIKE):

@@ -19,7 +19,7 @@ ADAM_LEARNING_RATE = 1e-4
 class TrainingStep:
     """A model on its device with its optimizer; call it once per step.
 
-    `skipped` counts the steps in which AMP left the optimizer out because a gradient overflowed in fp16.
+    `skipped` counts the steps in which AMP skipped the optimizer because a gradient overflowed in fp16.
     """
 
     def __init__(self, model: nn.Module, spec: RunSpec) -> None:
@@ -48,11 +48,11 @@ class TrainingStep:
             with device.autocast(self._spec):
                 loss = models.loss(self._model(images), labels)
             mark(StepPart.FORWARD)
-            # At this place, as in PyTorch's ImageNet example, the freed memory is still in the cache for the backward
-            # pass.
+            # Gradients are freed here, as in PyTorch's ImageNet example: the freed memory is still in the cache for the
+            # backward pass.
             if index == 0:
                 self.optimizer.zero_grad(set_to_none=True)
-            # No multiplication by a share of 1, which would add a kernel to the plain step.
+            # Do not multiply by a share of 1: the product would add a kernel to the plain step.
             self._scaler.scale(loss if share == 1 else loss * share).backward()
             mark(StepPart.BACKWARD)
         self._scaler.step(self.optimizer)
@@ -63,7 +63,7 @@ class TrainingStep:
 
     @property
     def skipped(self) -> int:
-        """Number of steps without optimizer so far; reading it never synchronises the device."""
+        """Number of steps so far in which AMP skipped the optimizer; reading it never synchronises the device."""
         return self._steps - self._updates if self._scaler.is_enabled() else 0
 
     def _count_update(self, *_: object) -> None:

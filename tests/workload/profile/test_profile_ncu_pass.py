@@ -315,7 +315,10 @@ def test_time_limit_keeps_the_steps_that_were_done(run_folder: Path, monkeypatch
     monkeypatch.setenv("FAKE_NCU", "hang")
     monkeypatch.setattr(command, "estimate_kernels", limit(1.0))
     found = profile(run_folder)
-    assert (found["status"], found["reason"]) == ("timed out", "the time limit of 1 s ended it after 7 kernels")
+    assert (found["status"], found["reason"]) == (
+        "timed out",
+        "the time limit of 1 s ended the profile after 7 kernels",
+    )
     assert (found["steps_profiled"], found["kernels_profiled"]) == (1, 7), "the second step was not whole"
     assert found["flop_per_step"] == FLOP_PER_STEP
 
@@ -327,7 +330,7 @@ def test_time_limit_without_anything(run_folder: Path, monkeypatch: pytest.Monke
     found = profile(run_folder)
     assert (found["status"], found["reason"]) == (
         "timed out",
-        "the time limit of 0 s ended it before a kernel was profiled",
+        "the time limit of 0 s ended the profile before a kernel was profiled",
     )
     assert "files" not in found
     assert (run_folder / "ncu" / "ncu.log").is_file(), "what it printed is kept"

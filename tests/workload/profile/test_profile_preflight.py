@@ -37,7 +37,7 @@ def test_nothing_in_the_way(facts: Facts) -> None:
     [
         (replace(READY, device=Device.CPU), "ncu needs an NVIDIA GPU; the run was on cpu", "--profile torch"),
         (replace(READY, device=Device.MPS), "ncu needs an NVIDIA GPU; the run was on mps", "--profile torch"),
-        (replace(READY, driver=False), "no NVIDIA driver is loaded here", "nvidia-smi"),
+        (replace(READY, driver=False), "no NVIDIA driver is loaded on this machine", "nvidia-smi"),
         (replace(READY, ncus=()), "no ncu found on PATH", "install Nsight Compute"),
         (
             replace(READY, admin_only=True),

@@ -104,7 +104,7 @@ PROFILED: dict[str, tuple[dict[str, str], int, int, str]] = {
         {"after": "if epoch == 2: raise FileExistsError('output/')"},
         0,
         6,
-        "hint: its output is in the log of the profile\n",
+        "hint: the script's output is in the log of the profile\n",
     ),
     "profiles itself": (
         {"begin": "block = torch.profiler.profile(); block.__enter__()", "after": "block.__exit__(None, None, None)"},
@@ -236,14 +236,14 @@ REFUSED = {
         "0" * 64,
         ["--profile", "torch"],
         "train.py has changed since 'run' was measured: a profile needs the same script",
-        "measure it again: python -m rooflaunch script --profile torch -- train.py --lr 1",
+        "measure the script again: python -m rooflaunch script --profile torch -- train.py --lr 1",
     ),
     "elsewhere": (
         ("src/train.py", "--lr", "1"),
         None,
         ["--profile", "torch"],
-        "the script of 'run' is not here: no script 'src/train.py'",
-        "run it in the folder in which it was measured: python -m rooflaunch profile run --profile torch",
+        "the script of 'run' cannot be found: no script 'src/train.py'",
+        "run this in the folder in which the script was measured: python -m rooflaunch profile run --profile torch",
     ),
     "a secret": (
         ("train.py", "--token", "12345"),
@@ -263,7 +263,7 @@ REFUSED = {
         ("train.py", "--root", "{data}"),
         None,
         ["--profile", "torch"],
-        "'run' does not say what {data} stands for in: train.py --root {data}",
+        "'run' does not record the path for {data} in: train.py --root {data}",
         "python -m rooflaunch profile run --profile torch --data PATH",
     ),
     "further passes": (

@@ -120,12 +120,12 @@ def train(steps):
         yield number
 """
 TOO_FEW = (
-    "hint: let it make more steps (smaller batches, more epochs); or mark the end of a step in the script: "
+    "hint: let the script make more steps (smaller batches, more epochs); or mark the end of a step in the script: "
     "`import rooflaunch`, then `rooflaunch.step_done()` after each update"
 )
 RUN_ALONE = (
     "hint: a script that trains in child processes (torchrun, torch.multiprocessing) cannot be measured "
-    "yet: run it as one process"
+    "yet: run the script as one process"
 )
 NO_OPTIMIZER = "but no step of an optimizer of torch.optim"
 MADE_NONE = "and made no step of an optimizer of torch.optim"
@@ -166,14 +166,14 @@ ENDS: dict[str, tuple[str, int, str, str, str | None]] = {
         f"{LOOP}for n in train(40):\n    if n == 12: raise ValueError('diverged')",
         1,
         "",
-        "error: {name} failed with ValueError after 4 measured steps; they are in its bundle: {folder}",
+        "error: {name} failed with ValueError after 4 measured steps; the bundle has these steps: {folder}",
         "failed",
     ),
     "ends with a code": (
         f"{LOOP}for n in train(40):\n    if n == 12: sys.exit(3)",
         3,
         "",
-        "error: {name} ended with exit code 3 after 4 measured steps; they are in its bundle: {folder}",
+        "error: {name} ended with exit code 3 after 4 measured steps; the bundle has these steps: {folder}",
         "failed",
     ),
     "too few steps": (f"{LOOP}print(list(train(2)))", 6, "[0, 1]\n", TOO_FEW, None),

@@ -320,7 +320,7 @@ def test_a_run_above_its_ceiling_measures_again_and_the_next_run_uses_that() -> 
     assert "this machine's ceilings are measured again" in (folder / "log.txt").read_text()
     said = [note for note in record["notes"] if "the ceilings were measured again after it" in note]
     assert len(said) == 1
-    assert "of the fp32 ceiling measured before it, 1 MFLOP/s" in said[0]
+    assert "of the fp32 ceiling measured before the run, 1 MFLOP/s" in said[0]
     phases = list(record["timing"]["phases"])
     assert phases.index("measured") < phases.index("ceilings_again") < phases.index("finish")
     _, after = run("--iterations", "1", ceilings=True)

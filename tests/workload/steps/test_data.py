@@ -107,7 +107,7 @@ def test_broken_image_is_named(images: Path, workers: int, content: bytes | str)
     assert str(caught.value).startswith(f"image '{broken}' cannot be decoded: ")
     assert "Traceback" not in str(caught.value)
     assert multiprocessing.active_children() == []
-    assert caught.value.hint == f"remove it or replace it: {broken}"
+    assert caught.value.hint == f"remove or replace the image: {broken}"
 
 
 @pytest.mark.parametrize("name", ["cifar10", "imagenette"])

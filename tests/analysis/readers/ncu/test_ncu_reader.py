@@ -28,6 +28,7 @@ from tests.analysis.readers.ncu.ncu_files import (
     who,
     wide,
 )
+from workload.contract.ncu_csv import NcuSource
 from workload.contract.vocabulary import calibration_of, step_of
 from workload.profile import kernels as own
 from workload.profile import metrics as own_metrics
@@ -389,7 +390,7 @@ def test_our_own_profiles_are_read_as_workload_reads_them(tmp_path: Path) -> Non
     roles |= {
         name: f"tensor_flop_{kind}" for kind, names in own_metrics.table().rows["8.9"].tensor.items() for name in names
     }
-    expected, _ = own.read(path, roles)
+    expected, _ = own.read(NcuSource(path=path), roles)
     kernels = ncu.read(path).kernels
     assert list(kernels["name"]) == [kernel.name for kernel in expected]
     for column, role in [("duration_s", "time_s"), ("dram_bytes", "dram_bytes"), ("l1_bytes", "l1_bytes")]:
@@ -404,7 +405,7 @@ def test_our_own_profiles_are_read_as_workload_reads_them(tmp_path: Path) -> Non
 
 def test_calibrations_and_steps_are_told_apart_as_workload_does(tmp_path: Path) -> None:
     path = save(tmp_path, own_profile())
-    labelled = summary.label(own.read(path, {})[0])
+    labelled = summary.label(own.read(NcuSource(path=path), {})[0])
     assert labelled is not None
     ranges = [each if isinstance(each, str) else None for each in ncu.read(path).kernels["range"]]
     calibrations = [calibration_of(name) for name in ranges]
