@@ -21,7 +21,7 @@ TOOL_LIMIT_S = 20
 NO_GPU = "nvidia-smi shows no GPU"
 GPU_FIELDS = ("name", "compute_cap", "driver_version", "memory.total")
 UNLOCK = (
-    "options nvidia NVreg_RestrictProfilingToAdminUsers=0 in /etc/modprobe.d/, then reboot; "
+    "write 'options nvidia NVreg_RestrictProfilingToAdminUsers=0' to a file in /etc/modprobe.d/, then reboot; "
     "or --runtime docker, which asks for CAP_SYS_ADMIN in the profile pass alone"
 )
 

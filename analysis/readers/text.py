@@ -128,8 +128,8 @@ _MAGIC = (
 _SUFFIXES = {
     ".nsys-rep": ("a report of Nsight Systems", _NSYS),
     ".qdrep": ("a report of Nsight Systems", _NSYS),
-    ".pt": ("a model that torch saved", "import the log of its training"),
-    ".pth": ("a model that torch saved", "import the log of its training"),
+    ".pt": ("a model that torch saved", "import the log of the model's training"),
+    ".pth": ("a model that torch saved", "import the log of the model's training"),
 }
 _TEXTS = (
     (r'"traceEvents"', "a trace of torch.profiler (Kineto)", "analyze import FILE makes a bundle of it"),

@@ -270,7 +270,9 @@ def position_effect(runs: Sequence[PlacedRun], *, level: float = LEVEL) -> Posit
     ratio = float(effects @ precision @ effects) / effects_count / variance
     return PositionEffect(
         first=first,
-        per_position=others[0] if others else Estimate(value=None, n=n, reason="blocks of two runs: no trend"),
+        per_position=others[0]
+        if others
+        else Estimate(value=None, n=n, reason="blocks of two runs are too short for a trend"),
         p_value=float(fdtrc(effects_count, degrees, ratio)),
     )
 

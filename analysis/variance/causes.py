@@ -290,7 +290,7 @@ def _cpu_shares(case: Case) -> Iterator[Cause]:
             share_of=ShareOf.CPU_TIME,
             evidence=f"the container's CPU limit stopped its threads for {percent(throttled, decimals=1)} of their "
             "time",
-            cure="--cpus as many as the run has threads, or no limit",
+            cure="set --cpus to the run's number of threads, or set no limit",
         )
 
 

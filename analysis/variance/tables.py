@@ -300,7 +300,7 @@ TABLES: Mapping[str, VarianceTable] = {
     "machines": VarianceTable(
         make=machines,
         columns=MACHINE_COLUMNS,
-        heading="between runs on a host, hosts and zones, by place",
+        heading="variation between runs on a host, between hosts and between zones, by place",
         nothing="no place with two runs on known hosts",
     ),
     "causes": VarianceTable(

@@ -153,5 +153,6 @@ def require_gone(removed: Sequence[Removed], unlisted: Sequence[str] = ()) -> No
     if doubtful:
         verb = "confirmed" if any(not item.gone and not item.unknown for item in removed) else "known"
         raise ToolError(
-            f"not {verb} to be gone: {'; '.join(doubtful)}", hint="run the same command again; launch status"
+            f"not {verb} to be gone: {'; '.join(doubtful)}",
+            hint="run the same command again; launch status shows what is left",
         )

@@ -411,7 +411,7 @@ def _named(word: str, names: list[str], listing: Listing[Machine], store: Store 
         unanswered = ", ".join(listing.unreachable)
         raise ToolError(
             f"it is unknown whether '{printable(word)}' has a VM: {unanswered} does not answer",
-            hint="run the same command again; launch status",
+            hint="run the same command again; launch status shows what is left",
         ) from None
 
 
@@ -423,7 +423,9 @@ def _confirm_all(ports: Ports, chosen: Sequence[Machine], machines: Machines) ->
     if not ports.is_terminal():
         raise UsageError(f"--all deletes {count} {noun}s, but there is no terminal to ask", hint="--all --yes")
     if not ports.confirm(question, False):
-        raise InterruptedRunError(f"cancelled; no {noun} was deleted", hint="launch down RUN, for one of them")
+        raise InterruptedRunError(
+            f"cancelled; no {noun} was deleted", hint=f"launch down RUN deletes the {noun} of one launch"
+        )
 
 
 @_hints_name_the_place

@@ -25,7 +25,7 @@ DCGM = "pgrep -x nv-hostengine"
 L4 = "NVIDIA L4, 8.9, 580.95.05, 23034 MiB\n"
 TOOLKIT = "install the NVIDIA Container Toolkit: docs.nvidia.com/datacenter/cloud-native/container-toolkit"
 UNLOCK = (
-    "options nvidia NVreg_RestrictProfilingToAdminUsers=0 in /etc/modprobe.d/, then reboot; "
+    "write 'options nvidia NVreg_RestrictProfilingToAdminUsers=0' to a file in /etc/modprobe.d/, then reboot; "
     "or --runtime docker, which asks for CAP_SYS_ADMIN in the profile pass alone"
 )
 

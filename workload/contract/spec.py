@@ -239,7 +239,8 @@ class RunSpec:
             )
         if self.fresh_ceilings and not self.ceilings:
             raise UsageError(
-                "--fresh-ceilings and --no-ceilings contradict each other", hint="leave one of the two out"
+                "--fresh-ceilings and --no-ceilings contradict each other",
+                hint="leave out --fresh-ceilings or --no-ceilings",
             )
         if self.samples_per_step is not None and not self.script:
             raise UsageError(

@@ -117,7 +117,10 @@ def run(parsed: Namespace, timeline: Timeline) -> int:
     if parsed.then not in THEN:
         raise UsageError(f"--then must be one of {', '.join(THEN)}; got '{parsed.then}'", hint="--then continue")
     if parsed.fresh_ceilings and not parsed.ceilings:
-        raise UsageError("--fresh-ceilings and --no-ceilings contradict each other", hint="leave one of the two out")
+        raise UsageError(
+            "--fresh-ceilings and --no-ceilings contradict each other",
+            hint="leave out --fresh-ceilings or --no-ceilings",
+        )
     script = program.resolve(parsed.script_words, data=parsed.data)
     program.refuse_distributed()
     facts = parsed.context or parsed.series

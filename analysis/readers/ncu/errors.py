@@ -121,12 +121,13 @@ _KNOWN = (
         pattern=r"(?m)^(?:==\d+== (?:NVPROF|Profiling)|[^\r\n]*Total Time \(ns\),\"?Instances)",
         failure=Failure.OTHER_PROFILER,
         reason="it comes from another profiler (nvprof or nsys), which does not read these counters",
-        hint="profile with ncu; of nsys: nsys stats --report cuda_gpu_trace --format csv FILE.nsys-rep > trace.csv",
+        hint="profile with ncu; to import only the times of a report of nsys: "
+        "nsys stats --report cuda_gpu_trace --format csv FILE.nsys-rep > trace.csv",
     ),
     _Known(
         pattern=r'\A\s*[\[{](?=[^\r\n]{0,200}(?:"traceEvents"|"schemaVersion"))',
         failure=Failure.OTHER_PROFILER,
-        reason="it is a trace of torch.profiler",
+        reason="the file is a trace of torch.profiler",
         hint="analyze import FILE --model resnet50 --batch-size 32, then analyze kernels results",
     ),
     _Known(

@@ -85,7 +85,7 @@ def _rules(
     peak_bytes = f"{peak}, {si(limits.bytes_per_s / TIMES_PEAK, 'B/s')}"
     match kind:
         case Quantity.TIME:
-            yield values > LONGEST_LAUNCH_S, "no kernel launch takes an hour: perhaps its unit is wrong"
+            yield values > LONGEST_LAUNCH_S, "no kernel launch takes an hour: perhaps the unit of the times is wrong"
         case Quantity.COUNT if role == "cycles":
             yield rate > MOST_CLOCK_HZ, "with the duration of the launch, the clock would be above 30 GHz"
             yield rate < LEAST_CLOCK_HZ, "with the duration of the launch, the clock would be below 10 MHz"

@@ -42,7 +42,7 @@ def profile(device: str | None = None, **cells: str) -> str:
         (profile(**{FFMA: "1e15"}), ("of launch 1 (k) is '1e15' inst: within the "
             f"duration of the launch this is {PEAK}")),
         (profile(**{TIME: "4619008000000000"}), ("is '4619008000000000' ns: no kernel launch "
-            "takes an hour: perhaps its unit")),
+            "takes an hour: perhaps the unit of the")),
         (profile(l2="1e20"), "lts__t_bytes.sum of launch 1 (k) is '1e20' byte: no cache can move so much"),
         (profile(sm="4000"), "is '4000' %: a share of a peak is at most 1000 %"),
         (profile(cycles="1e9"), "is '1e9' cycle: with the duration of the launch, the clock would be above 30 GHz"),

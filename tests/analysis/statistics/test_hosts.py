@@ -194,7 +194,7 @@ def test_blocks_of_two_have_a_first_run_and_no_trend() -> None:
     effect = position_effect(runs)
 
     assert effect.first.value == pytest.approx(math.exp(0.1), rel=0.005)
-    assert effect.per_position.reason == "blocks of two runs: no trend"
+    assert effect.per_position.reason == "blocks of two runs are too short for a trend"
 
 
 @pytest.mark.parametrize(

@@ -142,7 +142,7 @@ def test_text_becomes_a_value(name: str, text: str, value: object) -> None:
         (
             {"ceilings": False, "fresh_ceilings": True},
             "--fresh-ceilings and --no-ceilings contradict each other",
-            "leave one of the two out",
+            "leave out --fresh-ceilings or --no-ceilings",
         ),
         (
             {"profile_throughput": True},

@@ -81,7 +81,7 @@ REFUSED = {
     "ceilings": (
         ["--no-ceilings", "--fresh-ceilings", "--", "train.py"],
         "--fresh-ceilings and --no-ceilings contradict each other",
-        "leave one of the two out",
+        "leave out --fresh-ceilings or --no-ceilings",
     ),
 }
 

@@ -219,7 +219,7 @@ def test_in_an_outage_nothing_is_said_to_be_gone(told: str, launch: Launch, clou
         cloud.fake.outage(ZONE, told)
         somewhere = "some zone" if told == "fails" else ZONE
         unlisted = f"error: not known to be gone: anything in {somewhere}, which does not answer\n"
-        hint = "hint: run the same command again; launch status\n"
+        hint = "hint: run the same command again; launch status shows what is left\n"
         error = f"error: not known to be gone: VM {plan.name} in {ZONE}: the zone does not answer\n"
         assert launch(world, "down", plan.name, *AT_HOME) == (4, "", error + hint)
         for words in (("down", "--all"), ("reap",), ("reap", "--dry-run")):
