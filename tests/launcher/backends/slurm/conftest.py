@@ -19,7 +19,8 @@ from tests.launcher.backends.contract import TINY
 from tests.slurm import SlurmCluster
 from workload.contract.spec import resolve
 
-CLUSTERS = ("accounting", "plain")
+# CI has the cluster without accounting; the night has both.
+CLUSTERS = (pytest.param("accounting", marks=pytest.mark.night(part="places")), "plain")
 
 
 @pytest.fixture(params=CLUSTERS)
