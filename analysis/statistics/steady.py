@@ -148,9 +148,10 @@ def _warmup(series: Floats, *, tolerance: float) -> tuple[int, Scan | None]:
 
 
 def _first_steps(series: Floats, *, tolerance: float) -> int:
-    """Number of first steps that are stalls, else of one or two first steps that are slower than the rest.
+    """Number of slow first steps: consecutive stalls, else one or two steps that are slower than the rest, else 0.
 
-    Slower means above the median by 5 robust deviations, and by twice the distance of the rest's farthest step.
+    Slower: above the median of the rest by more than 5 robust standard deviations of the rest, twice the distance of
+    its farthest step from the median, and the fraction `tolerance` of the median.
     """
     slow = stalls(series).mask
     if slow.any() and slow[0]:
@@ -165,7 +166,7 @@ def _first_steps(series: Floats, *, tolerance: float) -> int:
 
 
 def _without_exceptions(series: Floats) -> Floats:
-    """Steps, with the few that are far slower or faster replaced by the median step."""
+    """Copy of the series in which the few steps that are far slower or faster are replaced by the median step."""
     for values in (series, 1 / series if series.min() > 0 else series):
         odd = stalls(values)
         series = np.where(odd.mask, np.median(series), series) if odd.count else series

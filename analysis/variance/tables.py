@@ -208,7 +208,7 @@ def _between(pool: Group, runs: list[Case]) -> dict[str, Any]:
 
 
 def _notes(pool: Group, reason: str | None, estimate: Estimate) -> tuple[str | None, ...]:
-    # For a single run, the words of the interval are enough.
+    # For a single run, the column `interval` already says why there is no interval.
     alone = len(pool.runs) == 1
     return (None if alone else reason, None if alone else estimate.reason, *pool.apart)
 
@@ -220,8 +220,8 @@ def machines(results: Tables) -> pd.DataFrame:
     """A row per place and software, over all configurations, columns as in `MACHINE_COLUMNS`; only runs on known hosts.
 
     `cov_*`: standard deviation of the logarithm of images/s, so a fraction. `first_ratio`: throughput of the first run
-    of a block over that of later ones. `place_ratio` (of positions, not of
-    locations): factor from each later position in the block to the next.
+    of a block over that of later ones. `place_ratio`: factor from each later position (place) in
+    the block to the next.
     """
     wanted = set(measured(results.runs)["run_id"])
     groups: dict[tuple[Any, ...], list[Case]] = defaultdict(list)
