@@ -20,8 +20,8 @@ from workload.contract.vocabulary import MODEL_RATIO_FROM, MODEL_RATIO_TO, names
 # 1 multiply-accumulate is 2 FLOP. Operations other than products move the counted ratio to 1.9 to 2.1 (fvcore on
 # MobileNetV2 and ViT); MACs mistaken for FLOP give 1.
 FLOP_PER_MAC_FROM, FLOP_PER_MAC_TO = 1.5, 2.5
-# Training is the forward pass, and two products in the backward pass for each of its products (one in the first
-# layer). Recomputation adds a forward pass.
+# Training is the forward pass, and two products in the backward pass for each product of the forward pass (one in the
+# first layer). Recomputation adds a forward pass.
 TRAIN_OVER_FORWARD_FROM, TRAIN_OVER_FORWARD_TO = 2.0, 4.1
 # No run exceeds a vendor's peak.
 OVER_PEAK = 1.0
@@ -222,7 +222,7 @@ def _launches(count: int) -> str:
 
 
 def _generation(capability: str | None) -> float:
-    """Compute capability as a number; infinity, as for the newest device, if it is unknown."""
+    """Compute capability as a number; infinity if the capability is unknown, as for the newest device."""
     try:
         return float(capability or np.inf)
     except ValueError:

@@ -33,9 +33,10 @@ HOOKS_S = 250e-6
 LEAST_RUNS = 3
 # A change of 1 % decides between machines; `steady_state` tolerates as much.
 CHANGE = TOLERANCE
-# In public logs of idle machines, p95 is within 1 % of p5. A factor of 1.5 is more than the noise of a clock.
+# Step times are scattered if p95 / p5 is above this factor, which is more than the noise of a clock. In public logs of
+# idle machines, p95 is within 1 % of p5.
 SCATTER = 1.5
-# In public logs, repeats on one machine differ by about 0.6 %.
+# Largest relative difference of runs without a finding; in public logs, repeats on one machine differ by about 0.6 %.
 RUNS_APART = 0.05
 # An audit tests hundreds of configurations: allow 1 false alarm in 200.
 RUNS_ALPHA = 0.005

@@ -448,7 +448,7 @@ def _of_contrast(contrast: Contrast, pair: Pair) -> Comparison:
 
 
 def _interaction(family: Sequence[Pair], designs: Designs, ratio: float) -> str:
-    """Words on whether the ratio depends on the combination of other options, with Holm's correction for all of them.
+    """Words on whether the ratio depends on the combination of other options; Holm's correction covers all tests.
 
     `ratio`: the average; if it is below 1, all ratios are inverted, as in the verdict.
     """

@@ -220,7 +220,7 @@ def _ratio(left: pd.Series, right: pd.Series) -> list[float]:
 
 
 def _series(groups: Sequence[Group], rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Task and variant of each row, with the software if only that distinguishes two rows."""
+    """Task and variant of each row, with the software if only the software distinguishes two rows."""
     names = [(row["env"], row["task"], row["variant"], row["batch_size"]) for row in rows]
     number = Counter(names)
     return [

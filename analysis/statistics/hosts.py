@@ -1,7 +1,8 @@
 """Variance of runs on one host, between hosts and between zones; and the effect of the position in a block.
 
-One model for a whole matrix: the logarithm of a run's figure = its configuration + its zone + its host + the run. An
-effect of a host that all configurations share counts as between hosts; an effect on one configuration, as between runs.
+One model for a whole matrix: the logarithm of a run's figure = its configuration + its zone + its host + the run. The
+effect of a host is variance between hosts if it is the same for all configurations, and between runs if only one
+configuration has it.
 """
 
 from collections.abc import Hashable, Sequence

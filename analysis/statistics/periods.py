@@ -47,8 +47,8 @@ def period_scan(values: npt.ArrayLike, *, longest: int = LONGEST_PERIOD) -> Peri
     """Find the period and phase whose steps differ most by the rank sum test (Mann & Whitney 1947).
 
     The test statistic grows with the number of these steps and with their difference from the others, so that neither
-    multiples (20, 30) nor divisors (5) of a true period of 10 score higher. A pattern much smaller
-    than slow waves of the series is not detected.
+    multiples (20, 30) nor divisors (5) of a true period of 10 score higher. A pattern much smaller than slow waves of
+    the series is not detected.
     """
     series, refusal = ordered(values, least=LEAST_STEPS)
     n = series.size

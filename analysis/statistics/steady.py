@@ -15,7 +15,7 @@ from workload.contract.text import percent, signed_percent
 LEAST_STEPS = 20
 # Least steps of a scan: LEAST_STEPS without the one or two first steps that may be removed.
 LEAST_SCANNED = 18
-# A smaller relative change does not affect a decision between machines, even if it is certain.
+# Relative change up to which a run is steady: a smaller one affects no decision between machines, even if certain.
 TOLERANCE = 0.01
 # One or two first steps are too few for a scan. They are a warm-up if they are FIRST_APART times as far from the median
 # as any later step.
@@ -81,7 +81,7 @@ class SteadyState:
 
     @property
     def slow_steps(self) -> Mask | None:
-        """Mask of the slow steps of a run that is not steady, or of its warm-up; for a drift the slower half."""
+        """Mask of the slow steps of a run that is not steady, or of its warm-up; of the slower half for a drift."""
         steps = np.arange(self.n)
         if self.change:
             inside = (steps >= self.change.start) & (steps < self.change.stop)

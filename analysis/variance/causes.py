@@ -307,7 +307,7 @@ def competed(case: Case) -> float | None:
     """Share of its threads' time that a CPU run lost to other processes; None if it lost little, or if unknown.
 
     If waits for a CPU were not measured, idle threads indicate competition. Threads are also idle while a step waits
-    for data, so that time is excluded; data that the run decodes itself only makes it busier.
+    for data, so this waiting time is excluded; data that the run decodes itself only makes the run busier.
     """
     used, threads, waits = case["cpus_used"], case["threads"], case["data_wait_fraction"] or 0.0
     if not case.on_cpu or used is None or not threads:
