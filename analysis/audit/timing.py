@@ -26,8 +26,8 @@ SHORT = 0.5
 STAMPS_ALIKE = 0.1
 # docs/architecture.md, "Rules of measuring": steps and waits must add up to the wall time within 2 %.
 EXPLAINED_WITHIN = 0.02
-# Most time that our hooks take between two steps of a script; benchmarks/script_overhead.py measured 30 to 250 us per
-# step on a busy machine.
+# Longest time that our hooks take between two steps of a script; benchmarks/script_overhead.py measured 30 to 250 us
+# per step on a busy machine.
 HOOKS_S = 250e-6
 # Half width of a 95 % t interval: 12.7 standard errors from two runs, 4.3 from three.
 LEAST_RUNS = 3

@@ -21,9 +21,10 @@ Pair = tuple[str, str]
 def legible(material: Material) -> tuple[Material, str]:
     """Material with at most `MOST_ENVIRONMENTS` environments, and a sentence for captions on the others.
 
-    Machines with the same device are merged into one environment named after the device. For each task, it has the rows
-    of a single machine: among the machines with the most configurations, the one with the middle throughput. Figures
-    are not averaged. The sentence is empty if no environment is left out.
+    Machines with the same device are merged into one environment named after the device. For each task, it has the
+    rows of a single machine: among the machines with the most configurations, the one with the middle
+    throughput. Figures are not averaged. If all machines have the same device, the fastest environments are kept. The
+    sentence is empty if no environment is left out.
     """
     count = len(material.environments)
     if count <= MOST_ENVIRONMENTS:

@@ -102,7 +102,7 @@ def _step_ranges(rows: pd.DataFrame) -> str:
 
 
 def fixed_configuration(material: Material) -> pd.DataFrame | None:
-    """Runs of the configuration that is repeated in the most environments; the most runs break ties.
+    """Runs of the configuration that is repeated in the most environments (if several: the one with the most runs).
 
     A repeated configuration has at least two runs in an environment. None if no configuration is repeated.
     """

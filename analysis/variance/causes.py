@@ -28,7 +28,7 @@ FALSE_CAUSES = 0.01
 LEAST_ALONG = 0.5
 # Least number of samples on either side of a change of level.
 LEAST_SAMPLES_APART = 2
-# Least share of the variation that is reported as a cause, however certain a smaller share may be.
+# Least share of the variation that is reported; a smaller one is not, however certain.
 LEAST_SHARE = 0.1
 # Least share of samples with a lowered clock: a single sample of one second does not characterize a run.
 LEAST_CLOCK_LOWERED = 0.05
@@ -381,7 +381,7 @@ class Spill:
 
 
 def spills(every: Sequence[Case]) -> dict[str, Spill]:
-    """Memory spills by run id: runs that reach less than half the images/s of a smaller batch."""
+    """Memory spills by run id: memory ran out, so a batch gives less than half the images/s of a smaller batch."""
     series: dict[tuple[Any, ...], list[Case]] = {}
     facts = [fact for fact in (*CONFIGURATION, *PLACE) if fact != "batch_size"]
     for case in every:
