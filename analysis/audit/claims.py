@@ -21,11 +21,11 @@ from workload.contract.spec import IMAGENET_IMAGE_SIZE, Precision
 from workload.contract.text import percent, seconds, si
 from workload.contract.vocabulary import MODEL_RATIO_FROM, MODEL_RATIO_TO
 
-# MACs are half of the FLOP; means of rates and rounding change published figures by some 20 %.
+# The number of MACs is half of the FLOP; rounding and means of rates change published figures by some 20 %.
 MAC_SHARE_FROM, MAC_SHARE_TO = 0.4, 0.6
-# Vendors round, and clocks differ between boards; another device differs by more.
+# Vendors round their peaks, and clocks differ between boards; the peak of another device differs by more.
 PEAK_WITHIN = 0.07
-# A wrong SI prefix is a factor of 1000; no other error is this close to it.
+# A wrong SI prefix is a factor of 1000; no other error gives a factor in this range.
 THOUSAND_FROM, THOUSAND_TO = 800.0, 1250.0
 # Intensities are published with three digits or more.
 INTENSITY_WITHIN = 0.02
@@ -123,7 +123,7 @@ def _number(path: Path, line: int, name: str, value: str) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimRule:
-    """A rule on published figures, with the fields of `Rule`. `check` returns the figure that breaks it, or None."""
+    """A rule on published figures, with the fields of `Rule`. `check`: the figure that breaks the rule, or None."""
 
     name: str
     severity: Severity

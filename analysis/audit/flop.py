@@ -20,8 +20,8 @@ from workload.contract.vocabulary import MODEL_RATIO_FROM, MODEL_RATIO_TO, names
 # 1 multiply-accumulate is 2 FLOP. Operations other than products move the counted ratio to 1.9 to 2.1 (fvcore on
 # MobileNetV2 and ViT); MACs mistaken for FLOP give 1.
 FLOP_PER_MAC_FROM, FLOP_PER_MAC_TO = 1.5, 2.5
-# Training is the forward pass, and two products in the backward pass for each of its products (one in the first
-# layer). Recomputation adds a forward pass.
+# Training is the forward pass, and two products in the backward pass for each product of the forward pass (one in the
+# first layer). Recomputation adds a forward pass.
 TRAIN_OVER_FORWARD_FROM, TRAIN_OVER_FORWARD_TO = 2.0, 4.1
 # No run exceeds a vendor's peak.
 OVER_PEAK = 1.0
@@ -64,7 +64,7 @@ def above_roof(case: Case) -> str | None:
 
 
 def _fractions(case: Case) -> Iterator[tuple[str, float, float]]:
-    """Known roofs of a run: name, attained fraction, and largest possible fraction."""
+    """Known roofs of a run: name, attained fraction, and largest possible fraction of each roof."""
     peak = _peak(case)
     if rate := flop_per_s(case):
         if ceiling := case["ceiling_flop_per_s"]:
@@ -83,7 +83,7 @@ def _fractions(case: Case) -> Iterator[tuple[str, float, float]]:
 
 
 def flop_per_s(case: Case) -> float | None:
-    """FLOP/s of the median step, by the model's formulas, or by counters if those are unknown; else None.
+    """FLOP/s of the median step, by the model's formulas, or by counters if the formulas are unknown; else None.
 
     An import uses its wall time if known, because a timer that does not wait for its GPU may show any rate.
     """
@@ -134,7 +134,7 @@ def odd_utilisation(case: Case) -> str | None:
 
 
 def too_slow(case: Case) -> str | None:
-    """A rate too low for the GPU of the label, judged without other runs."""
+    """Text on a rate too low for the GPU of the label, judged without other runs; else None."""
     work, step_s = case["train_flop_per_step"], _step_s(case)
     gpu = peaks.find_gpu(case["device_name"])
     if not work or not step_s or (gpu is None and (case["device_type"] != Device.CUDA or case["device_name"])):
@@ -222,7 +222,7 @@ def _launches(count: int) -> str:
 
 
 def _generation(capability: str | None) -> float:
-    """Compute capability as a number; infinity, as for the newest device, if it is unknown."""
+    """Compute capability as a number; infinity if the capability is unknown, as for the newest device."""
     try:
         return float(capability or np.inf)
     except ValueError:
@@ -236,7 +236,7 @@ IMPORT_AGAIN = (
 
 
 def counted_against_model(case: Case, kernels: pd.DataFrame | None) -> str | Hit | None:
-    """Counted FLOP that contradict the recorded model (our runs) or the model of the label (imported profiles)."""
+    """Finding on counted FLOP that contradict the recorded model (imports: the model of the label), else None."""
     if case["imported"]:
         if kernels is None:
             return None
@@ -268,7 +268,7 @@ def unverified(case: Case) -> str | None:
 
 
 def no_backward(case: Case, kernels: pd.DataFrame | None) -> str | None:
-    """Profiles without backward kernels: ours by their ranges, imported ones by the names of kernels."""
+    """Text on a profile without backward kernels, judged by ranges (our runs) or kernel names (imports); else None."""
     if case["backward_kernels"] is not None:
         return None if case["backward_kernels"] else "no kernels in the backward range, or too little work in them"
     if kernels is None or any(is_backward(str(name)) for name in kernels["name"].unique()):
@@ -284,7 +284,7 @@ def partial_profile(case: Case) -> str | None:
 
 
 def uncounted(evidence: AuditEvidence) -> Iterator[Hit]:
-    """Profiles without counted FLOP or bytes, and those whose FLOP are a lower bound."""
+    """Profiles without counted FLOP or bytes, and profiles whose FLOP are a lower bound."""
     for case in evidence.cases:
         kernels = evidence.kernels.get(case.run_id)
         if case["profile_status"] not in WITH_KERNELS or kernels is None:

@@ -26,8 +26,8 @@ from workload.contract.text import cpu_share, percent
 from workload.contract.verdict import COMPETED_SHARE, LEAST_WAITED_CPUS, LEAST_WAITED_SHARE
 
 _VARIABLES = Path(__file__).with_name("debug_variables.toml")
-# If the cap lowers the clock in less than half of the samples, only the run's own peaks of power reach it: that is
-# normal.
+# If the power limit lowers the clock in less than half of the samples, only short peaks of the run's power reach the
+# limit, which is normal.
 LEAST_CAPPED = 0.5
 
 
@@ -88,7 +88,7 @@ def competing(case: Case) -> str | None:
 
 
 def cpu_time_taken(case: Case) -> str | None:
-    """Shares of CPU time withheld by a quota or by the hypervisor."""
+    """Text on the shares of CPU time withheld by a quota or by the hypervisor; None if there are none."""
     parts = {"a CPU quota": cgroup_throttled(case), "other virtual machines (steal)": steal(case)}
     losses = [f"{percent(share, decimals=1)} of the CPU time went to {what}" for what, share in parts.items() if share]
     return ", ".join(losses) or None
@@ -106,7 +106,7 @@ def debug_variables(case: Case) -> str | None:
 
 
 def other_bandwidth(case: Case) -> str | None:
-    """Memory clock and bus width that contradict the device's name."""
+    """Text on a memory clock and a bus width that contradict the device's name; else None."""
     gpu = peaks.find_gpu(case["device_name"])
     if gpu is None:
         return None

@@ -38,7 +38,8 @@ COMPUTE_CAPABILITY = {
 GEFORCE_CAPABILITY = {"20": "7.5", "30": "8.6", "40": "8.9", "50": "12.0"}
 # Place of an imported run if neither the file nor the user names one.
 NO_PLACE = "imported"
-# An arbitrary choice: a quarter. Spot prices change faster, list prices mostly slower.
+# Age in days from which a price is too old: a quarter of a year, an arbitrary choice. Spot prices change faster, list
+# prices mostly slower.
 PRICE_DAYS = 90
 MONTH = re.compile(r"\d{4}-\d{2}", re.ASCII)
 # Facts without which a run cannot be compared with others.
@@ -61,7 +62,7 @@ def capability_of(gpu: str) -> str | None:
 
 
 def labels_disagree(case: Case) -> str | None:
-    """Labels of a run that contradict its device or its recorded configuration."""
+    """Text on labels of a run that contradict its device or its recorded configuration; else None."""
     disagreements = [*_device_labels(case), *_configuration_labels(case)]
     return "; ".join(dict.fromkeys(disagreements)) or None
 
@@ -94,7 +95,7 @@ def _labels(case: Case) -> Iterator[tuple[str, str]]:
 
 
 def _configuration_labels(case: Case) -> Iterator[str]:
-    """A model or a batch size in an imported file's name that differs from the run's."""
+    """Texts on a model or a batch size in an imported file's name that differs from that of the run."""
     name = case["imported_file"] or ""
     models, own = ({(family.lower(), size) for family, size in MODEL.findall(text)} for text in (name, case["model"]))
     if models and own and not any(_may_be_one(*pair) for pair in itertools.product(models, own)):
@@ -141,7 +142,7 @@ def unknown_facts(case: Case) -> str | None:
 
 
 def lost_at_import(case: Case) -> str | None:
-    """Parts of an imported file that are missing, duplicated or not understood."""
+    """Text on parts of an imported file that are missing, duplicated or not understood; else None."""
     imported = case.record.imported if case["imported"] else None
     return "; ".join(imported.losses) if imported and imported.losses else None
 
@@ -159,7 +160,7 @@ def dirty_commit(case: Case) -> str | None:
 
 
 def old_price(case: Case) -> str | None:
-    """A price without date, or too old for the run: the run's own price, else that of prices.toml."""
+    """Text on a price without date or too old for the run, else None: the run's own price, or that of prices.toml."""
     cost = case.record.cost
     usd_per_h, read = case["usd_per_h"], cost.price_date if cost else None
     if not usd_per_h:

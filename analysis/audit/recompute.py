@@ -10,7 +10,7 @@ from analysis.statistics.samples import Floats
 from workload.contract.record import PLACES, StepSeconds
 from workload.contract.text import percent, seconds
 
-# steps.csv has seven decimals, logs twelve digits: a sum of four such figures is off by 2e-7 s at most.
+# steps.csv has seven decimals, logs twelve digits: a sum of four such figures has an error of 2e-7 s at most.
 ROUNDING_S = 5e-7
 DIGITS = 1e-6
 # docs/architecture.md, "Rules of measuring": steps and waits must add up to the wall time within 2 %.
@@ -53,14 +53,14 @@ FIGURES: Mapping[str, Callable[[Case], float | None]] = {
 
 
 def _rounding(column: str, case: Case) -> float:
-    """Largest change of a figure by the rounding in steps.csv, in the unit of the figure."""
+    """Largest rounding error of a figure computed from steps.csv, in the unit of the figure."""
     if column.endswith("_fraction"):
         return ROUNDING_S * case.step_s.size / case["measured_s"] if case["measured_s"] else 0.0
     return ROUNDING_S if column.startswith("step_") else 0.0
 
 
 def other_figures(case: Case) -> str | None:
-    """Figures of run.json that differ from those recomputed from its steps; absent figures are skipped."""
+    """Text on figures of run.json that differ from those recomputed from the steps, else None; skips absent figures."""
     if case["imported"] and not case.steps["step"].size:
         # A run that was imported as one row of a table has no steps to compare with.
         return None
@@ -80,7 +80,7 @@ def _differing(case: Case) -> Iterator[str]:
 
 
 def other_wall_time(case: Case) -> str | None:
-    """The wall time, if the time stamps of the steps contradict it."""
+    """Text on the wall time if the time stamps of the steps contradict it; else None."""
     stated, span = case["measured_s"], _span_s(case)
     if stated is None or span is None:
         return None
@@ -106,7 +106,7 @@ def _span_s(case: Case) -> float | None:
 
 
 def other_parts(case: Case) -> str | None:
-    """Number of steps whose parts do not add up to the step time, with the first of them."""
+    """Text on the steps whose parts do not add up to the step time: their number, and the first one; else None."""
     forward_s, backward_s, optimizer_s = (case.steps[name] for name in ("forward_s", "backward_s", "optimizer_s"))
     parts = forward_s + backward_s + optimizer_s
     off = np.abs(parts - case.steps["step_s"]) > ROUNDING_S + DIGITS * case.steps["step_s"]

@@ -99,7 +99,7 @@ class Hit:
 class Rule:
     """A rule. `threshold`: the expected value and its reason; `why`: the harm done; `cure`: the next step.
 
-    `{unit}` in these texts is what throughput counts.
+    `{unit}` in these texts stands for what throughput counts, for example images.
     """
 
     name: str

@@ -16,24 +16,27 @@ from analysis.statistics.steady import TOLERANCE, VISIBLE_SHARE, WANTED_VISIBLE
 from workload.contract.record import Status
 from workload.contract.text import counted, percent, plain, seconds, signed_percent
 
-# A print or an epoch boundary changes the time of single steps; regular prints change the time of a share of the steps.
+# Least number and least share of short steps for a finding: a print or an epoch boundary changes the time of single
+# steps; regular prints change the time of a share of the steps.
 LEAST_ODD_STEPS = 3
 LEAST_ODD_SHARE = 0.05
-# No step of fixed shapes ends in half of the time of the others.
+# No step of fixed shapes takes less than half of the time of the others.
 SHORT = 0.5
-# If odd steps agree with the others by their time stamps within this fraction, the timer is at fault.
+# If steps of unusual time agree with the others by their time stamps within this fraction, the timer is at fault.
 STAMPS_ALIKE = 0.1
 # docs/architecture.md, "Rules of measuring": steps and waits must add up to the wall time within 2 %.
 EXPLAINED_WITHIN = 0.02
-# Time between two steps of a script; benchmarks/script_overhead.py measured 30 to 250 us per step on a busy machine.
+# Longest time that our hooks take between two steps of a script; benchmarks/script_overhead.py measured 30 to 250 us
+# per step on a busy machine.
 HOOKS_S = 250e-6
 # Half width of a 95 % t interval: 12.7 standard errors from two runs, 4.3 from three.
 LEAST_RUNS = 3
 # A change of 1 % decides between machines; `steady_state` tolerates as much.
 CHANGE = TOLERANCE
-# In public logs of idle machines, p95 is within 1 % of p5. A factor of 1.5 is more than the noise of a clock.
+# Step times are scattered if p95 / p5 is above this factor, which is more than the noise of a clock. In public logs of
+# idle machines, p95 is within 1 % of p5.
 SCATTER = 1.5
-# In public logs, repeats on one machine differ by about 0.6 %.
+# Largest relative difference of runs without a finding; in public logs, repeats on one machine differ by about 0.6 %.
 RUNS_APART = 0.05
 # An audit tests hundreds of configurations: allow 1 false alarm in 200.
 RUNS_ALPHA = 0.005
@@ -83,7 +86,7 @@ GAP_CURE = (
 
 
 def mean_of_rates(case: Case) -> str | Hit | None:
-    """Rates of a log that differ from images over wall time; names gaps in the log that explain the difference."""
+    """Text on rates of a log that differ from images over wall time, and on gaps that explain this; else None."""
     # The first row is warm-up, which the claimed rate should not include.
     claimed = case["claimed_measured_images_per_s"] or case["claimed_images_per_s"]
     measured = case["images_per_s"]
@@ -145,7 +148,10 @@ def _stamp_resolution(case: Case) -> float:
 
 
 def time_outside(case: Case) -> str | Hit | None:
-    """Text on wall time outside of steps and data waits; between short steps of a script, our hooks take this time."""
+    """Text on wall time outside of steps and data waits; else None.
+
+    Between short steps of a script, our hooks take this time.
+    """
     explained, steps = case["explained_fraction"], case.step_s.size
     if explained is None or abs(explained - 1) <= EXPLAINED_WITHIN:
         return None
@@ -166,7 +172,7 @@ def too_few_runs(group: Sequence[Case]) -> str | None:
 
 
 def short_warmup(case: Case) -> str | None:
-    """First measured steps that are slower than the rest and change the mean by more than `CHANGE`."""
+    """Text on first measured steps that are slow and raise the mean by more than the fraction `CHANGE`; else None."""
     steps, warmup = case.step_s, case.steadiness.warmup_steps
     if not warmup:
         return None
@@ -184,7 +190,7 @@ def short_warmup(case: Case) -> str | None:
 
 
 def changed(case: Case) -> str | None:
-    """A change of step time within the run, lasting or temporary."""
+    """Text on a lasting or temporary change of step time within the run; else None."""
     change = case.steadiness.change
     return None if change is None else str(change)
 
@@ -199,7 +205,7 @@ def drifting(case: Case) -> str | None:
 
 
 def stalled(case: Case) -> str | None:
-    """Few steps that are so long that they lower the throughput by more than `CHANGE`."""
+    """Text on a few steps so long that they lower the throughput by more than the fraction `CHANGE`; else None."""
     slow = case.steadiness.stalls
     if slow is None or slow.ratio is None or slow.lost <= CHANGE:
         return None
@@ -208,12 +214,12 @@ def stalled(case: Case) -> str | None:
 
 
 def unseen(case: Case) -> str | None:
-    """Changes that a steady run is too short or too noisy to show."""
+    """Text on changes that a steady run is too short or too noisy to show; else None."""
     return case.steadiness.unseen if case.steadiness.steady else None
 
 
 def scattered(case: Case) -> str | None:
-    """Widely scattered step times, by time stamps if there are enough, because the timer may be wrong."""
+    """Text on widely scattered step times, else None; by time stamps if there are enough, as the timer may be wrong."""
     stamps = case.interval_s
     steps = stamps[np.isfinite(stamps)]
     steps = case.step_s[np.isfinite(case.step_s)] if steps.size < LEAST_STEPS else steps
@@ -228,7 +234,7 @@ def scattered(case: Case) -> str | None:
 
 
 def _two_speeds(case: Case, steps: Floats) -> str | None:
-    """Many slow steps that are not explained by warm-up, change, drift or stalls."""
+    """Text on many slow steps that warm-up, change, drift and stalls do not explain; else None."""
     state = case.steadiness
     has_other_rule = not state.steady or (state.stalls is not None and state.stalls.lost > CHANGE)
     speeds = None if has_other_rule else two_speeds(steps[state.warmup_steps or 0 :])
@@ -242,7 +248,7 @@ def _range(values: Floats) -> str:
 
 
 def runs_apart(group: Sequence[Case]) -> str | None:
-    """Spread of runs that differ by more than the variation of their steps explains."""
+    """Text on the spread of runs that differ by more than the variation of their steps explains; else None."""
     runs = [case for case in group if case["images_per_s"]]
     rates = [float(case["images_per_s"]) for case in runs]
     if len(rates) < LEAST_RUNS - 1 or max(rates) / min(rates) - 1 <= RUNS_APART:
@@ -255,7 +261,7 @@ def runs_apart(group: Sequence[Case]) -> str | None:
 
 
 def broken_off(case: Case) -> str | None:
-    """A run of ours that ended before its last planned step."""
+    """Text on a run of ours that ended before its last planned step; else None."""
     planned, done = case["iterations"], int(case.is_measured.sum())
     if case["imported"]:
         return None

@@ -233,7 +233,7 @@ def _line(pair: Pair, by: str, comparison: Comparison, *, level: float, count: i
 
 
 def _position(runs: Sequence[Case]) -> float | None:
-    """Mean position in the blocks; None if one is unknown."""
+    """Mean position of the runs in their blocks; None if any position is unknown."""
     known = [case["position"] for case in runs if case.block is not None and case["position"] is not None]
     return float(np.mean(known)) if known and len(known) == len(runs) else None
 
@@ -339,7 +339,7 @@ def within_blocks_words(pairing: WithinBlocks) -> str:
 
 
 def _also_different(pair: Pair, by: str) -> Iterator[str]:
-    # A process has no image: in a comparison with a container, the note on the runtime is enough.
+    # A process has no container image: in a comparison with a container, the note on the runtime is enough.
     one_has_no_image = any(all(needs_no_digest(case.facts) for case in side.runs) for side in pair.sides)
     for fact in NOTED:
         left, right = ({case[fact] for case in side.runs} for side in pair.sides)
@@ -352,11 +352,11 @@ def _also_different(pair: Pair, by: str) -> Iterator[str]:
 
 
 def effects(pairing: Pairing) -> pd.DataFrame:
-    """A row for each two values of an option that varies within blocks: the mean effect over the other options.
+    """A row for each pair of values of an option that varies within blocks: the mean effect over the other options.
 
-    The mean is over combinations of the other options that ran with all values of this one, with equal weights. There
-    is no row for fewer than two such combinations. The verdict ends with the interaction: whether the effect depends on
-    the combination.
+    The mean is over combinations of the other options that ran with all values of the compared one, with equal weights.
+    There is no row for fewer than two such combinations. The verdict ends with the interaction: whether the effect
+    depends on the combination.
     """
     designs = Designs(pairing)
     families = _families(pairing) if pairing.by in CONFIGURATION else []
@@ -448,7 +448,7 @@ def _of_contrast(contrast: Contrast, pair: Pair) -> Comparison:
 
 
 def _interaction(family: Sequence[Pair], designs: Designs, ratio: float) -> str:
-    """Words on whether the ratio depends on the combination of other options, with Holm's correction for all of them.
+    """Words on whether the ratio depends on the combination of other options; Holm's correction covers all tests.
 
     `ratio`: the average; if it is below 1, all ratios are inverted, as in the verdict.
     """

@@ -13,7 +13,7 @@ from workload.contract.errors import UsageError
 # Dots per logical pixel: a width of 640 becomes 1280, which is sharp on paper at 16 cm.
 SCALE = 2.0
 TITLE_CHARACTERS = 78
-# Pixels of a legend's entry: symbol with margin, and each character; the page's script uses the same numbers.
+# Legend: pixels of a symbol with its margin, pixels per character, maximum number of columns; page.js has the same.
 ENTRY, CHARACTER, MOST_COLUMNS = 40, 7, 4
 
 
@@ -23,7 +23,7 @@ def specification(figure: Figure) -> dict[str, Any]:
     with alt.utils.schemapi.debug_mode(False):
         specification_json: dict[str, Any] = figure.chart.to_dict(validate=False)
     specification_json.pop("config", None)
-    # Width of a legend's entry, from which the number of legend columns is computed.
+    # Characters of the widest legend entry, from which the number of legend columns is computed.
     return {**specification_json, "usermeta": {"legendCharacters": legend_characters(specification_json)}}
 
 
@@ -35,7 +35,7 @@ def legend_characters(specification: Any) -> int:
         return 0
     longest = max((legend_characters(part) for part in specification.values()), default=0)
     scale = specification.get("scale")
-    # An empty `legend` is the default legend; None means no legend, and axes have no such field.
+    # `legend` is {} for the default legend and None for no legend; axes have no field `legend`.
     if not isinstance(scale, dict) or specification.get("legend") is None:
         return longest
     names = [name for name in scale.get("domain", []) if isinstance(name, str)]

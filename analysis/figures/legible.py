@@ -14,16 +14,17 @@ from workload.contract.text import counted
 # The number of colours and symbols: with more environments, two would look alike in the legend.
 MOST_ENVIRONMENTS = 8
 
-# An environment and a task, whose rows represent their device.
+# An environment and a task, whose rows the reduced figures keep.
 Pair = tuple[str, str]
 
 
 def legible(material: Material) -> tuple[Material, str]:
-    """Material with at most `MOST_ENVIRONMENTS` environments, and a sentence for captions on the ones left out.
+    """Material with at most `MOST_ENVIRONMENTS` environments, and a sentence for captions on the others.
 
-    Machines with one device are merged into one environment named after the device. For each model, a single machine
-    represents the device: of those with the most configurations, the one with the middle throughput. Every point is
-    still a measured one. The sentence is empty if nothing is left out.
+    Machines with the same device are merged into one environment named after the device. For each task, it has the
+    rows of a single machine: among the machines with the most configurations, the one with the middle
+    throughput. Figures are not averaged. If all machines have the same device, the fastest environments are kept. The
+    sentence is empty if no environment is left out.
     """
     count = len(material.environments)
     if count <= MOST_ENVIRONMENTS:
@@ -62,7 +63,7 @@ def _of_one_device(material: Material, device_of: Mapping[str, str]) -> dict[Pai
 
 
 def _by_device(material: Material, device_of: Mapping[str, str]) -> dict[Pair, str]:
-    """Keys: the pairs of environment and task that represent each device and task; values: the device's name."""
+    """Pairs to keep, with the name of their device: for each device and task, the environment of one machine."""
     rows: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for table in (material.measured, material.points, material.kernel_points):
         rates = table["images_per_s"] if table is material.measured else [0.0] * len(table)
@@ -92,7 +93,7 @@ def _reduced(material: Material, kept: Mapping[Pair, str]) -> Material:
         roofs = roofs[roofs["env"].isin(list(device_of))]
         # If several machines represent a device, keep one machine's roofs for each precision and kind.
         roofs = roofs.assign(env=roofs["env"].map(device_of)).drop_duplicates(["env", "precision", "kind"])
-    # Lines are row numbers of `measured`, which have changed.
+    # Renumber the lines: these row numbers of `measured` have changed.
     line_of = {run_id: line for line, run_ids in enumerate(measured["run_ids"]) for run_id in run_ids}
     return replace(
         material,

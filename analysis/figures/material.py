@@ -165,7 +165,7 @@ def _plausible(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _rounds(every: pd.DataFrame, keys: Sequence[str], names: Sequence[str]) -> list[list[int]]:
-    """Row numbers of `every` in as few parts as possible, so that each key has one set of names in a part."""
+    """Row numbers of `every` in as few parts as possible; within a part, each key has only one set of names."""
     seen: dict[tuple[Any, ...], dict[tuple[Any, ...], int]] = defaultdict(dict)
     rounds: dict[int, list[int]] = defaultdict(list)
     for number, (key, name) in enumerate(zip(_tuples(every, keys), _tuples(every, names), strict=True)):
@@ -179,7 +179,7 @@ def _tuples(table: pd.DataFrame, columns: Sequence[str]) -> list[tuple[Any, ...]
 
 
 def by_speed(every: pd.DataFrame, table: pd.DataFrame, column: str) -> list[str]:
-    """Names in a column, fastest first; names without a time come last, sorted by name."""
+    """Names in a column, fastest first; names without a throughput come last, sorted by name."""
     # 0 instead of NaN, which has no order: the result would depend on the order of a set.
     best = table.groupby(column)["images_per_s"].max().fillna(0.0) if len(table) else pd.Series(dtype=float)
     return sorted(set(every[column]), key=lambda name: (-float(best.get(name, 0.0)), name))
@@ -220,7 +220,7 @@ def _ratio(left: pd.Series, right: pd.Series) -> list[float]:
 
 
 def _series(groups: Sequence[Group], rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Task and variant of each row, with the software if only that distinguishes two rows."""
+    """Task and variant of each row, with the software if only the software distinguishes two rows."""
     names = [(row["env"], row["task"], row["variant"], row["batch_size"]) for row in rows]
     number = Counter(names)
     return [

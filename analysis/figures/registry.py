@@ -94,7 +94,7 @@ def _variance(material: Material) -> Iterator[Figure]:
 
 
 def _step_ranges(rows: pd.DataFrame) -> str:
-    """Caption text on the lines through the points, which span the steps of each run."""
+    """Caption text on the line through each point, which spans the middle 90 % of the run's step times."""
     known = rows[["slow", "fast"]].notna().all(axis=1)
     if not known.any():
         return "; no run recorded how its steps vary"
@@ -102,15 +102,15 @@ def _step_ranges(rows: pd.DataFrame) -> str:
 
 
 def fixed_configuration(material: Material) -> pd.DataFrame | None:
-    """Runs of the configuration that is repeated in the most environments; ties go to the one with the most runs.
+    """Runs of the configuration that is repeated in the most environments (if several: the one with the most runs).
 
-    A repeated configuration has at least two runs in an environment. None if there is none.
+    A repeated configuration has at least two runs in an environment. None if no configuration is repeated.
     """
     runs = material.runs[material.runs["images_per_s"].notna()]
     best: tuple[tuple[int, int], pd.DataFrame] | None = None
     for _, repeats in runs.groupby(["task", "batch_size", "variant"], sort=True):
-        # One configuration and environment can have several lines that must not be pooled: keep the one with the most
-        # runs.
+        # One configuration and environment can have several rows in `measured`, which must not be pooled: keep the row
+        # with the most runs.
         lines = repeats.groupby(["env", "line"]).size().reset_index(name="runs")
         lines = lines.sort_values("runs", ascending=False, kind="stable").drop_duplicates("env")
         lines = lines[lines["runs"] > 1]

@@ -77,7 +77,7 @@ class Plane:
         return self.height * math.log(self.top / flop_per_s) / math.log(self.top / self.bottom)
 
     def place(self, point: Mapping[Any, Any]) -> tuple[float, float]:
-        """Pixels from the left and the top edge, in a frame of a phone's width."""
+        """Position of a point: pixels from the left and from the top edge, in a frame of a phone's width."""
         across = math.log(point["intensity_flop_per_byte"] / self.left) / math.log(self.right / self.left)
         return NARROW * across, self.pixels(point["flop_per_s"])
 

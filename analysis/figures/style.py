@@ -23,7 +23,7 @@ DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3])
 WIDTH, HEIGHT = 640, 380
 # Pixels of a row of points, and least pixels of a band of rows.
 ROW_HEIGHT, LEAST_BAND = 17, 34
-# Opacity of filtered curves, which stay visible.
+# Opacity of marks that a click on a legend entry fades; they stay visible.
 FADED = 0.08
 # Digits that a reader can distinguish in a figure or a tooltip; more digits only make the page larger.
 DIGITS = 5
@@ -116,7 +116,7 @@ def _with_unit(column: str, value: Any) -> str | None:
 def data(rows: Sequence[Mapping[str, Any]]) -> alt.Data:
     """Rows as chart data, unchanged.
 
-    Altair would validate and copy a table. It also copies lists, but not tuples, at every call.
+    Altair would validate and copy a table. At every call, Altair also copies lists, but not tuples.
     """
     return alt.Data(values=tuple(rows))  # type: ignore[no-untyped-call]
 
@@ -148,7 +148,7 @@ def colours(names: Iterable[str]) -> dict[str, str]:
 FILLED: Mapping[str, Any] = {}
 # Rings in the legend, for charts whose points are rings.
 RINGS: Mapping[str, Any] = {"symbolFillColor": "transparent"}
-# Without a rim, because the lines' dashes would break the rims of the symbols.
+# Legend symbols without a rim, because the lines' dashes would break the rim.
 WITHOUT_RIM: Mapping[str, Any] = {"symbolStrokeWidth": 0}
 
 
@@ -190,7 +190,7 @@ def _range(drawn: Iterable[str], looks: Mapping[str, Any], legend: Mapping[str, 
 
 
 def legend_of(names: Sequence[str], **options: Any) -> alt.Legend | None:
-    """A legend with long names wrapped; None if all points share one value, because captions name it."""
+    """A legend with long names wrapped; None if all points share one value, because captions name that value."""
     return alt.Legend(**_broken(names, LEGEND_CHARACTERS), **options) if len(names) > 1 else None
 
 
@@ -287,10 +287,10 @@ def _step(least: float) -> float:
 
 
 def log_axis(low: float, high: float, *, unit: str | None = None) -> tuple[alt.Scale, alt.Axis, str]:
-    """A logarithmic scale around `low` to `high`, and its axis, with ticks at powers of ten, and at 2 and 5 if few.
+    """A logarithmic scale around `low` to `high`, its axis with ticks from `ticks`, and the unit for the title.
 
-    With a `unit`, ticks have the prefix that suits the middle of the axis; the third value is then, for example,
-    `GFLOP/s`, for the title.
+    With a `unit`, ticks have the prefix that suits the middle of the axis, and the third value is, for example,
+    `GFLOP/s`; without a unit, the third value is empty.
     """
     low, high = rounded_down(low), rounded_up(high)
     scale = alt.Scale(type="log", domain=[low, high], nice=False, clamp=False)
@@ -343,7 +343,7 @@ def is_wide(values: pd.Series) -> bool:
 
 
 def dodged(names: Sequence[str]) -> dict[str, float]:
-    """A factor around 1 for each name, which separates intervals at one place of a logarithmic axis."""
+    """A factor near 1 for each name: shifts its points on a logarithmic axis, so that intervals do not overlap."""
     step = min(DODGE, MOST_DODGE ** (1 / max(1, len(names) - 1)))
     return {name: step ** (place - (len(names) - 1) / 2) for place, name in enumerate(names)}
 

@@ -71,7 +71,7 @@ def _findings(evidence: ReportEvidence) -> list[str]:
 
 
 def _configurations(evidence: ReportEvidence) -> int:
-    """Number of measured configurations; if none was measured, of those that ran or were profiled."""
+    """Number of measured configurations; if there are none, number of configurations that ran or were profiled."""
     every = evidence.material.every
     return len(evidence.material.measured) or len(every.drop_duplicates(["env", "task", "variant", "batch_size"]))
 

@@ -137,7 +137,7 @@ class ReportEvidence:
 
 
 def _contrasts(results: Tables, fact: str) -> Iterator[Contrast]:
-    """Pairs that differ in `fact`; none if no otherwise equal runs differ in it."""
+    """Contrasts of pairs that differ in `fact` alone; none if no otherwise equal runs differ in this fact."""
     try:
         pairing = pair_up(results, fact)
     except RooflaunchError:

@@ -36,7 +36,7 @@ def render(report: Report) -> str:
     return environment.get_template("page.html").render(
         report=report,
         policy=policy(styles=[css], scripts=[libraries, script]),
-        # Our own texts, in places where only </style> and </script> end them.
+        # Unescaped texts of our own: inside <style> and <script>, only the end tag would end the text.
         css=_raw(css, "</style"),
         libraries=_raw(libraries, "</script"),
         script=_raw(script, "</script"),

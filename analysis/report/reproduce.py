@@ -69,7 +69,7 @@ def command(record: Record) -> str:
 
 
 def _script(spec: Spec) -> str:
-    """The command for a user's script, to be run in the folder of its measurement.
+    """The command for a user's script, to be run in the folder in which the script was measured.
 
     The backend is not repeated, because it does not change the steps.
     """

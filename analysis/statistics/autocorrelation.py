@@ -10,11 +10,11 @@ from scipy.stats import rankdata
 from analysis.statistics.samples import LEVEL, Estimate, Floats, Interval, Method, ordered
 from workload.contract.text import counted
 
-# Fewer steps cannot show a correlation: the standard error of one lag is 1 / sqrt(n) > 0.35.
+# Least steps: fewer cannot show a correlation, because the standard error of one lag is 1 / sqrt(n) > 0.35.
 LEAST_STEPS = 8
-# Fewer steps do not estimate the correlation well enough for an interval. With 20 steps and a lag-1 correlation of 0.8
-# and 0.9, 95 % intervals of a slope cover 65 % and 54 %. With 100 steps and lag 1 up to 0.9 they cover 94 % or more;
-# with lag 1 = 0.95 a third of the series get no interval, the others' intervals cover 86 %
+# Least steps for an interval: fewer do not show the correlation well enough. With 20 steps and a lag-1 correlation of
+# 0.8 and 0.9, 95 % intervals of a slope cover 65 % and 54 %. With 100 steps and lag 1 up to 0.9 they cover 94 % or
+# more; with lag 1 = 0.95 a third of the series get no interval, the others' intervals cover 86 %
 # (benchmarks/coverage.py).
 LEAST_FOR_INTERVAL = 100
 # An interval of a correlation needs more than 3 + z^2 / 9 independent pairs to be informative.

@@ -175,7 +175,7 @@ class _Fit:
 
     @property
     def innovations(self) -> Floats:
-        """Sum of squares of the part that the previous step does not predict."""
+        """Sums of squares of the innovations (residuals minus their prediction from the step before), per candidate."""
         left = self.squares - 2 * self.lag1 * self.products + self.lag1**2 * self.squares
         return np.asarray(np.maximum(left, SAME * self.squares), dtype=np.float64)
 

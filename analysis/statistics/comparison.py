@@ -68,7 +68,7 @@ class Difference:
         return Interval(low=low, high=high, level=level, method=self.method)
 
     def detectable(self, alpha: float) -> float:
-        """Smallest difference that 4 of 5 such comparisons find at `alpha`; larger observed ones have p < alpha."""
+        """Smallest difference that 4 of 5 comparisons find at `alpha`; larger observed differences have p < alpha."""
         return self.error * _shift_found(degrees=self.degrees, alpha=alpha)
 
 

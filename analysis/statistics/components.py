@@ -217,9 +217,9 @@ def differ(figures: npt.ArrayLike, steps: Sequence[npt.ArrayLike]) -> float | No
     """p-value of the hypothesis that runs have one speed, by analysis of variance of the logarithms of their figures.
 
     `figures`: images over wall time of each run, which is a mean over all steps, also slow ones. Its variance is that
-    of the steps over the effective number of steps. The model of the steps is a first-order autoregression that all
-    runs share, because 20 steps cannot estimate their own. None if a run has too few steps, or steps that do not vary.
-    Scheffe, The Analysis of Variance, 1959, chapter 3.
+    of the steps over the effective number of steps. The model of the steps is one first-order autoregression for
+    all runs, because 20 steps are too few to estimate one per run. None if a run has too few steps, or steps that do
+    not vary. Scheffe, The Analysis of Variance, 1959, chapter 3.
     """
     logarithms = np.log(np.asarray(figures, dtype=np.float64))
     series = [kept for kept, _ in map(finite, steps)]
@@ -236,9 +236,9 @@ def differ(figures: npt.ArrayLike, steps: Sequence[npt.ArrayLike]) -> float | No
 
 
 def _shared_time(series: Sequence[Floats]) -> float:
-    """Steps per independent step, from the upper limit of the runs' lag-1 correlation.
+    """Number of steps worth one independent step, from the upper limit of the runs' lag-1 correlation.
 
-    20 steps underestimate slow noise, and the unexplained rest would be reported as a difference.
+    Estimates from 20 steps are too low for slow noise, and the rest would be reported as a difference between runs.
     """
     shortest = min(run.size for run in series)
     correlations = np.mean([acf(run)[:shortest] for run in series], axis=0)

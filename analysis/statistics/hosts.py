@@ -1,7 +1,8 @@
 """Variance of runs on one host, between hosts and between zones; and the effect of the position in a block.
 
-One model for a whole matrix: the logarithm of a run's figure = its configuration + its zone + its host + the run. An
-effect of a host on all configurations alike belongs to the host; an effect on one of them counts as between runs.
+One model for a whole matrix: the logarithm of a run's figure = its configuration + its zone + its host + the run. The
+effect of a host is variance between hosts if it is the same for all configurations, and between runs if only one
+configuration has it.
 """
 
 from collections.abc import Hashable, Sequence
@@ -32,7 +33,7 @@ RANK_TOLERANCE = 1e-9
 class PlacedRun:
     """A run's positive figure and its place of measurement; unknown fields are None.
 
-    `noise`: variance of the logarithm of the figure by the steps within the run, with `noise_degrees` of freedom.
+    `noise`: variance of the figure's logarithm, estimated from the run's steps, with `noise_degrees` of freedom.
     `position`: position of the run in its block; the smallest of all runs is the first.
     """
 
@@ -245,7 +246,7 @@ def position_effect(runs: Sequence[PlacedRun], *, level: float = LEVEL) -> Posit
         np.hstack([_indicators([run.configuration for run in known]), _indicators([run.block for run in known])])
     )
     logs = np.log([run.figure for run in known])
-    # Regressors: being first, and the number of positions after the second. Blocks of two runs have only the former.
+    # Regressors: being first, and the number of positions after the second. Blocks of two runs need only the first.
     places = np.column_stack([positions == 0, np.maximum(positions - 1, 0)]).astype(np.float64)
     places = places[:, : 1 if positions.max() <= 1 else 2]
     places, logs = (part - fixed @ (fixed.T @ part) for part in (places, logs))

@@ -89,6 +89,6 @@ def _student(values: Floats, *, level: float) -> Interval:
     reach = student_reach(float(scaled.std(ddof=1)), n - 1, level) / float(np.sqrt(n))
     ends = np.array([scaled.mean() - reach, scaled.mean() + reach])
     low, high = np.exp(ends) if logarithms else ends
-    # The interval surrounds the mean; it is widened to include the median, beside which it is shown.
+    # The interval is centred at the mean, but shown beside the median: widen the interval to include the median.
     median = np.median(values)
     return Interval(low=float(min(low, median)), high=float(max(high, median)), level=level, method=Method.STUDENT_T)

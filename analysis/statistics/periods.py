@@ -10,24 +10,27 @@ from scipy.stats import mannwhitneyu, rankdata
 from analysis.statistics.samples import Floats, ordered
 
 LEAST_STEPS = 20
-# Fewest odd steps for a claim of "every k-th".
+# Fewest steps of a phase for a claim that every k-th step differs.
 LEAST_MEMBERS = 4
 # No known script prints less often than every 64 steps, and testing more periods weakens the test of the short ones.
 LONGEST_PERIOD = 64
 # Allow 1 false alarm in 1000 series of independent steps, over all periods and phases.
 MOST_CHANCE = 0.001
-# The normal approximation is too weak for few odd steps, such as 6 of 60; above this number it is close, and fast.
+# The normal approximation is inaccurate for few steps of a phase, such as 6 of 60; above this number it is accurate
+# enough, and fast.
 MOST_EXACT_MEMBERS = 16
-# Share of pairs (odd step, other step) in the same order: 1 for all of them, 0.5 without a difference.
+# Least share of pairs (a step of the phase, another step) whose times have the same order. The share is 0.5 if the
+# steps do not differ, and 1 if all steps of the phase are slower, or all faster, than the others.
 LEAST_CONSISTENCY = 0.9
 
 
 @dataclass(frozen=True, kw_only=True)
 class Period:
-    """Odd steps: `phase`, `phase + period`, ... (from 0) take `ratio` times as long as the others, by medians.
+    """A pattern: steps `phase`, `phase + period`, ... (from 0) take `ratio` times as long as the others, by medians.
 
     `found`: chance produces such a pattern in fewer than 1 of 1000 series (`p_value`, corrected for all tested periods
-    and phases), and 9 of 10 pairs of steps agree (`consistency`). If False, the fields describe the best candidate.
+    and phases), and 9 of 10 pairs (such a step, another step) have the same order of times (`consistency`). If False,
+    the fields describe the best candidate.
     """
 
     n: int
@@ -43,9 +46,9 @@ class Period:
 def period_scan(values: npt.ArrayLike, *, longest: int = LONGEST_PERIOD) -> Period:
     """Find the period and phase whose steps differ most by the rank sum test (Mann & Whitney 1947).
 
-    The test statistic grows with the number of odd steps and with their difference, so that neither multiples (20, 30)
-    nor divisors (5) of a true period of 10 score higher. A pattern much smaller than slow waves of the series is not
-    detected.
+    The test statistic grows with the number of these steps and with their difference from the others, so that neither
+    multiples (20, 30) nor divisors (5) of a true period of 10 score higher. A pattern much smaller than slow waves of
+    the series is not detected.
     """
     series, refusal = ordered(values, least=LEAST_STEPS)
     n = series.size
@@ -54,7 +57,7 @@ def period_scan(values: npt.ArrayLike, *, longest: int = LONGEST_PERIOD) -> Peri
     ranks = np.asarray(rankdata(series), dtype=np.float64)
     periods = range(2, min(longest, n // LEAST_MEMBERS) + 1)
     scores = [_standard_scores(ranks, period) for period in periods]
-    # The two phases of period 2 have equal scores: the slow one is called odd.
+    # The two phases of period 2 have equal scores: report the slow phase.
     best = max(range(len(scores)), key=lambda index: float(np.abs(scores[index]).max()))
     phase = int(np.argmax(np.abs(scores[best]) + 1e-9 * (scores[best] > 0)))
     return _describe(series, period=periods[best], phase=phase, looked_at=sum(score.size for score in scores))

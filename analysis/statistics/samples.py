@@ -62,7 +62,7 @@ class Interval:
 class Estimate:
     """A figure from `n` finite values, with an interval.
 
-    `reason`: why figure or interval is absent, or an assumption of the interval; None if there is none.
+    `reason`: why figure or interval is absent, or an assumption of the interval; None if neither applies.
     """
 
     value: float | None

@@ -25,7 +25,7 @@ SPEEDS_APART = 7.0
 SPEEDS_GAP = 0.3
 # Times whose relative difference is below this are equal, because sums of squares are not more accurate.
 SAME = 1e-6
-# A group of fewer steps may be chance or stalls.
+# Least steps of either group: a smaller group may be chance or stalls.
 LEAST_AT_A_SPEED = 3
 
 

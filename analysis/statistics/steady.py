@@ -15,7 +15,7 @@ from workload.contract.text import percent, signed_percent
 LEAST_STEPS = 20
 # Least steps of a scan: LEAST_STEPS without the one or two first steps that may be removed.
 LEAST_SCANNED = 18
-# A smaller relative change does not affect a decision between machines, even if it is certain.
+# Relative change up to which a run is steady: a smaller one affects no decision between machines, even if certain.
 TOLERANCE = 0.01
 # One or two first steps are too few for a scan. They are a warm-up if they are FIRST_APART times as far from the median
 # as any later step.
@@ -81,7 +81,7 @@ class SteadyState:
 
     @property
     def slow_steps(self) -> Mask | None:
-        """Mask of the slow steps of a run that is not steady, or of its warm-up; for a drift the slower half."""
+        """Mask of the slow steps of a run that is not steady, or of its warm-up; of the slower half for a drift."""
         steps = np.arange(self.n)
         if self.change:
             inside = (steps >= self.change.start) & (steps < self.change.stop)
@@ -148,9 +148,10 @@ def _warmup(series: Floats, *, tolerance: float) -> tuple[int, Scan | None]:
 
 
 def _first_steps(series: Floats, *, tolerance: float) -> int:
-    """Number of first steps that are stalls, else of one or two first steps that are slower than the rest.
+    """Number of slow first steps: consecutive stalls, else one or two steps that are slower than the rest, else 0.
 
-    Slower means above the median by 5 robust deviations, and by twice the distance of the rest's farthest step.
+    Slower: above the median of the rest by more than 5 robust standard deviations of the rest, twice the distance of
+    its farthest step from the median, and the fraction `tolerance` of the median.
     """
     slow = stalls(series).mask
     if slow.any() and slow[0]:
@@ -165,7 +166,7 @@ def _first_steps(series: Floats, *, tolerance: float) -> int:
 
 
 def _without_exceptions(series: Floats) -> Floats:
-    """Steps, with the few that are far slower or faster replaced by the median step."""
+    """Copy of the series in which the few steps that are far slower or faster are replaced by the median step."""
     for values in (series, 1 / series if series.min() > 0 else series):
         odd = stalls(values)
         series = np.where(odd.mask, np.median(series), series) if odd.count else series

@@ -80,7 +80,7 @@ def drift(values: npt.ArrayLike, *, level: float = LEVEL) -> Drift:
 
 
 def slows_down(series: Floats) -> bool:
-    """Whether fewer than 100 steps get steadily slower, by more than chance and slow noise explain."""
+    """Whether a series of fewer than 100 steps gets steadily slower, by more than chance and slow noise explain."""
     n = series.size
     if n >= LEAST_WITHOUT_LEAK or np.ptp(series) == 0:
         return False

@@ -28,9 +28,9 @@ FALSE_CAUSES = 0.01
 LEAST_ALONG = 0.5
 # Least number of samples on either side of a change of level.
 LEAST_SAMPLES_APART = 2
-# A smaller share of the variation is not reported, however certain.
+# Least share of the variation that is reported; a smaller one is not, however certain.
 LEAST_SHARE = 0.1
-# Least share of samples: a single sample of one second does not characterize a run.
+# Least share of samples with a lowered clock: a single sample of one second does not characterize a run.
 LEAST_CLOCK_LOWERED = 0.05
 # The precision of the wall time: docs/architecture.md, "Rules of measuring".
 LEAST_TIME_SHARE = 0.02
@@ -152,7 +152,7 @@ def of_run(case: Case) -> Iterator[Cause]:
 
 
 def clock_reasons(case: Case) -> dict[Reason, float]:
-    """Share of the samples in the measured region in which each reason held the GPU's clock down, if not rare."""
+    """Reasons that held the GPU's clock down, with their share of the samples in the measured region, if not rare."""
     _, masks = case.samples("clock_event_reasons")
     if not masks.size:
         return {}
@@ -307,7 +307,7 @@ def competed(case: Case) -> float | None:
     """Share of its threads' time that a CPU run lost to other processes; None if it lost little, or if unknown.
 
     If waits for a CPU were not measured, idle threads indicate competition. Threads are also idle while a step waits
-    for data, so that time is excluded; data that the run decodes itself only makes it busier.
+    for data, so this waiting time is excluded; data that the run decodes itself only makes the run busier.
     """
     used, threads, waits = case["cpus_used"], case["threads"], case["data_wait_fraction"] or 0.0
     if not case.on_cpu or used is None or not threads:
@@ -381,7 +381,7 @@ class Spill:
 
 
 def spills(every: Sequence[Case]) -> dict[str, Spill]:
-    """Runs whose batch gives less than half the images/s of a smaller batch, because memory ran out; by run id."""
+    """Memory spills by run id: memory ran out, so a batch gives less than half the images/s of a smaller batch."""
     series: dict[tuple[Any, ...], list[Case]] = {}
     facts = [fact for fact in (*CONFIGURATION, *PLACE) if fact != "batch_size"]
     for case in every:

@@ -120,7 +120,7 @@ class VarianceTable:
 
 
 def table(results: Tables, part: str) -> pd.DataFrame:
-    """Make the table named `part` (a key of `TABLES`); each row has its whole configuration."""
+    """Make the table named `part` (a key of `TABLES`); each row has all facts of its configuration."""
     frame = TABLES[part].make(results)
     facts = [name for name in (*NAMED, *(column.name for column in DETAILS)) if name not in frame]
     # A table that lacks facts has rows of single runs: add the facts by run_id.
@@ -131,8 +131,8 @@ def within(results: Tables) -> pd.DataFrame:
     """A row per run with measured steps, columns as in `WITHIN_COLUMNS`; CoV, drift and its interval are fractions.
 
     `effective_steps`, headed "worth steps": number of independent steps that the run is worth. `warmup_steps`: first
-    measured steps that are slower than the rest. `drift`: change over the steps after these. `period_steps`: None if no
-    period was found.
+    measured steps that are slower than the rest. `drift`: change over the steps after the warm-up. `period_steps`: None
+    if no period was found.
     """
     lines = [_within(case) for case in cases(results) if np.isfinite(case.step_s).any()]
     return pd.DataFrame(lines, columns=[column.name for column in WITHIN_COLUMNS])
@@ -208,7 +208,7 @@ def _between(pool: Group, runs: list[Case]) -> dict[str, Any]:
 
 
 def _notes(pool: Group, reason: str | None, estimate: Estimate) -> tuple[str | None, ...]:
-    # For a single run, the words of the interval are enough.
+    # For a single run, the column `interval` already says why there is no interval.
     alone = len(pool.runs) == 1
     return (None if alone else reason, None if alone else estimate.reason, *pool.apart)
 
@@ -220,8 +220,8 @@ def machines(results: Tables) -> pd.DataFrame:
     """A row per place and software, over all configurations, columns as in `MACHINE_COLUMNS`; only runs on known hosts.
 
     `cov_*`: standard deviation of the logarithm of images/s, so a fraction. `first_ratio`: throughput of the first run
-    of a block over that of later ones. `place_ratio` (of positions, not of
-    locations): factor from each later position in the block to the next.
+    of a block over that of later ones. `place_ratio`: factor from each later position (not location) in the block
+    to the next.
     """
     wanted = set(measured(results.runs)["run_id"])
     groups: dict[tuple[Any, ...], list[Case]] = defaultdict(list)

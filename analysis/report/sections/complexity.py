@@ -1,4 +1,4 @@
-"""Section on model complexity: parameters, work per image and step, and its growth."""
+"""Section on model complexity: parameters, work per image and per step, and growth of work by layer type (Big-O)."""
 
 import tomllib
 from collections.abc import Mapping
