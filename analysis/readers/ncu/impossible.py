@@ -13,8 +13,8 @@ from workload.contract import ncu_csv, peaks
 from workload.contract.ncu_csv import ID, METRIC, VALUE, NcuSource, Quantity
 from workload.contract.text import si
 
-# Factor above a peak that is refused. Boost clocks, rounding and smaller boards of the same name explain less than
-# this; ten times the peak means another unit or another counter.
+# Rates above this many times the peak are refused. Boost clocks, rounding and smaller boards of the same name explain
+# less than this; ten times the peak means another unit or another counter.
 TIMES_PEAK = 10.0
 # No launch takes an hour: drivers would end it.
 LONGEST_LAUNCH_S = 3600.0

@@ -335,7 +335,7 @@ class _Builder:
 
 
 def _number(value: Any) -> float | None:
-    """A time as a finite number, which some writers quote; None for anything else."""
+    """A time as a finite number, with or without quotation marks in the file; None for anything else."""
     try:
         number = float(value)
     except (TypeError, ValueError):
@@ -344,7 +344,7 @@ def _number(value: Any) -> float | None:
 
 
 def _key(value: Any) -> int | str | None:
-    """A number that connects events, which some writers quote; None for anything else."""
+    """The number that connects events, as text if the file has it in quotation marks; None for anything else."""
     return value if isinstance(value, int | str) else None
 
 

@@ -57,7 +57,7 @@ class TracedModel:
 
     @property
     def parameters(self) -> int | None:
-        """Number of all parameters: modules include those without a gradient, compiled code contains only gradients."""
+        """Number of all parameters: `weights`, or `trained` if larger, as for compiled code, with only gradients."""
         return max((known for known in (self.trained, self.weights) if known), default=None)
 
     def with_classes(self, classes: int) -> int | None:
