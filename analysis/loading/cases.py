@@ -105,7 +105,7 @@ class Case:
         return steady_state(self.step_s)
 
     def samples(self, column: str) -> tuple[Floats, Floats]:
-        """Times (seconds) and finite values of a telemetry column in the measured region; empty without a region."""
+        """Times (s) and finite values of a telemetry column in the measured region; empty if the region is unknown."""
         if self.region_s is None:
             return EMPTY, EMPTY
         at, values = self.telemetry["t_s"], self.telemetry[column]

@@ -56,7 +56,7 @@ SOFTWARE = (
     "script_sha256",
     "packages_sha256",
 )
-# Facts that name a line of a table; other facts are in its note if lines of one name differ in them.
+# Facts that name a row of a table; if rows of one name differ in other facts, their notes contain those facts.
 NAMED = ("place", "device_name", "model", "batch_size", "precision")
 # Facts that determine the work of a step: larger images are more work.
 WORK_NAMED = (*NAMED, "image_size")
@@ -85,7 +85,7 @@ LABELS = {
 SHOWN_CHARACTERS = {"commit": 12, "image_digest": 19}
 
 
-# Columns of facts that name no line: always in JSON and CSV, in printed tables only if rows differ in them.
+# Columns of facts that are not in `NAMED`: always in JSON and CSV, in printed tables only if rows differ in them.
 DETAILS = tuple(
     Column(name=name, heading=LABELS.get(name, name.replace("_", " ")), role=Role.FACT, detail=True)
     for name in (*CONFIGURATION, *PLACE, *SOFTWARE)
@@ -132,7 +132,7 @@ class Group:
 
     @cached_property
     def rate(self) -> "Estimate":
-        """Estimate of images per second over runs, or over the blocks of one sweep if enough for its stopping rule."""
+        """Estimate of images per second over runs; over blocks if one sweep has enough blocks for its stopping rule."""
         # Imported here, because importing SciPy takes longer than loading runs.
         from analysis.statistics.intervals import over_blocks, over_runs  # noqa: PLC0415
 
@@ -157,7 +157,7 @@ class Group:
 
     @property
     def busy(self) -> str | None:
-        """Words on how many of the runs were on a busy machine; None if none was."""
+        """A sentence that counts the runs on a busy machine; None if no machine was busy."""
         return busy_sentence([text if isinstance(text, str) else None for text in self.runs["busy"]])
 
     def figures(self) -> dict[str, Any]:
@@ -267,7 +267,7 @@ def shown(column: str, value: Any) -> str:
 
 
 def needs_no_digest(facts: Mapping[str, Any]) -> bool:
-    """Whether the image digest is absent because the run had no container: it then does not count as unknown."""
+    """Whether the image digest is absent because the run had no container, so that the digest is not unknown."""
     return bool(facts["runtime"] == "process" and facts["image_digest"] is None)
 
 

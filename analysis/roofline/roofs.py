@@ -149,7 +149,7 @@ class DeviceRoofs:
 def refuted_ceilings(runs: pd.DataFrame) -> dict[float, float]:
     """Ceilings of CPUs that a run has exceeded, with the largest factor.
 
-    Other work used the CPUs while such a ceiling was measured; runs of today's version then measure again. Ceilings of
+    Other work used the CPUs while such a ceiling was measured; current versions then measure again. Ceilings of
     GPUs are not refuted, because a GPU's kernels may execute fewer FLOP than modelled.
     """
     cpu = runs[(runs["device_type"] == "cpu") & (runs["ceiling_flop_per_s"] > 0) & (runs["step_median_s"] > 0)]

@@ -48,8 +48,8 @@ def refuse(
 ) -> None:
     """Raise `NcuFileError` for the first impossible cell.
 
-    `source` holds the table, `original` the file from which it was converted. `durations`: seconds of each launch, by
-    table.
+    `source` holds the table, `original` the file from which it was converted. `durations`: for each
+    table, the seconds of its launches.
     """
     for table, duration_s in zip(tables, durations, strict=True):
         limits = Limits.of_device(table.attributes.get(metrics.DEVICE_NAME) or _shared_device_name(table))

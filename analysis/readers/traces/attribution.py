@@ -99,8 +99,8 @@ class OperatorRow:
 class Steps:
     """Number of steps in a trace and their time windows; `windows` is None if the whole trace belongs to the steps.
 
-    `remarks` explain how the steps were found. `contradiction`: set if the number differs from the one given to the
-    import.
+    `remarks` explain how the steps were found. `contradiction`: a sentence if the number
+    differs from the number given to the import.
     """
 
     number: int

@@ -21,7 +21,7 @@ EXPORT_AGAIN = "export it again: profiler.export_chrome_trace('trace.json')"
 RECORD_SHAPES = "torch.profiler.profile(record_shapes=True) records shapes, and with them FLOP and bytes are known"
 _OPERATORS = frozenset({"cpu_op", "operator"})
 _RUNTIME = frozenset({"cuda_runtime", "cuda_driver", "runtime", "hip_runtime", "privateuse1_runtime", "xpu_runtime"})
-# Categories of device activity, in lower case; those of 2020 began with a capital and had no prefix.
+# Categories of device activity, in lower case; the categories of 2020 began with a capital and had no prefix.
 _ON_DEVICE = frozenset({"kernel", "concurrent_kernel", "gpu_memcpy", "memcpy", "gpu_memset", "memset"})
 _ANNOTATION = "user_annotation"
 # Annotations of torch itself, which older versions recorded as operators.
