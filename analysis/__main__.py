@@ -8,7 +8,7 @@ from workload.contract.errors import ExitCode, RooflaunchError, ToolError
 # Packages that the commands need; a missing one is reported like any other missing tool.
 PACKAGES = {"typer", "pandas", "numpy", "pyarrow", "scipy", "google", "altair", "jinja2", "vl_convert"}
 
-# Errors of the dynamic loader, of the system and of threads where memory is limited.
+# Parts of messages that mean a lack of memory: from the dynamic loader, the system and thread libraries.
 NO_MEMORY = (
     "failed to map segment from shared object",
     "annot allocate memory",
@@ -47,7 +47,7 @@ def _reported() -> int:
 
 
 def _lacks_memory(error: BaseException | None) -> bool:
-    """Whether an error, or one that led to it, comes of a limit on memory: the loader and libraries have own types."""
+    """Whether an error, or an error that led to it, means a lack of memory: by type `MemoryError` or by message."""
     while error is not None:
         if isinstance(error, MemoryError) or any(words in str(error) for words in NO_MEMORY):
             return True

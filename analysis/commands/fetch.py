@@ -29,8 +29,8 @@ Examples:
 """
 BAR_WIDTH = 30
 LINE_EVERY_S = 10.0
-# A bundle of four files takes five requests, each 2 ms of this machine's time and some 40 ms of waiting: 2,000 bundles
-# took 64 s with 8 at a time, and take 16 s with 32.
+# Number of bundles copied at a time. A bundle of four files takes five requests, each 2 ms of this machine's time and
+# some 40 ms of waiting: 2,000 bundles took 64 s with 8 at a time, and take 16 s with 32.
 JOBS = 32
 
 

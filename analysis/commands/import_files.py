@@ -88,7 +88,7 @@ def import_files(
                 raise
             refused.append((file, error))
             print(error.report(), file=sys.stderr, flush=True)
-    # Files that were imported before are listed; only if all were is this an error.
+    # Files that were imported before are listed; they are an error only if every file was imported before.
     if len(present) == len(files):
         raise present[0]
     for known in present:
@@ -112,7 +112,7 @@ def _import(file: Path, user: "UserFacts", output: Path) -> None:
 
 
 def _notes(folders: Sequence[Path]) -> list[str]:
-    """Sentences in the bundles of one file on omissions and decisions, with the number of runs."""
+    """Sentences on omissions and decisions in the bundles of one file; with the number of runs if there are several."""
     from workload.contract import bundle
 
     notes: dict[str, int] = {}

@@ -20,7 +20,7 @@ Examples:
 
 
 class GroupBy(StrEnum):
-    """Aggregation of a row: a kind of kernels, kernels of one name, or the work of an operator in a trace."""
+    """Content of a row: a family of kernels, the kernels of one name, or the work of an operator in a trace."""
 
     FAMILY = "family"
     KERNEL = "kernel"

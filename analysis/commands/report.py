@@ -112,7 +112,7 @@ def _progress(stage: str) -> None:
 
 
 def _require_writable(path: Path, *, option: str) -> None:
-    """Raises `UsageError` for a page that cannot be written, before bundles are read; nothing is made."""
+    """Raise `UsageError` if the page at `path` cannot be written, before bundles are read; creates no file."""
     there = next((parent for parent in path.parents if parent.exists()), Path())
     reason = f"'{path}' is a folder" if path.is_dir() else f"'{there}' is a file"
     if not path.is_dir() and there.is_dir():

@@ -97,7 +97,7 @@ def roofline(
         tables = {"roofs": (roofs, ROOFS), "steps": (steps, POINTS), "shifts": (shifts(loaded), SHIFTS)}
         print(_titled({title: table for title, table in tables.items() if len(table[0])}, wide=wide))
     else:
-        # Data formats contain every figure of a point.
+        # JSON and CSV contain every figure of a point.
         names = (*POINT_COLUMNS, *UNNAMED)
         print(render(table, [Column(name=name, heading=name) for name in names], output_format))
     sys.stdout.flush()
@@ -108,7 +108,7 @@ def roofline(
 
 
 def _marked(points: "pd.DataFrame") -> "pd.Series[str]":
-    """The limit of each step; a step with a lower bound, which has no verdict, is marked as such."""
+    """The limit of each step; `(lower bound)` if there is none because the step's FLOP are only a lower bound."""
     return points["bound"].where(~points["flop_is_lower_bound"] | points["bound"].notna(), "(lower bound)")
 
 
@@ -119,7 +119,7 @@ def _titled(tables: Mapping[str, tuple["pd.DataFrame", tuple[Column, ...]]], *, 
 
 
 def _roofs_of_run_precisions(results: "Tables") -> "pd.DataFrame":
-    """Roofs of the precisions that were run, because a machine measures all; without the addresses of sources."""
+    """Roofs of the precisions in which runs trained, though a machine measures all; sources without web addresses."""
     from analysis.roofline.roofs import roofs
 
     table = roofs(results)
@@ -138,7 +138,7 @@ def _why_no_point(results: "Tables") -> str:
 
 
 def _runs_without_point(results: "Tables") -> Iterator[str]:
-    """Notes on completed runs without FLOP and bytes, or imported without a time, and their number."""
+    """Notes that count the completed runs without FLOP and bytes, and the imported runs without a time."""
     from analysis.loading.configurations import completed
     from analysis.roofline.points import WORK
 

@@ -28,7 +28,7 @@ SHOWN_PROBLEMS = 20
 
 
 def rendered(table: "pd.DataFrame", columns: Sequence[Column], form: TableFormat, *, wide: bool) -> str:
-    """Text of a table; a printed one names the unit of its throughput in headings, or in a column if rows differ."""
+    """Text of a table. A printed table names the unit of throughput in its headings, or in a column if units differ."""
     if form is TableFormat.TABLE and "images_per_s" in table:
         from analysis.loading import units
 

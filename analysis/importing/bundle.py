@@ -22,7 +22,7 @@ MAX_NAME = 200
 
 @dataclass(frozen=True, kw_only=True)
 class UserFacts:
-    """Facts given by the user; they take precedence over the file's."""
+    """Facts given by the user; they take precedence over the facts in the file."""
 
     model: str | None = None
     batch_size: int | None = None
@@ -103,7 +103,7 @@ def require_model_and_batch(path: Path, model: str | None, batch_size: int | Non
 
 
 def notes_on_peaks(device_name: str | None) -> list[str]:
-    """A note if the file names a GPU without known peaks."""
+    """One note if the file names a device whose peak rates are unknown; else an empty list."""
     if device_name is None or any(device_name in gpu.names for gpu in peaks.gpus()):
         return []
     return [f"the file names the device '{device_name}', whose peaks are not known: it has no roof"]
@@ -121,7 +121,10 @@ def parsed_precision(label: str, subject: str) -> str:
 def new_record(
     facts: Facts, user: UserFacts, imported: Imported, *, started_at: datetime | None, measured: int | None
 ) -> Record:
-    """The content of run.json without figures; dated from the run's own start if known."""
+    """The content of run.json without figures; `measured`: number of measured steps.
+
+    The run id contains the time `started_at`, or the present time if unknown.
+    """
     spec = Spec(
         model=facts.model,
         device=facts.device_type,

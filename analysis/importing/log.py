@@ -157,7 +157,7 @@ def _batch_size(path: Path, label: str) -> int:
 
 
 def _unknown_words(facts: Facts, log: Log) -> list[str]:
-    """A remark if the file's word for the precision names no known precision."""
+    """One remark if the file's word for the precision names no known precision; else an empty list."""
     word = log.labels.get("precision")
     if not word or facts.precision is not None:
         return []
@@ -181,7 +181,7 @@ def _contradictions(facts: Facts, log: Log) -> Iterator[str]:
 
 
 def _is_same(field: str, file_word: str, user_word: str) -> bool:
-    """Whether two words name one thing: `ResNet-50` and `resnet50`, `v100` and `Tesla V100-SXM2-16GB`."""
+    """Whether two values of `field` mean the same: `ResNet-50` and `resnet50`, `v100` and `Tesla V100-SXM2-16GB`."""
     if field == "device_name":
         return can_name(user_word, file_word)
     known = model_work.known_name(file_word) if field == "model" else None
@@ -240,7 +240,7 @@ def _steps(path: Path, log: Log, batch_size: int) -> list[_Step]:
 
 
 def _stride(log: Log) -> int:
-    """Iterations from one row to the next."""
+    """Number of iterations from one row to the next."""
     return mode(log.iterations[1:] or [1])
 
 
@@ -267,7 +267,7 @@ def _cell(value: float | str | None) -> str:
 
 
 def _timing_without_steps(figures: RunFigures, batch_size: int) -> tuple[Timing, list[str]]:
-    """Timing and notes of a run without steps. A rate alone becomes the wall time of one step: only the rate counts."""
+    """Timing and notes of a run without steps; if only a rate is known, the time is that of one batch at this rate."""
     rate = figures.images_per_s or (batch_size / figures.step_s if figures.step_s else None)
     images, wall_s = figures.images, figures.wall_s
     if not (images and wall_s):

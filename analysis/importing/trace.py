@@ -67,7 +67,7 @@ class _Traced:
 def make(file: File, decoded: Decoded, user: UserFacts, output: Path) -> Path:
     """Make the bundle and return its folder.
 
-    Raises `UsageError` if the trace cannot be understood, lacks required facts, or leaves a choice to the user.
+    Raises `UsageError` if the trace cannot be understood, lacks required facts, or requires the user to choose a GPU.
     """
     traced = _read(decoded, user, str(file.path))
     attribution, device_name = traced.attribution, traced.device_name
@@ -259,7 +259,7 @@ def _wall_s(attribution: Attribution) -> float:
 
 
 def _host_ran_ahead(attribution: Attribution) -> bool:
-    """Whether the kernels of a step ran longer than the host's mark of the step."""
+    """Whether the kernels of a step took longer than the step did on the host's clock."""
     return attribution.is_on_gpu and attribution.busy_s / attribution.steps.number > _wall_s(attribution)
 
 

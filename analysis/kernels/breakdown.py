@@ -21,7 +21,7 @@ from workload.contract.errors import BundleError
 _SUMS = ("duration_s", "flop", "flop_tensor", "dram_bytes", "l2_bytes", "l1_bytes")
 # Percentages of peak, averaged over launches with time as weight.
 _WEIGHTED = ("sm_percent", "memory_percent", "dram_percent")
-# Name of a whole profile in a table of its parts.
+# Name of the row for a whole profile.
 ALL = "all"
 
 COLUMNS = (

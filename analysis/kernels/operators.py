@@ -26,7 +26,7 @@ LISTED_FILE = "torch/kernels.csv"
 # Table of an imported trace: each operator with its work, see `analysis.importing.trace`.
 WORK_FILE = "torch/operators.csv"
 KIND = "torch"
-# Further operators take less time than the profiler's own disturbance; JSON and CSV list all.
+# Most operators in a printed table: further ones take less time than the profiler's overhead. JSON and CSV list all.
 SHOWN = 15
 Table = TypeVar("Table")
 COLUMNS = (
@@ -139,7 +139,7 @@ def _summed(pool: Group, table: pd.DataFrame, keys: Sequence[str], steps: float)
 
 
 def _at_least(rows: pd.DataFrame, steps: float) -> float | None:
-    """Lower bound of the bytes of several operators: that of a single one, as the others may use the same tensors."""
+    """Lower bound of the bytes of several operators: the highest of their bounds, as they may use the same tensors."""
     known = rows[rows["bytes_lower"].notna()]
     return float(known.groupby("name")["bytes_lower"].sum().max()) / steps if len(known) else None
 
@@ -159,7 +159,7 @@ def _work_row(
         "duration_s": seconds / steps,
         "share_of_time": seconds / total_s if total_s else None,
         "flop": flop,
-        # Known FLOP over the time of all operators would be too low a rate.
+        # The known FLOP divided by the time of all operators would be too low a rate.
         "flop_per_s": flop * steps / seconds if flop and seconds and not missing_s else None,
         "bytes_lower": low,
         "bytes_upper": high,
@@ -170,7 +170,7 @@ def _work_row(
 
 
 def longest(table: pd.DataFrame, top: int) -> pd.DataFrame:
-    """The `top` longest rows of each profile of `operators` or `attributed`, and its row for the whole."""
+    """The `top` longest rows of each profile in a table of `operators` or `attributed`, and the profile's total."""
     if table.empty:
         return table
     whole = table["name"] == ALL
@@ -250,6 +250,6 @@ def _flop_by_kind(record: Record) -> dict[str, float]:
 
 
 def _flop_by_operator(flop: Mapping[str, float], names: Sequence[str] | Mapping[str, float]) -> dict[str, float]:
-    """FLOP by operator, for kinds whose arithmetic a single operator does: shares of several would be unknown."""
+    """FLOP by operator, for each kind of FLOP that a single operator computes; the shares of several are unknown."""
     present = {kind: [name for name in workers if name in names] for kind, workers in WORKERS.items()}
     return {present[kind][0]: value for kind, value in flop.items() if len(present.get(kind, ())) == 1}

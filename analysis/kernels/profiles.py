@@ -94,8 +94,8 @@ class Profiles:
 def gather(paths: Sequence[Path], keys: Sequence[str], *, verify: bool, work_keys: Sequence[str] = ()) -> Profiles:
     """Read the profiles in folders of bundles and in files; `keys`: columns by which kernels are grouped.
 
-    `work_keys`: columns by which operators of imported traces are grouped; if empty, they are listed as by
-    torch.profiler.
+    `work_keys`: columns by which operators of imported traces are grouped; if empty, these operators are
+    listed as torch.profiler lists them.
 
     Raises `NothingToDoError` if there is no profile.
     """
@@ -121,7 +121,7 @@ def gather(paths: Sequence[Path], keys: Sequence[str], *, verify: bool, work_key
 
 
 def render(profiles: Profiles, form: TableFormat, *, top: int | None, wide: bool) -> str:
-    """All profiles as text; `top`: show only this number of longest rows of each, and its last, for the whole."""
+    """All profiles as text; `top`: show only the `top` longest rows of each profile, and its last row, the total."""
     keys = profiles.keys
     records = [
         {str(name): value for name, value in row.items()}
@@ -166,7 +166,7 @@ def _of_file(path: Path, keys: Sequence[str], problems: list[Problem]) -> pd.Dat
     label = kind_of_l2_bytes(kernels)
     remarks = ["partial profile" if file.is_partial else None, label and f"L2 bytes are {label}"]
     remark = "; ".join(filter(None, remarks)) or None
-    # Labels may be wrong: what the GPU itself reported counts.
+    # Labels may be wrong: the name that the GPU itself reported takes precedence.
     device = file.device_name or (file.compute_capability and f"compute capability {file.compute_capability}")
     return _remarked(rows.assign(file=path.name, device_name=device, steps=steps), remark)
 
@@ -183,7 +183,7 @@ def _of_results(points: pd.DataFrame) -> list[pd.DataFrame]:
 
 
 def _sum_of(rows: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
-    """The row for all kernels, summed from those of the parts: a figure that a part lacks is NaN."""
+    """The row for all kernels, the sum of the rows of the parts; a figure that a part lacks is NaN."""
     launches = rows["launches"].astype(float)
     total = breakdown(rows, ())
     facts = {name: rows[name].iloc[0] for name in names}

@@ -52,7 +52,7 @@ class Case:
 
     @property
     def unit(self) -> str:
-        """Unit of the throughput: `images`, or what was detected for a user's own script."""
+        """Unit of the throughput: `images`, or the unit that was detected for a user's own script."""
         return units.unit_of(self.facts)
 
     @property
@@ -67,7 +67,7 @@ class Case:
 
     @property
     def block(self) -> tuple[str, float, str] | None:
-        """Job, block number and host, None if unknown: a block on several hosts counts as several blocks."""
+        """Job, number and host of the run's block; a block on several hosts counts as several. None if unknown."""
         job, block, host = self.facts["job_name"], self.facts["block"], self.host
         return None if job is None or block is None or host is None else (str(job), float(block), host)
 
@@ -101,11 +101,11 @@ class Case:
 
     @cached_property
     def steadiness(self) -> SteadyState:
-        """Steady state of the measured steps; audit, variation table and causes all use this one."""
+        """Steady state of the measured steps, for audit, variation table and causes alike."""
         return steady_state(self.step_s)
 
     def samples(self, column: str) -> tuple[Floats, Floats]:
-        """Times (seconds) and finite values of a telemetry column in the measured region; empty if that is unknown."""
+        """Times (s) and finite values of a telemetry column in the measured region; empty if the region is unknown."""
         if self.region_s is None:
             return EMPTY, EMPTY
         at, values = self.telemetry["t_s"], self.telemetry[column]
@@ -115,7 +115,7 @@ class Case:
 
     @cached_property
     def record(self) -> Record:
-        """run.json; reduced to the facts that every run has if the bundle has gone since it was loaded."""
+        """Content of run.json; only id, status, model and batch size if the bundle was removed after loading."""
         with suppress(BundleError):
             if self.facts["path"]:
                 return bundle.read_record(Path(self.facts["path"]))

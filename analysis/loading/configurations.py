@@ -56,7 +56,7 @@ SOFTWARE = (
     "script_sha256",
     "packages_sha256",
 )
-# Facts that name a line of a table; other facts are in its note if lines of one name differ in them.
+# Facts that name a row of a table; if rows of one name differ in other facts, their notes contain those facts.
 NAMED = ("place", "device_name", "model", "batch_size", "precision")
 # Facts that determine the work of a step: larger images are more work.
 WORK_NAMED = (*NAMED, "image_size")
@@ -81,18 +81,18 @@ LABELS = {
     "commit_dirty": "uncommitted changes",
     "rooflaunch": "rooflaunch version",
 }
-# Number of characters shown: the beginning of a long identifier is enough to distinguish it.
+# Number of characters shown, by column: the beginning of a long identifier is enough to distinguish it.
 SHOWN_CHARACTERS = {"commit": 12, "image_digest": 19}
 
 
-# Columns of facts that name no line: always in JSON and CSV, in printed tables only if rows differ in them.
+# Columns of facts that are not in `NAMED`: always in JSON and CSV, in printed tables only if rows differ in them.
 DETAILS = tuple(
     Column(name=name, heading=LABELS.get(name, name.replace("_", " ")), role=Role.FACT, detail=True)
     for name in (*CONFIGURATION, *PLACE, *SOFTWARE)
     if name not in NAMED
 )
 
-# The same columns for tables whose notes contain these facts.
+# `DETAILS` as figures instead of facts, for tables whose notes contain these facts.
 DATA_DETAILS = tuple(replace(column, role=Role.FIGURE) for column in DETAILS)
 
 
@@ -132,15 +132,15 @@ class Group:
 
     @cached_property
     def rate(self) -> "Estimate":
-        """Estimate of images per second over runs; over blocks if one sweep has as many as its stopping rule needs."""
-        # SciPy takes longer to import than to load runs.
+        """Estimate of images per second over runs; over blocks if one sweep has enough blocks for its stopping rule."""
+        # Imported here, because importing SciPy takes longer than loading runs.
         from analysis.statistics.intervals import over_blocks, over_runs  # noqa: PLC0415
 
         blocks = self._by_block()
         return over_blocks(blocks) if len(blocks) >= FIRST_LOOK else over_runs(self.known("images_per_s"))
 
     def _by_block(self) -> list[float]:
-        """Images per second in the order of blocks if all runs are of different blocks of one sweep, else none."""
+        """Images per second in the order of blocks; empty if not all runs are of different blocks of one sweep."""
         measured_runs = self.runs[pd.to_numeric(self.runs["images_per_s"], errors="coerce") > 0]
         blocks = pd.to_numeric(measured_runs["block"], errors="coerce")
         if len(set(measured_runs["job_name"])) != 1 or blocks.isna().any() or blocks.duplicated().any():
@@ -157,7 +157,7 @@ class Group:
 
     @property
     def busy(self) -> str | None:
-        """Words on how many of the runs were on a busy machine; None if none was."""
+        """A sentence that counts the runs on a busy machine; None if no machine was busy."""
         return busy_sentence([text if isinstance(text, str) else None for text in self.runs["busy"]])
 
     def figures(self) -> dict[str, Any]:
@@ -218,9 +218,9 @@ def group(runs: pd.DataFrame) -> list[Group]:
 
 
 def _works(flop_per_step: Sequence[float | None]) -> list[str | None]:
-    """Names of the work of runs with equal facts, if their own FLOP per step show that the work differs.
+    """A name for the work of each run, such as its FLOP, if the runs' own FLOP per step show that their work differs.
 
-    None for all if the FLOP agree within the tolerance for counters, formulas and recomputation.
+    All names are None if the FLOP agree within the tolerance for counters, formulas and recomputation.
     """
     lows: list[float] = []
     for flop in sorted(flop for flop in flop_per_step if flop is not None and flop > 0):
@@ -267,7 +267,7 @@ def shown(column: str, value: Any) -> str:
 
 
 def needs_no_digest(facts: Mapping[str, Any]) -> bool:
-    """Whether a run has no image because it has no container, so that its digest is not unknown."""
+    """Whether the image digest is absent because the run had no container, so that the digest is not unknown."""
     return bool(facts["runtime"] == "process" and facts["image_digest"] is None)
 
 

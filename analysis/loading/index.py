@@ -101,7 +101,7 @@ def load_bundles(root: Path, *, verify: bool = False) -> tuple[pa.Table, list[Pr
 
 
 def _with_paths(table: pa.Table, root: Path) -> pa.Table:
-    """Set `path` from the current name of `root`: the index may have been moved, or written under another name."""
+    """Set the column `path` from the current name of `root`; the index may have been written under another name."""
     paths = [clean(os.path.join(root, os.fsdecode(name)) if name else str(root)) for name in table[NAME].to_pylist()]  # noqa: PTH118 - 10,000 bundles: a Path costs more than the call
     return table.set_column(SCHEMA.get_field_index("path"), "path", pa.array(paths, pa.string()))
 

@@ -1,4 +1,4 @@
-"""Work of a training step of a known model, by formula, for imported runs without a count: model_work.csv.
+"""Work of a training step of known models, by formula (model_work.csv), for imported runs without counted FLOP.
 
 `python docs/model_work.py` writes the table with the trainer's own counts, and a test compares them. Standard library
 only.

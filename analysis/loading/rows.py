@@ -26,7 +26,7 @@ def cells(table: pd.DataFrame) -> list[list[Any]]:
 
 
 def names_of(row: "type[DataclassInstance]") -> tuple[str, ...]:
-    """Column names of a table with these rows."""
+    """Column names of a table whose rows are objects of this dataclass."""
     return tuple(field.name for field in fields(row))
 
 

@@ -100,9 +100,9 @@ def row_of(document: Mapping[str, Any]) -> RunRow:
 
 
 def _verdict(run: Record) -> Verdict | None:
-    """The limit of the run by the current rule; older versions had another rule, and none for imports."""
+    """The limit by the current rule, else as stored: older versions had another rule, and no rule for imported runs."""
     found, stored = verdict.from_record(run), run.bound
-    # Older runs lack waits for a CPU: only the stored sentence tells that other processes used it.
+    # Older runs lack waits for a CPU: only the stored sentence says that other processes used the CPU.
     busy = stored.busy if stored else None
     return replace(found, busy=found.busy or busy) if found else stored
 

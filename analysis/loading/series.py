@@ -33,7 +33,7 @@ class SeriesFile:
 
     @property
     def header(self) -> bytes:
-        """The first line as written by this version."""
+        """The file's header line, as this version writes it."""
         return ",".join(self.types).encode() + b"\n"
 
     @property
@@ -137,7 +137,10 @@ def _whole_lines(content: bytes | None) -> bytes | None:
 
 
 def _read(layout: SeriesFile, data: bytes, *, on_ragged: Callable[[int], None] | None = None) -> pa.Table:
-    """Parse CSV. `ArrowException` for a cell of another type and, without `on_ragged`, for a row of another length."""
+    """Parse CSV; `on_ragged` gets the number of each row of another length, which is skipped.
+
+    Raises `ArrowException` for a cell of another type and, without `on_ragged`, for a row of another length.
+    """
 
     def skip(row: csv.InvalidRow) -> str:
         if on_ragged:
@@ -208,7 +211,7 @@ class StepRows:
 
     @cached_property
     def follows(self) -> Mask:
-        """Whether the previous row is of the same file."""
+        """Mask of rows whose previous row is of the same file."""
         return np.append(False, self.run[1:] == self.run[:-1]) if self.run.size else np.empty(0, dtype=bool)
 
     def since(self, column: str) -> Floats:

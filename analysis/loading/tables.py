@@ -19,7 +19,7 @@ from workload.contract.record import Record
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Tables:
-    """Tables of runs. A row is one thing; an absent value is NaN, None or NaT; column names contain the unit.
+    """Tables of runs. An absent value is NaN, None or NaT; column names contain the unit.
 
     `runs`: one row per run, columns as in `RUN_COLUMNS` of `run_row.py`. `steps` and `telemetry`: `run_id` and the
     columns of the bundle's files. `ceilings`: one row per measured rate, columns as in `CEILING_COLUMNS`. `kernels`:
@@ -51,7 +51,7 @@ class Tables:
         }
 
     def record(self, run_id: str) -> Record:
-        """run.json of a run; `UsageError` for an unknown run, `BundleError` if the bundle has gone since loading."""
+        """Content of run.json; `UsageError` for an unknown run, `BundleError` if the bundle no longer exists."""
         paths = self.runs.loc[self.runs["run_id"] == run_id, "path"]
         if paths.empty:
             raise UsageError(f"no run is called '{run_id}'", hint="results.runs.run_id lists the names")

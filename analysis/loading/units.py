@@ -56,5 +56,5 @@ def columns(known: Sequence[Column], table: pd.DataFrame) -> Sequence[Column]:
 
 
 def filled(table: pd.DataFrame) -> pd.DataFrame:
-    """The table with the unit of every row filled in, if one counts anything other than images."""
+    """The table with the unit of every row filled in, if any row counts something other than images."""
     return table if common(table["unit"]) == IMAGES else table.assign(unit=table["unit"].fillna(IMAGES))

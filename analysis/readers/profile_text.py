@@ -40,7 +40,7 @@ _PROCESS = re.compile(r"^\[(\d+)\] \S.*@\S+\s*$")
 _RULER = re.compile(r"^(\s*)(-{3,}) (-{3,}) (-{3,})\s*$")
 _MARK = "(!)"
 _OF_TIME = re.compile(r"Duration|Elapsed Cycles|time_duration|cycles_elapsed")
-# Number of words in a metric's line.
+# Number of words in a metric's line, without and with a unit.
 _WITHOUT_UNIT, _WITH_UNIT = 2, 3
 _MESSAGE = "=="
 
@@ -51,7 +51,7 @@ def is_ncu_text(text: str) -> bool:
 
 
 def ncu_text_as_csv(text: str) -> str:
-    """The long table: a row per launch and metric, after ncu's own messages. Repeated launches are left out."""
+    """CSV in ncu's long layout: ncu's messages, then a row per launch and metric. Repeated launches are left out."""
     messages = [line for line in text.splitlines() if line.startswith(_MESSAGE)]
     once, is_doubled = without_second_half(text)
     launches = [list(rows) for _, rows in itertools.groupby(_rows(once), key=lambda row: row[0])]
@@ -70,7 +70,7 @@ def _figures(rows: Sequence[tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
 
 
 def _times(rows: Sequence[tuple[str, ...]]) -> str:
-    """Figures that differ between launches of one kernel: duration and cycles, as one text."""
+    """Duration and cycles of a launch as one text: figures that differ between launches of one kernel."""
     return " ".join(row[-1] for row in rows if _OF_TIME.search(row[-3]))
 
 
@@ -169,7 +169,7 @@ def _trace_header(text: str) -> _TraceHeader | None:
 
 
 def gpu_trace_as_csv(text: str) -> str:
-    """The wide table: a row per kernel, after warnings on the number of copies and rows that were left out."""
+    """CSV in ncu's wide layout: warnings that count omitted copies and rows, then a row per kernel."""
     header = _trace_header(text)
     assert header is not None
     kernels = list[tuple[str, ...]]()

@@ -35,7 +35,7 @@ class ForeignTable:
 
     `cut`: rows left out because the file breaks off in them. `wall_s`, `iterations`: if the log has running means, the
     seconds of all rows after the first together, and the number of iterations that each row represents. `figures`:
-    those of a log that has no rows.
+    figures of a log that has no rows.
     """
 
     kind: str
@@ -136,7 +136,7 @@ def plain_numbers(cells: Iterable[str], *, file: str) -> Callable[[str], str]:
 _SURE_DIGITS = 30
 # Number of distances between equal rows that are tried, most frequent first.
 _MOST_LAGS = 5
-# Rows that occur more often say little about the distance.
+# Rows that occur more often than this say little about the distance.
 _RARE = 4
 
 

@@ -5,7 +5,7 @@ import re
 import zlib
 from dataclasses import dataclass
 
-# Given as the encoding of content that is no text, because it contains zero bytes.
+# Value of `Decoded.encoding` for content that is no text, because it contains zero bytes.
 BINARY = "binary"
 GZIP = b"\x1f\x8b"
 # Bytes and share of zeros that reveal UTF-16 without a byte order mark: every second byte of ASCII is 0.

@@ -109,7 +109,7 @@ def trace_contradictions(
 
 
 def _other_model(model: "TracedModel", named: ModelWork) -> str | None:
-    """Words on the models whose number of weights the trace has, if the named one is not among them; else None.
+    """A sentence if the trace's number of weights fits another model, or none, but not the named one; else None.
 
     The last layer may have another number of classes.
     """

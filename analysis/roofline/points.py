@@ -94,7 +94,7 @@ def points(results: Tables) -> pd.DataFrame:
     interval over runs; NaN if no step was timed. Modelled bytes are an interval, and so is the intensity:
     `intensity_low` and `intensity_high`, with the point between them; counted bytes are one figure. A profile without
     another timing is a point over its own time. FLOP that are a lower bound have neither a bound nor a share of a roof.
-    `roof` says which roof `roof_flop_per_s` is of: the measured one, or the vendor's if none was measured.
+    `roof`: kind of the roof behind `roof_flop_per_s`, the measured one, or the vendor's if none was measured.
     `fraction_of_peak` is of the vendor's FLOP/s.
     """
     return frame([{**pool.facts, **vars(row)} for pool, row in point_rows(results)], (*POINT_COLUMNS, *UNNAMED))
@@ -142,7 +142,7 @@ def _measurements(results: Tables, pool: Group) -> Iterator[_Measurement]:
         yield profile
         return
     for source, columns in WORK.items():
-        # For an import without a time, formulas add nothing to the name of its model.
+        # If an import has no time, formulas say nothing about its run, only about its model.
         is_shown = source is WorkSource.COUNTERS or steps_s or not pool["imported"]
         if is_shown and any(pool.known(column) for column in columns):
             bounds = _lower_bounds(pool) if source is WorkSource.COUNTERS else ()
@@ -436,7 +436,7 @@ class ShiftRow:
 def shifts(results: Tables) -> pd.DataFrame:
     """How batch size and precision move a step: a row per step from one to the next, all else being equal.
 
-    `changed` is `batch_size` or `precision`, from `left` to `right` at the value `at` of the other one; ratios are
+    `changed` is `batch_size` or `precision`, from `left` to `right`; `at`: value of the other one. Ratios are
     right by left. A lower bound of FLOP is compared with nothing.
     """
     rows = [{**pool.facts, **vars(row)} for pool, row in point_rows(results)]
@@ -444,7 +444,7 @@ def shifts(results: Tables) -> pd.DataFrame:
     return frame(list(map(vars, pairs)), names_of(ShiftRow))
 
 
-# From the slow and exact to the fast.
+# Precisions, from slow and exact to fast.
 _PRECISIONS = ("fp32", "tf32", "bf16", "amp")
 
 

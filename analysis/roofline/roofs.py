@@ -135,7 +135,7 @@ def _burst_note(bursts: pd.Series) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceRoofs:
-    """The device of a place; `warning`: its own memory facts contradict the table of peaks."""
+    """The device of a place; `warning`: text if its reported memory clock and bus contradict the table of peaks."""
 
     name: str | None
     memory_bytes: float | None
@@ -149,8 +149,8 @@ class DeviceRoofs:
 def refuted_ceilings(runs: pd.DataFrame) -> dict[float, float]:
     """Ceilings of CPUs that a run has exceeded, with the largest factor.
 
-    Other work used the CPUs while such a ceiling was measured. Bundles of today measure again. Ceilings of GPUs stay,
-    because a GPU's kernels may execute fewer FLOP than modelled.
+    Other work used the CPUs while such a ceiling was measured; current versions then measure again. Ceilings of
+    GPUs are not refuted, because a GPU's kernels may execute fewer FLOP than modelled.
     """
     cpu = runs[(runs["device_type"] == "cpu") & (runs["ceiling_flop_per_s"] > 0) & (runs["step_median_s"] > 0)]
     shares = cpu["train_flop_per_step"] / cpu["step_median_s"] / cpu["ceiling_flop_per_s"]
@@ -162,11 +162,11 @@ def refuted_ceilings(runs: pd.DataFrame) -> dict[float, float]:
 
 
 def device_of(results: Tables, keys: Mapping[str, Any], runs: pd.DataFrame) -> DeviceRoofs:
-    """The device, from the record of the first run: two devices of one name in one place would be two places."""
+    """The device of these runs, from the record of the first: in one place, devices of one name are alike."""
     name = keys["device_name"]
     device = DeviceFacts()
     if name is not None and keys["device_type"] == "cuda":
-        # If the bundle has moved since it was loaded, only the device's name is known.
+        # If the bundle was moved after loading, only the device's name is known.
         with suppress(BundleError):
             device = results.record(str(runs["run_id"].iloc[0])).environment.device
     gpu = peaks.find_gpu(name, memory_bytes=device.memory_total_bytes)

@@ -137,7 +137,7 @@ def _row(pool: Group, spot: bool | None) -> dict[str, Any]:
 
 
 def _price(pool: Group, spot: bool | None) -> tuple[HourlyPrice | None, str | None]:
-    """The price of a group of runs, and a remark on it; None for either if there is none."""
+    """The price of a group of runs, and a remark on the price; each is None if there is none."""
     recorded = pool.known("usd_per_h")
     if recorded:
         spread = max(recorded) - min(recorded)

@@ -42,7 +42,7 @@ LIMIT = 1e12
 LONGEST_ITERATION_S = 86_400.0
 # Most names of columns that a message lists.
 SHOWN = 12
-# A batch size of more digits is none.
+# Most digits of a batch size: a longer number is no batch size.
 MOST_DIGITS = 11
 # Without a step column, rows are whole runs if each run has fewer rows than this on average. A log of so few
 # iterations would be useless.
@@ -50,7 +50,8 @@ FEW_ROWS = 5
 # If time stamps are this many iteration times apart, they do not belong to iterations. A timer that does not wait for
 # its GPU reads a tenth of the step at worst; a slow data loader makes iterations about ten times as long as the step.
 RUNS_APART = 50.0
-# If time passed / iteration time is below this, the iterations cannot have run one after the other.
+# If the time between rows, per iteration, is below this share of the iteration time, the iterations cannot have run one
+# after the other.
 DOES_NOT_FIT = 0.5
 # Figures of a log that differ by at most this share count as the same: they are rounded, and rates may include waits.
 ALIKE = 0.2
@@ -76,7 +77,7 @@ class Log:
     file breaks off in them. `lines`: line numbers of the rows in the file. `iterations`: per row, the number of
     iterations since the previous row. `wall_s`: seconds from the first row to the last, if the file gives them other
     than by time stamps. `has_zone`: False if the time stamps lack a time zone, so that only their differences are
-    known. `figures`: those of a run without rows. `images_per_row`: from a column that counts images. `remarks`: a
+    known. `figures`: figures of a run without rows. `images_per_row`: from a column that counts images. `remarks`: a
     sentence for each omission or decision. `losses`: a sentence for each part that the file holds twice.
     `contradictions`: a sentence for each disagreement between columns.
     """
@@ -346,7 +347,7 @@ def _log_of_row(columns: _Columns, line: int, row: Sequence[str]) -> Log:
 
 
 def _empty_log(table: ForeignTable, by_field: Mapping[str, tuple[Meaning, int]], losses: tuple[str, ...] = ()) -> Log:
-    """A log with what all runs of a table share, without rows."""
+    """A log without rows, with the facts that all runs of a table share."""
     used = {index for _, index in by_field.values()}
     return Log(
         kind=table.kind,
@@ -445,7 +446,7 @@ def _iterations(steps: Sequence[float | None] | None, rows: int) -> tuple[list[i
     return [1, *(advance if advance > 0 else usual for advance in advances)], []
 
 
-# --- what contradicts itself
+# --- contradictions within a log
 
 
 def _has_iterations(log: Log, file: str, batch_size: int | None) -> bool:

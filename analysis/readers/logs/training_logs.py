@@ -34,7 +34,7 @@ _MLLOG = re.compile(r":::MLLOG (\{.*\})\s*$")
 # Date and time that Python's `logging` writes before a message.
 _STAMP = re.compile(r"^\W{0,2}(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,6})?(?:Z|[+-]\d\d:?\d\d)?)")
 _PARAMETERS = {"arch": "model", "model": "model", "model_name": "model", "batch_size": "batch_size"}
-# If a log's digits allow several batch sizes, a multiple of this is taken.
+# If a log's rounded figures fit several batch sizes, the batch size is taken to be a multiple of this.
 _ROUND_BATCH = 8
 # Largest rounding error of a running mean that is printed with three decimals, in seconds.
 _HALF_A_DIGIT_S = 0.0005
@@ -190,7 +190,7 @@ def _with_means(kind: str, printed: Sequence[_Printed], labels: dict[str, str]) 
 
 
 def _batch_of(rates: Sequence[tuple[float, float]]) -> int | None:
-    """Images per iteration, if rates times times leave a single number (timm prints both); else None."""
+    """Images per iteration, if rate x time fits a single number despite rounding (timm prints both); else None."""
     known = [(rate * time_s, rate * _HALF_A_DIGIT_S + time_s * _HALF_A_RATE) for rate, time_s in rates if time_s > 0]
     if not known:
         return None
@@ -282,7 +282,7 @@ def _parameters(data: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _json_lines(text: str, mark: str, pattern: re.Pattern[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """JSON objects behind a mark, with line numbers; incomplete lines are skipped."""
+    """Line numbers and JSON objects that `pattern` finds in lines with `mark`; incomplete lines are skipped."""
     for number, line in _lines(text, mark):
         if match := pattern.search(line):
             try:

@@ -28,7 +28,8 @@ class LaunchWork:
     """Work of each launch, an array per figure: None if the file lacks the figure, NaN if only a launch lacks it.
 
     `flop` is the sum over the types that were counted. `hides_tensor`: the launch has uncounted tensor operations.
-    `is_lower_bound`: it has, or not all operations of a type were counted. `remarks`: how figures were derived.
+    `is_lower_bound`: `flop` is too low, as tensor operations or some operations of a type were not counted. `remarks`:
+    how figures were derived.
     """
 
     duration_s: Floats | None
@@ -89,7 +90,7 @@ def _by_type(values: Values, duration_s: Floats | None) -> dict[str, Floats]:
 
 
 def _operations(values: Values, kind: str, suffix: str) -> list[tuple[Floats, int]]:
-    """Values of each operation with its FLOP; empty if one of the operations is missing."""
+    """Values per launch of each operation (add, mul, fma), each with its FLOP; empty if one operation is missing."""
     names = {f"{kind}_{operation}{suffix}": flop for operation, flop in _OPERATIONS.items()}
     return [(values[name], flop) for name, flop in names.items()] if names.keys() <= values.keys() else []
 
@@ -139,7 +140,7 @@ def _dram(values: Values, role: str, duration_s: Floats | None) -> Floats | None
 
 
 def _total(arrays: list[Floats]) -> Floats | None:
-    """Sum of arrays, NaN if a summand is; None for no arrays."""
+    """Sum of the arrays, element by element; NaN if a summand is NaN. None if the list is empty."""
     if not arrays:
         return None
     total = arrays[0].copy()

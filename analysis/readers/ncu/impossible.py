@@ -13,8 +13,8 @@ from workload.contract import ncu_csv, peaks
 from workload.contract.ncu_csv import ID, METRIC, VALUE, NcuSource, Quantity
 from workload.contract.text import si
 
-# Factor above a peak that is refused. Boost clocks, rounding and smaller boards of the same name explain less than
-# this; ten times the peak means another unit or another counter.
+# Rates above this many times the peak are refused. Boost clocks, rounding and smaller boards of the same name explain
+# less than this; ten times the peak means another unit or another counter.
 TIMES_PEAK = 10.0
 # No launch takes an hour: drivers would end it.
 LONGEST_LAUNCH_S = 3600.0
@@ -48,8 +48,8 @@ def refuse(
 ) -> None:
     """Raise `NcuFileError` for the first impossible cell.
 
-    `source` holds the table, `original` the file from which it was converted. `durations`: seconds of each launch, by
-    table.
+    `source` holds the table, `original` the file from which it was converted. `durations`: for each
+    table, the seconds of its launches.
     """
     for table, duration_s in zip(tables, durations, strict=True):
         limits = Limits.of_device(table.attributes.get(metrics.DEVICE_NAME) or _shared_device_name(table))

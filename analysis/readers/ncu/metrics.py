@@ -71,7 +71,7 @@ def known(names: Iterable[str]) -> tuple[MetricRole, ...]:
 
 
 def is_label(name: str) -> bool:
-    """Whether this is a label of the details page, which several metrics may share."""
+    """Whether a name is a label of ncu's details page, which several metrics may share, and not a metric's own name."""
     return _NAME.match(name) is None
 
 
@@ -138,7 +138,10 @@ def plan(header: tuple[str, ...], units: Sequence[str] | None) -> ReadingPlan:
 
 
 def _reading(role: MetricRole, unit_of: Mapping[str, str]) -> MetricReading | None:
-    """The first metric whose unit fits the role, None if there is none; without units, only a metric without one."""
+    """The first metric whose unit fits the role; None if there is none.
+
+    In a table without units, a metric fits only if its role needs no unit.
+    """
     for metric in role.metrics:
         unit = unit_of.get(metric, "")
         base_units = factor(role.kind, unit)

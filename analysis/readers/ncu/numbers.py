@@ -61,9 +61,10 @@ def decide(columns: Sequence[tuple[Text, bool]]) -> NumberFormat:
 
 
 def _marks(columns: Iterable[tuple[Text, bool]]) -> dict[str, str]:
-    """Numbers by what they show of the format: that it is `english` or `european`, or that a mark occurs.
+    """An example number for each clue to the number format that the columns contain.
 
-    `whole dot`, `whole comma`: 3 digits follow that mark in a number that is an integer by nature.
+    Keys: `english`, `european`: the number can only have this format. `comma`: it contains a comma. `whole dot`,
+    `whole comma`: it is an integer by nature, and ends in 3 digits after this mark.
     """
     evidence: dict[str, str] = {}
     for column, is_whole in columns:

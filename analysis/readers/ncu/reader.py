@@ -30,7 +30,7 @@ from workload.contract.ncu_csv import BYTE_ORDER_MARK, ERROR, Layout, NcuSource,
 from workload.contract.vocabulary import TENSOR_PIPE_IS_PRODUCTS, names_tensor_cores
 
 _WARNINGS_LIMIT = 100
-# Fewer commas in a line without quotes are no row: "1, 2" may be anything.
+# A line without quotes and with fewer commas is no row: "1, 2" may be anything.
 _FEW_CELLS = 3
 _ONLY_TIMES = "a trace of Nsight Systems: times of kernels, no counters"
 _CUT_OFF = "left out: the file is cut off or damaged"

@@ -33,8 +33,8 @@ _TEXT = pa.dictionary(pa.int32(), pa.string())
 class NcuTable:
     """A table: `columns` holds the plan's columns and the launches' IDs; numbers are floats or still text.
 
-    `rejected`: lines between the rows that are not rows. `attributes`: those of the first launch's GPU, in a wide
-    table.
+    `rejected`: lines between the rows that are not rows. `attributes`: in a wide table,
+    the attributes of the first launch's GPU.
     """
 
     plan: ReadingPlan

@@ -99,8 +99,8 @@ class OperatorRow:
 class Steps:
     """Number of steps in a trace and their time windows; `windows` is None if the whole trace belongs to the steps.
 
-    `remarks` explain how the steps were found. `contradiction`: set if the number differs from the one given to the
-    import.
+    `remarks` explain how the steps were found. `contradiction`: a sentence if the number
+    differs from the number given to the import.
     """
 
     number: int
@@ -304,7 +304,7 @@ class _Totals:
     tf32_s: float = 0.0
     fp32_s: float = 0.0
     recomputed_flop: int = 0
-    # Seconds of each kernel launched before the trace began, known by a launch number below the first one traced.
+    # Seconds of each kernel launched before the trace began: its launch number is below the first one in the trace.
     earlier: list[float] = field(default_factory=list)
     is_assumed: bool = False
     is_of_many: bool = False
@@ -320,7 +320,7 @@ class _Totals:
         return self.rows.setdefault((name, lack), OperatorRow(operator=name, name=name, family=family, lack=lack))
 
     def call(self, operator: Operator, step: int, *, is_recomputed: bool) -> OperatorRow:
-        """Count a call with its work and return its row; `is_again`: activation checkpointing repeats the call."""
+        """Count a call with its work and return its row; `is_recomputed`: activation checkpointing repeats the call."""
         row, work = self.row_of(operator), self.works.work_of(operator)
         row.calls += 1
         if isinstance(work, Lack):
@@ -415,7 +415,7 @@ def _by_own_time(threads: Mapping[Thread, CallTree], steps: Steps, totals: _Tota
 
 
 def _without_owner(totals: _Totals, name: str) -> OperatorRow:
-    """The row of an operator without an owner: known ones and autograd do no work, unknown operators may."""
+    """The row of an operator outside any operation: known operators and autograd do no work, unknown operators may."""
     if _COMMUNICATION.search(name):
         return totals.row(name, OperatorFamily.COMMUNICATION)
     if kind_of(name) is not None or _OF_AUTOGRAD.match(name):

@@ -25,8 +25,8 @@ class CallTree:
     """Operators of a thread by time, each with its caller's index, own time in microseconds and outermost operation.
 
     `owners`: index of the outermost caller, or of the operator itself, that has a formula or moves bytes; -1 if none
-    has. `is_backward`: the autograd engine ran the operator. `is_again`: it belongs to a forward pass that the engine
-    repeats.
+    has. `is_backward`: the autograd engine ran the operator. `is_recomputed`: the operator belongs to a
+    forward pass that the engine repeats.
     """
 
     operators: Sequence[Operator]

@@ -21,7 +21,7 @@ EXPORT_AGAIN = "export it again: profiler.export_chrome_trace('trace.json')"
 RECORD_SHAPES = "torch.profiler.profile(record_shapes=True) records shapes, and with them FLOP and bytes are known"
 _OPERATORS = frozenset({"cpu_op", "operator"})
 _RUNTIME = frozenset({"cuda_runtime", "cuda_driver", "runtime", "hip_runtime", "privateuse1_runtime", "xpu_runtime"})
-# Categories of device activity, in lower case; those of 2020 began with a capital and had no prefix.
+# Categories of device activity, in lower case; the categories of 2020 began with a capital and had no prefix.
 _ON_DEVICE = frozenset({"kernel", "concurrent_kernel", "gpu_memcpy", "memcpy", "gpu_memset", "memset"})
 _ANNOTATION = "user_annotation"
 # Annotations of torch itself, which older versions recorded as operators.
@@ -335,7 +335,7 @@ class _Builder:
 
 
 def _number(value: Any) -> float | None:
-    """A time as a finite number, which some writers quote; None for anything else."""
+    """A time as a finite number, with or without quotation marks in the file; None for anything else."""
     try:
         number = float(value)
     except (TypeError, ValueError):
@@ -344,7 +344,7 @@ def _number(value: Any) -> float | None:
 
 
 def _key(value: Any) -> int | str | None:
-    """A number that connects events, which some writers quote; None for anything else."""
+    """The number that connects events, as text if the file has it in quotation marks; None for anything else."""
     return value if isinstance(value, int | str) else None
 
 

@@ -37,7 +37,7 @@ _LEAST_RANK = 3
 class TracedModel:
     """Facts about the model, from the shapes of its operators; None if unknown.
 
-    `first`: the first input in words. `batch_size`, `image_size`: those of the first input. `passes`: number of forward
+    `first`: the first input in words. `batch_size`, `image_size`: sizes in the first input. `passes`: number of forward
     runs of the operator that takes this input, in all steps. `trained`: number of parameters with a gradient.
     `weights`: number of parameters of the modules in one forward pass. `classes`, `parameters_per_class`: of the last
     linear layer.
@@ -57,7 +57,7 @@ class TracedModel:
 
     @property
     def parameters(self) -> int | None:
-        """Number of all parameters: modules include those without a gradient, compiled code contains only gradients."""
+        """Number of all parameters: `weights`, or `trained` if larger: a trace of compiled code has only gradients."""
         return max((known for known in (self.trained, self.weights) if known), default=None)
 
     def with_classes(self, classes: int) -> int | None:

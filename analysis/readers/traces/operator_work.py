@@ -65,8 +65,8 @@ class Tensors:
 class CallWork:
     """Work of one call: FLOP, and the tensors that it moves.
 
-    `kind`: kind of the FLOP, named as in `complexity.flop_by_op`. `is_assumed`, `is_of_many`: the remark `ASSUMED` or
-    `OF_MANY` applies.
+    `kind`: kind of the FLOP, named as in `complexity.flop_by_op`. `is_assumed`, `is_of_many`: the work rests on
+    the assumption in the text `ASSUMED` or `OF_MANY`.
     """
 
     flop: int = 0
