@@ -84,7 +84,7 @@ def examine(
 
 
 def render(checks: Sequence[Check]) -> str:
-    """Text with a line per check, and the cure below it."""
+    """Text with a line per check; below a check with a cure, a line with the cure."""
     width = max(len(check.name) for check in checks)
     lines = []
     for check in checks:

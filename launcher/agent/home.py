@@ -106,7 +106,7 @@ class Home:
                 os.close(number)
 
     def note_ended(self, ended: WorkEnd) -> None:
-        """Record how the work ended, in the reserved space. Raises `ToolError` if the disk is full."""
+        """Record how the work ended, in the space reserved for this record. Raises `ToolError` if the disk is full."""
         path = self.path / ENDED
         with full_disk_reported(path), path.open("r+b" if path.exists() else "wb") as file:
             file.write(json.dumps(asdict(ended)).encode().ljust(RESERVED_BYTES))

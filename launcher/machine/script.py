@@ -1,4 +1,4 @@
-"""A user's own script on this machine: the command that measures it, and its surroundings."""
+"""A user's own script on this machine: the command that measures it, and the folder, data and variables for it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 
 @dataclass(frozen=True, kw_only=True)
 class Workplace:
-    """Surroundings of a script. `folder`: its working folder. `data`: value of `{data}` in its arguments.
+    """Where a script runs. `folder`: its working folder. `data`: value of `{data}` in its arguments.
 
     `commit`: commit of the user's folder, if `folder` is a copy of it. `variables`: the user's variables that the
     script gets, if it does not inherit the user's environment.
