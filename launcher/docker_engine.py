@@ -64,7 +64,7 @@ class Image:
 
 @dataclass(frozen=True, kw_only=True)
 class Container:
-    """Description of a container before it exists. Folders are mounted at their own path.
+    """Description of a container before it exists. Folders have the same path in it as on the host.
 
     `variables`: the user's own variables, of which only the names are shown. `folder`: working folder; empty for the
     image's own.
@@ -353,7 +353,7 @@ def translated(what: str = "the Docker engine refused", hint: str = "launch doct
 def _reason(error: Exception) -> str:
     explained = getattr(error, "explanation", None)
     text = (explained if isinstance(explained, str) and explained else str(error)).strip()
-    # Keep only the operating system's message, without the texts that libraries put around it.
+    # Keep only the operating system's message, without the texts that libraries add.
     if system := re.search(r"\[Errno \d+\] ([^'\")]+)", text):
         return system[1]
     return text.splitlines()[0] if text else type(error).__name__

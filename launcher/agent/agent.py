@@ -379,10 +379,11 @@ class Agent:
             self.stop.ask(Why.PREEMPTED)
 
     def _deadline_s(self) -> float:
-        """Time when the run must end, in seconds since 1970: at most `MARGIN_S` before the machine is deleted.
+        """Time when the run must end, in seconds since 1970: shortly before the machine is deleted.
 
-        If the provider does not tell the time of deletion, the request's limit counts from the machine's creation. A
-        start that only saves bundles has `SAVING_S` from now.
+        The margin is `MARGIN_S`, or a quarter of a short time limit. If the provider does not tell when it deletes the
+        machine, the time limit counts from the machine's creation. A start that only saves bundles has `SAVING_S` from
+        now.
         """
         if self.home.only_saves():
             return self.now() + SAVING_S

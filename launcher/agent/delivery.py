@@ -143,7 +143,7 @@ class Delivery:
     def _renamed(self, folder: Path) -> Path:
         """Rename a complete bundle if the store has a broken one of the same name; returns the new folder.
 
-        Raises `ObjectExistsError` if the stored bundle is as good as this one.
+        Raises `ObjectExistsError` if the run in the store is complete, or the run in `folder` is not.
         """
         stored = next(sealed_runs(self._store, run_id=folder.name), None)
         if stored is None or stored.status in FINAL or bundle.read(folder).record.status not in FINAL:

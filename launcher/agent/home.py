@@ -112,7 +112,7 @@ class Home:
             file.write(json.dumps(asdict(ended)).encode().ljust(RESERVED_BYTES))
 
     def ended(self) -> WorkEnd | None:
-        """How the work ended; None if it was broken off."""
+        """How the work ended; None if the work was broken off."""
         text = "".join(_lines(self.path / ENDED)).strip()
         return WorkEnd(**json.loads(text)) if text else None
 

@@ -58,7 +58,7 @@ class Ports:
 
 
 def real_ports() -> Ports:
-    """Connections of this process."""
+    """Backends, clock and terminal of this process."""
     return Ports(
         backend=backends.load,
         now=time.time,

@@ -1,6 +1,6 @@
 """State of launches, from their records in the store and their machines. Reads, never writes.
 
-A machine ends itself only after it has written its result, and machines are listed before the store is read. So if both
+A machine ends itself only after it has written its result, and machines are listed before the store is read. If both
 the machine and its result are missing, the machine has written no result.
 """
 

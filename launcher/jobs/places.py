@@ -28,7 +28,7 @@ ASKS_A_PLACE = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Place of launches: the name of a backend, and `where`, an instance of this backend's `Where`."""
+    """Place of launches: the name of a backend, and `where`, the options that select a place there."""
 
     backend: str
     where: Any

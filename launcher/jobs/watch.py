@@ -58,7 +58,7 @@ class WatchedLaunch:
     request: Request
     # Where the launch's machine may be.
     zones: tuple[str, ...] = ()
-    # Whether this process submitted the launch, so that the machine has existed.
+    # Whether this process submitted the launch; if so, the machine has existed.
     is_ours: bool = True
     # The machine as last listed while it existed.
     machine: Machine | None = None

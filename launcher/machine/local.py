@@ -30,7 +30,7 @@ from workload.run import unfinished
 class LocalPlan:
     """The complete plan of `launch local`. `profiles`: a profile pass follows the timing run.
 
-    `notes`: notes on a script before it runs.
+    `notes`: remarks on a script, made before it runs.
     """
 
     spec: RunSpec
@@ -144,7 +144,7 @@ def make_plan(
             hint="--runtime docker, or leave the limits out",
         )
     else:
-        # With -P, because the working folder may have a `workload` of the user's own.
+        # With -P, because the working folder may have a module `workload` of the user's own.
         trainer = script.TRAINER if workplace else ("-P", "-m", "workload")
         command = (sys.executable, *trainer, *_trainer_words(spec, workplace, output, context))
     return LocalPlan(

@@ -8,7 +8,8 @@ from workload.contract.errors import UsageError
 from workload.contract.script import DATA, without_secrets
 from workload.contract.spec import Context, Device, RunSpec, arguments
 
-# No module of a user has this name. With -P Python does not search the working folder, as with `python train.py`.
+# No module of a user has this name. With -P, Python does not search the working folder for modules; neither does
+# `python train.py`.
 TRAINER = ("-P", "-m", "rooflaunch")
 # Variables by which --cpu keeps a script off the GPU; the script chooses its device itself.
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}

@@ -29,7 +29,7 @@ PACKAGE_OF: Mapping[str, str] = {
     "sklearn": "scikit-learn",
     "skimage": "scikit-image",
 }
-# Imports that PyTorch brings.
+# Imports of packages that are installed together with PyTorch, and of PyTorch itself.
 WITH_TORCH = frozenset({"functorch", "torch", "torchgen", "torchvision", "triton"})
 # Imports of our own packages in a script.
 OURS = frozenset({"rooflaunch", "workload"})
@@ -48,7 +48,7 @@ class Installation:
 
 
 def this_python(folder: Path) -> Installation:
-    """The Python that runs `launch`."""
+    """The Python that runs `launch`; it also finds the modules in `folder`."""
 
     def has(name: str) -> bool:
         try:
