@@ -67,7 +67,7 @@ class Container:
     """Description of a container before it exists. Folders have the same path in it as on the host.
 
     `variables`: the user's own variables, of which only the names are shown. `folder`: working folder; empty for the
-    image's own.
+    working folder of the image.
     """
 
     image: str

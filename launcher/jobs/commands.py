@@ -112,7 +112,7 @@ class Script:
 
 
 def _hints_name_the_place(command: Callable[..., int]) -> Callable[..., int]:
-    """Decorator: add to an error's hint the options that lead to the same place."""
+    """Decorator: add to an error's hint the options that select the command's place."""
 
     @wraps(command)
     def with_place(place: Place, *words: Any, **options: Any) -> int:

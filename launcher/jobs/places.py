@@ -35,7 +35,7 @@ class Place:
 
     @property
     def words(self) -> str:
-        """Options that lead another command to this place; empty if none is needed."""
+        """Options that select this place in another command, as text; empty if none is needed."""
         if self.backend == USUAL:
             return ""
         items = fields(self.where)
