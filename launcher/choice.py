@@ -9,7 +9,7 @@ _REQUIRED: Any = object()
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """Description of `launch <backend>`. `noun`: word for its machines; `sent_to`: the receiver of a request.
+    """Description of `launch <backend>`. `noun`: word for the backend's machines; `sent_to`: the receiver of a request.
 
     `one_machine`: the options name one machine, while other backends' options name a kind of machine, of which there
     may be several. `is_fresh`: machines are created for the launch: they have no folder of the user, and get their

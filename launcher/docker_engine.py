@@ -64,10 +64,10 @@ class Image:
 
 @dataclass(frozen=True, kw_only=True)
 class Container:
-    """Description of a container before it exists. Folders are mounted at their own path.
+    """Description of a container before it exists. Folders have the same path in it as on the host.
 
     `variables`: the user's own variables, of which only the names are shown. `folder`: working folder; empty for the
-    image's own.
+    working folder of the image.
     """
 
     image: str
@@ -154,7 +154,7 @@ class Engine:
     def caller(self) -> str:
         """`user:group` for a container whose files shall belong to the caller.
 
-        A rootless engine maps root to the caller.
+        Root (`0:0`) for a rootless engine, which maps root to the caller.
         """
         return "0:0" if self.rootless or not hasattr(os, "getuid") else f"{os.getuid()}:{os.getgid()}"
 
@@ -316,7 +316,7 @@ def _install_or_start() -> str:
 
 
 def connect() -> Engine:
-    """Engine that `docker` would use. Raises `ToolError` without SDK, engine or permission."""
+    """Engine that the command `docker` would use. Raises `ToolError` without SDK, engine or permission."""
     if not socket_exists():
         raise ToolError(f"no Docker engine: {DEFAULT_SOCKET} does not exist", hint=_install_or_start())
     try:
@@ -337,7 +337,7 @@ def socket_exists() -> bool:
 
 @contextmanager
 def translated(what: str = "the Docker engine refused", hint: str = "launch doctor docker") -> Iterator[None]:
-    """Turn exceptions of the SDK and its HTTP libraries into a `ToolError`, with their cause."""
+    """Turn an exception of the SDK or its HTTP libraries into a `ToolError`, with the exception as its cause."""
     import docker.errors  # noqa: PLC0415 - see the module
     import requests  # noqa: PLC0415
     import urllib3  # noqa: PLC0415
@@ -353,7 +353,7 @@ def translated(what: str = "the Docker engine refused", hint: str = "launch doct
 def _reason(error: Exception) -> str:
     explained = getattr(error, "explanation", None)
     text = (explained if isinstance(explained, str) and explained else str(error)).strip()
-    # Keep only the operating system's message, without the texts that libraries put around it.
+    # Keep only the operating system's message, without the texts that libraries add.
     if system := re.search(r"\[Errno \d+\] ([^'\")]+)", text):
         return system[1]
     return text.splitlines()[0] if text else type(error).__name__
@@ -431,7 +431,7 @@ def _creation(container: Container) -> dict[str, Any]:
 
 
 def _tied(container: Container) -> dict[str, Any]:
-    """Arguments, not shown to users, with which the trainer ends when its standard input closes."""
+    """Arguments for the SDK, not shown to users: standard input stays open, and the trainer ends when it closes."""
     return {"stdin_open": True, "environment": {**container.environment, **container.variables, LIFELINE: "stdin"}}
 
 

@@ -40,7 +40,7 @@ class SeenGpu:
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorPorts:
-    """Connections to the machine, which a test replaces. `tool`: returns None for a program that is absent."""
+    """Functions that examine the machine; a test replaces them. `tool`: returns None for a program that is absent."""
 
     tool: Callable[[Sequence[str]], str | None]
     connect: Callable[[], Engine]
@@ -49,7 +49,7 @@ class DoctorPorts:
 
 
 def real_ports() -> DoctorPorts:
-    """Connections to this machine."""
+    """Functions that examine this machine."""
     return DoctorPorts(
         tool=run_tool,
         connect=docker_engine.connect,
@@ -84,7 +84,7 @@ def examine(
 
 
 def render(checks: Sequence[Check]) -> str:
-    """Text with a line per check, and the cure below it."""
+    """Text with a line per check, followed by a line with the check's cure, if any."""
     width = max(len(check.name) for check in checks)
     lines = []
     for check in checks:

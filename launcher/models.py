@@ -38,7 +38,7 @@ def require(
     version: Callable[[], str | None] = torchvision_version,
     installed: Callable[[], list[str]] = installed,
 ) -> None:
-    """Raise `UsageError` for a model that is neither in our list nor in an installed torchvision of another version."""
+    """Raise `UsageError` for an unknown model: not in our list, nor in the torchvision here if its version differs."""
     if name in classifiers.NAMES:
         return
     known = installed() if version() not in (None, classifiers.VERSION) else []
@@ -63,7 +63,7 @@ def require_data(spec: RunSpec, *, is_here: bool) -> None:
 
 
 def require_profile(spec: RunSpec, capability: Callable[[], object] | None = None) -> None:
-    """Raise `UsageError` or `ToolError` if ncu has no GPU, before a run is measured in vain.
+    """Raise `UsageError` or `ToolError` for --profile ncu without an NVIDIA GPU, before time is spent on the run.
 
     `capability`: returns the compute capability of this machine's GPU, or None; given only for a run on this machine.
     """

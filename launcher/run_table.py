@@ -152,7 +152,7 @@ def _flop(value: float) -> str:
 
 
 def _limits(bounds: Sequence[Verdict]) -> list[str]:
-    """Lines on the verdict of all runs; if the verdicts differ, on each of them with the first reason for it."""
+    """Lines on what limits the runs: the verdict of all runs or, if verdicts differ, each with its first reason."""
     counts = Counter(verdict.bound for verdict in bounds)
     first = {verdict.bound: verdict.why for verdict in reversed(bounds)}
     if len(bounds) == 1:

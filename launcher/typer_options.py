@@ -94,7 +94,7 @@ def signed(command: Callable[..., Any], parameters: Iterable[inspect.Parameter])
 
 
 def parameters_of(kind: type, *, required: bool = True) -> list[inspect.Parameter]:
-    """An option for each field of a dataclass of choices. With `required` False no option is required."""
+    """Parameters for the options of `kind`, a dataclass of `choice` fields. With `required` False, all are optional."""
     hints = get_type_hints(kind)
     return [_choice_parameter(item, hints[item.name], required=required) for item in fields(kind)]
 

@@ -1,7 +1,7 @@
 """Work of a rented machine on its request: do the runs, upload the bundles, and report the result.
 
-A second start for the same launch saves what the first has left. For a launch with several runs it then does the
-missing ones, if there is time.
+A second start for the same launch saves what the first start has left. In a launch with several runs, the second start
+then does the missing runs, if there is time.
 """
 
 import sys
@@ -64,7 +64,7 @@ SAVING_S = 600.0
 
 
 class Agent:
-    """Does one launch on this machine; `root`: mount point of the machine's root.
+    """Does one launch on this machine; `root`: folder at which the machine's file system is mounted.
 
     `is_lost`: whether another agent has taken over the launch, which ends the work of this one.
     """
@@ -213,7 +213,7 @@ class Agent:
         return self._end_of(task, outcomes)
 
     def _workplace(self) -> Workplace:
-        """Folder in which the script runs, with its data copied there."""
+        """Folder, data and variables of the script, after its files and data were copied to this machine."""
         workplace = script_files.unpack(self.request, self.store, self.home.path)
         data = str(self.request.script.get("data", ""))
         if is_bucket(data):
@@ -276,8 +276,8 @@ class Agent:
     def _end_of(self, task: Task, outcomes: Sequence[Outcome]) -> WorkEnd:
         """End of the whole task: exit code 0 if no run is missing.
 
-        Otherwise error and hint are those of the first missing run that was started, else of the first missing run. In
-        a sweep, a run that ran out of memory is not missing.
+        Otherwise with error and hint of the first missing run that was started or, if none was, of the first missing
+        run. In a sweep, a run that ran out of memory is not missing.
         """
         settled = {End.COMPLETED, End.SKIPPED, *([End.OUT_OF_MEMORY] if task.job else [])}
         # A completed run may have been interrupted during its profile.
@@ -305,7 +305,7 @@ class Agent:
         if spec.download:  # the user's data folder does not exist on this machine
             spec = replace(spec, data_dir=str(self.home.data))
         runtime = Runtime(self.request.runtime)
-        # With runtime process, the image (if any) is the one in which this agent runs, so none is named.
+        # With runtime process, any image is the one in which this agent already runs, so no image is named here.
         image = self.request.image if runtime is Runtime.DOCKER else ""
         plan = local.make_plan(
             Resolved(spec=spec, origin=self.request.spec_origin),  # type: ignore[arg-type] # a StrEnum's values
@@ -323,7 +323,7 @@ class Agent:
         return plan
 
     def _outside(self) -> dict[str, Mapping[str, Any]]:
-        """Facts of the machine that a container cannot see, including the provider's."""
+        """Facts of the machine that a container cannot see, including those from the provider."""
         facts: dict[str, Mapping[str, Any]] = dict(outside_facts(HostSystem(root=self.root)))
         if cloud := {**facts.get("cloud", {}), **self.host.facts(self.request)}:
             facts["cloud"] = cloud
@@ -379,10 +379,11 @@ class Agent:
             self.stop.ask(Why.PREEMPTED)
 
     def _deadline_s(self) -> float:
-        """Time when the run must end, in seconds since 1970: at most `MARGIN_S` before the machine is deleted.
+        """Time when the run must end, in seconds since 1970: shortly before the machine is deleted.
 
-        If the provider does not tell the time of deletion, the request's limit counts from the machine's creation. A
-        start that only saves bundles has `SAVING_S` from now.
+        The margin is `MARGIN_S`, or a quarter of a short time limit. If the provider does not tell when it deletes the
+        machine, the time limit counts from the machine's creation. A start that only saves bundles has `SAVING_S` from
+        now.
         """
         if self.home.only_saves():
             return self.now() + SAVING_S
@@ -390,7 +391,7 @@ class Agent:
         return deleted_s - min(MARGIN_S, self.request.limit_s / 4)
 
     def _explained(self, ended: WorkEnd) -> WorkEnd:
-        """End of the work, with the outside reason of a stop (such as a preemption) in place of the trainer's."""
+        """End of the work. If the run was stopped, the reason (such as a preemption) replaces the trainer's error."""
         if self.stop.why is Why.ASKED and self.host.is_preempted():
             self.stop.ask(Why.PREEMPTED)
         if self.stop.why is None or ended.exit_code == ExitCode.DONE:

@@ -31,7 +31,7 @@ class CostShares:
         self._lock = threading.Lock()
 
     def charge(self, folder: Path, now_s: float) -> None:
-        """Charge a run for the time since the last charge (at first since `began_s`)."""
+        """Charge a run for the time since the last charge of any run; for the first charge, since `began_s`."""
         with self._lock:
             charged_s = now_s - self._billed_to_s
             from_s, _, seconds = self._shares.get(folder, (self._billed_to_s, 0.0, 0.0))
@@ -87,8 +87,8 @@ class Delivery:
         self._price = request.price(zone)
         self._home, self._store, self._costs, self._stop, self._now = home, store, costs, stop, now
         self._sending = threading.Lock()
-        # Bundles uploaded by this agent, or by an earlier one whose bundles it took up. Kept in memory, because an
-        # agent on another machine may share the folder and upload a bundle that is still being written here.
+        # Bundles uploaded by this agent, or by an earlier agent here. Kept in memory, because an agent on another
+        # machine may share the folder and upload a bundle that is still being written here.
         self._sent = set[str]()
 
     @property
@@ -97,7 +97,7 @@ class Delivery:
         return {folder.name for folder in self.folders} <= set(self._home.uploaded())
 
     def take_up(self) -> None:
-        """Adopt the bundles that the launch made on this machine before a restart."""
+        """Add the bundles that the launch made on this machine before a restart to `folders`."""
         self._sent |= set(self._home.uploaded())
         self.folders += self._home.bundles()
         for folder in self.folders:
@@ -143,7 +143,7 @@ class Delivery:
     def _renamed(self, folder: Path) -> Path:
         """Rename a complete bundle if the store has a broken one of the same name; returns the new folder.
 
-        Raises `ObjectExistsError` if the stored bundle is as good as this one.
+        Raises `ObjectExistsError` if the run in the store is complete, or the run in `folder` is not.
         """
         stored = next(sealed_runs(self._store, run_id=folder.name), None)
         if stored is None or stored.status in FINAL or bundle.read(folder).record.status not in FINAL:
@@ -167,7 +167,7 @@ class Delivery:
         cloud = replace(cloud, phases=self._home.phases(), preempted=self._stop.why is Why.PREEMPTED)
         run = replace(run, environment=replace(run.environment, cloud=cloud), cost=cost)
         statuses = {Why.PREEMPTED: Status.PREEMPTED, Why.TIMED_OUT: Status.TIMED_OUT}
-        is_last = folder == self.folders[-1]  # a stop affects only the last run: the others had ended before
+        is_last = folder == self.folders[-1]  # a stop affects only the last run: the other runs had ended before
         if is_last and self._stop.why in statuses and run.status in (Status.INTERRUPTED, Status.FAILED):
             run = replace(run, status=statuses[self._stop.why], error=why_ended or run.error)
         bundle.reseal(folder, run)

@@ -17,7 +17,7 @@ HEARTBEAT_PAUSE_S = 1.0
 
 
 class HeartbeatWriter:
-    """Heartbeat of one launch. Safe to share between threads."""
+    """Writes the heartbeat of one launch. Safe to share between threads."""
 
     def __init__(
         self,

@@ -106,13 +106,13 @@ class Home:
                 os.close(number)
 
     def note_ended(self, ended: WorkEnd) -> None:
-        """Record how the work ended, in the reserved space. Raises `ToolError` if the disk is full."""
+        """Record how the work ended, in the space reserved for this record. Raises `ToolError` if the disk is full."""
         path = self.path / ENDED
         with full_disk_reported(path), path.open("r+b" if path.exists() else "wb") as file:
             file.write(json.dumps(asdict(ended)).encode().ljust(RESERVED_BYTES))
 
     def ended(self) -> WorkEnd | None:
-        """How the work ended; None if it was broken off."""
+        """How the work ended; None if the work was broken off."""
         text = "".join(_lines(self.path / ENDED)).strip()
         return WorkEnd(**json.loads(text)) if text else None
 

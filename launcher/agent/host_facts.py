@@ -1,8 +1,8 @@
-"""Facts about this machine that only its provider can tell: its creation, its end, and whether it is taken away.
+"""Facts about this machine that only its provider can tell: creation, deletion, and whether it is taken away.
 
 Each provider's answers come from its backend (`launcher/backends/<name>/guest.py`). That file travels with the launch,
 as `landlord.py` in the launch's folder, never in the image, so that a new backend needs no new image. A machine without
-that file belongs to somebody who can log in to it.
+that file belongs to the user.
 """
 
 import importlib.util
@@ -54,7 +54,7 @@ class HostFacts(Protocol):
         return False
 
     def comes_back(self) -> bool:
-        """Whether the place itself starts the launch again on another machine after it took this one away."""
+        """Whether the place starts the launch again by itself, on another machine, after a preemption of this one."""
         return False
 
     def report(self, name: str, value: str) -> None:
@@ -62,7 +62,7 @@ class HostFacts(Protocol):
         del name, value  # the heartbeat in the store has the phase too
 
     def facts(self, request: Request) -> Mapping[str, Any]:
-        """Facts for the record that the machine's own metadata server does not give to every program."""
+        """Facts that replace or extend the section `cloud` of the run's record; {} if there are none."""
         del request
         return {}
 

@@ -1,7 +1,7 @@
 """Lease of a launch: only the agent that holds it works on the launch.
 
 A lease is an object `launches/<name>/lease-<number>.json`, created only if it is absent. The agent that created the
-highest number holds the launch while its heartbeat comes. A lease tells who works, never what is done.
+highest number holds the launch while its heartbeat comes. A lease tells which agent works, never which runs are done.
 """
 
 import os
@@ -67,7 +67,7 @@ def take(
 
 
 class _Queue:
-    """Agent's view of a launch whose lease it does not hold, updated at each poll."""
+    """State of a launch as seen by an agent that waits for its lease; updated at each poll."""
 
     def __init__(self, store: Store, name: str, now: Callable[[], float]) -> None:
         self._store, self._name, self._now = store, name, now
@@ -126,12 +126,12 @@ def _has_ended(held: LeaseRecord, own: LeaseRecord) -> bool:
     holder, this = PROCESS.fullmatch(held.process), PROCESS.fullmatch(own.process)
     if not holder or not this:
         return False
-    # All containers of a launch have the same name: since this container could start, any earlier one has ended.
+    # All containers of a launch have the same name: since this container could start, any earlier container has ended.
     return holder[1] != this[1] or _started(int(holder[2])) != held.process.rpartition(" ")[2]
 
 
 def _started(process: int) -> str:
-    """Start time of a process in kernel ticks, because process numbers are reused; empty once it has ended."""
+    """Start time of a process in kernel ticks; empty once the process has ended. Needed because numbers are reused."""
     try:
         words = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except OSError:

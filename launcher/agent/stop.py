@@ -7,7 +7,7 @@ from enum import StrEnum
 from launcher.machine.watcher import Trainer
 
 PRESS_EVERY_S = 2.0
-# Time for the trainer to finish its step and seal its bundle, of the 30 s that a spot VM has left.
+# Time for the trainer to finish its step and seal its bundle, of the 30 s between the notice and the end of a spot VM.
 SEAL_S = 12.0
 
 

@@ -34,7 +34,7 @@ Exit codes: 11 B is slower than A, 12 faster, by --same-within or more; 0 the sa
 
 
 class DuelCommand(ScriptCommand):
-    """Command `duel`, whose line may end in the options or scripts of two sides, or in one script for both."""
+    """Command `duel`, whose line may end in `-- A --- B` (each: run options or a script), or in one script for both."""
 
     example = "-- train.py --lr 0.1 --- train.py --lr 0.2"
     # The few options apply to our trainer and to scripts alike, so the help has one list.
@@ -42,7 +42,7 @@ class DuelCommand(ScriptCommand):
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command."""
+    """Add the command `duel` to `app`."""
     app.command("duel", cls=DuelCommand, epilog=EXAMPLES)(run_options(run_duel, without=LEFT_OUT))
 
 

@@ -59,7 +59,7 @@ RUN_HELP = (
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands."""
+    """Add the commands of this module to `app`."""
     for name in BACKENDS:
         module = options_of(name)
         _add_backend(app, name, module)
@@ -128,7 +128,7 @@ def _script(words: list[str] | None, options: ThereOptions, declared: Command) -
 
 
 def declare(command: Callable[..., int], options: list[inspect.Parameter], *, before: str) -> None:
-    """Give a command with `**` arguments these options, placed before its own parameter `before`."""
+    """Replace the `**` parameter of `command` by these options, which come before its own parameter `before`."""
     own = [
         parameter
         for parameter in inspect.signature(command).parameters.values()
@@ -139,7 +139,10 @@ def declare(command: Callable[..., int], options: list[inspect.Parameter], *, be
 
 
 def with_where(command: Callable[..., int], *, names_backend: bool = True) -> Callable[..., int]:
-    """Give a command the options of all backends that select the place; the command gets them as `**where`."""
+    """Give a command the options of all backends that select a place; the command gets them as `**where`.
+
+    `names_backend`: add the option `--backend` too.
+    """
     options: dict[str, inspect.Parameter] = {}
     if names_backend:
         info = typer.Option("--backend", metavar="NAME", help=BACKEND_HELP, autocompletion=lambda: list(BACKENDS))

@@ -45,7 +45,7 @@ from workload.storage.store import Store, UnreachableError
 
 @dataclass(frozen=True, kw_only=True)
 class Ports:
-    """Connections of a command to the outside, besides its backend; a test replaces them.
+    """Functions by which a command reaches backend, clock and terminal; a test replaces them.
 
     `now`: this computer's clock, which may be hours off. Questions about a place use the place's own clock.
     """
@@ -58,7 +58,7 @@ class Ports:
 
 
 def real_ports() -> Ports:
-    """Connections of this process."""
+    """Backends, clock and terminal of this process."""
     return Ports(
         backend=backends.load,
         now=time.time,
@@ -82,7 +82,7 @@ class Script:
     is_fresh: bool
 
     def packed(self, backend: str, folder: Path, environment: Mapping[str, str]) -> tuple[tuple[str, ...], ScriptFiles]:
-        """The script's path and arguments, as valid in the copy of the folder that is sent, and that copy."""
+        """The script's path (relative to `folder`) and arguments, and the files to send, packed from `folder`."""
         words = relative_words(self.words, folder, example=shlex.join(("launch", backend, *TRAIN)))
         data = place_of_data(self.options.data, words, is_fresh=self.is_fresh)
         variables = variables_of(self.options.env, environment)
@@ -112,7 +112,7 @@ class Script:
 
 
 def _hints_name_the_place(command: Callable[..., int]) -> Callable[..., int]:
-    """Decorator: add to an error's hint the options that lead to the same place."""
+    """Decorator: add to an error's hint the options that select the command's place."""
 
     @wraps(command)
     def with_place(place: Place, *words: Any, **options: Any) -> int:

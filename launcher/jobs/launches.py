@@ -1,7 +1,7 @@
 """State of launches, from their records in the store and their machines. Reads, never writes.
 
-Machines are listed before the store is read. A machine ends itself only after it has written its result, so a machine
-that is gone left no result if there is none in the store.
+A machine ends itself only after it has written its result, and machines are listed before the store is read. If both
+the machine and its result are missing, the machine has written no result.
 """
 
 import json
@@ -53,7 +53,7 @@ T = TypeVar("T")
 # Shortest part of a name that is accepted: a shorter one is probably a typing error, and `launch down` deletes.
 MIN_WORD = 4
 SHOWN = 20
-# Most launches to read in search of the one that left a run, if the run's record does not name it.
+# Largest number of launches to read in search of the launch that made a run, if the run's record does not name it.
 MOST_OWNERS = 20
 FEW_ZONES = 3
 
@@ -364,7 +364,7 @@ def launch_named(session: Session, name: str) -> Launch:
 
 
 def _with_reason_of_place(session: Session, launch: Launch) -> Launch:
-    """Lost launch with the reason that its place gives for the end of its machine, if any."""
+    """Lost launch whose `why` also has the place's reason for the end of the machine, if the place gives a reason."""
     seen = launch.seen
     zones = (seen.zone,) if seen.zone else tuple(seen.request.zones) if seen.request else ()
     with suppress(UnreachableError):
@@ -445,7 +445,7 @@ def find(word: str, names: Sequence[str], store: Store | None) -> str:
 
 
 def _owner_of_run(run_id: str, names: Sequence[str], store: Store) -> str | None:
-    """Name of the launch that made a run: the VM in the run's record, else an earlier launch that lists the run.
+    """Name of the launch that made a run: from the run's record, else of an earlier launch that lists the run.
 
     None if no launch is found. A run that is not in the bucket costs only one request.
     """

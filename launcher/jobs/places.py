@@ -28,14 +28,14 @@ ASKS_A_PLACE = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Place of launches: the name of a backend, and `where`, an instance of this backend's `Where`."""
+    """Place of launches: the name of a backend, and `where`, the options that select a place there."""
 
     backend: str
     where: Any
 
     @property
     def words(self) -> str:
-        """Options that lead another command to this place; empty if none is needed."""
+        """Options that select this place in another command, as text; empty if none is needed."""
         if self.backend == USUAL:
             return ""
         items = fields(self.where)

@@ -1,7 +1,7 @@
 """Carries out one launch: record, submit, follow, fetch the bundles, confirm that the machine is gone.
 
 The launch's state is in the store and at the machines' place, so that this process can end at any moment. Several
-threads may each run a launch and share the store: nothing here handles signals.
+threads may each run a launch and share the store, because this module handles no signals.
 """
 
 import secrets
@@ -209,7 +209,7 @@ class Launcher:
         self._session.on_event(Event(kind=EventKind.PHASE, text=LaunchPhase.REQUESTED, at_s=launched_s))
 
     def send_script_files(self, plan: Plan) -> None:
-        """Send the files and variables of a script. Call it after `record`: variables always have a request."""
+        """Send the files and variables of a script. Call it after `record`, so that no variables lack a request."""
         if self._script_files:
             self._script_files.send(self._store, plan.request.name, launcher=cleanup.this_process())
 

@@ -58,11 +58,11 @@ class WatchedLaunch:
     request: Request
     # Where the launch's machine may be.
     zones: tuple[str, ...] = ()
-    # Submitted by this process, so that its machine has existed.
+    # Whether this process submitted the launch; if so, the machine has existed.
     is_ours: bool = True
     # The machine as last listed while it existed.
     machine: Machine | None = None
-    # The machine in the last listing that was answered, even if it is gone there; None before the first.
+    # The machine in the last listing that was answered, perhaps listed as gone; None before the first such listing.
     listed: Machine | None = None
     heartbeat: Heartbeat | None = None
     result: Result | None = None
@@ -72,7 +72,7 @@ class WatchedLaunch:
     versions: dict[str, str] = field(default_factory=dict)
     phases: dict[str, str] = field(default_factory=dict)
     liveness: Liveness | None = None
-    # The end of the machine is confirmed.
+    # Whether the end of the machine is confirmed.
     is_gone: bool = False
     # Polls in a row without the machine.
     gone_polls: int = 0
@@ -112,7 +112,10 @@ class WatchedLaunch:
         return [run_id for run_id in (source.runs if source else ()) if not why_unsafe(run_id) and "/" not in run_id]
 
     def changed(self, versions: Mapping[str, str]) -> dict[str, str]:
-        """New versions of the launch's records, among those that the store lists."""
+        """Version by object name of each record of the launch that is new or was changed since its last reading.
+
+        `versions`: version by object name as the store lists them.
+        """
         names = (result_object(self.name), status_object(self.name))
         return {name: versions[name] for name in names if versions.get(name, "") not in ("", self.versions.get(name))}
 
@@ -278,13 +281,13 @@ class Watch:
             self._tell_phases(launch, source.phases if source else {})
 
     def _read(self, launch: WatchedLaunch, new: Mapping[str, str]) -> None:
-        """Read these versions of the records; the heartbeat only if there is no result."""
+        """Read the records in `new` (version by object name); the heartbeat only if there is no result."""
         store, result, status = self._session.store, result_object(launch.name), status_object(launch.name)
         if result in new:
             self._calls["bucket.read"] += 1
             launch.unreadable = []
             launch.result = read(store, result, Result.from_bytes, launch.unreadable)
-        # If the result is unreadable, the heartbeat still tells whether the machine lives.
+        # If the result is unreadable, the heartbeat still tells whether the machine works.
         if launch.result is None and status in new:
             self._calls["bucket.read"] += 1
             if (heartbeat := read(store, status, Heartbeat.from_bytes, [])) is not None:

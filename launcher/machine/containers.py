@@ -116,7 +116,7 @@ def counters_restricted(parameters: Path = DRIVER_PARAMETERS) -> bool:
 def follow(
     engine: Engine, container: Container, *, on_line: Callable[[str], None], watcher: Watcher | None = None
 ) -> ContainerEnd:
-    """Run a container to its end. `on_line` gets each line of stdout; stderr goes to ours, or to the watcher.
+    """Run a container to its end. `on_line` gets each line of stdout; stderr goes to our stderr or to the watcher.
 
     Ctrl-C, SIGTERM and a closed terminal are passed on to the trainer, which seals its bundle; a second signal becomes
     SIGKILL. A watcher handles signals itself.

@@ -30,7 +30,7 @@ from workload.run import unfinished
 class LocalPlan:
     """The complete plan of `launch local`. `profiles`: a profile pass follows the timing run.
 
-    `notes`: notes on a script before it runs.
+    `notes`: remarks on a script, made before it runs.
     """
 
     spec: RunSpec
@@ -113,9 +113,9 @@ def make_plan(
     """Plan of `launch local`; changes nothing. `outside`: facts on the host that a container cannot see.
 
     `backend` and `place`: names for the run's record. `driver_parameters`: file in which the host's NVIDIA driver lists
-    its parameters. `context`: further facts for the trainer of a run of a task. `workplace`: folder and data of a
-    user's own script; by default the current folder. Raises `UsageError` for limits of a container if the run is a
-    process.
+    its parameters. `context`: further facts for the trainer if the run belongs to a task. `workplace`: folder and data
+    of a user's own script; by default the current folder. Raises `UsageError` for limits of a container if the run is
+    a process.
     """
     spec = resolved.spec
     if spec.script:
@@ -144,7 +144,7 @@ def make_plan(
             hint="--runtime docker, or leave the limits out",
         )
     else:
-        # With -P, because the working folder may have a `workload` of the user's own.
+        # With -P, because the working folder may have a module `workload` of the user's own.
         trainer = script.TRAINER if workplace else ("-P", "-m", "workload")
         command = (sys.executable, *trainer, *_trainer_words(spec, workplace, output, context))
     return LocalPlan(
@@ -170,7 +170,7 @@ def _trainer_words(spec: RunSpec, workplace: Workplace | None, output: Path, con
 
 
 def _container_context(choice: Choice, spec: RunSpec, context: Context) -> Context:
-    """Context of a trainer in a container, with facts on the container. The profile runs in another container."""
+    """Context with facts on the container of the trainer; any profile is left to another container."""
     assert choice.image is not None
     assert choice.engine is not None
     facts = {
@@ -200,7 +200,7 @@ def _run_process(plan: LocalPlan, watcher: Watcher | None) -> LocalOutcome:
     folders: list[Path] = []
 
     def keep(line: str) -> None:
-        # A script may change its working folder, so its bundles are named by their whole path.
+        # A script may change its working folder, so the printed path is not used, only the bundle's name in it.
         folders.append(plan.output / Path(line).name if plan.workplace else Path(line))
         if watcher:
             watcher.on_bundle(folders[-1])
@@ -231,7 +231,7 @@ def _print_steps(plan: LocalPlan, folders: list[Path], passed_s: float) -> None:
 
 
 def _broken_off(plan: LocalPlan, code: int, error: RooflaunchError | None, folders: list[Path]) -> LocalOutcome:
-    """Outcome of a run that ended early, with a bundle for everything that had begun."""
+    """Outcome of a run that ended early, with its bundles sealed; a failed repeat without a bundle gets one."""
     settled = unfinished.seal_all(code, error, folders, output=plan.output, spec=plan.spec, context=plan.context)
     return LocalOutcome(exit_code=code if error is None else error.exit_code, bundles=_sealed(settled), error=error)
 
@@ -280,7 +280,7 @@ def _profile(plan: LocalPlan, timing: Container, folder: Path, watcher: Watcher 
         print(f"warning: the run is complete, but without a profile: {printable(str(error))}", file=sys.stderr)
         return ExitCode.DONE
     code = ExitCode.INTERRUPTED if ended.signal is not None else ended.exit_code
-    # With TOOL the profile pass itself has printed why there is no profile.
+    # With exit code TOOL, the profile pass itself has printed why there is no profile.
     if code not in (ExitCode.DONE, ExitCode.TOOL, ExitCode.INTERRUPTED):
         print(f"warning: the profile pass ended with exit code {code}; the run is complete", file=sys.stderr)
     return ExitCode.INTERRUPTED if code == ExitCode.INTERRUPTED else ExitCode.DONE

@@ -45,7 +45,7 @@ class RuntimePorts:
 
 
 def real_ports() -> RuntimePorts:
-    """Facts on this machine."""
+    """Functions and facts of this machine."""
     return RuntimePorts(
         system=platform.system(),
         socket_exists=docker_engine.socket_exists,

@@ -1,4 +1,4 @@
-"""A user's own script on this machine: the command that measures it, and its surroundings."""
+"""A user's own script on this machine: the command that measures it, and the folder, data and variables for it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,7 +8,8 @@ from workload.contract.errors import UsageError
 from workload.contract.script import DATA, without_secrets
 from workload.contract.spec import Context, Device, RunSpec, arguments
 
-# No module of a user has this name. With -P Python does not search the working folder, as with `python train.py`.
+# No module of a user has this name. With -P, Python does not search the working folder for modules; neither does
+# `python train.py`.
 TRAINER = ("-P", "-m", "rooflaunch")
 # Variables by which --cpu keeps a script off the GPU; the script chooses its device itself.
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
@@ -16,7 +17,7 @@ NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 
 @dataclass(frozen=True, kw_only=True)
 class Workplace:
-    """Surroundings of a script. `folder`: its working folder. `data`: value of `{data}` in its arguments.
+    """Where a script runs. `folder`: its working folder. `data`: value of `{data}` in its arguments.
 
     `commit`: commit of the user's folder, if `folder` is a copy of it. `variables`: the user's variables that the
     script gets, if it does not inherit the user's environment.

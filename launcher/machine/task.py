@@ -1,7 +1,7 @@
 """Run the runs of a task on this machine, in order, each in a process or a container of its own.
 
-The caller gets each outcome as it comes, while nothing runs. A failing run does not stop the others. A run that is not
-started has the reason in its outcome, so that another machine can do it.
+The caller gets each outcome when its run has ended, before the next run starts. A failing run does not stop the others.
+The outcome of a run that is not started tells the reason, so that another machine can do the run.
 """
 
 import math
@@ -24,7 +24,7 @@ from workload.contract.text import duration
 
 # Makes the plan of a run from its options and from the facts on the task for its trainer.
 PlanOf = Callable[[RunSpec, Context], LocalPlan]
-# Makes the watcher of a run from the run's number in its task (from 1) and the run; None: show it on the terminal.
+# Makes the watcher of a run from the run's number in its task (from 1) and the run; None: show the run on the terminal.
 WatcherOf = Callable[[int, TaskRun], Watcher | None]
 # A run with one of these states in the store is not measured again.
 FINAL = frozenset({Status.COMPLETED, Status.OUT_OF_MEMORY})
@@ -32,7 +32,7 @@ NOTHING_DONE: Mapping[str, str] = MappingProxyType({})
 
 
 class End(StrEnum):
-    """Result of a run of a task.
+    """How a run of a task ended, or why it was not started.
 
     `skipped`: nothing is left to measure; `not started`: the run still has to be measured.
     """
@@ -92,10 +92,10 @@ def work_through(
     """Yield the outcome of every run of the task, in order; the next run begins when the next outcome is requested.
 
     `done`: status by run_key of the sealed bundles in the store; a completed or out-of-memory run among them is
-    skipped. `time_left_s`: seconds in which runs are still possible here. `stopped`: returns why no further run is
-    wanted, or an empty text. `settle_to_c`: temperature of the device before the first run, if that run was in an
-    earlier task. A launch that is not part of a sweep ends with the first of its repeats that fails, as the next ones
-    would fail too.
+    skipped. `time_left_s`: returns the seconds in which runs are still possible here. `stopped`: returns why no further
+    run is wanted; empty if more are wanted. `settle_to_c`: temperature in °C to which the device cools before
+    each run, if the runs differ; None: its temperature before the first run. A launch that is not part of a sweep ends
+    with the first of its repeats that fails, as the next repeats would fail too.
     """
     work = _Work(task, done, settle_to_c)
     for number, run in enumerate(task.runs, 1):
@@ -172,7 +172,7 @@ class _Work:
         )
 
     def _kept_ceilings(self, run: TaskRun) -> KeptCeilings:
-        """Reuse of measured ceilings: in a sweep only within a block, in other launches for an hour."""
+        """How long measured ceilings are reused: in a sweep only within a block, in other launches for an hour."""
         if not self._task.job:
             return KeptCeilings.HOUR
         return KeptCeilings.BLOCK if run.block in self._measured_blocks else KeptCeilings.NONE
@@ -200,7 +200,7 @@ class _Work:
         return next((size for size in sizes if size is not None and size < wanted), None)
 
     def _needed_s(self, spec: RunSpec) -> float:
-        """Expected duration of a run: the longest of its configuration so far, else the median of all, else 0."""
+        """Expected seconds of a run: the longest of its configuration so far, else the median of all runs, else 0."""
         of_configuration = [seconds for other, seconds in self._completed_s if other == spec]
         of_all = [seconds for _, seconds in self._completed_s]
         return max(of_configuration) if of_configuration else median(of_all) if of_all else 0.0

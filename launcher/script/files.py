@@ -95,9 +95,9 @@ class ScriptFiles:
 
 
 def place_of_data(text: str | None, words: Sequence[str], *, is_fresh: bool) -> str:
-    """Check `--data` for another machine and return it; empty without data.
+    """Check the value of `--data` for another machine, and return the value; empty without the option.
 
-    Raises `UsageError` for data that no such machine has.
+    Raises `UsageError` for data that the machine cannot have. `is_fresh`: the machine is created for the launch.
     """
     if text is None:
         if any(DATA in word for word in words):

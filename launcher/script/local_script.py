@@ -33,7 +33,10 @@ def runtime_of(options: HereOptions, requested: Runtime) -> Runtime:
 
 
 def with_packages(choice: Choice, options: HereOptions, *, is_dry: bool) -> Choice:
-    """`choice`, its image with the packages of --requirements. A dry run builds nothing. Raises `ToolError`."""
+    """`choice` with the packages of --requirements added to its image, which a dry run does not build.
+
+    Raises `ToolError` if the image cannot be built.
+    """
     if options.requirements is None:
         return choice
     from launcher.images import layer  # noqa: PLC0415 - only with requirements
@@ -116,7 +119,7 @@ def workplace_of(
     *,
     example: str = EXAMPLE,
 ) -> Workplace:
-    """Surroundings of a script in the user's current folder. Raises `UsageError` if script or data do not exist."""
+    """Folder, data and variables for a script, run in `folder`. Raises `UsageError` if script or data is missing."""
     main_file(words, folder, example=example, python=f"this Python, {sys.executable}")
     variables = variables_of(options.env, environment)
     return Workplace(folder=folder, data=folder_of_data(options.data), variables=variables)

@@ -29,7 +29,7 @@ PACKAGE_OF: Mapping[str, str] = {
     "sklearn": "scikit-learn",
     "skimage": "scikit-image",
 }
-# Imports that PyTorch brings.
+# Imports of packages that are installed together with PyTorch, and of PyTorch itself.
 WITH_TORCH = frozenset({"functorch", "torch", "torchgen", "torchvision", "triton"})
 # Imports of our own packages in a script.
 OURS = frozenset({"rooflaunch", "workload"})
@@ -39,7 +39,8 @@ OURS = frozenset({"rooflaunch", "workload"})
 class Installation:
     """Python or image in which the script's imports must be installed.
 
-    `has`: whether it is known to have a package. `unknown`: text of the plan for packages not known to be there.
+    `has`: returns whether an import of this name is known to be installed. `unknown`: end of the note's sentence on
+    the other imports, such as `the image may not have`.
     """
 
     has: Callable[[str], bool]
@@ -47,7 +48,7 @@ class Installation:
 
 
 def this_python(folder: Path) -> Installation:
-    """The Python that runs `launch`."""
+    """The Python that runs `launch`; it also finds the modules in `folder`."""
 
     def has(name: str) -> bool:
         try:
@@ -134,7 +135,7 @@ def _files(module: str, root: Path) -> Iterator[Path]:
 
 
 def _imported(path: Path, root: Path) -> Iterator[tuple[str, bool]]:
-    """Dotted names that a module imports when it is loaded; True if a name belongs to the module's own package."""
+    """Imports of a module when it is loaded, as pairs: dotted name, and whether the import is relative."""
     try:
         tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError):
