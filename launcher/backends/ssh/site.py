@@ -23,7 +23,7 @@ NEEDED_BYTES = 10**9
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """Machine. `python`: a Python on it, with the versions of its packages; `images`: ids of images by flavour."""
+    """Facts of a machine. `python`: path, version and packages of one Python; `images`: ids of images by flavour."""
 
     host: str
     root: str
