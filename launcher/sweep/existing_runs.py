@@ -56,7 +56,7 @@ class ExistingRuns:
         return frozenset(key for key in self.done(plan) if self.by_key[key].status == Status.OUT_OF_MEMORY)
 
     def of_job(self, name: str, but: frozenset[str]) -> Counter[str]:
-        """Number of runs by configuration that belong to the sweep of that name and have other keys than `but`."""
+        """Number of runs, by configuration, of the sweep `name`, without the runs whose keys are in `but`."""
         others = (run for run in self.runs if run.job == name and run.run_key not in but)
         return Counter(_configuration(run.run_id) for run in others)
 
@@ -74,8 +74,9 @@ def _existing(sealed: Iterable[SealedRun]) -> ExistingRuns:
 def seconds_of_runs(existing: ExistingRuns, plan: PlacePlan, results: Path, *, place: str) -> dict[RunSpec, float]:
     """Seconds that each configuration with missing runs takes, process start included, as measured by earlier runs.
 
-    First choice: a run of this sweep in another block. Else a run with the same options; for this machine on this host,
-    elsewhere in a place whose name begins with `place`. Configurations without either are left out.
+    First choice: a run of this sweep in another block. Second choice: another run with the same options, made on this
+    host, or for rented machines at a place whose name begins with `place`. Configurations without such a run are left
+    out.
     """
     missing = {run.spec for task in plan.missing for run in task.runs}
     seconds: dict[RunSpec, float] = {}

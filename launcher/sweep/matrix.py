@@ -38,8 +38,8 @@ COMMAND_EXAMPLE = 'command = ["train.py", "--epochs", "1"]'
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 TOP = ("name", "repeats", "seed", "script", "defaults", "matrix", "exclude", "on")
 OWN_OF_PLACE = ("backend", "name", "machines")
-# Options of a place that change no measurement: cost, time limits and the location of results. The image enters the key
-# by its content.
+# Options of a place that change no measurement: cost, time limits and the location of results. The image is among them,
+# because it enters a run's key as the run's code.
 NOT_MEASURED = frozenset(
     {
         *("max_run_time_s", "rerun_preempted", "time_s", "queue_time_s", "at_a_time", "requeue"),
@@ -258,7 +258,7 @@ class _Reader:
         return axes
 
     def _value(self, name: str, value: object, where: str) -> Any:
-        """A value of an axis, checked by the rule of its option; an argument of a script may be any single value."""
+        """Value of an axis, checked by the rule of the option `name`; a script's argument may be any single value."""
         if not name.startswith(ARGUMENT):
             return self._parsed(self._options[name], value, where)
         if not isinstance(value, str | int | float):
