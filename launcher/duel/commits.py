@@ -56,7 +56,7 @@ class Export:
 
 @dataclass(frozen=True, kw_only=True)
 class Exports:
-    """Commits of both sides. `links`: ignored files and folders of `root` that both sides use in place."""
+    """Commits of both sides. `links`: ignored files and folders of `root` that both sides use without a copy."""
 
     a: Export
     b: Export

@@ -403,7 +403,7 @@ def _failed(side: Side, position: int, outcome: LocalOutcome, lines: deque[str])
     if outcome.error:
         why, hint = str(outcome.error), outcome.error.hint
     else:
-        # The last line of a traceback has the class of the error; the bundle has only its text.
+        # The last line of a traceback has the class of the error; the bundle has only the error's text.
         last = lines[-1] if lines else f"exit code {outcome.exit_code}"
         why = messages.get("error") or (last if outcome.exit_code == ExitCode.BUG else recorded) or last
         hint = messages.get("hint", "")

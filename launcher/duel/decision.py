@@ -9,8 +9,8 @@ valid. The mean of two e-processes has the same property.
 
 Signs: a bet that cannot be won in the long run. For a shift and a stake, the product over quadruples of exp(bet) /
 cosh(bet), with bet = stake x (difference - shift), is a martingale if differences are symmetric about the shift. The
-bet may be any odd function of the difference: here it is clipped, as Huber's. The capital at most doubles with each
-quadruple, so even a very large difference needs several quadruples.
+bet may be any odd function of the difference: here, the difference is clipped, as by Huber's function. The capital at
+most doubles with each quadruple, so even a very large difference needs several quadruples.
 
 Sizes: the anytime-valid t-test, a mixture of likelihood ratios of normal differences over effects that are a multiple
 of the unknown spread. Its evidence is the smaller of two: with the spread between differences, and with that spread

@@ -127,7 +127,7 @@ def is_script(words: Sequence[str]) -> bool:
 
 
 def words_of_b(words: Sequence[str]) -> Sequence[str]:
-    """Command-line words of side B, after `---`; none without it."""
+    """Command-line words of side B, after `---`; empty without `---`."""
     return words[list(words).index(SEPARATOR) + 1 :] if SEPARATOR in words else ()
 
 

@@ -39,9 +39,10 @@ NO_TOKEN = "000000"  # noqa: S105 - a part of a name
 class PlaceForecast:
     """Expected time and cost of a place. None: unknown.
 
-    `seconds`: until its last machine has ended. `machines`: machines that have runs to do; `usd` and `most_usd` are the
-    sum of their expected and highest costs. `measured`: runs to do whose configuration has a known time. `is_paid`: the
-    place has a price per hour. `too_large`: runs left out because a smaller batch ran out of memory.
+    `seconds`: until the last machine has ended. `machines`: number of machines that have runs to do; `usd`, `most_usd`:
+    sums of their expected and of their highest costs. `measured`: number of runs to do whose configuration has a known
+    time. `is_paid`: the place has a price per hour. `too_large`: number of runs left out because a smaller batch ran
+    out of memory.
     """
 
     plan: PlacePlan
@@ -393,7 +394,7 @@ def _limit_notes(seconds: Sequence[float | None], estimates: Sequence[Estimate])
 
 
 def _too_large_notes(failed_sizes: Collection[int]) -> Iterator[str]:
-    """Note on the runs left out. `failed_sizes`: for each, the smaller batch size that ran out of memory."""
+    """Note on the runs left out. `failed_sizes`: for each run, the smaller batch size that ran out of memory."""
     if failed_sizes:
         sizes = " and ".join(map(str, sorted(set(failed_sizes))))
         yield f"{counted(len(failed_sizes), 'run')} left out: {too_large_text(sizes)}"

@@ -2,10 +2,10 @@
 
 Python 3.8 or newer, standard library only. Our folder, which the login node shares with the compute nodes, contains:
 
-    arrays/<array>/    one job array: script.sh, `elements` (a launch a line, the first is element 1), `job` (Slurm's
-                       job number), `check` (job number of the check that it waits for), and <element>.log, which is
-                       the launch's own log
-    jobs/<name>/       one launch: `element` (its array and number in it), and the files of its agent
+    arrays/<array>/    one job array: script.sh, `elements` (one launch per line; the first is element 1), `job`
+                       (Slurm's job number), `check` (job number of the check that the array waits for), and
+                       <element>.log, which is the launch's own log
+    jobs/<name>/       one launch: `element` (name of the array, and the element's number), and the agent's files
     checks/            what a compute node saw of this folder
     launches/, runs/   the store: records and bundles
 

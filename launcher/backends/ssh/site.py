@@ -43,7 +43,7 @@ class Site:
 
     @property
     def flavour(self) -> str:
-        """Flavour of the image that supports the first GPU, or empty if none does; the CPU flavour without a GPU."""
+        """Flavour of image for the first GPU, empty if no flavour supports this GPU; without a GPU, the CPU flavour."""
         if not self.gpus:
             return CPU_FLAVOUR
         major, _, minor = self.gpus[0][1].partition(".")
