@@ -42,7 +42,7 @@ from workload.contract.text import MINUTE_S, counted, duration, minutes, percent
 
 # Range of margins: a larger difference needs no duel, and a smaller one takes thousands of segments.
 LEAST_MARGIN, MOST_MARGIN = 0.001, 0.5
-# Lines of output to keep of a trainer, for its error.
+# Number of a trainer's last output lines to keep, for an error message.
 LAST_LINES = 40
 # Time for a trainer to seal its bundle before it is killed.
 UNTIL_KILLED_S = 20.0
@@ -54,7 +54,7 @@ STEPS = "steps"
 START_S = 5.0
 # Number of quadruples after which the time per quadruple is known.
 KNOWN_AFTER = 2
-# The last line of a traceback.
+# Form of the last line of a traceback.
 RAISED = re.compile(r"[\w.]+(Error|Exception|Interrupt|Warning)\b")
 ERRORS: dict[int, type[RooflaunchError]] = {
     kind.exit_code: kind for kind in (OutOfDeviceMemoryError, UsageError, ToolError)
@@ -369,7 +369,7 @@ class _Relay:
 
     def _begin(self, trainer: Trainer) -> None:
         self._trainers.append(trainer)
-        # Signals, or the end of the time, that came while the trainer was starting.
+        # Handle signals, or the end of the time, that came while the trainer was starting.
         if self.signals:
             trainer.send_signal(self.signals[0])
         elif self.is_out_of_time:

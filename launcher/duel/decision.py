@@ -128,7 +128,7 @@ class DuelState:
 
     @property
     def reason(self) -> str:
-        """Figures behind the verdict or its absence, and how busy the machine was; without the verdict itself."""
+        """Figures that explain the verdict, or why none was reached, and how busy the machine was."""
         return self._verdict_text + self._busy_text
 
     @property

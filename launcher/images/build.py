@@ -37,7 +37,7 @@ PURPOSES = (
     (r"RUN python .*compileall", "the trainer"),
     (r"RUN python -m ensurepip", "the script's packages"),
 )
-# Settings and copies take no time and tell a waiting user nothing.
+# Steps not to show: settings and copies take no time and tell a waiting user nothing.
 SILENT = re.compile(r"(ARG|ENV|LABEL|WORKDIR|USER|ENTRYPOINT|CMD|COPY|SHELL|VOLUME|STOPSIGNAL) ")
 BAR_WIDTH = 20
 # Least width of a terminal, in characters, that shows the progress bar.

@@ -19,9 +19,9 @@ from workload.storage.inventory import SealedRun, sealed_in
 FINAL = frozenset({Status.COMPLETED, Status.OUT_OF_MEMORY})
 # Form of a run_id (`bundle.make_run_id`). No model of torchvision has a dash in its name.
 RUN_ID = re.compile(r"\d{8}T\d{6}Z-(?P<place>.+)-(?P<model>[^-]+)-b(?P<batch>\d+)-(?P<precision>[a-z0-9]+)-[0-9a-f]{6}")
-# Bundles to open in search of a run with the same configuration, per configuration.
+# Most bundles to open for one configuration, in search of a run with the same options.
 MOST_LOOKED_AT = 3
-# Configurations for which bundles are opened. Each bundle takes milliseconds, and a plan should take a second or two.
+# Most configurations for which bundles are opened: a bundle takes milliseconds, and a plan should take a second or two.
 MOST_CONFIGURATIONS = 100
 
 
@@ -62,7 +62,7 @@ class ExistingRuns:
 
 
 def look(results: Path) -> ExistingRuns:
-    """Read the manifests of a folder's bundles. A key counts as done if any bundle with it has a final status."""
+    """Read the manifests of a folder's bundles. A key counts as done if any bundle with the key has a final status."""
     return _existing(sealed_in(results))
 
 

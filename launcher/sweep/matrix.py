@@ -111,7 +111,7 @@ def require_places(matrix: Matrix, names: Sequence[str]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """Script with the arguments that all runs share. `options`: further keys of its section, such as `data`."""
+    """Script with the arguments that all runs share. `options`: further keys of [script], such as `data`."""
 
     parts: tuple[str, ...]
     options: Mapping[str, Any]
@@ -291,7 +291,7 @@ class _Reader:
         return rules
 
     def _require_few(self, axes: Mapping[str, tuple[Any, ...]], repeats: int, places: int, *, many: bool) -> None:
-        """Raise `UsageError` for too many runs before combining: a typing error can mean more than fits into memory."""
+        """Raise `UsageError` for too many runs, before combining: a typing error can ask for more than memory holds."""
         combinations = math.prod(map(len, axes.values()))
         runs = combinations * repeats * places
         if runs > MANY_RUNS and not many:

@@ -226,7 +226,7 @@ def require_affordable(plan: SweepPlan, most_usd: float | None) -> None:
 
 
 def _last_block(plan: PlacePlan, existing: ExistingRuns) -> int:
-    """Number of the last block with a run, counting on from the planned blocks without a gap."""
+    """Number of the last block to plan: after the planned blocks, blocks that have runs count, up to the first gap."""
     last = max(run.block for run in plan.runs)
     while any(key in existing.by_key for key in _keys_of_block(plan, last + 1)):
         last += 1
@@ -239,7 +239,7 @@ def _keys_of_block(plan: PlacePlan, block: int) -> list[str]:
 
 
 def _keys_of_more_blocks(plan: PlacePlan, existing: ExistingRuns) -> Iterator[str]:
-    """Keys of existing runs in blocks beyond the planned ones."""
+    """Keys of existing runs in blocks after the planned blocks."""
     first = max(run.block for run in plan.runs) + 1
     for block in range(first, _last_block(plan, existing) + 1):
         yield from (key for key in _keys_of_block(plan, block) if key in existing.by_key)
@@ -269,7 +269,7 @@ def _unmeasured(plan: PlacePlan) -> list[str]:
 def _notes(
     plans: Sequence[PlacePlan], more: Collection[str], *, offline: bool, is_fresh: bool, until: Until | None
 ) -> Iterator[str]:
-    """Notes on the whole sweep. `more`: keys of existing runs in blocks beyond the planned ones."""
+    """Notes on the whole sweep. `more`: keys of existing runs in blocks after the planned blocks."""
     rented = [plan.place.name for plan in plans if plan.place.backend != LOCAL]
     if rented and offline:
         stores = f"the {'stores' if len(rented) > 1 else 'store'} of {', '.join(rented)}"
@@ -329,7 +329,7 @@ def _forecast(
 
 
 def _draft(plan: PlacePlan, task: Task, backend: Backend, now: datetime, file: Path, *, offline: bool) -> Any:
-    """The backend's plan of one machine. `UsageError` names the `[[on]]` entry, or the combination that cannot run."""
+    """Backend's plan of one machine. `UsageError`s name the `[[on]]` entry, or the combination that cannot run."""
     place = plan.place
     settings = None
 

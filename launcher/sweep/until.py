@@ -107,7 +107,7 @@ def parse_share(text: str, flag: str) -> float:
 def parse_baseline(text: str) -> dict[str, Any]:
     """Parse `--baseline precision=fp32,args.lr=0.1` into values of a matrix.
 
-    Raises `UsageError` if it has another form.
+    Raises `UsageError` if the text has another form.
     """
     known = {option.name: option for option in options()}
     values: dict[str, Any] = {}

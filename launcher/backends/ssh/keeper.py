@@ -119,7 +119,7 @@ class Keeper:
             os.read(self.awake, 4096)
 
     def kill_rest(self) -> None:
-        """Kill whatever is left of the job: children of the agent, or its containers."""
+        """Kill the remaining processes and containers of the job."""
         if self.job["container"]:
             listed = ["docker", "ps", "-aq", "--filter", f"volume={self.home}/results"]
             ids = subprocess.run(listed, stdout=subprocess.PIPE, check=False).stdout.decode().split()
