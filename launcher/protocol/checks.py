@@ -45,7 +45,7 @@ class CheckPart:
         return Check(part=self.name, name=name, state=Health.NOTE, found=found, cure=cure)
 
     def problem(self, name: str, found: str, cure: str) -> Check:
-        """Check that found a problem, which runs would have too."""
+        """Check that found a problem that affects runs."""
         return Check(part=self.name, name=name, state=Health.PROBLEM, found=found, cure=cure)
 
     def failed(self, name: str, error: RooflaunchError) -> Check:

@@ -2,7 +2,7 @@
 
     scripts/<sha256>.tar.gz        by the launcher: the files of a user's own script
     launches/<name>/request.json   by the launcher, before the VM exists
-    launches/<name>/lease-<n>.json by the VM: which agent works; never replaced, the highest number counts
+    launches/<name>/lease-<n>.json by the VM: which agent works; created only if absent; the highest <n> counts
     launches/variables/<name>.json by the launcher, after the request: the `--env` of a script; emptied at the end
     launches/<name>/status.json    by the VM, again and again: its heartbeat
     launches/<name>/result.json    by the VM, once, after its bundles
@@ -76,7 +76,7 @@ class LaunchPhase(StrEnum):
 class Price:
     """USD per hour of a VM with its GPUs, of its disk and of its external address; `read`: date of the price list.
 
-    Records of earlier versions lack the prices of disk and address. A price given by the user includes both.
+    Older records lack the prices of disk and address, which were not counted. A price given by the user includes both.
     """
 
     usd_per_h: float
