@@ -1,4 +1,4 @@
-"""Parts of a plan for places without a price list: rows on the runs, and the price per hour that the user gives."""
+"""Parts of a plan for backends without a price list: rows on the runs, and the price per hour that the user gives."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict

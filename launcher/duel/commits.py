@@ -30,8 +30,8 @@ CACHES = ("__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".ipynb_
 class Code:
     """Part of a repository that a side runs.
 
-    `path`: below the repository's root, empty for all of it. `main`: path of the file that a commit must have; with
-    `anywhere`, below any folder. `name`, `hint`: words for an error on that file.
+    `path`: path below the repository's root, empty for the whole repository. `main`: parts of the path of a file that a
+    commit must have; with `anywhere`, below any folder. `name`, `hint`: texts for an error if the file is missing.
     """
 
     path: str
@@ -56,7 +56,7 @@ class Export:
 
 @dataclass(frozen=True, kw_only=True)
 class Exports:
-    """Commits of both sides. `links`: ignored files and folders of `root` that both sides use in place."""
+    """Commits of both sides. `links`: ignored files and folders of `root` that both sides use without a copy."""
 
     a: Export
     b: Export
@@ -161,7 +161,7 @@ def _root(where: Path, hint: str) -> Path:
 
 
 def _commit(root: Path, name: str) -> tuple[str, str, str]:
-    """Tree of a commit, its hash, and its label."""
+    """Tree (as a name for git), hash and label of the commit that the user calls `name`."""
     known = _git(root, "for-each-ref", "--format=%(refname:short)").split()
     hint = did_you_mean(name, known, after=" ") + "git fetch brings others"
     unknown = UsageError(f"{root} has no commit '{name}'", hint=hint)

@@ -42,7 +42,7 @@ from workload.contract.text import MINUTE_S, counted, duration, minutes, percent
 
 # Range of margins: a larger difference needs no duel, and a smaller one takes thousands of segments.
 LEAST_MARGIN, MOST_MARGIN = 0.001, 0.5
-# Lines of output to keep of a trainer, for its error.
+# Number of a trainer's last output lines to keep, for an error message.
 LAST_LINES = 40
 # Time for a trainer to seal its bundle before it is killed.
 UNTIL_KILLED_S = 20.0
@@ -54,7 +54,7 @@ STEPS = "steps"
 START_S = 5.0
 # Number of quadruples after which the time per quadruple is known.
 KNOWN_AFTER = 2
-# The last line of a traceback.
+# Form of the last line of a traceback.
 RAISED = re.compile(r"[\w.]+(Error|Exception|Interrupt|Warning)\b")
 ERRORS: dict[int, type[RooflaunchError]] = {
     kind.exit_code: kind for kind in (OutOfDeviceMemoryError, UsageError, ToolError)
@@ -84,7 +84,7 @@ class Limits:
         )
 
     def ended(self, segments: int, elapsed_s: float) -> str | None:
-        """Reason to run no further quadruple after so many segments and seconds; None if another one is run."""
+        """Reason to stop after so many segments and seconds; None if another quadruple may run."""
         quadruples = segments // SEGMENTS
         if self.max_segments is not None and segments + SEGMENTS > self.max_segments:
             return f"the limit of {self.max_segments} segments was reached"
@@ -120,9 +120,9 @@ def make_limits(*, same_within: str, max_time: str, max_segments: int | None) ->
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """Work of a segment's step: number of `unit` (images, tokens, samples, or steps where the unit is unknown).
+    """Work of one step. `samples`: number of `unit` (images, tokens, samples, or steps if the unit is unknown).
 
-    `flop`: FLOP of a step, None if they were not counted.
+    `flop`: FLOP of a step; None if they were not counted.
     """
 
     unit: str = "images"
@@ -139,10 +139,10 @@ class Work:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """Measurement of a segment, in seconds per step and per sample: of the median step, and of the wall time.
+    """Measurement of a segment, in seconds per step and per sample: from the median step, and from the wall time.
 
-    The median step includes waits for data. `files`: for a script, the hash of the files that it imported. `busy`: text
-    on how other work disturbed the segment; None if none did.
+    The median step includes waits for data. `files`: hash of the files that a script imported. `busy`: text on how
+    other work disturbed the segment; None if no other work did.
     """
 
     position: int
@@ -198,7 +198,7 @@ class Comparison:
         return f"a step is different work, A {self.a} and B {self.b}: {how}"
 
     def seconds(self, segment: Measured, *, wall: bool = False) -> float:
-        """Compared seconds of a segment: of its median step, or with `wall` of its wall time."""
+        """Seconds of a segment to compare: from the median step, or with `wall` from the wall time."""
         if self.by_sample:
             return segment.wall_sample_s if wall else segment.sample_s
         return segment.wall_step_s if wall else segment.step_s
@@ -369,7 +369,7 @@ class _Relay:
 
     def _begin(self, trainer: Trainer) -> None:
         self._trainers.append(trainer)
-        # Signals, or the end of the time, that came while the trainer was starting.
+        # Handle signals, or the end of the time, that came while the trainer was starting.
         if self.signals:
             trainer.send_signal(self.signals[0])
         elif self.is_out_of_time:
@@ -403,7 +403,7 @@ def _failed(side: Side, position: int, outcome: LocalOutcome, lines: deque[str])
     if outcome.error:
         why, hint = str(outcome.error), outcome.error.hint
     else:
-        # The last line of a traceback has the class of the error; the bundle has only its text.
+        # The last line of a traceback has the class of the error; the bundle has only the error's text.
         last = lines[-1] if lines else f"exit code {outcome.exit_code}"
         why = messages.get("error") or (last if outcome.exit_code == ExitCode.BUG else recorded) or last
         hint = messages.get("hint", "")

@@ -9,8 +9,8 @@ valid. The mean of two e-processes has the same property.
 
 Signs: a bet that cannot be won in the long run. For a shift and a stake, the product over quadruples of exp(bet) /
 cosh(bet), with bet = stake x (difference - shift), is a martingale if differences are symmetric about the shift. The
-bet may be any odd function of the difference: here it is clipped, as Huber's. The capital at most doubles with each
-quadruple, so even a very large difference needs several quadruples.
+bet may be any odd function of the difference: here, the difference is clipped, as by Huber's function. The capital at
+most doubles with each quadruple, so even a very large difference needs several quadruples.
 
 Sizes: the anytime-valid t-test, a mixture of likelihood ratios of normal differences over effects that are a multiple
 of the unknown spread. Its evidence is the smaller of two: with the spread between differences, and with that spread
@@ -36,13 +36,13 @@ from statistics import median
 
 from workload.contract.text import counted, percent, signed_percent
 
-# Smaller differences do not matter for a decision on a build.
+# Default margin: smaller differences do not matter for the choice between two variants.
 MARGIN = 0.02
 # Share of duels in which the interval ever excludes the truth; half of them on either side. A verdict follows from
 # the interval.
 ERROR = 0.05
-# Stakes, in units of 1 / spread between two segments of one variant; each has an equal part of the capital. They are
-# best for differences of 0.2 to 2 such spreads.
+# Stakes of the bets on signs, in units of 1 / s, where s is the spread of segments of one variant. The capital is
+# divided equally among the stakes. These stakes are best for differences of 0.2 s to 2 s.
 STAKES = (0.25, 0.5, 1.0, 2.0)
 # Larger differences count as this many spreads, so that other work that starts or ends within a quadruple cannot
 # decide.
@@ -57,7 +57,7 @@ LEAST_QUADRUPLES = 6
 # quadruples suffice. With 0.1 or 1, equally many quadruples are needed.
 PRIOR = 0.3
 LOG_2 = log(2.0)
-# Fewer differences do not estimate the spread, nor the number of quadruples needed.
+# Fewest differences from which the spread, and the number of quadruples needed, are estimated.
 LEAST_FOR_SPREAD = 3
 # Largest number of quadruples that is predicted; a difference that needs more is too close to the margin.
 MOST_EXPECTED = 1000
@@ -95,13 +95,13 @@ class Segment:
 
 @dataclass(frozen=True, kw_only=True)
 class DuelState:
-    """State of a duel. `verdict`: None while about `expected` more quadruples are needed; final once it is reached.
+    """State of a duel. `verdict`: None while about `expected` more quadruples are needed; a verdict is final.
 
     `sign`: slower or faster by any amount, or None if unknown. `ratio`: seconds of B over those of A; None with too few
-    quadruples. In a share `level` of duels, its interval covers the truth after every quadruple. `spread`: relative
-    difference of segments of one variant. `left_out`: number of quadruples with a segment without a time. `busy`:
-    number of segments on a busy machine. `withheld`: winner by all quadruples, if those without busy segments do not
-    confirm it. `ended`: why no more segments follow.
+    quadruples. In a share `level` of duels, the interval from `low` to `high` covers the true ratio after every
+    quadruple. `spread`: relative difference of segments of one variant. `left_out`: number of quadruples with a segment
+    without a time. `busy`: number of segments on a busy machine. `withheld`: verdict from all quadruples, if quadruples
+    without busy segments do not confirm this verdict. `ended`: why no more segments follow.
     """
 
     verdict: DuelVerdict | None
@@ -128,7 +128,7 @@ class DuelState:
 
     @property
     def reason(self) -> str:
-        """Figures behind the verdict or its absence, and how busy the machine was; without the verdict itself."""
+        """Figures that explain the verdict, or why none was reached, and how busy the machine was."""
         return self._verdict_text + self._busy_text
 
     @property
@@ -197,11 +197,12 @@ def judge(
 
 @dataclass(frozen=True, kw_only=True)
 class _Quadruple:
-    """A complete quadruple. `difference`: of the logarithms of seconds, B less A; `busy`: number of busy segments.
+    """A complete quadruple. `difference`: mean logarithm of B's seconds less A's; `busy`: number of busy segments.
 
-    `spread`: of one segment, from all quadruples so far. Two segments of one variant differ only by the machine, not by
-    the random order, so stakes may depend on the spread. `within`: half of the sum of squares of the two differences
-    within a variant; if segments vary alike and independently, its mean is twice the variance of `difference`.
+    `spread`: estimated spread of one segment's logarithm, from all quadruples so far. Two segments of one variant
+    differ only by the machine, not by the random order, so stakes may depend on the spread. `within`: half of the sum
+    of squares of the two differences within a variant; if segments vary alike and independently, the mean of `within`
+    is twice the variance of `difference`.
     """
 
     difference: float
@@ -308,7 +309,7 @@ class _Claims:
 
     @property
     def sign(self) -> DuelVerdict | None:
-        """Slower or faster, if that is certain, by any amount; else None."""
+        """Slower or faster, if B certainly differs from A by any amount; else None."""
         return next((verdict for verdict, evidence in self._signs.items() if self._is_known(evidence)), None)
 
     @property

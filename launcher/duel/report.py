@@ -118,7 +118,7 @@ class Result:
             )
         if state.verdict is DuelVerdict.NOT_DECIDABLE and not self.outcome.interrupted:
             wider = min(2 * self.limits.same_within, MOST_MARGIN)
-            # A margin far below the noise would still decide nothing.
+            # A wider margin that is still below the noise would not lead to a verdict.
             is_of_use = self.limits.same_within < wider and (state.spread or 0.0) <= wider
             margin = f"--same-within {100 * wider:g}%, " if is_of_use else ""
             notes.append(f"to decide it: a longer --max-time, {margin}or a machine with less other work")
@@ -217,7 +217,7 @@ class Result:
                 return f"B is {self.verdict} by {margin} or more"
 
     def _opening_rows(self) -> list[tuple[str, str]]:
-        """Labelled sentences to read before the verdict."""
+        """Sentences before the verdict, with labels: that the sides are equal, or that their steps differ in work."""
         different = self.outcome.comparison.text
         rows = [("note", EQUAL)] if self.pair.are_equal else []
         return [*rows, ("compared", different)] if different else rows

@@ -43,7 +43,7 @@ SEGMENT_S = GPU_MIN_SECONDS
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """Command line. `shared`: run options of both sides; `words`: words after `--`; `data`: folder of a script's data.
+    """Command line. `shared`: run options of both sides; `words`: all after `--`; `data`: folder of a script's data.
 
     The words are options of one side or a script with its arguments, A's and B's separated by `---`. For commits and
     images, the words are one script for both sides.
@@ -127,7 +127,7 @@ def is_script(words: Sequence[str]) -> bool:
 
 
 def words_of_b(words: Sequence[str]) -> Sequence[str]:
-    """Command-line words of side B, after `---`; none without it."""
+    """Command-line words of side B, after `---`; empty without `---`."""
     return words[list(words).index(SEPARATOR) + 1 :] if SEPARATOR in words else ()
 
 
@@ -226,7 +226,7 @@ def _facts(words: Sequence[str], data: str, exports: Exports) -> Iterator[tuple[
 
 
 def _imports(root: Path, folder: Path, environment: Mapping[str, str]) -> dict[str, str]:
-    """PYTHONPATH for a copy: import paths below the repository, such as an editable install's, lead to the copy."""
+    """Variable PYTHONPATH for a copy, or none. Paths in the repository, as of editable installs, lead to the copy."""
     ours = Path(scripts.__file__).parents[2]
     python_path = list(filter(None, environment.get("PYTHONPATH", "").split(os.pathsep)))
     # The first entry is the folder of the program that runs now.

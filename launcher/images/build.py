@@ -37,10 +37,10 @@ PURPOSES = (
     (r"RUN python .*compileall", "the trainer"),
     (r"RUN python -m ensurepip", "the script's packages"),
 )
-# Settings and copies take no time and tell a waiting user nothing.
+# Steps not to show: settings and copies take no time and tell a waiting user nothing.
 SILENT = re.compile(r"(ARG|ENV|LABEL|WORKDIR|USER|ENTRYPOINT|CMD|COPY|SHELL|VOLUME|STOPSIGNAL) ")
 BAR_WIDTH = 20
-# Narrower terminals have no room for the bar.
+# Least width of a terminal, in characters, that shows the progress bar.
 BAR_FROM = 60
 # Texts of an engine's error if it cannot reach a registry.
 UNREACHABLE = (
@@ -169,7 +169,7 @@ def platform_of_a_vm(engine: Engine) -> str:
 
 
 def push(engine: Engine, built: Built, repository: str) -> Built:
-    """Push to `repository` (`HOST/PROJECT/NAME`, no tag); the result has the registry's digest.
+    """Push an image to `repository` (`HOST/PROJECT/NAME`, no tag); the result has the registry's digest.
 
     Raises `ToolError` for an image that no VM could run.
     """

@@ -40,7 +40,7 @@ FLAVOUR_LABEL = "rooflaunch.flavour"
 BASE_LABEL = "rooflaunch.base"
 UNPINNED = "unpinned"
 HASH_DIGITS = 12
-# All machine types of `launch gcp` are x86-64; an image for another architecture ends at its first instruction.
+# All machine types of `launch gcp` are x86-64; a program of another architecture fails at its first instruction.
 VM_ARCHITECTURE = "amd64"
 VM_PLATFORM = f"linux/{VM_ARCHITECTURE}"
 # Value of `--wheel-index` that keeps the base image's own setting of pip.
@@ -49,7 +49,10 @@ PIP_DEFAULT = "pip"
 
 @dataclass(frozen=True, kw_only=True)
 class Flavour:
-    """A row of images.toml. Versions as their makers write them, `capabilities` as `8.9`."""
+    """Flavour of our image, from a row of images.toml. `capabilities`: compute capabilities, written as `8.9`.
+
+    Versions are written as the software's makers write them.
+    """
 
     name: str
     summary: str
@@ -243,7 +246,7 @@ def _files() -> dict[str, bytes]:
 
 
 def requirements() -> str:
-    """List of packages that every image has besides torch and torchvision."""
+    """Text of docker/requirements.txt: the packages that every image has besides torch and torchvision."""
     return (_root() / OWN_FILES[1]).read_text(encoding="utf-8")
 
 

@@ -29,7 +29,7 @@ USER 1000:1000
 
 
 def read(path: str) -> bytes:
-    """Content of the file of `--requirements`. Raises `UsageError` if it cannot be read or is too large."""
+    """Content of the file that `--requirements` names. Raises `UsageError` if it cannot be read or is too large."""
     try:
         content = Path(path).expanduser().read_bytes()
     except OSError as error:
@@ -45,7 +45,7 @@ def read(path: str) -> bytes:
 
 
 def layered(engine: Engine, base: Image, requirements: bytes, *, platform: str = "") -> Image:
-    """The image with the packages, built once for the same base and file. Raises `ToolError`."""
+    """Image `base` with the packages added, built once for the same base and requirements. Raises `ToolError`."""
     key = hashlib.sha256(b"\n".join((base.id.encode(), DOCKERFILE.encode(), requirements))).hexdigest()
     tag = f"{contents.REPOSITORY}:script-{key[: contents.HASH_DIGITS]}"
     if (existing := engine.image(tag)) is not None:

@@ -42,8 +42,8 @@ class Machine:
     `zone`: where the machine is, in the place's words: a zone, a host, a partition. `status`: the place's own word for
     the condition. `deadline_s`: when the place itself ends the machine. `restarts`: the place restarts the machine
     after a failure of the place. `restarts_until_s`: when the place gives up restarting a stopped machine. `queued`: a
-    starting machine that waits for its turn, so neither its boot nor its limit has begun. `preempted`, `why`: for a
-    machine that is gone, as far as the place knows.
+    starting machine that waits for its turn, so neither its boot nor its limit has begun. `preempted`, `why`: whether a
+    machine that is gone was preempted, and why it ended, as far as the place knows.
     """
 
     name: str
@@ -113,7 +113,7 @@ class Submitted:
 class Leftover:
     """A machine or disk of ours that costs money and that nobody needs any more. `why`: the reason, for the user.
 
-    `kind`: the place's word for it in a sentence: `VM`, `disk`.
+    `kind`: the place's word for such a resource in a sentence: `VM`, `disk`.
     """
 
     kind: str
@@ -128,7 +128,7 @@ class Leftover:
 
 @dataclass(frozen=True, kw_only=True)
 class Removed:
-    """Result of a deletion. `gone`: a later question has confirmed the deletion; else `reason` is the obstacle.
+    """Result of a deletion. `gone`: a later request has confirmed the deletion; else `reason` is the obstacle.
 
     `unknown`: the zone did not answer, so the result is not known.
     """
@@ -198,7 +198,7 @@ class Plan(Protocol):
 
     @property
     def submissions(self) -> int:
-        """Maximum number of times that the job is started if the place takes machines back."""
+        """Maximum number of times that the job is started if the place preempts machines."""
 
     def renamed(self, request: Request) -> Self:
         """Copy of the plan as a job of its own, under the name in `request`."""
@@ -231,7 +231,7 @@ class Machines(Protocol):
 
     @property
     def calls(self) -> Mapping[str, int]:
-        """Number of requests to the place through this object, by request. Empty if they are not counted."""
+        """Number of requests to the place through this object, by kind. Empty if requests are not counted."""
 
     def now_s(self) -> float:
         """Seconds since 1970 by the place's clock, which decides every age and limit."""
@@ -254,7 +254,7 @@ class Machines(Protocol):
     def stop(self, machines: Sequence[Machine | Leftover]) -> Sequence[Removed]:
         """End the machines, all at once; repeated calls are safe. Results are in the order given.
 
-        `gone` is True only if a later question confirms the end. A failure is reported in its `Removed`, never raised.
+        `gone` is True only if a later request confirms the end. A failure is reported in the `Removed`, never raised.
         """
 
     def output(self, machine: Machine, start: int) -> Output:

@@ -32,7 +32,7 @@ class Check:
 
 @dataclass(frozen=True)
 class CheckPart:
-    """Factory of the checks of one part."""
+    """Makes the checks of `launch doctor` for one part; `name`: the part, such as `docker`."""
 
     name: str
 
@@ -41,13 +41,13 @@ class CheckPart:
         return Check(part=self.name, name=name, state=Health.OK, found=found)
 
     def note(self, name: str, found: str, cure: str = "") -> Check:
-        """Check that is worth knowing, with nothing to repair."""
+        """Check whose result is worth knowing, with nothing to repair."""
         return Check(part=self.name, name=name, state=Health.NOTE, found=found, cure=cure)
 
     def problem(self, name: str, found: str, cure: str) -> Check:
-        """Check that found a problem for runs."""
+        """Check that found a problem that affects runs."""
         return Check(part=self.name, name=name, state=Health.PROBLEM, found=found, cure=cure)
 
     def failed(self, name: str, error: RooflaunchError) -> Check:
-        """Check that an error prevented, with its hint as the cure."""
+        """Check that an error prevented, with the error's hint as the cure."""
         return self.problem(name, str(error), error.hint)

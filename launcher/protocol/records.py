@@ -2,7 +2,7 @@
 
     scripts/<sha256>.tar.gz        by the launcher: the files of a user's own script
     launches/<name>/request.json   by the launcher, before the VM exists
-    launches/<name>/lease-<n>.json by the VM: which agent works; created if absent, the highest number counts
+    launches/<name>/lease-<n>.json by the VM: which agent works; created only if absent; the highest <n> counts
     launches/variables/<name>.json by the launcher, after the request: the `--env` of a script; emptied at the end
     launches/<name>/status.json    by the VM, again and again: its heartbeat
     launches/<name>/result.json    by the VM, once, after its bundles
@@ -76,7 +76,7 @@ class LaunchPhase(StrEnum):
 class Price:
     """USD per hour of a VM with its GPUs, of its disk and of its external address; `read`: date of the price list.
 
-    Older prices have neither disk nor address: they were not counted. A price given by the user includes both.
+    Older records lack the prices of disk and address, which were not counted. A price given by the user includes both.
     """
 
     usd_per_h: float
@@ -169,14 +169,14 @@ class Request(_Document):
     """Everything that was requested of a launch; read by the machine before it begins, and by any other program.
 
     `launched_at`: ISO 8601 in UTC. `limit_s`: seconds after which the run must be over and a cloud deletes the machine.
-    `store`: address of the bundles and records. `place`: the machine appends its zone, if it has one. `runtime`:
-    docker, with `image` by the registry's digest; or process, for an agent that itself runs in the image, or without an
-    image. `spot`: the machine may be taken away. `prices`: by region, without regions of unknown price. `gpu` to
-    `zones`: empty if the backend has no such thing. `options`: the backend's own. `task`: runs of a sweep for this
-    machine (`launcher.protocol.task`); if empty, `spec` is run `repeats` times. `script`: for a user's script, the
-    `sha256` of its archive with the number of `files` and `bytes`, the `commit` of its folder, the address of its
-    `data`, the names of its environment variables (`env`), and the SHA-256 of its `requirements`, which are in the
-    image.
+    `store`: address of the bundles and records. `place`: name of the place in results, such as `gcp-t4`; the machine
+    appends its zone, if it has one. `runtime`: docker, with `image` by the registry's digest; or process, for an agent
+    that itself runs in the image, or without an image. `spot`: the cloud may take the machine away. `prices`: prices by
+    region, without regions of unknown price. `gpu` to `zones`: empty if the backend has no such field. `options`:
+    options of the backend alone. `task`: runs of a sweep for this machine (`launcher.protocol.task`); if empty, `spec`
+    is run `repeats` times. `script`: for a user's script, the `sha256` of the archive with the number of `files` and
+    `bytes`, the `commit` of the script's folder, the address of the `data`, the names of the environment variables
+    (`env`), and the SHA-256 of the `requirements`, which are in the image.
     """
 
     SCHEMA_VERSION: ClassVar[int] = 3
@@ -204,9 +204,9 @@ class Request(_Document):
 
     @property
     def written_version(self) -> int:
-        """Schema version: the newest only if there is a script.
+        """Schema version to write: the newest for a script, else the one before.
 
-        An older agent does not know scripts and would run our trainer instead.
+        An agent of an earlier version does not know scripts and would run our trainer instead.
         """
         return self.SCHEMA_VERSION if self.script else self.SCHEMA_VERSION - 1
 
@@ -251,7 +251,7 @@ class Request(_Document):
 
 @dataclass(frozen=True, kw_only=True)
 class Heartbeat(_Document):
-    """Heartbeat of the VM, with its progress: `phases` has ISO 8601 times by `LaunchPhase`.
+    """Heartbeat of the VM, with the launch's progress. `phases`: ISO 8601 times by `LaunchPhase`.
 
     `runs`: ids of the bundles that are complete in the bucket.
     """
@@ -299,7 +299,7 @@ class Result(_Document):
 
 
 class FieldRule(NamedTuple):
-    """Rule for a field's value: `wanted` in words, and `holds` as a predicate on any JSON value."""
+    """Rule for a field's value. `wanted`: the rule in words; `holds`: whether any JSON value follows the rule."""
 
     wanted: str
     holds: Callable[[Any], bool]

@@ -38,7 +38,7 @@ class Task:
 
     @property
     def blocks(self) -> int:
-        """Number of blocks that the task has runs of."""
+        """Number of blocks of which the task has at least one run."""
         return len({run.block for run in self.runs})
 
     def __str__(self) -> str:

@@ -102,7 +102,7 @@ class Collector:
                 self._work.take(sealed.record, sealed.path)
 
     def _fetched(self, run_id: str) -> Bundle:
-        """Fetch a bundle unless the folder has it already, and check that it is readable. Raises the reason if not."""
+        """Fetch a bundle unless the folder has it, and read its record. Raises `RooflaunchError` if either fails."""
         is_here = (self._output / run_id / bundle.MANIFEST).is_file()
         sealed = bundle.read(self._output / run_id) if is_here else fetched(self._store, run_id, self._output, jobs=1)
         _ = sealed.record

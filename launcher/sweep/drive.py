@@ -51,7 +51,7 @@ WISHES = {"f": Wish.FINISH, "l": Wish.LEAVE, "s": Wish.STOP, "c": Wish.GO}
 
 @dataclass(frozen=True, kw_only=True)
 class SweepPorts:
-    """Outside world of a sweep; tests replace it. `sleep`: waits between polls of rented machines; None: default."""
+    """Backends, terminal and clock of a sweep; tests replace them. `sleep`: waits between polls; None: default."""
 
     backend: Callable[[str], Backend]
     is_terminal: Callable[[], bool]
@@ -106,7 +106,7 @@ class _Driver:
         self._is_asking = self._is_impatient = False
 
     def run(self, budget: Budget, *, was_killed: bool) -> SweepOutcome:
-        """Start the places, wait for them, and return the outcome."""
+        """Start the runs of all places, wait for their end, and return the outcome."""
         began_s = self._ports.now()
         for work in self._works:
             self._progress.update(work.name, **work.counts())
@@ -258,7 +258,7 @@ def _is_damaged(folder: Path) -> bool:
 
 
 def _known_runs(output: Path, keys: Collection[str], *, with_figures: bool) -> dict[str, Ended]:
-    """Ends of these runs by key, for the runs that have a sealed bundle in the folder.
+    """How these runs ended, by key, for runs that have a sealed bundle in the folder.
 
     `with_figures`: also read each record for its images per second and its position in the block.
     """

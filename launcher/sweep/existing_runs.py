@@ -19,9 +19,9 @@ from workload.storage.inventory import SealedRun, sealed_in
 FINAL = frozenset({Status.COMPLETED, Status.OUT_OF_MEMORY})
 # Form of a run_id (`bundle.make_run_id`). No model of torchvision has a dash in its name.
 RUN_ID = re.compile(r"\d{8}T\d{6}Z-(?P<place>.+)-(?P<model>[^-]+)-b(?P<batch>\d+)-(?P<precision>[a-z0-9]+)-[0-9a-f]{6}")
-# Bundles to open in search of a run with the same configuration, per configuration.
+# Most bundles to open for one configuration, in search of a run with the same options.
 MOST_LOOKED_AT = 3
-# Configurations for which bundles are opened. Each bundle takes milliseconds, and a plan should take a second or two.
+# Most configurations for which bundles are opened: a bundle takes milliseconds, and a plan should take a second or two.
 MOST_CONFIGURATIONS = 100
 
 
@@ -56,13 +56,13 @@ class ExistingRuns:
         return frozenset(key for key in self.done(plan) if self.by_key[key].status == Status.OUT_OF_MEMORY)
 
     def of_job(self, name: str, but: frozenset[str]) -> Counter[str]:
-        """Number of runs by configuration that belong to the sweep of that name and have other keys than `but`."""
+        """Number of runs, by configuration, of the sweep `name`, without the runs whose keys are in `but`."""
         others = (run for run in self.runs if run.job == name and run.run_key not in but)
         return Counter(_configuration(run.run_id) for run in others)
 
 
 def look(results: Path) -> ExistingRuns:
-    """Read the manifests of a folder's bundles. A key counts as done if any bundle with it has a final status."""
+    """Read the manifests of a folder's bundles. A key counts as done if any bundle with the key has a final status."""
     return _existing(sealed_in(results))
 
 
@@ -74,8 +74,9 @@ def _existing(sealed: Iterable[SealedRun]) -> ExistingRuns:
 def seconds_of_runs(existing: ExistingRuns, plan: PlacePlan, results: Path, *, place: str) -> dict[RunSpec, float]:
     """Seconds that each configuration with missing runs takes, process start included, as measured by earlier runs.
 
-    First choice: a run of this sweep in another block. Else a run with the same options; for this machine on this host,
-    elsewhere in a place whose name begins with `place`. Configurations without either are left out.
+    First choice: a run of this sweep in another block. Second choice: another run with the same options, made on this
+    host, or for rented machines at a place whose name begins with `place`. Configurations without such a run are left
+    out.
     """
     missing = {run.spec for task in plan.missing for run in task.runs}
     seconds: dict[RunSpec, float] = {}

@@ -43,7 +43,7 @@ class LocalPlaces:
             self._show(work, self._control.why_not or "done")
 
     def _rounds(self) -> bool:
-        """Run every block that has runs left, block by block, each for all places. Return False if stopped early."""
+        """Run the missing runs: each block at all places, then the next block. Return False if stopped early."""
         turns = [(block, work, runs) for work in self._works for block, runs in _blocks_of(work)]
         for block, work, runs in sorted(turns, key=lambda turn: turn[0]):
             if self._control.why_not:

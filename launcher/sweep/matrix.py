@@ -38,8 +38,8 @@ COMMAND_EXAMPLE = 'command = ["train.py", "--epochs", "1"]'
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 TOP = ("name", "repeats", "seed", "script", "defaults", "matrix", "exclude", "on")
 OWN_OF_PLACE = ("backend", "name", "machines")
-# Options of a place that change no measurement: cost, time limits and the location of results. The image enters the key
-# by its content.
+# Options of a place that change no measurement: cost, time limits and the location of results. The image is among them,
+# because it enters a run's key as the run's code.
 NOT_MEASURED = frozenset(
     {
         *("max_run_time_s", "rerun_preempted", "time_s", "queue_time_s", "at_a_time", "requeue"),
@@ -111,7 +111,7 @@ def require_places(matrix: Matrix, names: Sequence[str]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """Script with the arguments that all runs share. `options`: further keys of its section, such as `data`."""
+    """Script with the arguments that all runs share. `options`: further keys of [script], such as `data`."""
 
     parts: tuple[str, ...]
     options: Mapping[str, Any]
@@ -258,7 +258,7 @@ class _Reader:
         return axes
 
     def _value(self, name: str, value: object, where: str) -> Any:
-        """A value of an axis, checked by the rule of its option; an argument of a script may be any single value."""
+        """Value of an axis, checked by the rule of the option `name`; a script's argument may be any single value."""
         if not name.startswith(ARGUMENT):
             return self._parsed(self._options[name], value, where)
         if not isinstance(value, str | int | float):
@@ -291,7 +291,7 @@ class _Reader:
         return rules
 
     def _require_few(self, axes: Mapping[str, tuple[Any, ...]], repeats: int, places: int, *, many: bool) -> None:
-        """Raise `UsageError` for too many runs before combining: a typing error can mean more than fits into memory."""
+        """Raise `UsageError` for too many runs, before combining: a typing error can ask for more than memory holds."""
         combinations = math.prod(map(len, axes.values()))
         runs = combinations * repeats * places
         if runs > MANY_RUNS and not many:

@@ -25,7 +25,7 @@ FEW = 3
 
 @dataclass(frozen=True, kw_only=True)
 class PlaceOutcome:
-    """Outcome of one place. `done`: number of runs with a result, or too large for the memory.
+    """Outcome of one place. `done`: number of runs that have a result or are too large for the memory.
 
     `new`: runs that ended during this process. `decision`: last decision of `--until`, with each configuration's
     interval.

@@ -42,7 +42,7 @@ class Place:
     for this machine they are `launcher.machine.local_options.LocalOptions` and None. `asked`: plain values of the entry
     that affect the measurement, by their names in the file; they are part of every run's key. `machines`: number of
     machines that share the blocks, 0 for one machine per block. `script`: None for our trainer; for a user's script the
-    options of the place, replaced by a `launcher.sweep.script.PlacedScript` once its folder was read.
+    options of the place, replaced by a `launcher.sweep.script.PlacedScript` once the script's folder was read.
     """
 
     name: str
@@ -163,8 +163,8 @@ def in_order(configurations: Iterable[Configuration], *, seed: int, block: int) 
     """Order a block by the SHA-256 of seed, block and values; every second block reverses the block before it.
 
     Two consecutive blocks put each configuration equally early and late, so that a device that warms up favours none.
-    With an odd number of configurations, one stays in the middle: a different one for each pair of blocks. A
-    configuration added to the matrix leaves the order of the others, except for the one in the middle.
+    With an odd number of configurations, one configuration stays in the middle, a different one for each pair of
+    blocks. A configuration added to the matrix does not change the order of the others, except of that in the middle.
     """
     pair, is_second = divmod(block - 1, 2)
     ordered = _drawn(configurations, {"seed": seed, "block": block - is_second})

@@ -39,9 +39,10 @@ NO_TOKEN = "000000"  # noqa: S105 - a part of a name
 class PlaceForecast:
     """Expected time and cost of a place. None: unknown.
 
-    `seconds`: until its last machine has ended. `machines`: machines that have runs to do; `usd` and `most_usd` are the
-    sum of their expected and highest costs. `measured`: runs to do whose configuration has a known time. `is_paid`: the
-    place has a price per hour. `too_large`: runs left out because a smaller batch ran out of memory.
+    `seconds`: until the last machine has ended. `machines`: number of machines that have runs to do; `usd`, `most_usd`:
+    sums of their expected and of their highest costs. `measured`: number of runs to do whose configuration has a known
+    time. `is_paid`: the place has a price per hour. `too_large`: number of runs left out because a smaller batch ran
+    out of memory.
     """
 
     plan: PlacePlan
@@ -225,7 +226,7 @@ def require_affordable(plan: SweepPlan, most_usd: float | None) -> None:
 
 
 def _last_block(plan: PlacePlan, existing: ExistingRuns) -> int:
-    """Number of the last block with a run, counting on from the planned blocks without a gap."""
+    """Number of the last block to plan: after the planned blocks, blocks that have runs count, up to the first gap."""
     last = max(run.block for run in plan.runs)
     while any(key in existing.by_key for key in _keys_of_block(plan, last + 1)):
         last += 1
@@ -238,7 +239,7 @@ def _keys_of_block(plan: PlacePlan, block: int) -> list[str]:
 
 
 def _keys_of_more_blocks(plan: PlacePlan, existing: ExistingRuns) -> Iterator[str]:
-    """Keys of existing runs in blocks beyond the planned ones."""
+    """Keys of existing runs in blocks after the planned blocks."""
     first = max(run.block for run in plan.runs) + 1
     for block in range(first, _last_block(plan, existing) + 1):
         yield from (key for key in _keys_of_block(plan, block) if key in existing.by_key)
@@ -268,7 +269,7 @@ def _unmeasured(plan: PlacePlan) -> list[str]:
 def _notes(
     plans: Sequence[PlacePlan], more: Collection[str], *, offline: bool, is_fresh: bool, until: Until | None
 ) -> Iterator[str]:
-    """Notes on the whole sweep. `more`: keys of existing runs in blocks beyond the planned ones."""
+    """Notes on the whole sweep. `more`: keys of existing runs in blocks after the planned blocks."""
     rented = [plan.place.name for plan in plans if plan.place.backend != LOCAL]
     if rented and offline:
         stores = f"the {'stores' if len(rented) > 1 else 'store'} of {', '.join(rented)}"
@@ -328,7 +329,7 @@ def _forecast(
 
 
 def _draft(plan: PlacePlan, task: Task, backend: Backend, now: datetime, file: Path, *, offline: bool) -> Any:
-    """The backend's plan of one machine. `UsageError` names the `[[on]]` entry, or the combination that cannot run."""
+    """Backend's plan of one machine. `UsageError`s name the `[[on]]` entry, or the combination that cannot run."""
     place = plan.place
     settings = None
 
@@ -393,7 +394,7 @@ def _limit_notes(seconds: Sequence[float | None], estimates: Sequence[Estimate])
 
 
 def _too_large_notes(failed_sizes: Collection[int]) -> Iterator[str]:
-    """Note on the runs left out. `failed_sizes`: for each, the smaller batch size that ran out of memory."""
+    """Note on the runs left out. `failed_sizes`: for each run, the smaller batch size that ran out of memory."""
     if failed_sizes:
         sizes = " and ".join(map(str, sorted(set(failed_sizes))))
         yield f"{counted(len(failed_sizes), 'run')} left out: {too_large_text(sizes)}"

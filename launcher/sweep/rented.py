@@ -339,7 +339,7 @@ class RentedPlace:
     # The end.
 
     def _stop_all(self) -> None:
-        """End every machine, and write into the store that the user ended it."""
+        """End every machine, and write into the store that the user ended the launch."""
         for launch in self._under_way():
             if launch.submitting is not None and launch.submitting.exception() is not None:
                 launch.is_over = True

@@ -1,4 +1,4 @@
-"""Script of a matrix at each place: runs in its folder on this machine, in a copy of the folder elsewhere.
+"""Script of a matrix at each place. On this machine it runs in the user's folder, elsewhere in a copy of the folder.
 
 The hash of the script's files enters the run keys.
 """
@@ -29,7 +29,7 @@ NOTES = (".md", ".rst")
 
 @dataclass(frozen=True, kw_only=True)
 class PlacedScript:
-    """Script at a place: `workplace` on this machine, `script_files` on others.
+    """Script at a place. `workplace`: only for this machine; `script_files`: only for other machines.
 
     `code`: hash of the files that the script may run. `options`: the place's `HereOptions` or `ThereOptions`; `text`: a
     line for the plan.

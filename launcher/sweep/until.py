@@ -20,10 +20,11 @@ from workload.contract.text import counted, percent
 
 @dataclass(frozen=True, kw_only=True)
 class Until:
-    """Target half-width of every confidence interval, as a share of its figure.
+    """Target of `--until`. `share`: half-width of every confidence interval, as a share of the interval's figure.
 
-    `baseline`: empty for the throughput of each configuration. Else option values such as `{"precision": "fp32"}`: each
-    configuration is compared with the one that differs from it in these options alone. `most`: most blocks of a place.
+    `baseline`: empty if the figures are throughputs. Else option values such as `{"precision": "fp32"}`: each
+    configuration is compared with the configuration that differs from it in these options alone. `most`: largest number
+    of blocks of a place.
     """
 
     share: float
@@ -40,10 +41,10 @@ class Until:
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """Decision after a block. `is_done`: stop now; `add`: blocks until the next look, 0 if done.
+    """Decision after a block. `is_done`: stop now; `add`: number of blocks until the next decision, 0 if done.
 
     `expected`: approximate number of further blocks until all intervals are narrow. `widest`: name of the widest
-    interval.
+    interval. `precisions`: the intervals by name.
     """
 
     is_done: bool
@@ -106,7 +107,7 @@ def parse_share(text: str, flag: str) -> float:
 def parse_baseline(text: str) -> dict[str, Any]:
     """Parse `--baseline precision=fp32,args.lr=0.1` into values of a matrix.
 
-    Raises `UsageError` if it has another form.
+    Raises `UsageError` if the text has another form.
     """
     known = {option.name: option for option in options()}
     values: dict[str, Any] = {}
@@ -174,9 +175,9 @@ def decide(until: Until, configurations: tuple[Configuration, ...], runs: Sequen
 def decision_of(contrasts: Mapping[str, Contrast], *, target: float, most: int | None = None) -> Decision:
     """Decide whether to stop after these blocks. `contrasts`: each requested throughput or difference, by name.
 
-    Between two looks the decision is to continue. Contrasts may differ in their blocks. Leave out a contrast that can
-    get no blocks, for example because its configuration runs out of memory. `target`: half width, as a fraction;
-    `most`: largest number of blocks.
+    The decision may be to stop only at the numbers of blocks that `looks` lists, or at `most`. Contrasts may have
+    different blocks. Leave out a contrast that can get no blocks, for example because its configuration runs out of
+    memory. `target`: half-width, as a fraction; `most`: largest number of blocks.
     """
     precisions = {name: interval_at_look(contrast, target=target) for name, contrast in contrasts.items()}
     blocks = max((contrast.blocks for contrast in contrasts.values()), default=0)

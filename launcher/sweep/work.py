@@ -51,9 +51,9 @@ class Ended:
 
 
 class PlaceWork:
-    """Runs of one place. `known`: by key, the ends of runs that have a sealed bundle, at this place or another.
+    """Runs of one place. `known`: by key, how runs with a sealed bundle ended, at this place or another.
 
-    `until`: when to stop adding blocks; None: add none.
+    `until`: rule for when to stop adding blocks; None: add no blocks.
     """
 
     def __init__(self, plan: PlacePlan, *, known: dict[str, Ended], until: Until | None = None) -> None:

@@ -29,7 +29,7 @@ class Workers:
         return future
 
     def run_all(self, tasks: Sequence[Callable[[], T]]) -> list[T]:
-        """Run the tasks and return their results, in order. Waits for all."""
+        """Run the tasks, wait for all of them, and return their results in order."""
         return [future.result() for future in [self.submit(task) for task in tasks]]
 
     def close(self) -> None:

@@ -24,7 +24,7 @@ TAKEN = re.compile(rb"slurmstepd.*CANCELLED AT \S+ DUE TO (PREEMPTION|JOB REQUEU
 
 @dataclass(frozen=True, kw_only=True)
 class Element:
-    """Start of a launch on a node; `log_start`: length of its log in bytes before this start."""
+    """One start of a launch on a node; `log_start`: length of the launch's log in bytes before this start."""
 
     home: Path
     variables: Mapping[str, str]
@@ -44,7 +44,7 @@ class Element:
             raise ToolError(f"no request in '{self.home}': {error.strerror}", hint="launch again") from error
 
     def created_s(self) -> None:
-        """None: waiting in the queue costs nothing, so the start of the script counts."""
+        """None: waiting in the queue costs nothing, so costs count from the start of the script."""
 
     def deleted_s(self) -> float | None:
         """Time when Slurm ends the job at its limit, in seconds since 1970; None if Slurm did not tell."""
@@ -56,19 +56,19 @@ class Element:
         return bool(self._taken())
 
     def await_preemption(self, is_over: Callable[[float], bool]) -> bool:
-        """False at once: Slurm announces a preemption by a signal."""
+        """Return False without waiting, because Slurm announces a preemption by a signal."""
         del is_over
         return False
 
     def comes_back(self) -> bool:
-        """Whether Slurm requeues the job; not if its partition cancels preempted jobs."""
+        """Whether Slurm requeues the job; False after a preemption if the partition cancels preempted jobs."""
         # The agent has checked the request by the rules of its fields.
         options = json.loads(self.request()).get("options", {})
         is_cancelled = self._taken() == "PREEMPTION" and options.get("preempted") == "CANCEL"
         return bool(options.get("requeue")) and not is_cancelled
 
     def report(self, name: str, value: str) -> None:
-        """Do nothing: the heartbeat in the store has the phase."""
+        """Do nothing: the heartbeat in the store reports the phases of a start."""
 
     def facts(self, request: "Request") -> Mapping[str, Any]:
         """No cloud facts; the trainer reads Slurm's own variables."""

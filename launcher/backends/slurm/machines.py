@@ -33,7 +33,7 @@ from workload.storage.store import UnreachableError
 STOP_LIMIT_S = 90.0
 # Limit for submitting: a busy controller takes a while for an array of a thousand elements.
 SUBMIT_LIMIT_S = 120.0
-# Delay after which a job past its limit is a leftover: a site may configure Slurm to end jobs late.
+# Delay after which a job past its time limit is a leftover: a site may configure Slurm to end jobs late.
 LATE_S = 600.0
 # Slurm's default of MaxArraySize: https://slurm.schedmd.com/slurm.conf.html#OPT_MaxArraySize
 USUAL_ARRAY_SIZE = 1001
@@ -64,9 +64,9 @@ ENDED: Mapping[str, str] = {
 
 
 class LoginNode:
-    """Login node of a cluster: answers questions about Slurm and about our folder. `calls` counts the questions.
+    """Login node of a cluster: answers requests about Slurm and our folder. `calls`: number of requests, by kind.
 
-    The login node is this machine, or a machine reached over ssh. Our programs there are the same in both cases.
+    The login node is this machine, or a machine reached over ssh. It runs the same programs of ours in both cases.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class LoginNode:
 
     @property
     def calls(self) -> Mapping[str, int]:
-        """Number of questions, by kind."""
+        """Number of requests to the login node, by kind."""
         return MappingProxyType(self._calls)
 
     def ask(
@@ -94,7 +94,7 @@ class LoginNode:
         within_s: float = QUESTION_LIMIT_S,
         **question: Any,
     ) -> dict[str, Any]:
-        """Ask the login node a question. Raises `UnreachableError` if Slurm or the login node does not answer."""
+        """Send the request `do`; return the answer. Raises `UnreachableError` if Slurm or the login node is silent."""
         self._calls[do] += 1
         asked = {"do": do, "root": self.cluster.root, **question}
         if self._connection is None:
@@ -238,7 +238,7 @@ class SlurmMachines:
         return {}
 
     def leftovers(self) -> Listing[Leftover]:
-        """Jobs past their limit that Slurm did not end."""
+        """Jobs past their time limit that Slurm did not end."""
         now_s, listing = self.now_s(), self.look()
         leftovers = [
             Leftover(

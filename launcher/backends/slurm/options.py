@@ -1,4 +1,4 @@
-"""Options of the command `launch slurm` beside those of the run. Imports little: `launch --help` loads this module."""
+"""Options of `launch slurm` in addition to run options. Imports little, because `launch --help` loads this module."""
 
 import re
 from dataclasses import dataclass

@@ -27,7 +27,7 @@ OURS = ("--array", "--job-name", "--output", "--error", "--open-mode", "--time",
 IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/+#-]{0,511}")
 FILE = re.compile(r"(?:~/|/)[^\x00-\x1f\x7f]{1,1023}")
 TEXT_COLUMN = 11
-# Events after which Slurm starts a job with --requeue again, by the PreemptMode of its partition ("": unknown, draft).
+# Events after which Slurm restarts a job with --requeue, by the PreemptMode of the job's partition ("": not yet known).
 RESTARTS = {
     "": "a node's failure, and after a preemption unless its partition cancels preempted jobs",
     "REQUEUE": "a preemption or a node's failure",
@@ -68,7 +68,7 @@ class SlurmPlan:
 
     @property
     def submissions(self) -> int:
-        """1: Slurm itself starts a preempted job again."""
+        """1, because Slurm itself starts a preempted job again."""
         return 1
 
     @property

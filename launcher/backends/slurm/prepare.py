@@ -28,7 +28,7 @@ from workload.storage.ssh import TRANSFER_LIMIT_S, source_of
 GUEST = "launcher/backends/slurm/guest.py"
 # Limit for a check: a free node answers within seconds. On a full cluster, the job waits in the queue behind the check.
 CHECK_S = 60.0
-# Longest wait of one question about a check.
+# Longest wait of one request for the result of a check.
 LOOK_S = 5.0
 # Check a node again after a day: https://github.com/skypilot-org/skypilot/issues/8830
 CHECKED_FOR_S = 24 * 3600.0
@@ -85,7 +85,7 @@ def prepare(draft: SlurmPlan, machines: SlurmMachines) -> SlurmPlan:
     )
     _send(login_node, software_there)
     launched = datetime.fromtimestamp(machines.now_s(), UTC)
-    # With several partitions, CANCEL in one of them counts: a job that is not requeued must record how it ended.
+    # CANCEL in one of several partitions decides: a job that may be cancelled must record how it ended.
     is_cancelled = any(partition.preempted == "CANCEL" for partition in partitions)
     preempted = "CANCEL" if is_cancelled else next((partition.preempted for partition in partitions), "")
     request = replace(
@@ -119,7 +119,7 @@ def _usual_gres(draft: SlurmPlan, partitions: tuple[Partition, ...]) -> str:
 
 
 def _software(site: Site, options: Options, python: str) -> tuple[Software, str]:
-    """Container software (as requested, or for `auto` as available; `NONE` without an image), and its description."""
+    """Container software (`NONE` without an image; for `auto`, the cluster's), and text on what runs the job."""
     if not options.image:
         return Software.NONE, f"the nodes' own {python}"
     requested = options.container
@@ -196,7 +196,7 @@ def _checked(plan: SlurmPlan, machines: SlurmMachines) -> SlurmPlan:
 
 
 def _awaited(login_node: LoginNode, name: str, job: str) -> dict[str, Any]:
-    """Wait for the answer of a check in short requests, so that Ctrl-C works. `waits` is True if it has not ended."""
+    """Wait for a check by short requests, so that Ctrl-C works. The answer's `waits`: the check has not ended."""
     answer: dict[str, Any] = {}
     for _ in range(math.ceil(CHECK_S / LOOK_S)):
         answer = login_node.ask("await", name=name, job=job, wait_s=min(LOOK_S, CHECK_S))

@@ -2,10 +2,10 @@
 
 Python 3.8 or newer, standard library only. Our folder, which the login node shares with the compute nodes, contains:
 
-    arrays/<array>/    one job array: script.sh, `elements` (a launch a line, the first is element 1), `job` (Slurm's
-                       job number), `check` (job number of the check that it waits for), and <element>.log, which is
-                       the launch's own log
-    jobs/<name>/       one launch: `element` (its array and number in it), and the files of its agent
+    arrays/<array>/    one job array: script.sh, `elements` (one launch per line; the first is element 1), `job`
+                       (Slurm's job number), `check` (job number of the check that the array waits for), and
+                       <element>.log, which is the launch's own log
+    jobs/<name>/       one launch: `element` (name of the array, and the element's number), and the agent's files
     checks/            what a compute node saw of this folder
     launches/, runs/   the store: records and bundles
 
@@ -42,7 +42,7 @@ FIELDS = ("array", "array_job", "index", "state", "partition", "node", "submitte
 
 
 def main(question: dict[str, Any], payload: BinaryIO) -> tuple[dict[str, Any], Iterable[bytes]]:
-    """Answer one question. Every answer has the time by this machine's clock."""
+    """Answer one request (`question`). Every answer has the time by this machine's clock."""
     del payload
     root = Path(question["root"]).expanduser()
     blocks: Iterable[bytes] = ()
@@ -112,7 +112,7 @@ def checked_output(*words: str) -> str:
 
 
 def site(root: Path) -> dict[str, Any]:
-    """Facts of the cluster that decide what can be requested of it."""
+    """Facts of the cluster that decide what a job can request."""
     code, version, _ = tool("sbatch", "--version")
     if code == 127:  # noqa: PLR2004 - a shell's exit code for a missing program
         return {"version": "", "root": str(root)}
@@ -149,7 +149,7 @@ def preemption() -> dict[str, str]:
 
 
 def counters() -> str:
-    """Whether this machine's NVIDIA driver reserves GPU counters for administrators: `1`, `0`; empty if unknown."""
+    """`1` if this machine's NVIDIA driver reserves GPU counters for administrators, else `0`; empty if unknown."""
     with suppress(OSError):
         text = Path("/proc/driver/nvidia/params").read_text()
         return "".join(re.findall(r"RmProfilingAdminOnly: (\d)", text))
@@ -160,7 +160,7 @@ def counters() -> str:
 
 
 def put(root: Path, question: dict[str, Any]) -> dict[str, Any]:
-    """Write a small file of ours atomically."""
+    """Write the request's `text` to the file `path` in our folder, atomically."""
     path = root / question["path"]
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -292,7 +292,10 @@ def queue(array: str = "") -> list[dict[str, str]]:
 
 
 def ended(arrays: list[str], *, by_name: bool = False) -> list[dict[str, str]]:
-    """Elements of these jobs according to Slurm's accounting; empty if there is no accounting."""
+    """Elements of arrays according to Slurm's accounting; empty without accounting.
+
+    `arrays`: their job numbers, or with `by_name` their names.
+    """
     rows = []
     for start in range(0, len(arrays), MOST_JOBS):
         some = ",".join(arrays[start : start + MOST_JOBS])
@@ -318,7 +321,7 @@ class Arrays:
         self.names: dict[str, list[str]] = {}
 
     def elements(self, array: str) -> list[str]:
-        """Launches of an array, in the order of its elements; empty if our folder has no record of the array."""
+        """Names of an array's launches, by element; empty if our folder has no record of the array."""
         if array not in self.names:
             self.names[array] = []
             with suppress(OSError):
@@ -326,13 +329,13 @@ class Arrays:
         return self.names[array]
 
     def name_of(self, row: dict[str, str]) -> str:
-        """Launch of a row of Slurm's output; empty if the launch is not ours."""
+        """Name of the launch in a row of Slurm's output; empty if the launch is not ours."""
         names = self.elements(row["array"])
         index = int(row["index"]) if row["index"].isdigit() else 0
         return names[index - 1] if 0 < index <= len(names) else ""
 
     def array_of(self, name: str) -> str:
-        """Array of a launch; empty if the launch was never submitted."""
+        """Name of the job array that contains a launch; empty if the launch was never submitted."""
         try:
             return (self.root / "jobs" / name / "element").read_text().split()[0]
         except (OSError, IndexError):

@@ -27,8 +27,8 @@ PROBE = (
 class NodeSoftware:
     """Software on a compute node; `root`: our folder, absolute or below the user's home (`~/…`).
 
-    `code`: name of our code's version in it; `guest`: guest.py in our folder, which tells the agent about Slurm
-    and which the job copies to landlord.py. `apptainer`: the program, called `singularity` on older clusters.
+    `code`: name of our code's version in our folder. `guest`: name of guest.py in our folder; the job copies this file
+    to landlord.py, and the agent asks it about Slurm. `apptainer`: the program, `singularity` on older clusters.
     """
 
     root: str

@@ -55,7 +55,7 @@ class Partition:
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """Cluster of a login node. `accounts`: (account, partition, qos) of this user; empty without accounting."""
+    """Facts of a cluster. `accounts`: (account, partition, qos) of this user; empty without accounting."""
 
     version: str
     root: str
@@ -80,7 +80,7 @@ class Site:
         return Software.APPTAINER if self.apptainer_path else None
 
     def partitions_named(self, names: str | None) -> tuple[Partition, ...]:
-        """Partitions of these names (comma-separated), else the default one. Raises `UsageError` for unknown names."""
+        """Partitions of these comma-separated names; None: the default partition. Raises `UsageError` if unknown."""
         if names is None:
             return tuple(partition for partition in self.partitions if partition.is_default)
         by_name = {partition.name: partition for partition in self.partitions}

@@ -3,10 +3,10 @@
 remote.py copies this program into the job's folder and starts it in a session of its own. Python 3.8 or newer, standard
 library only. The agent does the work. An agent that breaks off is started once more, to save the bundles.
 
-When this process ends, it kills all remaining processes of the job, including those in sessions of their own. They are
-found by a control group, if this user may create one; as children, because orphans become children of this process (a
-subreaper); and by a mark in their environment. If this process was killed, remote.py finds them by the mark. Processes
-that could not be ended are named in the log.
+When this process ends, it kills all remaining processes of the job, including those in sessions of their own. It finds
+them by a control group, if this user may create one; as children, because orphans become children of this process (a
+subreaper); and by the environment variable ROOFLAUNCH_JOB. If this process was killed, remote.py finds them by this
+variable. Processes that could not be ended are named in the log.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Keeper:
         state: dict[str, Any] = {
             "pid": os.getpid(),
             "host": platform.node(),
-            # If a job was broken off and this start only saves its bundles: time of the job's first start.
+            # The time of the job's first start, also if the job broke off and this start only saves its bundles.
             "created_s": self.job.get("created_s") or now.timestamp(),
             "container": self.job["container"],
             "boot": self.job.get("boot", ""),
@@ -110,7 +110,7 @@ class Keeper:
             say("the agent did not end and was killed")
             agent.kill()
         code = agent.wait()
-        # After an end on request, 0: no second start. If a signal killed the agent, a second start saves the bundles.
+        # 0 after a requested end prevents a second start. If a signal killed the agent, a second start saves bundles.
         return 0 if self.must_end and code >= 0 else code
 
     def wait(self, most_s: float) -> None:
@@ -119,7 +119,7 @@ class Keeper:
             os.read(self.awake, 4096)
 
     def kill_rest(self) -> None:
-        """Kill whatever is left of the job: children of the agent, or its containers."""
+        """Kill the remaining processes and containers of the job."""
         if self.job["container"]:
             listed = ["docker", "ps", "-aq", "--filter", f"volume={self.home}/results"]
             ids = subprocess.run(listed, stdout=subprocess.PIPE, check=False).stdout.decode().split()
@@ -193,7 +193,7 @@ def members(home: Path, keeper: int, group: str) -> list[int]:
 
 
 def mark_of(process: Path) -> str:
-    """Job folder in the mark of a process; empty if it has no mark, or belongs to another user."""
+    """Job folder in a process's variable ROOFLAUNCH_JOB; empty without the variable, or for another user's process."""
     with suppress(OSError):
         for variable in (process / "environ").read_bytes().split(b"\0"):
             if variable.startswith(MARK.encode() + b"="):

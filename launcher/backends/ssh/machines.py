@@ -25,7 +25,7 @@ LATE_S = 60.0
 
 
 class SshMachines:
-    """Jobs on one machine, one at a time; `calls` counts the questions."""
+    """Jobs on one ssh machine, which runs one job at a time; `calls`: number of requests to the machine, by kind."""
 
     noun = "job"
 
@@ -47,7 +47,7 @@ class SshMachines:
     def ask(
         self, do: str, *, payload: bytes = b"", sink: Any = None, within_s: float = QUESTION_LIMIT_S, **question: Any
     ) -> dict[str, Any]:
-        """Ask remote.py on the machine and return its answer. Raises as `Connection.ask` does."""
+        """Send the request `do` to remote.py on the machine; return the answer. Raises errors of `Connection.ask`."""
         self._calls[do] += 1
         asked = {"do": do, "root": ROOT, **question}
         answer = self._connection.ask(self._program, asked, payload=payload, sink=sink, limit_s=within_s)

@@ -1,4 +1,4 @@
-"""Options of the command `launch ssh` beside those of the run. Imports little: `launch --help` loads this module."""
+"""Options of `launch ssh` in addition to run options. Imports little, because `launch --help` loads this module."""
 
 from dataclasses import dataclass
 

@@ -48,7 +48,7 @@ class SshPlan:
 
     @property
     def submissions(self) -> int:
-        """1: a machine over ssh is never preempted, so a launch is never repeated."""
+        """1, because a machine over ssh is never preempted, so a launch is never repeated."""
         return 1
 
     @property
@@ -112,7 +112,7 @@ def make_plan(
 ) -> SshPlan:
     """Make the draft, before the machine is contacted. Raises `UsageError` for options that exclude each other.
 
-    `task`: runs of a sweep, in place of the resolved spec's.
+    `task`: runs of a sweep, instead of the runs of the resolved spec.
     """
     _check(options)
     task = task.mapped(RunSpec.checked) if task else None

@@ -5,7 +5,7 @@ Python 3.8 or newer, standard library only. Our folder on the machine (`~/.roofl
     code/<hash>/       our code, once for each version of it
     jobs/<name>/       one job: its request, its state, and its bundles until they are in the store
     launches/, runs/   the store: records and bundles
-    busy-<host>        held by the job that runs on this host
+    busy-<host>        lock file, held by the job that runs on this host
 
 A job counts as running while its keeper or its agent holds a lock. The system releases the lock when both have ended.
 """
@@ -37,13 +37,14 @@ SOCKET = Path("/var/run/docker.sock")
 LOCK_TRIES, LOCK_AGAIN_S = 20, 0.05
 # A keeper records its job's start within this time.
 STARTED_WITHIN_S = 20.0
-# After the agent's grace period, the keeper needs this many seconds more to kill what is left of the job.
+# Seconds to wait for a job's end: after the agent's grace period, while the keeper kills the job's other processes; and
+# after SIGKILL. Then the seconds between two looks.
 CLEARED_WITHIN_S, KILLED_WITHIN_S, LOOK_EVERY_S = 12.0, 5.0, 0.2
 MOST_OUTPUT_BYTES = 1 << 20
 # Size of the file that is written to test whether the disk is full.
 ROOM_BYTES = 1 << 16
-# For an agent that only saves the bundles of a broken-off job: its time limit, the time that a question waits for it
-# (both in seconds), the most starts, and the seconds between starts.
+# For an agent that only saves the bundles of a broken-off job: the agent's time limit and the longest time that a
+# request waits for the agent (both in seconds), the most starts, and the seconds between starts.
 SAVING_LIMIT_S, SAVED_WITHIN_S, MOST_TRIES, TRIED_AGAIN_S = 600, 25.0, 5, 30.0
 JOB_SETTINGS = ("words", "environment", "container", "limit_s", "grace_s")
 PROBE = """
@@ -64,7 +65,7 @@ GPU_FIELDS = "name,compute_cap,driver_version,memory.total"
 
 
 def main(question: dict[str, Any], payload: BinaryIO) -> tuple[dict[str, Any], Iterable[bytes]]:
-    """Answer one question. Every answer has the time by this machine's clock."""
+    """Answer one request (`question`). Every answer has the time by this machine's clock."""
     root = Path(question["root"]).expanduser()
     blocks: Iterable[bytes] = ()
     do = question["do"]
@@ -152,7 +153,7 @@ def image(name: str) -> str:
 
 
 def site(python: str) -> dict[str, Any]:
-    """Versions of the trainer's packages in `python` (a name or a path); `error`: why it cannot be used."""
+    """Versions of the trainer's packages in `python` (a name or a path); `error`: why this Python cannot be used."""
     path = shutil.which(os.path.expanduser(python))  # noqa: PTH111 - a name or a path
     if path is None:
         return {"error": "this program does not exist"}
@@ -281,14 +282,14 @@ def start_keeper(root: Path, home: Path, job: dict[str, Any], lock: IO[str], bus
 
 
 def boot_id() -> str:
-    """The kernel's id of the current boot; empty if it has none."""
+    """Kernel's id of the current boot; empty if the kernel shows no such id."""
     with suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return ""
 
 
 def job_of(home: Path, living: frozenset[str] | None = None) -> dict[str, Any]:
-    """State of a job; empty if none was started in that folder.
+    """State of the job in the folder `home`; empty if no job was started there.
 
     `living`: result of `homes_with_processes`, if known already.
     """
@@ -351,9 +352,9 @@ def homes_with_processes() -> frozenset[str]:
 
 
 def save(root: Path, homes: list[Path]) -> None:
-    """Store the remaining bundles of broken-off jobs, and record how the jobs ended: start each job's agent again.
+    """Start the agents of broken-off jobs again, to store the remaining bundles and to record how the jobs ended.
 
-    Waits at most `SAVED_WITHIN_S` seconds for all agents together. A disk that is still full is ignored.
+    Waits at most `SAVED_WITHIN_S` seconds for all agents together. Ignores errors, such as a disk that is still full.
     """
     until_s = time.monotonic() + SAVED_WITHIN_S
     for home in homes:
@@ -463,7 +464,7 @@ def remove_containers(home: Path, name: str) -> None:
 
 
 def processes_in(session: int) -> list[int]:
-    """Living processes of a session."""
+    """Process numbers of a session's living processes."""
     if Path("/proc/self/stat").exists():
         pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
     else:
@@ -472,7 +473,7 @@ def processes_in(session: int) -> list[int]:
 
 
 def session_of(pid: int) -> int:
-    """Session of a living process; 0 for a process that has ended."""
+    """Session number of a living process; 0 for a process that has ended."""
     try:
         if os.path.exists("/proc/self/stat"):  # noqa: PTH110 - asked for every process
             text = Path(f"/proc/{pid}/stat").read_text(errors="replace")

@@ -23,7 +23,7 @@ NEEDED_BYTES = 10**9
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """Machine. `python`: a Python on it, with the versions of its packages; `images`: ids of images by flavour."""
+    """Facts of a machine. `python`: path, version and packages of one Python; `images`: ids of images by flavour."""
 
     host: str
     root: str
@@ -43,7 +43,7 @@ class Site:
 
     @property
     def flavour(self) -> str:
-        """Flavour of the image that supports the first GPU, or empty if none does; the CPU flavour without a GPU."""
+        """Flavour of image for the first GPU, empty if no flavour supports this GPU; without a GPU, the CPU flavour."""
         if not self.gpus:
             return CPU_FLAVOUR
         major, _, minor = self.gpus[0][1].partition(".")
