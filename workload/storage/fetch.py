@@ -412,7 +412,7 @@ def seal(folder: Path, manifest: bytes) -> None:
 
 @contextmanager
 def disk_errors(folder: Path) -> Iterator[None]:
-    """Convert disk errors: `ToolError`, which ends the fetch, for a failing disk; else `BundleError`, for one run."""
+    """Convert disk errors: `ToolError`, which ends the fetch, if the disk fails; else `BundleError`, for this run."""
     try:
         yield
     except OSError as error:

@@ -433,7 +433,7 @@ def _bounded_adapter(jobs: int) -> Any:
 
 
 def _retry(limit_s: float, failures: list[Exception] | None = None) -> Any:
-    """The client's default retry policy, for `limit_s` seconds; appends the errors of attempts to `failures`."""
+    """The client's default retry policy, for `limit_s` seconds. Errors of failed attempts go to `failures`."""
     from google.cloud.storage.retry import DEFAULT_RETRY  # noqa: PLC0415 - see the module
 
     retry = DEFAULT_RETRY.with_timeout(limit_s)

@@ -1,8 +1,7 @@
 """Sorts a list of objects into runs, and decides which files may be written: pure functions of names.
 
 Names from a store are not trusted. A name that could leave its folder, or could not coexist with the others on every
-file system, is refused. A manifest is accepted only if every file that it lists exists as an object,
-as listed.
+file system, is refused. A manifest is accepted only if every file that it lists exists as an object, as listed.
 """
 
 import hashlib

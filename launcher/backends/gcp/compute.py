@@ -85,7 +85,7 @@ class CloudClock:
         with suppress(TypeError, ValueError):  # the answer has no date, or an unreadable date
             ahead_s = parsedate_to_datetime(response.headers.get("Date")).timestamp() - self._monotonic()
             if response.ok and "json" in response.headers.get("Content-Type", ""):
-                # A date is rounded down to a second, and the network delays it: the largest difference is the best.
+                # Dates are rounded down to seconds and delayed by the network: the largest `ahead_s` is the best.
                 self._ahead_s = ahead_s if self._ahead_s is None else max(self._ahead_s, ahead_s)
 
     def now_s(self, service: Service, items: str, ask: Callable[[], object]) -> float:
@@ -157,7 +157,7 @@ class Compute:
         self._counting = threading.Lock()
 
     def counted(self) -> "Compute":
-        """Copy of this client with a separate `calls`, for one of many launches. Its requests count in both."""
+        """Copy of this client with a separate `calls`, for one of many launches. Requests also count in this client."""
         view: Compute = copy.copy(self)
         view.calls = Counter()
         view._counters = [view.calls, *self._counters]
@@ -283,7 +283,7 @@ class Compute:
             raise
 
     def _labelled(self, kind: str, make: Callable[[Any], T]) -> Listing[T]:
-        """Resources of one kind with our label. A zone that the list of all zones lacks gets its own request."""
+        """Resources of one kind with our label. A zone missing from the list of all zones is listed separately."""
         from google.api_core import exceptions as api  # noqa: PLC0415 - loaded only when it is needed
 
         ours = f"labels.{LABEL}={LABEL_VALUE}"

@@ -101,7 +101,7 @@ class GpuOffer:
 
     @property
     def preemptible_quota(self) -> str:
-        """Name of short-lived VMs' quota in regions.get. If a region lacks the name, the quota is unknown."""
+        """Name of the quota for short-lived VMs in regions.get. If a region lacks this name, its quota is unknown."""
         return f"PREEMPTIBLE_{self.quota}"
 
     def quota_metrics(self, *, spot: bool, limit_s: int) -> tuple[str, ...]:

@@ -78,7 +78,7 @@ class Guest:
             return False
 
     def await_preemption(self, is_over: Callable[[float], bool]) -> bool:
-        """Wait until the VM is preempted. After each missing answer, return False if `is_over(pause_s)`."""
+        """Wait until the VM is preempted; return False if `is_over(pause_s)` is true after a missing answer."""
         tag: str | None = None
         while True:
             try:

@@ -215,7 +215,7 @@ def _usd(money: Mapping[str, Any]) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class PriceLookup:
-    """Today's price list in `prices`; or None there, the reason in `why`, and a hint for the user in `hint`."""
+    """`prices`: today's price list. If `prices` is None: `why` is the reason, and `hint` a hint for the user."""
 
     prices: PriceList | None = None
     why: str = ""

@@ -190,7 +190,7 @@ class _Provisioning:
     def _reach(self) -> list[str]:
         """Zones of the plan, then zones that the cloud has suggested although our table lacks them.
 
-        Suggested zones are left out if the plan has no fallback, a cost limit, or a named subnetwork.
+        Suggested zones are left out without `fallback`, and if the plan has a cost limit or a subnetwork.
         """
         plan = self._plan
         free = plan.options.fallback and plan.options.max_cost_usd is None and not plan.settings.subnetwork
