@@ -138,7 +138,7 @@ class FetchSource:
 def parse_source(text: str) -> FetchSource:
     """Parse `PLACE`, `PLACE/runs` or `PLACE/runs/RUN_ID`, where PLACE is an address that `open_store` takes.
 
-    A folder without `runs` may hold the bundles themselves, or be one. Raises `UsageError` for anything else.
+    A folder without `runs` may hold bundles, or be a bundle itself. Raises `UsageError` for any other text.
     """
     place = parse_address(text)
     if isinstance(place, BucketAddress):

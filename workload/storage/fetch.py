@@ -44,7 +44,7 @@ from workload.storage.store import (
 
 # Largest manifest or record, which are read into memory. A manifest row is about 200 bytes: this allows 80,000 files.
 MAX_DOCUMENT_BYTES = 16_000_000
-# Files that identify a folder as a run: one of them exists.
+# Files that identify a folder as a run; one of the files is enough.
 MARKS = (bundle.MANIFEST, bundle.RECORD)
 BAR_EVERY_S = 0.25
 # Workers check for a stop with each piece of a file. A worker that waits for the network longer than this is abandoned.
@@ -54,7 +54,7 @@ ATTEMPTS = 2
 
 
 class FetchState(StrEnum):
-    """Result for one run. `incomplete`: it has no manifest in the store, and is fetched only on request."""
+    """Result for one run. `incomplete`: the run has no manifest in the store; such a run is fetched only on request."""
 
     FETCHED = "fetched"
     SKIPPED = "skipped"
@@ -312,7 +312,7 @@ class Downloader:
     def _download_file(self, folder: Path, wanted: Wanted) -> int:
         """Download to a partial file, compare, move to its place; return the number of bytes received."""
         token = hashlib.sha256(wanted.name.encode()).hexdigest()[:16]
-        # The version in its name ensures that a partial file is continued only with the same content.
+        # A partial file has the version in its name, so that it is continued only with the same content.
         partial = folder / PARTIAL / f"{token}-{wanted.remote.version}"
         partial.parent.mkdir(exist_ok=True)
         count = 0
@@ -328,7 +328,7 @@ class Downloader:
         raise BundleError(f"{wanted.name} arrived damaged {ATTEMPTS} times", hint="fetch again")
 
     def _download(self, partial: Path, listed: StoredObject) -> int:
-        """Continue the partial file up to its full size, over broken connections as long as each brings some bytes."""
+        """Complete the partial file; return the bytes received. Reconnects while each connection brings some bytes."""
         before = _size(partial)
         if before > listed.bytes:
             partial.unlink()
@@ -337,7 +337,7 @@ class Downloader:
         start = before
         while start < listed.bytes:
             try:
-                # A file that is too long fails its comparison later.
+                # `_is_as_wanted` rejects a file that is too long.
                 with suppress(TooLongError), partial.open("ab") as content:
                     self._store.download(listed, _Counted(content, self._traffic), start=start)
             except UnreachableError:
@@ -412,7 +412,7 @@ def seal(folder: Path, manifest: bytes) -> None:
 
 @contextmanager
 def disk_errors(folder: Path) -> Iterator[None]:
-    """Convert disk errors: a disk that takes no more data ends the fetch, a problem of one folder refuses its run."""
+    """Convert disk errors: `ToolError`, which ends the fetch, if the disk fails; else `BundleError`, for this run."""
     try:
         yield
     except OSError as error:

@@ -248,7 +248,7 @@ class Folder:
                 hint=f"ask the file's owner: ls -ld {self._quoted(name)}",
             ) from error
         except OSError as error:
-            if error.errno == errno.ELOOP:  # a link that was created after the check
+            if error.errno == errno.ELOOP:  # the link was created after the check
                 raise BundleError(
                     f"'{self.locate(name)}' is a symbolic link", hint="replace the link by the file or folder itself"
                 ) from error
@@ -380,7 +380,7 @@ def _give_name(temporary: Path, path: Path) -> bool:
 
 
 def _claim_name(temporary: Path, path: Path) -> bool:
-    """`_give_name` without hard links: only the process that creates the claim's file may give the name."""
+    """`_give_name` without hard links: only the process that creates a claim file may rename the temporary file."""
     token = hashlib.sha256(path.name.encode()).hexdigest()[:16]
     claim = path.with_name(f".rooflaunch-{token}.claim")
     for look in range(CLAIM_LOOKS):
@@ -420,7 +420,7 @@ def _flush_folder(folder: Path) -> None:
     try:
         descriptor = os.open(folder, os.O_RDONLY)
     except PermissionError:
-        return  # a folder that may be written but not read; or Windows
+        return  # the folder may be written but not read; or the system is Windows
     try:
         os.fsync(descriptor)
     except OSError as error:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 EMULATOR_VARIABLE = "STORAGE_EMULATOR_HOST"
 PUBLIC_ENDPOINT = "https://storage.googleapis.com"
 LOG_IN = "gcloud auth application-default login"
-# Google's own variable: a key file in place of a login.
+# Google's own variable: path of a key file, which is used in place of a login.
 CREDENTIALS_VARIABLE = "GOOGLE_APPLICATION_CREDENTIALS"
 LISTED_FIELDS = "items(name,size,crc32c,generation,metadata),nextPageToken"
 FOLDER_FIELDS = "prefixes,nextPageToken"
@@ -65,7 +65,7 @@ WRITE = BucketNeed(what="write to", role="roles/storage.objectUser")
 
 @dataclass(frozen=True, kw_only=True)
 class Access:
-    """Settings of a bucket; None if it does not report one. `public_access_prevention`: `enforced` or `inherited`."""
+    """Settings of a bucket; None: not reported. `public_access_prevention`: `enforced` or `inherited`."""
 
     location: str
     uniform: bool | None
@@ -74,7 +74,7 @@ class Access:
 
 @dataclass(frozen=True, kw_only=True)
 class _Content:
-    """Content of an object to write. `generation`: the one to replace; 0: the object must be new; None: any."""
+    """Content of an object to write. `generation`: the generation to replace; 0: the object must be new; None: any."""
 
     name: str
     source: BinaryIO
@@ -352,7 +352,7 @@ def connect(name: str, *, prefix: str, root: str = "", jobs: int = 1, patience: 
 
 
 def log_in() -> str:
-    """Hint for missing credentials. A key-file variable that names no file comes first: it overrides every login."""
+    """Hint for missing credentials: log in; but if the key-file variable names a missing file, correct or unset it."""
     named = os.environ.get(CREDENTIALS_VARIABLE)
     if named and not Path(named).is_file():
         return f"{CREDENTIALS_VARIABLE} names '{named}', which does not exist: correct it; or unset it, then {LOG_IN}"
@@ -401,7 +401,7 @@ def _client(jobs: int) -> "storage.Client":
     options = {"api_endpoint": f"http://{emulator}"} if emulator and "://" not in emulator else None
     # Reading needs no project. With an emulator the client takes anonymous credentials by itself.
     client = storage.Client(project=None, client_options=options)
-    # For its traces the client would ask for the bucket's location, in a thread that outlives the request.
+    # The client would request the bucket's location for its traces, in a thread that outlives the request.
     client._bucket_metadata_cache = None  # noqa: SLF001 - no public way
     for scheme in ("http://", "https://"):
         # A smaller pool warns and reconnects.
@@ -433,7 +433,7 @@ def _bounded_adapter(jobs: int) -> Any:
 
 
 def _retry(limit_s: float, failures: list[Exception] | None = None) -> Any:
-    """The client's default retry policy, for `limit_s`; appends the errors of failed attempts to `failures`."""
+    """The client's default retry policy, for `limit_s` seconds. Errors of failed attempts go to `failures`."""
     from google.cloud.storage.retry import DEFAULT_RETRY  # noqa: PLC0415 - see the module
 
     retry = DEFAULT_RETRY.with_timeout(limit_s)
@@ -520,7 +520,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _answer(error: BaseException) -> str:
-    """The server's error message, from its JSON or else its text; empty if it did not answer."""
+    """The server's error message, from the answer's JSON or else its text; empty if there was no answer."""
     response = getattr(error, "response", None)
     try:
         return str(response.json()["error"]["message"]) if response is not None else ""

@@ -1,7 +1,7 @@
 """Sorts a list of objects into runs, and decides which files may be written: pure functions of names.
 
 Names from a store are not trusted. A name that could leave its folder, or could not coexist with the others on every
-file system, is refused. A manifest is accepted only as far as its objects exist as it lists them.
+file system, is refused. A manifest is accepted only if every file that it lists exists as an object, as listed.
 """
 
 import hashlib
@@ -134,7 +134,7 @@ def strays(run: RemoteRun, listed: Collection[str]) -> tuple[Refused, ...]:
 def wanted_files(run: RemoteRun, manifest: bytes) -> tuple[Wanted, ...]:
     """Files that a manifest lists, each with its object.
 
-    Raises `BundleError` if one is unsafe, missing or different.
+    Raises `BundleError` if a file's name is unsafe, or its object is missing or different.
     """
     rows = _rows_of(run, manifest)
     clashing = clashes([row.name for row in rows])
@@ -246,7 +246,7 @@ def _read_labels(store: Store, folder: str, run: RemoteRun) -> Mapping[str, str]
 
 
 def _why_reserved(inner: str) -> str:
-    """Reason why this name inside a run is reserved for the fetch, else empty; the manifest's exact name is allowed."""
+    """Reason why the fetch reserves the name `inner` inside a run, else empty. The manifest's exact name is allowed."""
     top = inner.partition("/")[0].casefold()
     if top == PARTIAL or (top in RESERVED and inner != bundle.MANIFEST):
         return "a name that the fetch itself uses"

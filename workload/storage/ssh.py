@@ -1,7 +1,7 @@
 """Requests to another machine over the system's `ssh`, and a store in a folder of it. Standard library only.
 
 A request is a small Python program of ours, sent over the connection together with its arguments (the "question").
-Text that a user typed therefore never becomes part of a command line there. Keys, aliases and known hosts are those of
+Text that a user typed therefore never becomes part of a remote command line. Keys, aliases and known hosts are those of
 the user's own `ssh`. Connections are shared and kept for a minute. A request may be repeated after a lost connection.
 """
 
@@ -63,7 +63,7 @@ SSH_OPTIONS = {
     "PermitLocalCommand": "no",
 }
 KEPT_S = 60
-# A Unix socket's path has at most 104 bytes on macOS. ssh's name for it has 40, and 17 more while it is created.
+# A Unix socket's path has at most 104 bytes on macOS. ssh's socket name has 40, and 17 more at its creation.
 MAX_CONTROL_FOLDER = 46
 # Pauses before a request is repeated, if the machine has answered before.
 PAUSES_S = (1.0, 3.0, 6.0)
@@ -176,7 +176,7 @@ class Connection:
         sink: Sink | None = None,
         limit_s: float = QUESTION_LIMIT_S,
     ) -> dict[str, Any]:
-        """Run `main(question, payload)` of `program` on the machine; return its answer. Bytes that follow go to `sink`.
+        """Run `main(question, payload)` of `program` on the machine; return its answer. Later bytes go to `sink`.
 
         After a lost connection the request is repeated with `again` true, because it may have been done already.
 
@@ -362,7 +362,7 @@ class _Session:
             else:
                 with payload.open("rb") as source:
                     shutil.copyfileobj(source, stdin, BLOCK_BYTES)
-                    if source.tell() != size:  # the file changed meanwhile: the remote would wait forever
+                    if source.tell() != size:  # the file changed meanwhile: the remote program would wait forever
                         self._process.kill()
             stdin.flush()
 
@@ -407,7 +407,7 @@ def source_of(module: str) -> str:
 
 
 def connect(address: str) -> "SshFolder":
-    """Open the store at `ssh://[USER@]HOST[:PORT]/PATH`; a path that begins with `/~/` is below the user's home there.
+    """Open the store at `ssh://[USER@]HOST[:PORT]/PATH`; a path that begins with `/~/` is in the remote home folder.
 
     Raises `UsageError` for anything else. No connection is made yet.
     """

@@ -2,7 +2,7 @@
 
 Python 3.8 or newer, standard library only. Files are written as in `workload/storage/folder.py`: under a temporary
 name, flushed, and then given their name, so that nobody sees half an object. Symbolic links below the folder are not
-followed. `folder.py` imports what both halves share.
+followed. `folder.py` imports the functions that it shares with this file.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def walk(folder: Path, before: str, start: str = "") -> Iterator[tuple[str, int,
             else:
                 yield name, 0, "", "a symbolic link" if entry.is_symlink() else "not a regular file"
         except FileNotFoundError:
-            continue  # removed after its folder was read
+            continue  # the file was removed after its folder was read
         except PermissionError as error:
             yield name, 0, "", f"no permission to read the file: {error.strerror}"
 

@@ -37,7 +37,7 @@ def _open_bucket(name: str) -> "Bucket":
 
 @dataclass(frozen=True, kw_only=True)
 class CloudBatch:
-    """The backend `batch`. The fields are its connections to the outside, which a test replaces."""
+    """The backend `batch`. The fields are its connections to services and clock, which a test replaces."""
 
     name: str = "batch"
     vm: ComputeEngine = field(default_factory=ComputeEngine)

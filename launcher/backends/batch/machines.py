@@ -77,7 +77,7 @@ class BatchMachines:
     def look(self, names: Mapping[str, Sequence[str]] | None = None) -> Listing[Machine]:
         """Machines of the named tasks, GONE if absent; without `names` all that still exist.
 
-        One list of jobs is requested, and the tasks of those jobs that contain a wanted one.
+        Requests one list of jobs, and then the list of tasks of each job that contains a named task.
         """
         try:
             jobs = self._service.jobs()
@@ -124,7 +124,7 @@ class BatchMachines:
         return Output(text=new.decode(errors="replace"), next_start=start + len(new))
 
     def phases(self, machine: Machine) -> Mapping[str, str]:
-        """Always empty: the first heartbeat comes within a second of the task's start."""
+        """Always empty: the heartbeat, which begins within a second of the task's start, reports the phases."""
         del machine
         return {}
 
@@ -196,7 +196,7 @@ class BatchMachines:
         return "Batch gives no reason; likely causes are no free GPU or a missing quota"
 
     def _stop(self, wanted: set[str]) -> dict[str, str]:
-        """Cancel the jobs of the wanted tasks; return by task why it still runs; empty for a task that is gone."""
+        """Cancel the jobs of the wanted tasks. Returns for each task the reason why it still runs, or an empty text."""
         reasons = dict.fromkeys(wanted, "")
         for job in self._service.jobs():
             ours = wanted & set(job.launches)
@@ -234,7 +234,7 @@ class BatchMachines:
         return seen is not None and seen.condition is not Condition.GONE
 
     def _why_left(self, job: BatchJob, now_s: float) -> str:
-        """Reason why a job is a leftover: nobody waits for it, or it is past its limit. Empty if it is none."""
+        """Reason why a job is a leftover: no launcher waits for the job, or a task is past its limit. Else empty."""
         if job.is_over:
             return ""
         if job.state == "QUEUED":

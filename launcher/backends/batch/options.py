@@ -32,7 +32,7 @@ _VM = {item.name: item for item in fields(VmOptions)}
 
 
 def _as_gcp(name: str) -> object:
-    """Field for the option that `launch gcp` has under this name, with the same default."""
+    """Dataclass field for the option `name`, a copy of the field of `launch gcp` with the same default."""
     item = _VM[name]
     return field(metadata=item.metadata, default=item.default)
 

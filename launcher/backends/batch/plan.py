@@ -31,7 +31,7 @@ LAUNCH_VARIABLE, STORE_VARIABLE, RETRIES_VARIABLE = "ROOFLAUNCH_LAUNCH", "ROOFLA
 LIMIT_VARIABLE = "ROOFLAUNCH_LIMIT_S"
 # Folder of Batch's records and bundles, apart from those of `launch gcp`, whose commands look for VMs.
 PREFIX = "batch"
-# Published for a job on a CPU: 19 s until it is scheduled, 87 s until it runs. A GPU's driver takes extra time.
+# Published seconds until a job on a CPU runs: 87 (19 until it is scheduled). A GPU's driver takes extra time.
 STARTED_S = {Driver.NONE: 87, Driver.PREINSTALLED: 87 + 120, Driver.INSTALL: 87 + 120}
 NEEDS_PRIVATE_ACCESS = (
     "without an external address the subnetwork needs Private Google Access, as create_network in infra/ makes it"
@@ -51,7 +51,7 @@ COUNTER_WORDS = (
     "--ambient-caps=-all,+sys_admin",
     "--bounding-set=-all,+sys_admin",
 )
-# {}: first driver branch that does not support the GPU: a V100 needs a branch with the proprietary kernel module.
+# {} is the first driver branch without support for the GPU. A V100 needs the proprietary kernel module.
 NO_PROMISE_OF_DRIVER = "Batch chooses the driver itself, but this GPU needs a driver below {}"
 
 
@@ -82,7 +82,7 @@ class BatchPlan:
         return replace(self, request=request, vm=self.vm.renamed(vm_request))
 
     def launched(self, now: datetime, *, image: str) -> "BatchPlan":
-        """Copy of the plan with the launch time `now`, which its name contains, and `image`, a reference by digest."""
+        """Copy of the plan with `image` (a reference by digest), the launch time `now`, and a name with this time."""
         vm_plan = self.vm.launched(now, image=image)
         named = vm_plan.request
         request = replace(self.request, name=named.name, launched_at=named.launched_at, image=named.image)
@@ -167,7 +167,7 @@ class BatchPlan:
         }
 
     def body(self, plans: Sequence["BatchPlan"]) -> dict[str, Any]:
-        """Body of jobs.create for these plans: one task each, all alike but for their runs. Contains no credential."""
+        """Body of jobs.create: a task for each plan; the plans differ only in their runs. Contains no credential."""
         limit_s, retries = self.request.limit_s, self.options.rerun_preempted
         task = {
             "runnables": [{"container": self._container(plans)}],

@@ -82,7 +82,7 @@ class BatchTask:
 class BatchService:
     """Cloud Batch in one region of a project. Safe to share between threads.
 
-    `calls` counts requests and repetitions.
+    `calls` counts requests, including each repetition.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class BatchService:
         self._ask("cancel_job", {"name": f"{self._parent}/jobs/{job_id}"}, missing=True, over=True)
 
     def _pages(self, method: str, request: Mapping[str, Any], *, missing: bool = False) -> Iterator[Any]:
-        """Pages of a list, requested one by one; none for a 404 with `missing`."""
+        """Pages of a list, requested one by one. `missing`: a 404 gives no pages instead of an error."""
         request = {**request, "page_size": PAGE}
         while (page := self._ask(method, request, missing=missing)) is not None:
             yield page
@@ -152,7 +152,7 @@ class BatchService:
             request["page_token"] = page.next_page_token
 
     def _ask(self, method: str, request: Mapping[str, Any], *, missing: bool = False, over: bool = False) -> Any:
-        """Answer to a request. None for a 404 with `missing`, and, with `over`, for a job that is over already."""
+        """Answer to a request. `missing`: return None for a 404; `over`: return None for a job that is over already."""
         from google.api_core import exceptions as api  # noqa: PLC0415 - see the module
 
         def call() -> Any:

@@ -2,7 +2,7 @@
 
 The launcher puts this file into the job's command, followed by the text of launcher/backends/gcp/guest.py. The agent's
 output is written to the launch's log in its store every 20 s and at the end. A launch that is submitted again keeps
-its image, which may be of an earlier version, so this file imports only modules that those versions have too.
+its image, which may be of an earlier version, so this file imports only modules that earlier versions have too.
 """
 
 import os
@@ -21,7 +21,7 @@ from workload.storage.store import Store
 
 try:
     from workload.storage.address import open_store
-except ImportError:  # an image of an earlier version
+except ImportError:  # the image is of an earlier version
     from workload.storage.store import open_store  # type: ignore[attr-defined,no-redef]
 
 LOG_EVERY_S = 20.0
@@ -61,7 +61,7 @@ def main(guest: str) -> int:
 
 
 def _phases(now_s: float, uptime: Path) -> str:
-    """Lines for the phases so far: the boot, by the machine's uptime, and the pulled image."""
+    """Lines with time stamps of the two phases before the agent: `booted` (from the uptime) and `image_pulled`."""
     try:
         up_s = float(uptime.read_text(encoding="utf-8").split()[0])
     except (OSError, ValueError, IndexError):

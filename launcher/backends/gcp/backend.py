@@ -43,9 +43,9 @@ def _open_bucket(name: str) -> "Bucket":
 
 @dataclass(frozen=True, kw_only=True)
 class ComputeEngine:
-    """The backend `gcp`. The fields are its connections to the outside, which a test replaces.
+    """The backend `gcp`. The fields are its connections to services and clock, which a test replaces.
 
-    `prices`: today's prices for a project; with None the cached ones, without any request.
+    `prices(project)`: today's prices; `prices(None)`: the cached prices, without any request.
     """
 
     name: str = "gcp"
@@ -84,7 +84,7 @@ class ComputeEngine:
         )
 
     def prepare(self, draft: VmPlan, machines: ComputeMachines) -> VmPlan:
-        """Push the container image if needed; return the plan with its digest, and with the image that the VM boots."""
+        """Push the container image if needed; return the plan with its digest and with the VM's boot image."""
         cloud, options = machines.compute, draft.options
         if options.image is None:
             # Building and pushing an image takes minutes, so check first that the project answers.

@@ -108,7 +108,7 @@ class Boot:
         return 0 if any(self.agent(image) for _ in range(2)) else FAILED
 
     def on_term(self, *_: object) -> None:
-        """Handle SIGTERM, sent at shutdown: a running agent gets it too and uploads its results; else the boot ends."""
+        """Handle SIGTERM at shutdown: pass it to a running agent, which uploads its results; else end the boot."""
         if self.installing:
             sys.exit(RESTARTS)
         if not self.agent_runs:
@@ -205,7 +205,7 @@ class Boot:
             fail(f"the image '{image}' cannot be pulled")
 
     def agent(self, image: str) -> bool:
-        """Run the agent (launcher/agent in the image) to its end; return whether it has left a result."""
+        """Run the agent (launcher/agent in the image) to its end; return whether its exit code was 0."""
         home, name = str(self.home), self.home.name
         (self.home / HOST_FACTS_FILE).write_text(self.attribute("guest"), encoding="utf-8")
         containers = output("docker", "ps", "-aqf", f"volume={home}", "-f", f"volume={home}/results").split()
@@ -267,13 +267,13 @@ def download(path: Path, *urls: str) -> None:
 
 
 def persist(why: str, step: Callable[[], bool]) -> None:
-    """Try a step again after longer and longer pauses. A step that always fails ends the boot, with `why` as error."""
+    """Repeat a failing step after longer and longer pauses. If every try fails, end the boot with the error `why`."""
     if not succeeds(step, STEP_TRIES, STEP_AGAIN_S, growth=2):
         fail(why)
 
 
 def succeeds(step: Callable[[], bool], tries: int, pause_s: float, growth: int = 1) -> bool:
-    """Whether a step succeeds in one of `tries` tries. Each pause is `growth` times as long as the one before."""
+    """Whether a step succeeds in one of `tries` tries. Each pause is `growth` times as long as the previous pause."""
     for number in range(tries):
         if number:
             time.sleep(pause_s * growth ** (number - 1))

@@ -49,7 +49,7 @@ ZONE = re.compile(r"[a-z]+-[a-z]+\d+-[a-z]")
 
 # A look-up takes less than a second, an insert a few seconds.
 ANSWER_S = 15.0
-# The server holds an answer to `wait` back for up to two minutes.
+# The server may delay its answer to `wait` for up to two minutes.
 WAIT_ANSWER_S = 130.0
 # Shortest limit of a request, even if less time is left.
 LAST_ANSWER_S = 1.0
@@ -82,16 +82,16 @@ class CloudClock:
 
     def read_date(self, response: Any, **_: object) -> None:
         """Read the date of an answer. `requests` calls this for each answer; a proxy's own page is ignored."""
-        with suppress(TypeError, ValueError):  # no date, or an unreadable one
+        with suppress(TypeError, ValueError):  # the answer has no date, or an unreadable date
             ahead_s = parsedate_to_datetime(response.headers.get("Date")).timestamp() - self._monotonic()
             if response.ok and "json" in response.headers.get("Content-Type", ""):
-                # A date is rounded down to a second and delayed by the network, so the latest one is the most accurate.
+                # Dates are rounded down to seconds and delayed by the network: the largest `ahead_s` is the best.
                 self._ahead_s = ahead_s if self._ahead_s is None else max(self._ahead_s, ahead_s)
 
     def now_s(self, service: Service, items: str, ask: Callable[[], object]) -> float:
         """Seconds since 1970. `ask`: sends any request, in case there was no answer with a date yet.
 
-        Raises `ToolError` if the answers have no date. `service`, `items`: for the message, for example "VMs".
+        Raises `ToolError` if the answers have no date. `service` and `items` (such as "VMs") are named in its message.
         """
         if self._ahead_s is None:
             ask()
@@ -157,7 +157,7 @@ class Compute:
         self._counting = threading.Lock()
 
     def counted(self) -> "Compute":
-        """Copy of this client with its own `calls`, for one launch of many; its requests also count in this client."""
+        """Copy of this client with a separate `calls`, for one of many launches. Requests also count in this client."""
         view: Compute = copy.copy(self)
         view.calls = Counter()
         view._counters = [view.calls, *self._counters]
@@ -283,7 +283,7 @@ class Compute:
             raise
 
     def _labelled(self, kind: str, make: Callable[[Any], T]) -> Listing[T]:
-        """Resources of one kind with our label. A zone that the list over all zones lacks is listed separately."""
+        """Resources of one kind with our label. A zone missing from the list of all zones is listed separately."""
         from google.api_core import exceptions as api  # noqa: PLC0415 - loaded only when it is needed
 
         ours = f"labels.{LABEL}={LABEL_VALUE}"
@@ -337,9 +337,9 @@ class Compute:
         retry_s: float | None = None,
         **fields: Any,
     ) -> Any:
-        """Answer to a request with these fields, in our project unless they name another one.
+        """Answer to a request with these fields; a field `project` replaces our project.
 
-        None for a 404 that names `missing`.
+        None for a 404 whose message contains `missing`.
         """
         from google.api_core import exceptions as api  # noqa: PLC0415 - loaded only when it is needed
 
@@ -406,7 +406,7 @@ def connect(
 
 
 def default_project() -> str | None:
-    """Project of the application-default credentials; None if they name none."""
+    """Project of the application-default credentials; None if the credentials name no project."""
     if os.environ.get(ENDPOINT_VARIABLE):
         return os.environ.get("GOOGLE_CLOUD_PROJECT")
     try:

@@ -72,7 +72,7 @@ class Repository:
 
 
 def examine(options: Mapping[str, str | None] | None = None) -> Iterator[Check]:
-    """Run every check. `options`: settings given as options (`project`, `bucket`, …), which override the others."""
+    """Run every check. `options`: settings from the command line (`project`, `bucket`, …); they override others."""
 
     def resolve() -> Resolved:
         return resolve_settings(options or {}, os.environ, Path.cwd(), default_project=compute_engine.default_project)
@@ -193,7 +193,7 @@ def _quota_checks(compute: Compute, settings: Settings) -> Iterator[Check]:
         unseen = [region for region in regions if region not in quotas]
         yield GCP.note("regions", f"not seen: {', '.join(unseen)}: {error}", error.hint)
     rows = [_gpu_quota_check(gpu, quotas, cure.format(gpu.quota)) for gpu in table.values()]
-    # Quota for one kind of GPU is enough, so it is no problem if others have none.
+    # Quota for one kind of GPU is enough: a kind without quota is no problem.
     if quotas and all(row.state is not Health.OK for row in rows):
         yield GCP.problem("quota", "no region has any GPU quota left", cure.format("GPU"))
     yield from rows
@@ -229,7 +229,7 @@ def _region_quotas(
 
 
 def _gpu_quota_check(gpu: GpuOffer, quotas: Mapping[str, Mapping[str, Quota]], cure: str) -> Check:
-    """Check both quotas of a GPU. A VM that lives for at most 7 days, spot or not, may use either quota."""
+    """Check a GPU's standard and preemptible quotas. A VM that lives for at most 7 days may use either quota."""
     kinds = {"standard": gpu.quota, "preemptible": gpu.preemptible_quota}
     remaining = {kind: _remaining(gpu, quotas, metric) for kind, metric in kinds.items()}
     usable = any(count > 0 for by_region in remaining.values() for count in by_region.values())
@@ -244,7 +244,7 @@ def _remaining(gpu: GpuOffer, quotas: Mapping[str, Mapping[str, Quota]], metric:
 
 
 def _best(remaining: Mapping[str, float]) -> str:
-    """Regions with the most GPUs left: `us-central1 4, us-east1 1 and 12 more`. Equal regions keep their order."""
+    """Regions with the most GPUs left: `us-central1 4, us-east1 1 and 12 more`. Ties keep their order."""
     if not remaining:
         return "unknown: no region reports this quota"
     best = sorted((region for region in remaining if remaining[region] > 0), key=lambda region: -remaining[region])
@@ -455,7 +455,7 @@ def _account_checks(services: Services | None, settings: Settings, cloud: CloudP
 
 
 def _with_terraform(command: str) -> str:
-    """Hint: our Terraform's page if it is installed, or `command`."""
+    """Hint: `command`, after the path of the Terraform guide (infra/README.md) if that file is installed."""
     page = document("infra/README.md")
     return f"{page}, or {command}" if page else command
 
@@ -490,7 +490,7 @@ def _vm_role(text: str) -> str:
 
 
 def _role_checks(services: Services, settings: Settings) -> Iterator[Check]:
-    """Check that the VM's account may do what a VM does. A role in the project applies to bucket and repository too."""
+    """Check the roles of the VM's account. A role in the project applies to its bucket and repository too."""
     email, member = settings.service_account, f"--member serviceAccount:{settings.service_account}"
     try:
         everywhere = services.roles_in_project(email)

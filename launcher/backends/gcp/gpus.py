@@ -33,7 +33,7 @@ class Driver(StrEnum):
 class VmImage:
     """An image family of Compute Engine, whose newest image a VM boots; with `is_family` False, a single image.
 
-    `signed`: whether its driver loads under Secure Boot; None if unknown.
+    `signed`: whether the image's driver loads under Secure Boot; None if unknown.
     """
 
     project: str
@@ -44,7 +44,7 @@ class VmImage:
 
     @property
     def path(self) -> str:
-        """Resource path, as the request for a disk names the image."""
+        """Resource path of the image, in the form that the request for a disk needs."""
         return f"projects/{self.project}/global/images/{'family/' if self.is_family else ''}{self.name}"
 
 
@@ -64,7 +64,7 @@ class MachineType:
 
 @dataclass(frozen=True, kw_only=True)
 class GpuOffer:
-    """A row of gpus.toml with its prices. `accelerator`: None if the machine type has the GPUs built in.
+    """A row of gpus.toml with its prices. `accelerator`: type of the attached GPU; None if the machine has it built in.
 
     `sku`, `series`: names of GPU and machine in Google's price list; None if the price is not computed from SKUs here.
     `device`: name of the GPU among the vendors' peaks (workload/contract/peaks.toml).
@@ -101,7 +101,7 @@ class GpuOffer:
 
     @property
     def preemptible_quota(self) -> str:
-        """Name in regions.get of the quota for short-lived VMs. In a region without this name the quota is unknown."""
+        """Name of the quota for short-lived VMs in regions.get. If a region lacks this name, its quota is unknown."""
         return f"PREEMPTIBLE_{self.quota}"
 
     def quota_metrics(self, *, spot: bool, limit_s: int) -> tuple[str, ...]:
@@ -110,7 +110,7 @@ class GpuOffer:
         return (self.preemptible_quota, self.quota) if passing else (self.quota,)
 
     def price(self, machine_type: str, *, gpus: int, region: str, spot: bool) -> Price | None:
-        """Listed price for exactly this machine type, number of GPUs, region and kind; None if unknown."""
+        """Listed price for exactly this machine type, number of GPUs and region, spot or on demand; None if unknown."""
         for row in self.prices:
             usd_per_h = row.figure(spot=spot)
             if (row.machine_type, row.gpus, row.region) == (machine_type, gpus, region) and usd_per_h is not None:

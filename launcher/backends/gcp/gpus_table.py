@@ -79,7 +79,7 @@ def _row(gpu: GpuOffer, machine: MachineType, price: VmPrice | None) -> dict[str
 
 
 def render(form: TableFormat, *, wide: bool = False, price_list: PriceList | None = None) -> str:
-    """Text of the table in this form. The form TABLE has notes below it, wrapped to the terminal's width."""
+    """The table as text in the format `form`. TABLE adds notes below the table, wrapped to the terminal's width."""
     found = list(rows(price_list))
     if form is not TableFormat.TABLE:
         return tables.render(found, DATA, form)

@@ -2,7 +2,7 @@
 
 This file travels in the VM's metadata, or in the command of a Cloud Batch task, instead of in the image. The interface
 is described in launcher/agent/host_facts.py. A launch that is submitted again keeps its image, which may be of an
-earlier version, so this file imports only modules that those versions have too.
+earlier version, so this file imports only modules that earlier versions have too.
 
 Facts for the record come from workload/environment/gce.py, which never waits; this module waits for its answers.
 """
@@ -22,7 +22,7 @@ from workload.environment.metadata import METADATA_ADDRESS, Answer, MetadataServ
 
 try:
     from workload.storage.address import open_store
-except ImportError:  # an image of an earlier version
+except ImportError:  # the image is of an earlier version
     from workload.storage.store import open_store  # type: ignore[attr-defined,no-redef]
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Guest:
         self._ask(f"instance/guest-attributes/{NAMESPACE}/{name}", put=value)
 
     def preempted(self, *, since: str | None = None) -> tuple[bool, str]:
-        """Whether the VM is being preempted, and the answer's tag. With `since`, wait until the tag differs from it."""
+        """Whether the VM is being preempted, and the answer's tag. `since`: an earlier tag; wait until it changes."""
         wait = f"?wait_for_change=true&timeout_sec={WAIT_S}&last_etag={since}" if since else ""
         answer = self._ask(f"instance/preempted{wait}", limit_s=LIMIT_S + (WAIT_S if since else 0))
         return answer.text.strip().upper() == "TRUE", answer.tag
@@ -78,7 +78,7 @@ class Guest:
             return False
 
     def await_preemption(self, is_over: Callable[[float], bool]) -> bool:
-        """Wait until the VM is preempted; False if `is_over`, called after each missing answer, returns true first."""
+        """Wait until the VM is preempted; return False if `is_over(pause_s)` is true after a missing answer."""
         tag: str | None = None
         while True:
             try:
@@ -104,7 +104,7 @@ class Guest:
         return epoch_s((status.get("scheduling") or {}).get("terminationTimestamp"))
 
     def facts(self, request: "Request") -> Mapping[str, Any]:
-        """Facts from the request, and the physical host, which only Compute Engine tells."""
+        """Facts on the VM: its zone, whether it is a spot VM, its boot image, and the physical host if known."""
         status = self.instance().get("resourceStatus") or {}
         host = {"physical_host": status["physicalHost"]} if status.get("physicalHost") else {}
         vm_image = request.options.get("vm_image")
@@ -159,7 +159,7 @@ class BatchGuest(Guest):
     tries_left: int
 
     def request(self) -> bytes:
-        """The launch's request from the store, where the launcher wrote it before there was a job."""
+        """The launch's request from the store, where the launcher wrote it before it created the job."""
         name = f"launches/{self.launch}/request.json"
         content = open_store(self.store, probe=f"{name.rpartition('/')[0]}/").read(name)
         if content is None:

@@ -99,7 +99,7 @@ class ComputeMachines:
         return Listing(there=tuple(ours), unreachable=listing.unreachable)
 
     def _search(self, names: Mapping[str, Sequence[str]]) -> Listing[Machine]:
-        """Look the names up in one list; for a VM that the list may lack, ask each zone where it may be."""
+        """Look up VMs by name in one list; for a VM that the list may lack, ask each zone where the VM may be."""
         listing = self.compute.instances()
         listed = {vm.name: vm for vm in listing}
 
@@ -124,7 +124,7 @@ class ComputeMachines:
         """Look for the VM in each of these zones; return the VM, and the zones without an answer if it is not found."""
 
         def ask(zone: str) -> Instance | str | None:
-            if not ZONE.fullmatch(zone):  # a region, or an unknown place
+            if not ZONE.fullmatch(zone):  # `zone` is a region, or unknown
                 return zone
             try:
                 return self.compute.get(zone, name)
@@ -169,7 +169,7 @@ class ComputeMachines:
                 try:
                     listed = {(vm.zone, vm.name): vm.status for vm in self.compute.instances()}
                 except ToolError:
-                    listed = {}  # each VM is then looked up by itself
+                    listed = {}  # without the list, `_is_gone` looks up each VM
                 missing = [vm for vm in remaining if vm not in listed and vm not in refused]
                 answers = workers.map(self._is_gone, missing)
                 gone |= dict.fromkeys(remaining, False) | dict(zip(missing, answers, strict=True))
@@ -179,7 +179,7 @@ class ComputeMachines:
         return [_removed_vm(vm, gone[vm], refused.get(vm, "the VM still exists")) for vm in vms]
 
     def _request_deletion(self, vm: tuple[str, str]) -> str:
-        """Request the deletion of a VM. Returns why the cloud refuses for good, else an empty text."""
+        """Request the deletion of a VM. Returns the reason if the cloud refuses for good, else an empty text."""
         try:
             self.compute.delete(*vm)
         except RooflaunchError as error:
@@ -214,7 +214,7 @@ def _removed_vm(vm: tuple[str, str], gone: bool | None, reason: str) -> Removed:
 
 
 def _why_left(vm: Machine, now_s: float) -> str:
-    """Why the VM is a leftover; empty if it is none. The cloud never deletes a stopped VM.
+    """Reason why the VM is a leftover; empty if the VM is no leftover. The cloud never deletes a stopped VM.
 
     A VM that the cloud is about to restart is left alone: it saves its measurements, and deletes itself.
     """

@@ -41,7 +41,7 @@ def gpu_names() -> list[str]:
 
 
 def zone_names(ctx: Any) -> list[str]:
-    """Zones of the GPU on the command line so far, else of every GPU."""
+    """Zones with the GPU that the unfinished command line names; without a valid GPU, the zones of all GPUs."""
     from launcher.backends.gcp import gpus  # noqa: PLC0415 - for those who complete a line
 
     known = gpus.load()
@@ -61,7 +61,7 @@ class Where:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Options of `launch gcp` besides those of the run. `zones`: those named by the user, in their order.
+    """Options of `launch gcp` besides those of the run. `zones`: the zones named by the user, in order.
 
     None in a Shielded VM option means the cloud's own default.
     """

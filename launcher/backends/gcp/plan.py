@@ -38,7 +38,7 @@ PROGRAM_FOLDER = Path(__file__).parent
 # NVIDIA's bf16 units came with Ampere: https://docs.nvidia.com/cuda/ampere-tuning-guide (improved tensor cores).
 BF16_CAPABILITY = (8, 0)
 NEEDS_NAT = "without an external address the VM needs Cloud NAT, for its packages"
-# In less time a VM has hardly booted, so a cost limit that leaves less is refused.
+# Shortest useful lifetime, because a VM needs minutes to boot. A cost limit that allows less time is refused.
 MIN_USEFUL_S = 600
 MIN_DISK_GB, MAX_DISK_GB = 50, 65536
 TF32_CAPABILITY = (8, 0)
@@ -238,7 +238,7 @@ def _named_machine(gpu: GpuOffer, name: str) -> MachineType:
 
 
 def _fitting_machine(gpu: GpuOffer, options: Options) -> MachineType:
-    """The row's default machine type, or the first one with as many GPUs."""
+    """Default machine type of the GPU, or the first machine type with the requested number of GPUs."""
     default = gpu.machine_types[gpu.default_machine_type]
     count = options.gpu_count
     if count == 1 or count in default.gpus:
@@ -265,8 +265,8 @@ class Images(Protocol):
 def parse_image(text: str) -> VmImage:
     """Image for PROJECT/FAMILY, or for the path or address of an image or a family. Raises `UsageError` for other text.
 
-    For a family in our table, what is known of its driver is filled in. Another image is assumed to have a driver,
-    except Ubuntu's and Debian's own.
+    For a family in our table, the facts on the driver come from the table. Another image is assumed to have a driver,
+    unless its project is that of Ubuntu's or Debian's public images.
     """
     form = IMAGE_PATH.fullmatch(text) or IMAGE_FAMILY.fullmatch(text)
     if form is None:
@@ -284,9 +284,9 @@ def parse_image(text: str) -> VmImage:
 
 
 def candidate_images(gpu: GpuOffer, options: Options, *, with_driver: bool) -> tuple[VmImage, ...]:
-    """Images to look for, in this order: the requested one, or the GPU's; under Secure Boot only if the driver loads.
+    """Images to look for, in this order: the requested image, or else the GPU's images.
 
-    Raises `UsageError` if no driver would load.
+    Under Secure Boot, only images whose driver loads. Raises `UsageError` if none is left.
     """
     chosen = (parse_image(options.vm_image),) if options.vm_image else gpu.vm_images
     if options.vm_driver:
@@ -327,10 +327,10 @@ def shielded_config(options: Options) -> dict[str, bool]:
 
 
 def find_image(images: Sequence[VmImage], compute: Images, *, is_named: bool) -> tuple[VmImage, tuple[str, ...]]:
-    """The first image that exists, and notes for the user on the images before it.
+    """The first image that exists, and notes for the user on missing images before that image.
 
-    A family becomes its newest image, so that every zone and attempt boots the same.
-    `is_named`: the user chose the image. Raises `UsageError` or `ToolError` if none is left.
+    A family is replaced by its newest image, so that every zone and attempt boots the same image.
+    `is_named`: the user chose the image. If no image exists, raises `UsageError` for a named image, else `ToolError`.
     """
     notes: list[str] = []
     for image in images:
@@ -390,7 +390,7 @@ def _on_vm(spec: RunSpec, gpu: GpuOffer) -> tuple[RunSpec, list[str]]:
 
 
 def _zone_order(gpu: GpuOffer, options: Options, settings: Settings) -> tuple[str, ...]:
-    """Zones to try: the named ones, then their regions, then those with a listed price, then the rest.
+    """Zones to try: named zones, then other zones of their regions, then zones with a listed price, then the rest.
 
     With `fallback` False only the named zones. Raises `UsageError` for a zone without the GPU or outside the network.
     """
@@ -437,7 +437,7 @@ def _known_prices(
     now: datetime,
     price_list: PriceList | None,
 ) -> dict[str, Price]:
-    """Prices by region, from today's list or else from the table; regions with an unknown part are left out.
+    """Prices by region, from today's list or else from the table; a region without a known price is left out.
 
     The user's own price (`usd_per_h`) covers everything, in all regions.
     """
@@ -487,7 +487,7 @@ def _with_price(zones: tuple[str, ...], known: Mapping[str, Price], options: Opt
 def _time_limit_s(options: Options, known: Iterable[Price]) -> int:
     """Time limit in seconds, lowered so that all attempts in the dearest zone cost at most `--max-cost`.
 
-    Each attempt counts from its insert to the end of a late deletion, with everything that a price includes.
+    The cost of an attempt covers VM, disk and address, from the insert request to the end of a late deletion.
     """
     if options.max_cost_usd is None:
         return options.max_run_time_s

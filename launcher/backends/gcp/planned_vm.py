@@ -36,7 +36,7 @@ AROUND_S = STARTING_S + LATE_S + STOPPING_S
 SECONDS_PER_H = 3600
 # Characters of an image reference: a registry, a path, a tag, a digest.
 IMAGE = r"[a-z0-9][-._/:@a-zA-Z0-9]{0,511}"
-# All metadata of an instance together may have 256 KB.
+# Compute Engine allows 256 KB for all metadata of an instance together.
 MAX_METADATA_BYTES = 250_000
 FEW = 4
 # Column at which the facts of a printed plan begin.
@@ -53,7 +53,7 @@ REQUEST = "rooflaunch-request"
 
 @dataclass(frozen=True, kw_only=True)
 class VmPlan:
-    """Plan of a launch with its VM, as its user reads it and as `submit` sends it.
+    """Plan of a launch with its VM. The user reads it as a text; `submit` sends it as a request.
 
     `zones`: in the order in which they are tried, the zones named by the user first. `vm_images`: images that the VM
     may boot; the first one that exists is taken. `shielded`: the insert's `shieldedInstanceConfig`. `notes`: what the
@@ -94,7 +94,7 @@ class VmPlan:
 
     @property
     def submissions(self) -> int:
-        """Maximum number of VMs that are started one after another if the cloud takes VMs back."""
+        """Maximum number of VMs that are started, one after another, if VMs are preempted."""
         return self.options.rerun_preempted + 1
 
     def price(self, zone: str) -> Price | None:
@@ -108,7 +108,7 @@ class VmPlan:
 
     @property
     def usable_s(self) -> float:
-        """Seconds from the insert until the driver can be used, as others published them."""
+        """Published seconds from the insert request until the driver can be used."""
         return USABLE_S[self.driver]
 
     @property
@@ -275,7 +275,7 @@ class VmPlan:
         return replace(self, request=request)
 
     def launched(self, now: datetime, *, image: str) -> "VmPlan":
-        """Copy of the plan with the launch time `now`, which its name contains, and `image`, a reference by digest."""
+        """Copy of the plan with `image` (a reference by digest), the launch time `now`, and a name with this time."""
         request = replace(
             self.request,
             name=launch_name(self.gpu, now, token=self.name.rpartition("-")[2]),
@@ -353,7 +353,7 @@ def text_of(rows: Iterable[tuple[str, str]], notes: Iterable[str], width: int | 
 
 
 def run_rows(plan: VmPlan) -> Iterator[tuple[str, str]]:
-    """Rows that tell which runs are done, and who set each option."""
+    """Rows of a plan's text: the runs that will be done, the files that are sent, and the origin of each option."""
     spec = plan.spec
     times = "one run" if spec.repeats == 1 else f"{spec.repeats} runs, each in its own process"
     profile = "" if spec.profile is Profile.NONE else f", then a profile by {spec.profile}"

@@ -1,7 +1,8 @@
 """Google's price list: the SKUs that make up the price of a VM, as Cloud Billing lists them today.
 
 A SKU is matched by its whole description, its group, its kind of use, its unit and its regions, as SkyPilot's and
-Cyclenerd's collectors of the same list do. If none or two different ones fit, the price is unknown, never guessed.
+Cyclenerd's collectors of the same list do. If no SKU fits, or two different SKUs fit, the price is
+unknown, never guessed.
 Form: https://cloud.google.com/billing/docs/reference/rest/v1/services.skus/list
 
 Prices never delay a launch: after a few seconds the launch goes on without them, and the answer serves the next launch.
@@ -173,7 +174,7 @@ def address_part(*, spot: bool) -> PricedPart:
 
 
 def needed_skus(documents: Iterable[Any]) -> Iterator[Sku]:
-    """SKUs that count into some price of our GPUs. `documents`: the list as answered; malformed entries are skipped."""
+    """SKUs that count into a price of our GPUs. `documents`: Cloud Billing's entries; invalid entries are skipped."""
     parts = [*map(disk_part, DISKS), *(address_part(spot=spot) for spot in (False, True))]
     for gpu in gpus.load().values():
         if gpu.sku and gpu.series:
@@ -187,7 +188,7 @@ def needed_skus(documents: Iterable[Any]) -> Iterator[Sku]:
 def _sku(document: Any) -> Sku | None:
     try:
         category = document["category"]
-        # Prices over time. The last entry is today's, because the request names no time.
+        # `pricingInfo` lists prices over time. The last one is today's, because the request names no time.
         expression = document["pricingInfo"][-1]["pricingExpression"]
         usd = max(_usd(tier["unitPrice"]) for tier in expression["tieredRates"])
         sku = Sku(
@@ -214,7 +215,7 @@ def _usd(money: Mapping[str, Any]) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class PriceLookup:
-    """Today's price list; or `why` there is none, and a `hint`."""
+    """`prices`: today's price list. If `prices` is None: `why` is the reason, and `hint` a hint for the user."""
 
     prices: PriceList | None = None
     why: str = ""
@@ -242,9 +243,9 @@ def current(
     wait_s: float = WAIT_S,
     connect: Callable[[str], Services] | None = None,
 ) -> PriceLookup:
-    """Today's list: cached, or requested and waited for up to `wait_s` seconds.
+    """Today's price list: cached, or requested and waited for up to `wait_s` seconds.
 
-    A later answer is kept for the next launch.
+    An answer that comes later is cached for the next launch.
     """
     known = cached(now_s)
     if known.prices:

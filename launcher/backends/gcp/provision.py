@@ -168,7 +168,10 @@ class _Provisioning:
     # The order of zones.
 
     def _next_zone(self) -> str | None:
-        """Next zone to try, else None: first requested zones, then suggested ones, those of tried regions, others."""
+        """Next zone to try; None if no zone is left.
+
+        Order: requested zones, zones that the cloud suggested, zones in regions that were tried, other zones.
+        """
         near = {region_of(zone) for zone in self._done}
 
         def rank(zone: str) -> tuple[int, int]:
@@ -187,7 +190,7 @@ class _Provisioning:
     def _reach(self) -> list[str]:
         """Zones of the plan, then zones that the cloud has suggested although our table lacks them.
 
-        Suggested zones are left out if a cost limit needs their price, or a subnetwork their region.
+        Suggested zones are left out without `fallback`, and if the plan has a cost limit or a subnetwork.
         """
         plan = self._plan
         free = plan.options.fallback and plan.options.max_cost_usd is None and not plan.settings.subnetwork
@@ -200,9 +203,9 @@ class _Provisioning:
         return self._fits("all regions", {GLOBAL_QUOTA: quota})
 
     def _has_quota_in(self, region: str) -> bool:
-        """Whether the region's quotas have room for the VM, and block all zones of the region if not.
+        """Return whether the region's quotas may have room for the VM; if not, block all zones of the region.
 
-        The quotas are read once per region. If the cloud does not tell them, the insert decides.
+        The quotas are read once per region. If the cloud does not report a quota, the result is True.
         """
         request = self._plan.request
         if region in self._with_known_quota or not request.gpu_count:
@@ -216,7 +219,7 @@ class _Provisioning:
         return allowed
 
     def _fits(self, where: str, quotas: Mapping[str, Quota | None]) -> bool:
-        """Whether one of the quotas may have room for the VM. If none has, report the figures to the user."""
+        """Whether one of the quotas may have room for the VM; if not, report their limits and usage to the user."""
         wanted = self._plan.request.gpu_count
         known = {metric: quota for metric, quota in quotas.items() if quota is not None}
         if len(known) < len(quotas) or any(quota.remaining >= wanted for quota in known.values()):
@@ -322,7 +325,7 @@ class _Provisioning:
         if not uncertain and self._compute.get(zone, self._name) is None:
             return
         if not self._remove(zone, settle_s=SETTLE_S if uncertain else 0.0):
-            self._may_live = False  # the removal was tried just now: `_try` need not repeat it
+            self._may_live = False  # `_try` need not repeat the removal, which was tried just now
             raise ToolError(self._not_confirmed(zone), hint=f"launch down {self._name}")
 
     def _abandon(self, zone: str) -> None:
@@ -385,7 +388,7 @@ class _Provisioning:
         return NoCapacityError(message, hint=self._what_next())
 
     def _what_next(self) -> str:
-        """Hint for the user: request quota, or wait for a machine, or look for one elsewhere."""
+        """Hint for the user: request quota, name another subnetwork, or run again later or with another GPU."""
         if all(tried.code.startswith("QUOTA") for tried in self._tried):
             page = f"https://console.cloud.google.com/iam-admin/quotas?project={self._plan.settings.project}"
             return f"ask for more at {page}; launch doctor gcp shows what each region has"

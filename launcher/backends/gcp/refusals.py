@@ -30,10 +30,10 @@ _NOT_IN_ZONE_TEXT = re.compile(
 _STOCKOUT_TEXT = re.compile(
     r"ZONE_RESOURCE_POOL_EXHAUSTED|does not have enough resources|resource pool exhausted", re.IGNORECASE
 )
-# The service gives either text for a network whose subnetworks are made by hand.
+# Compute Engine's two texts for a network in custom mode, whose subnetworks the user creates.
 _CUSTOM_MODE_TEXT = re.compile(r"custom subnet ?mode|must specify a subnet", re.IGNORECASE)
 _CONSTRAINT = re.compile(r"\bconstraints/[A-Za-z.]+")
-# Cures of a refusal by an organisation's policy, as options of `launch gcp` if there are any.
+# Policies of an organisation that may refuse a VM, and cures: options of `launch gcp` where one helps.
 SHIELDED_VM = "constraints/compute.requireShieldedVm"
 TRUSTED_IMAGES = "constraints/compute.trustedImageProjects"
 _POLICY_CURES = {
@@ -166,7 +166,7 @@ def _all_messages(error: Any) -> str:
 
 
 def _insert_fault(error: Any) -> OperationFault | None:
-    """Fault of a refused insert, in an operation's form, if another place or hour may accept it; else None."""
+    """Fault of a refused insert request, if the request may succeed in another zone or at another hour; else None."""
     message, code = message_of(error), int(error.code)
     if _is_stockout(error):
         return OperationFault(code=STOCKOUT, message=message)
@@ -199,7 +199,7 @@ def no_credentials(error: Exception) -> DeniedError:
 
 
 def _why(error: BaseException) -> str:
-    """The operating system's message from within the layers of libraries, else the answer itself."""
+    """Reason why a service could not be reached: the operating system's message, or else the error's first line."""
     import requests  # noqa: PLC0415 - loaded only when it is needed
 
     if isinstance(error, requests.Timeout):

@@ -176,7 +176,7 @@ def connect(project: str) -> Services:
 def _account(email: str) -> str:
     """Resource name of a service account.
 
-    The project is `-` if the address of a Google-made account does not contain it.
+    Uses `-` as the project if the address does not contain the project, as for accounts that Google creates.
     """
     domain = email.partition("@")[2]
     project = domain.removesuffix(".iam.gserviceaccount.com") if domain.endswith(".iam.gserviceaccount.com") else "-"
