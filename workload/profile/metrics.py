@@ -59,7 +59,7 @@ class MetricSet:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names in the form of `ncu --metrics`."""
+        """Names of the metrics, in the form that `ncu --metrics` expects."""
         return tuple(self.roles)
 
 
@@ -117,7 +117,7 @@ def _tensor_names(row: Chips | None, precision: Precision, known: Collection[str
 
 
 def choose_throughput(capability: str, known: Collection[str]) -> MetricSet:
-    """Metrics for SM %, memory % and DRAM % per kernel, and for the kernel's time, which is the weight."""
+    """Metrics for SM %, memory % and DRAM % per kernel, and for the kernel's time, the weight in averages."""
     row = table().rows.get(capability)
     roles, missing = _first_known(table().throughput, known)
     return MetricSet(roles=roles, missing=missing, passes=row.throughput_passes if row else None)

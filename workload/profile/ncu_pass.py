@@ -30,7 +30,7 @@ from workload.profile.torch_pass import hide_secrets
 
 FOLDER = "ncu"
 COMMANDS, LOG = "command.txt", "ncu.log"
-# Hundreds of kernels take a second; 20,000 kernels and a slow disk take longer.
+# Time limit for reading a report: hundreds of kernels take a second, 20,000 kernels and a slow disk longer.
 IMPORT_LIMIT_S = 300.0
 # Lines of ncu that show its progress, by replay mode.
 PROGRESS_LINES = {
