@@ -65,7 +65,7 @@ def profile(
 
 
 def wanted_spec(profiled: Bundle, request: ProfileRequest) -> RunSpec:
-    """Spec of the bundle with the request's profile. Raises `UsageError` if the bundle does not allow it."""
+    """Spec of the bundle with the request's profile. Raises `UsageError` if they do not fit together."""
     status = profiled.record.status
     if status is not Status.COMPLETED:
         raise UsageError(

@@ -125,7 +125,7 @@ class ProfiledScript:
 
 
 class ProfiledSteps:
-    """Receiver of steps in place of a `Region`; passes those after the warm-up to the profiling tool."""
+    """Receiver of steps in place of `Region`, which times steps; passes steps after warm-up to the profiling tool."""
 
     def __init__(self, tool: Tool, device: Device, session: Session) -> None:
         self.phase = StepPhase.WARMUP

@@ -84,7 +84,7 @@ class Request:
 class _Measurement:
     """Measurement of a finished phase of the script: the record at its beginning, its times and its notes."""
 
-    phase: Phase  # its number of steps includes steps that were not measured
+    phase: Phase  # its number of steps includes the steps of the phase that were not measured
     record: Record
     timing: Timing
     notes: list[str]
@@ -105,7 +105,7 @@ class ScriptRun:
         self._device = Device.CPU
         self._stack = ExitStack()
         self._notes: list[str] = []
-        # Made before the script can change the working folder, or the files there.
+        # Read the machine before the script can change the working folder, or the files there.
         self._machine = HostSystem()
         self.session = Session(request.limits, request.program, self._open, self._complete, goes_on=request.goes_on)
         self.step_log = StepLog(self.session)

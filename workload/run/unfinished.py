@@ -22,9 +22,10 @@ NOTE = "the trainer ended before it could describe the run: this record was made
 def seal_all(
     code: int, error: Exception | None, folders: Sequence[Path], *, output: Path, spec: RunSpec, context: Context
 ) -> list[Path]:
-    """Seal the bundles of a trainer that ended with a bug or was ended by `error`; return all its bundles' folders.
+    """Seal the bundles of a trainer that ended with a bug, by its exit `code`, or by `error`; return all its folders.
 
-    `folders`: bundles that it had opened. A run that had opened none gets a bundle here, unless it was interrupted.
+    `folders`: bundles that the trainer had opened. If the next run had not opened a bundle, the run gets one here,
+    unless the trainer was interrupted.
     """
     if error is None and code != ExitCode.BUG:
         return list(folders)

@@ -223,7 +223,7 @@ class _Successors:
                 return
 
     def _split(self, first: int) -> None:
-        """Make the optimizer `first` the first of its own chain of successors."""
+        """Record that `first` replaces no earlier optimizer, and that its successors replace `first`."""
         self._earlier.pop(first, None)
         later: int | None = first
         while later is not None:
@@ -280,7 +280,7 @@ def _start_of_step(segments: Sequence[Segment]) -> int:
 
 
 def _segments_since_end(pattern: Pattern, segments: Sequence[Segment]) -> int:
-    """Number of segments since the end of the last whole step."""
+    """Number of the last `segments` that belong to a step which has not ended yet."""
     length = len(pattern.segments)
     keys, last = [segment.key for segment in pattern.segments], [segment.key for segment in segments[-length:]]
     return next(n for n in range(length) if keys[n:] + keys[:n] == last) if length > 1 else 0
