@@ -14,7 +14,7 @@ from workload.contract.text import counted, cpu_share, percent, si
 # to 99.7 % of the CPUs (2026-11, analysis/example).
 LEAST_CPU_SHARE = 0.9
 # Limit of p95 over p5 for a clean rate. This ratio was 1.04 to 1.12 on an idle virtual machine of two CPUs. For a GPU
-# slowed down by its power limit the limit is a guess, because no such GPU was measured.
+# slowed down by its power limit this number is a guess, because no such GPU was measured.
 WIDEST_SPREAD = 2.0
 FEWEST_SAMPLES = 3
 # A smaller slowdown of the last third is noise: on an idle machine the medians of thirds differ by 1 % to 2 %.

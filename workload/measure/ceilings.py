@@ -359,7 +359,7 @@ def grow(make: Callable[[int], Call], probe: Probe, deadline: Deadline, *, large
 
 
 def _is_enough(product: _Product, smaller: _Product | None, deadline: Deadline) -> bool:
-    """Whether `product` is large enough: a call is long and mostly computes, or a larger product would be late."""
+    """Whether `product` is large enough: a call is long and mostly computes, or a larger one would be too late."""
     is_work = smaller is not None and product.call_s >= WORK_GROWTH * smaller.call_s
     is_long = product.call_s >= LONG_CALL_S and is_work
     return is_long or not deadline.allows(CALLS_AHEAD * GROWTH * product.call_s)

@@ -23,12 +23,12 @@ LOCALE = {"LC_ALL": "C"}  # ncu's thousands and decimal marks follow the locale
 # On an A100, ncu took 0.8 s for a kernel of any length in 3 passes, because ncu itself works between the passes.
 KERNEL_S, KERNEL_PASSES = 0.8, 3
 KERNEL_LIMIT_S = 2.0
-# Time limit for the start under ncu: START_LIMIT_S seconds plus START_LIMIT_FACTOR times the start of the counting
-# process. Under ncu a process starts slower, because ncu patches modules as they are loaded.
+# Time limit for the start under ncu: START_LIMIT_S seconds plus START_LIMIT_FACTOR times the seconds that the counting
+# process took to start. Under ncu a process starts slower, because ncu patches modules as they are loaded.
 START_LIMIT_S = 120.0
 START_LIMIT_FACTOR = 5
-# Time limit with torch.profiler: TRACE_LIMIT_S seconds plus TRACE_LIMIT_FACTOR times the steps without profiler. With
-# torch.profiler a step takes a few times as long, and the trace is written afterwards.
+# Time limit with torch.profiler: TRACE_LIMIT_S seconds plus TRACE_LIMIT_FACTOR times the seconds of the steps without a
+# profiler. With torch.profiler a step takes a few times as long, and the trace is written afterwards.
 TRACE_LIMIT_S = 300.0
 TRACE_LIMIT_FACTOR = 20
 # Step time in seconds to assume if the run has none.

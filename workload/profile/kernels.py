@@ -56,7 +56,7 @@ class Kernel:
 
     @property
     def uses_tensor_cores(self) -> bool:
-        """Whether the kernel uses tensor cores, by the counter of their instructions or, without one, by its name."""
+        """Whether the kernel uses tensor cores: by the counter of tensor instructions or, if absent, by kernel name."""
         products = self.tensor_products
         return names_tensor_cores(self.name) if products is None else products > 0
 

@@ -131,8 +131,7 @@ def _words(parsed: Namespace, profile: Profile, context: Context) -> list[str]:
             words += ["--" + name.replace("_", "-"), str(getattr(parsed, name))]
     words += [] if parsed.ceilings else ["--no-ceilings"]
     words += ["--fresh-ceilings"] if parsed.fresh_ceilings else []
-    # With --context, a run prints only its bundle's folder, for a launcher; with --series, a run also prints its
-    # results.
+    # With --context, a run prints only its bundle's folder, for a launcher; with --series, a run prints its results.
     return [*words, "--series" if parsed.context is None else "--context", context.to_argument()]
 
 

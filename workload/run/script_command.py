@@ -96,7 +96,7 @@ def add_parser(commands: Any, formatter: Any) -> None:
 def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """Split a command line into the words before and after the first `--`, if the command runs a script.
 
-    For every other command the second list is empty.
+    Otherwise all words are in the first list, and the second list is empty.
     """
     words = list(argv)
     if words[:1] not in ([name] for name in RUN_SCRIPTS) or "--" not in words:

@@ -22,10 +22,10 @@ NOTE = "the trainer ended before it could describe the run: this record was made
 def seal_all(
     code: int, error: Exception | None, folders: Sequence[Path], *, output: Path, spec: RunSpec, context: Context
 ) -> list[Path]:
-    """Seal the bundles of a trainer that ended with a bug, by its exit `code`, or by `error`; return all its folders.
+    """Seal the bundles of a trainer that ended with a bug or by `error`; return the folders of all its bundles.
 
-    `folders`: bundles that the trainer had opened. If the next run had not opened a bundle, the run gets one here,
-    unless the trainer was interrupted.
+    `code`: the trainer's exit code, which shows a bug. `folders`: bundles that the trainer had opened. If the next run
+    had not opened a bundle, the run gets one here, unless the trainer was interrupted.
     """
     if error is None and code != ExitCode.BUG:
         return list(folders)

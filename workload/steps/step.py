@@ -260,7 +260,7 @@ class StepReceiver(Protocol):
 
     @property
     def wants_more(self) -> bool:
-        """Whether more steps are needed than the measured steps requested."""
+        """Whether the receiver needs more steps after the requested number of measured steps."""
 
     @property
     def recorder(self) -> Marks:
