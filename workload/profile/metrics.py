@@ -28,7 +28,7 @@ STEP_ROLES = ("dram_bytes", "dram_read_bytes", "dram_write_bytes", "l2_bytes", "
 
 @dataclass(frozen=True, kw_only=True)
 class Chips:
-    """Row of the table: the metrics that GPUs of one compute capability have, and the number of passes they need."""
+    """Row of the table: metrics of GPUs of one compute capability, and the number of passes for these metrics."""
 
     capability: str
     chips: tuple[str, ...]
@@ -39,7 +39,7 @@ class Chips:
 
 @dataclass(frozen=True, kw_only=True)
 class MetricTable:
-    """Content of metrics.toml: names by role, and rows by compute capability."""
+    """Content of metrics.toml: names of metrics by role, and rows by compute capability."""
 
     common: Mapping[str, tuple[str, ...]]
     throughput: Mapping[str, tuple[str, ...]]

@@ -355,7 +355,7 @@ def _limit_words(record: Record) -> str:
 
 
 def _gap_rows(figures: Timing) -> dict[str, str]:
-    """Text on each kind of gap, with its share of the time of steps and gaps together."""
+    """Row on gaps between steps: number, seconds and share of the time, for each kind of gap; empty without gaps."""
     gaps = figures.gaps or {}
     total_s = (figures.measured_s or 0.0) + sum(gap.seconds or 0.0 for gap in gaps.values())
     rows = [
@@ -367,7 +367,7 @@ def _gap_rows(figures: Timing) -> dict[str, str]:
 
 
 def _spread(values: Sequence[int], unit: str) -> Iterator[str]:
-    """Note on the range of samples or tokens over the steps, if steps differ."""
+    """Note on the least and most samples or tokens of a step (`values`, one for each step), if steps differ."""
     if len(set(values)) > 1:
         low, usual, high = min(values), statistics.median_low(values), max(values)
         yield (

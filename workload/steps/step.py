@@ -163,7 +163,7 @@ class Optimizers:
         )
 
     def device(self, numbers: Collection[int]) -> Device:
-        """Device of the parameters; the CPU for a device that we have no clock for."""
+        """Device of the parameters of the optimizers with these `numbers`; the CPU if the device has no clock here."""
         kinds = {kind for number in numbers for kind in self.known[number].devices}
         return next((device for device in (Device.CUDA, Device.MPS) if device in kinds), Device.CPU)
 
