@@ -77,7 +77,7 @@ def repeat_script(parsed: Namespace, program: Program, context: Context, *, repe
 
 
 def _repeated(run_once: RunOnce, context: Context, *, repeats: int) -> int:
-    """Run `repeats` times; stop at the first failure and return its exit code."""
+    """Call `run_once` `repeats` times; stop at the first failure. Return the exit code of the last call."""
     for number in range(1, repeats + 1):
         raise_if_interrupted()
         facts = replace(context, profile_later=True)

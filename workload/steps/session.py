@@ -331,7 +331,7 @@ class Session:
         return (sys.maxsize, until_s) if time.perf_counter() < until_s else (1, math.inf)
 
     def replay(self, events: Sequence[tuple[str, Any, tuple[Any, ...]]], *, is_over: bool) -> None:
-        """Replay `events`: method, mark and arguments of each.
+        """Replay `events`; each event has a method's name, a time mark and the method's arguments.
 
         Only the last event may end the script, and none if the script `is_over`.
         """

@@ -84,7 +84,7 @@ class WorkWithoutGradients:
             self._flop[self.now] = self._flop.get(self.now, 0) + flop
 
     def follow(self, inputs: Any, output: Any, *, in_backward: bool) -> None:
-        """Record that results of an operation come from work without gradients, or that the loss uses such work."""
+        """Record that an operation's results come from work without gradients, or that the loss uses such results."""
         if self.now is None and not self._sites_of:
             return
         tensors = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
