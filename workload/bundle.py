@@ -19,7 +19,7 @@ example:
 
 
 def main(folders: Sequence[str]) -> int:
-    """Verify bundles and print a line for each; the exit code is 8 if one is incomplete, damaged or foreign."""
+    """Verify bundles and print a line for each; the exit code is 8 if a folder is incomplete, damaged or no bundle."""
     if {"-h", "--help"} & set(folders):
         print(as_typed(HELP))
         return ExitCode.DONE

@@ -77,7 +77,7 @@ GPU_TRUTH_EXAMPLES = """examples:
   python -m workload gpu-truth -o truth --part counters --again  repeat one part
   analyze gpu-truth truth                                        claim, expected, found, verdict
 """
-# Default time limit in seconds of GPU time: collecting all evidence about a GPU must not take longer.
+# Default time limit for collecting all evidence about a GPU, in seconds of GPU time.
 GPU_TRUTH_S = 1500.0
 Command = Callable[[argparse.Namespace, Timeline], int]
 TRAINER_PACKAGES = ("torch", "torchvision", "numpy", "psutil")
@@ -202,7 +202,7 @@ def _add_profile(commands: Any) -> None:
     )
     profile.add_argument("bundles", metavar="BUNDLE", type=Path, nargs="+", help="folder of a completed run")
     for option in _profile_options():
-        # No defaults of a run: options that the user leaves out are taken from the bundle.
+        # Remove the defaults: options that the user leaves out are taken from the bundle.
         _add_option(profile, replace(option, default=None))
     profile.add_argument("--data", metavar="PATH", help="path that replaces {data} in the arguments of a script")
     profile.set_defaults(script_words=())
@@ -376,7 +376,7 @@ def _ceilings(parsed: argparse.Namespace, _: Timeline) -> int:
     chosen = device.choose(Device(parsed.device))
     precisions = [Precision(each) for each in parsed.precision or Precision]
     if chosen is Device.CPU:
-        with suppress(UsageError):  # the table then shows that the precision is unavailable
+        with suppress(UsageError):  # the table shows a precision with this error as unavailable
             for dtype in {ceilings.DTYPES[precision] for precision in precisions}:
                 if note := instructions.hold_back(dtype):
                     log.LOGGER.info("note       %s", note)
@@ -394,7 +394,7 @@ def _script_ceilings(parsed: argparse.Namespace, _: Timeline) -> int:
     from workload.measure import ceiling_cache, ceilings  # noqa: PLC0415 - imports torch
 
     for precision in parsed.precision if parsed.device is Device.CPU else ():
-        with suppress(UsageError):  # then the rate is unavailable, with the error as the reason
+        with suppress(UsageError):  # the rate is unavailable, with this error as the reason
             instructions.hold_back(ceilings.DTYPES[precision])
     measured, age_s = ceiling_cache.cached_or_measure(
         parsed.output,

@@ -57,7 +57,7 @@ def to_stderr() -> None:
 
 @contextmanager
 def to_file(path: Path) -> Iterator[None]:
-    """Write messages and Python warnings to `path` too."""
+    """Context manager: write messages and Python warnings to the file `path` too."""
     handler = logging.FileHandler(path, encoding="utf-8")
     handler.setFormatter(_Printable("%(asctime)s %(levelname)s %(message)s"))
     warnings = logging.getLogger("py.warnings")

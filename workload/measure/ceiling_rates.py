@@ -13,8 +13,8 @@ from workload.contract.text import counted, cpu_share, percent, si
 # Least share of the wanted CPUs for a clean rate. On an idle virtual machine of two CPUs, products and copies got 92 %
 # to 99.7 % of the CPUs (2026-11, analysis/example).
 LEAST_CPU_SHARE = 0.9
-# Limit of p95 over p5, which was 1.04 to 1.12 on the same virtual machine. For a GPU slowed down by its power limit the
-# value is a guess, because no such GPU was measured.
+# Limit of p95 over p5 for a clean rate. This ratio was 1.04 to 1.12 on an idle virtual machine of two CPUs. For a GPU
+# slowed down by its power limit this number is a guess, because no such GPU was measured.
 WIDEST_SPREAD = 2.0
 FEWEST_SAMPLES = 3
 # A smaller slowdown of the last third is noise: on an idle machine the medians of thirds differ by 1 % to 2 %.
@@ -55,13 +55,13 @@ class MeasuredRate:
 
     @classmethod
     def of(cls, work: float, taken: "Samples", *, size: int) -> Self:
-        """Rate from the FLOP or bytes of a call and the sampled times."""
+        """Rate of a call that computes `work` FLOP or moves `work` bytes, from the samples `taken`."""
         rates = work / np.array(taken.call_s)
         p5, median, p95 = (float(q) for q in np.quantile(rates, (0.05, 0.5, 0.95)))
         early = work / np.array(taken.load_call_s or taken.call_s)
         first, last = float(np.median(early[: ceil(len(early) / 3)])), float(np.median(rates[-ceil(len(rates) / 3) :]))
-        # Only after a load: samples of less than a second show other work on the machine rather than a limit of the
-        # device.
+        # Look for a slowdown only after a load: samples of less than a second show other work on the machine rather
+        # than a limit of the device.
         slowed = bool(taken.load_call_s) and last < (1 - BURST_MARGIN) * first
         return cls(
             median=median,
@@ -99,7 +99,7 @@ class MeasuredRate:
 
     @property
     def is_starved(self) -> bool:
-        """Whether other work had CPUs that the samples wanted."""
+        """Whether other processes took CPUs that the samples could have used."""
         return self.cpus is not None and self.cpus < LEAST_CPU_SHARE * (self.cpus_wanted or 0.0)
 
     @property
@@ -126,7 +126,7 @@ class MeasuredRate:
 
 @dataclass(frozen=True, kw_only=True)
 class Samples:
-    """Times in seconds: `call_s` per call, for each sample; `load_call_s` per call while the device was loaded before.
+    """Seconds per call: `call_s` of each sample, `load_call_s` of each timing during the load before the samples.
 
     Other fields: see `MeasuredRate`.
     """
@@ -181,7 +181,7 @@ class Ceilings:
 
 
 def table(measured: Ceilings) -> str:
-    """Text with a line for each rate, and for each missing rate."""
+    """Text with a line for each measured rate and for each missing rate."""
     units = [(measured.flop_per_s, "FLOP/s"), (measured.bytes_per_s, "B/s")]
     lines = [f"{measured.device}, {measured.software}, {measured.threads} threads"]
     lines += [_row(name, rate, unit) for rates, unit in units for name, rate in rates.items()]

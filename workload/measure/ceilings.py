@@ -43,7 +43,8 @@ SAMPLES = 30
 SAMPLE_S = 10e-3
 # A call this long hides the cost of its launch.
 LONG_CALL_S = 5e-3
-# The best of this many times decides whether a product is large enough, because a wait for a CPU looks like work.
+# Number of timings of a product. The shortest time decides whether the product is large enough, because a wait for a
+# CPU looks like work.
 TIMINGS = 3
 SMALLEST_EDGE = 128
 # GROWTH: growth of a product's work when the edge doubles. If the time grows by less than WORK_GROWTH, the call mostly
@@ -52,13 +53,13 @@ GROWTH = 8
 WORK_GROWTH = 4
 # Number of calls with twice the edge that must fit before the deadline: a warm-up, a timed call and three samples.
 CALLS_AHEAD = 5
-# Matrices and arrays take at most the free memory divided by this, so that other processes keep theirs.
+# Matrices and arrays take at most the free memory divided by this number, which leaves memory to other processes.
 MEMORY_SHARE = 4
 # STREAM's rule, https://www.cs.virginia.edu/stream/ref.html#size: four times the last-level cache.
 CACHE_MULTIPLE = 4
 # Least total size of the arrays, on a GPU or where the size of the cache is unknown.
 USUAL_FOOTPRINT_BYTES = 10**9
-# Largest total size: touching a GB of memory for the first time took 2.2 s on a fresh virtual machine.
+# Largest total size of the arrays: touching a GB of memory for the first time took 2.2 s on a fresh virtual machine.
 LARGEST_FOOTPRINT_BYTES = 2 * 10**9
 SMALLEST_ARRAY_BYTES = 2**20
 ARRAYS = 3
@@ -358,7 +359,7 @@ def grow(make: Callable[[int], Call], probe: Probe, deadline: Deadline, *, large
 
 
 def _is_enough(product: _Product, smaller: _Product | None, deadline: Deadline) -> bool:
-    """Whether `product` is large enough: its time is long and mostly work, or a larger one would pass the deadline."""
+    """Whether `product` is large enough: a call is long and mostly computes, or a larger one would be too late."""
     is_work = smaller is not None and product.call_s >= WORK_GROWTH * smaller.call_s
     is_long = product.call_s >= LONG_CALL_S and is_work
     return is_long or not deadline.allows(CALLS_AHEAD * GROWTH * product.call_s)
@@ -371,7 +372,7 @@ def _timed(make: Callable[[int], Call], edge: int, probe: Probe) -> _Product:
 
 
 def _timed_again(product: _Product, probe: Probe, deadline: Deadline) -> _Product:
-    """Product with the shortest of several times, because one time may be chance; fewer if samples would not fit."""
+    """Copy of `product` with the shortest of up to three times; fewer if the samples would then miss the deadline."""
     best_s = product.call_s
     for _ in range(TIMINGS - 1):
         if deadline.allows(CALLS_AHEAD * best_s):
@@ -456,7 +457,7 @@ def _byte_rates(
 
 
 def choose_array_bytes(device: Device, *, cache_bytes: int | None, free_bytes: int) -> int:
-    """Bytes of each array, for three arrays of four times the cache, within 2 GB and a quarter of the free memory."""
+    """Bytes of each of three arrays, together four times the cache, at most 2 GB and a quarter of the free memory."""
     wanted = CACHE_MULTIPLE * (cache_bytes or 0)
     if device is not Device.CPU or cache_bytes is None:
         wanted = max(wanted, USUAL_FOOTPRINT_BYTES)
@@ -480,7 +481,8 @@ def _allocate(device: Device, array_bytes: int) -> tuple[Tensor, Tensor, Tensor]
 def _byte_rate(name: str, arrays: tuple[Tensor, Tensor, Tensor], probe: Probe) -> MeasuredRate:
     """Rate of copy (a = b), which moves two arrays, or triad (a = b + q c), which moves three.
 
-    Lines that a CPU reads before writing do not count. Source: https://www.cs.virginia.edu/stream/ref.html#counting.
+    Cache lines that a CPU reads before it writes them do not count. Source:
+    https://www.cs.virginia.edu/stream/ref.html#counting.
     """
     a, b, c = arrays
     # Each copy writes to the least recently used array, so that all three pass through the cache.
@@ -511,7 +513,7 @@ def _footprint(array_bytes: int, *, cache_bytes: int | None) -> str:
 
 
 def last_level_cache_bytes(device: Device, machine: HostSystem | None = None) -> int | None:
-    """Bytes of a GPU's L2 cache, or of a CPU's last-level caches: all that this process's CPUs use, added up.
+    """Bytes of a GPU's L2 cache, or of all last-level caches of the CPUs that this process may use, added up.
 
     None if unknown.
     """
@@ -559,9 +561,9 @@ def _released(device: Device) -> Iterator[None]:
 
 
 def identity(device: Device) -> dict[str, Any]:
-    """Facts that ceilings depend on, by the field of `Ceilings`."""
+    """Facts that ceilings depend on, such as the device and the number of threads, by field name of `Ceilings`."""
     machine = HostSystem()
-    # Containers have their own host names; the kernel's boot id is the same in all of them.
+    # Containers have their own host names; the kernel's boot id is the same in all containers of a machine.
     ids = [machine.text("/proc/sys/kernel/random/boot_id") or platform.node()]
     if device is Device.CUDA:
         properties = torch.cuda.get_device_properties()

@@ -67,7 +67,10 @@ class Gap:
 
 @dataclass(kw_only=True)
 class PhaseTotals:
-    """Totals of one phase: seconds of each step, and the end of its last step in seconds since the run began."""
+    """Totals of one phase. `step_s`, `data_s`: seconds of each step, and of its wait for data.
+
+    `ended_at_s`: end of the last step, in seconds since the run began.
+    """
 
     step_s: "array[float]" = field(default_factory=lambda: array("d"))
     data_s: "array[float]" = field(default_factory=lambda: array("d"))
@@ -104,10 +107,10 @@ class LossReader(Protocol):
 
 
 class ItemReader:
-    """Reader for a CPU, where the value is available at once, and for MPS, which has no pinned memory."""
+    """Loss reader for a CPU, where the value is available at once, and for MPS, which has no pinned memory."""
 
     def put(self, loss: torch.Tensor) -> torch.Tensor:
-        """Keep the tensor."""
+        """Return the loss itself as the handle."""
         return loss
 
     def read(self, handle: torch.Tensor) -> float:
@@ -116,7 +119,7 @@ class ItemReader:
 
 
 class PinnedReader:
-    """Reader for CUDA: copies each loss into pinned memory after its step, so that reading never synchronises."""
+    """Loss reader for CUDA: copies each loss into pinned memory after its step, so that reading never synchronises."""
 
     def __init__(self) -> None:
         self._ring = torch.empty(2 * MAX_PENDING, dtype=torch.float32, pin_memory=True)
@@ -260,7 +263,7 @@ class Recorder:
         if not step.is_step:
             return
         data_s = seconds.pop(StepPart.DATA)
-        # Other work of a script between the parts of a step, such as logging, meters and schedulers.
+        # Other work of a script between the parts of a step, such as logging and schedulers, counts as forward pass.
         seconds[StepPart.FORWARD] += seconds.pop(Aside.OTHER, 0.0)
         step_s = sum(seconds.values())
         cells = [f"{value:.7f}" for value in (ended_at_s - self._gaps_s, step_s, data_s, *seconds.values())]

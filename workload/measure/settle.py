@@ -1,4 +1,4 @@
-"""Lets the device cool down before the warm-up of a task's run, so that no configuration profits from its position.
+"""Lets the device cool down before the warm-up of a task's run, so that no configuration profits from an early turn.
 
 Every run of a task begins at about the device's temperature before the first run, as far as waiting can achieve that.
 The bundle records the target and the time waited.
@@ -14,10 +14,10 @@ from workload.contract.record import Settling
 from workload.contract.spec import Device
 from workload.measure.ceilings import Report, sensors_of
 
-# Sensors give whole degrees, and those of an idle device vary by one or two.
+# Sensors report whole degrees; on an idle device the reading varies by one or two degrees.
 TOLERANCE_C = 5.0
-# An assumption: a colder device cools more slowly, and a rented machine costs money during the wait. A missed target is
-# recorded.
+# Longest wait, an assumption: the colder the device, the more slowly it cools, and a rented machine costs money during
+# the wait. A missed target is recorded.
 LIMIT_S = 60.0
 LOOK_EVERY_S = 1.0
 # Sensors of the CPU's package, by the kernel's driver: Intel, AMD, AMD with zenpower, ARM.
@@ -54,7 +54,7 @@ def settle(
     now_s: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Settling:
-    """Wait until the temperature is at most 5 degrees above `target_c`, at most a minute; `report` gets a message."""
+    """Wait up to a minute for a temperature of at most `target_c` + 5 degrees; `report` receives a message."""
     before_c = after_c = thermometer()
     if before_c is None or target_c is None:
         return Settling(target_c=target_c, before_c=before_c, waited_s=0.0, why="the device reports no temperature")

@@ -33,7 +33,8 @@ MOST_CPUS_ASKED = 8
 PERCENT = 100
 US_PER_S = 1e6
 KHZ_PER_MHZ = 1e3
-# The first line of /proc/stat (proc_stat(5)): "cpu", then user to steal. Guest time is part of user time.
+# The first line of /proc/stat (proc_stat(5)): "cpu", then the columns from user to steal. Guest time is part of user
+# time.
 CPU_TICKS = slice(1, 9)
 STEAL = 7
 # A query to a GPU that fell off its bus may never return; the run must still end.
@@ -175,15 +176,18 @@ def _written(column: str, value: float | None) -> str:
 
 @dataclass(kw_only=True)
 class CounterRate:
-    """Growth of one total over the growth of another, between two readings."""
+    """Growth of one total divided by the growth of another, such as time, between two readings.
+
+    `shortest`: least growth of the other total for which a rate is given.
+    """
 
     shortest: float
     last: tuple[float, float] | None = field(default=None, init=False)
 
     def update(self, total: float, against: float) -> float | None:
-        """Rate since the last reading.
+        """Growth of `total` divided by the growth of `against` since the last reading.
 
-        None for the first reading, one too soon after the last, or a total that decreased.
+        None for the first reading, if `against` has grown too little, or if `total` has decreased.
         """
         if self.last is None:
             self.last = (total, against)
@@ -223,7 +227,7 @@ class HostCounters:
         self._throttled_before_s = self._throttled_total_s()
 
     def readings(self) -> dict[str, Reading]:
-        """Function that reads a cell, by column; its argument is the time in seconds on the caller's clock.
+        """Function that reads a cell, by column; the function's argument is the time in seconds on the caller's clock.
 
         If one function raises, the others still work.
         """
@@ -299,7 +303,7 @@ def _pids_below(machine: HostSystem, pid: int) -> Iterator[int]:
 
 
 def _frequency_files(machine: HostSystem) -> list[str]:
-    """Frequency files of CPUs spread over those that the process may use."""
+    """Files with the clock frequency of up to 8 CPUs, spread evenly over the CPUs that the process may use."""
     cpus = allowed_cpus(machine) or []
     stride = max(1, len(cpus) // MOST_CPUS_ASKED)
     files = [f"{CPUS}/cpu{cpu}/cpufreq/scaling_cur_freq" for cpu in cpus[::stride][:MOST_CPUS_ASKED]]

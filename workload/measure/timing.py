@@ -26,7 +26,7 @@ RSS_UNIT_BYTES = 1 if sys.platform == "darwin" else 1024
 
 
 class Timeline:
-    """Beginnings of phases: `enter(name)` records one. The first phase is `start`, at 0 s."""
+    """Beginnings of phases: `enter(name)` records the beginning of a phase. The first phase is `start`, at 0 s."""
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         self._now = now
@@ -43,7 +43,7 @@ class Timeline:
         self.began_s[phase] = self.elapsed_s()
 
     def phases(self) -> dict[str, float]:
-        """Beginning of each phase, and the end, which is now."""
+        """Beginning of each phase in seconds since the start; `end` is the present time."""
         return {**self.began_s, "end": self.elapsed_s()}
 
     def setup_s(self) -> float:

@@ -125,7 +125,7 @@ def _lstm_backward(_: Any, inputs: Tensor, into: Tensor, between: Tensor, *__: A
 
 
 def _cell(_: Any, inputs: Tensor, *__: Any) -> int:
-    """Return 0 for the element-wise part of a fused cell, whose products are dispatched separately."""
+    """Return 0 for the element-wise part of a fused recurrent cell, whose products are dispatched separately."""
     return 0 * inputs.dim()
 
 
@@ -207,7 +207,7 @@ def looks_like_contraction(name: str) -> bool:
 
 @cache
 def is_known(func: OpOverload) -> bool:
-    """Whether an op without a FLOP formula is known to only move the bytes of its tensors, or none, as a view."""
+    """Whether an op without a FLOP formula is known to move only its tensors' bytes or, such as a view, none."""
     name = func.overloadpacket.__name__
     return func.namespace == "aten" and (
         torch.Tag.pointwise in func.tags

@@ -22,7 +22,8 @@ from workload.profile.trace import TraceRow
 
 # Number of steps timed without a profiler.
 TIMED_STEPS = 5
-# A multiple of every tile size, so that padding adds nothing. The product has 17 GFLOP.
+# Edge of the matrices of a calibration product: a multiple of every tile size, so that padding adds no FLOP. The
+# product has 17 GFLOP.
 PRODUCT_EDGE = 2048
 # Types of the calibration products, by the step's precision. Autocast leaves some operations in fp32.
 PRODUCTS = {
@@ -69,7 +70,7 @@ def kernels_in(profiler: torch.profiler.profile) -> int | None:
 
 
 def kernel_rows(profiler: torch.profiler.profile) -> list[TraceRow]:
-    """Kernels in a profile by name, longest first."""
+    """Row for each kernel name in a profile, with the largest total time first."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / trace.TRACE
         profiler.export_chrome_trace(str(path))
@@ -105,9 +106,9 @@ def process_range(name: str) -> Iterator[None]:
 
 
 def calibration_products(precision: Precision) -> dict[str, Product]:
-    """Matrix products by type, for steps of this precision.
+    """Calls that multiply two matrices, by element type, for steps of this precision.
 
-    Each product has been called once, so that libraries and workspaces are loaded.
+    Each call has been made once, so that libraries and workspaces are loaded.
     """
     products = {TYPE_NAMES[each]: _product(each) for each in PRODUCTS[precision]}
     for product in products.values():
@@ -147,9 +148,10 @@ def write_trace(
     step_s: Mapping[str, float],
     step_without_profiler_s: float | None,
 ) -> dict[str, Any]:
-    """Write the trace and the table of its kernels, on a CPU of its operators, to `folder`; return the answer.
+    """Write the trace and the table of its kernels (on a CPU: of its operators) to `folder`; return the answer.
 
-    `step_s`: seconds of each profiled step, by its label in the trace. Anything outside the labels is left out.
+    `step_s`: seconds of each profiled step, by its label in the trace; the table leaves out work outside the labels.
+    `step_without_profiler_s`: seconds of a step without the profiler; None if unknown.
     """
     path, is_gpu, steps = folder / trace.TRACE, device is Device.CUDA, len(step_s)
     profiler.export_chrome_trace(str(path))
@@ -169,7 +171,7 @@ def write_trace(
 
 
 def _operators(profiler: torch.profiler.profile, labels: Collection[str]) -> list[TraceRow]:
-    """Operators that began under a label; their time is without that of the operators that they call."""
+    """Operators that began under a label; an operator's time excludes the operators that it calls."""
     events = profiler.events() or []
     windows = [(row.time_range.start, row.time_range.end) for row in events if row.name in labels]
     calls, total_us = Counter[str](), Counter[str]()

@@ -11,22 +11,24 @@ from workload.contract.record import Record
 from workload.contract.spec import Profile, RunSpec, arguments
 from workload.profile.metrics import MetricSet
 
-# After this many steps cuDNN's autotuning and the allocator have settled, even if the timing run had fewer warm-up
-# steps.
+# Number of warm-up steps. After this many steps cuDNN's autotuning and the allocator have settled, even if the timing
+# run had fewer warm-up steps.
 WARMUP_STEPS = 20
 # If AMP skipped the optimizer in a profiled step, the step is incomplete. The steps are then profiled again after more
 # warm-up, at most this many times.
 RETAKES = 2
 
-LOCALE = {"LC_ALL": "C"}  # thousands and decimal marks follow the locale
+LOCALE = {"LC_ALL": "C"}  # ncu's thousands and decimal marks follow the locale
 
 # On an A100, ncu took 0.8 s for a kernel of any length in 3 passes, because ncu itself works between the passes.
 KERNEL_S, KERNEL_PASSES = 0.8, 3
 KERNEL_LIMIT_S = 2.0
-# The profiled process starts slower under ncu than the counting process did: ncu patches modules as they are loaded.
+# Time limit for the start under ncu: START_LIMIT_S seconds plus START_LIMIT_FACTOR times the seconds that the counting
+# process took to start. Under ncu a process starts slower, because ncu patches modules as they are loaded.
 START_LIMIT_S = 120.0
 START_LIMIT_FACTOR = 5
-# With torch.profiler a step takes a few times as long, and the trace is written afterwards.
+# Time limit with torch.profiler: TRACE_LIMIT_S seconds plus TRACE_LIMIT_FACTOR times the seconds of the steps without a
+# profiler. With torch.profiler a step takes a few times as long, and the trace is written afterwards.
 TRACE_LIMIT_S = 300.0
 TRACE_LIMIT_FACTOR = 20
 # Step time in seconds to assume if the run has none.
@@ -60,7 +62,7 @@ class Caches(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class ExpectedTime:
-    """Seconds that a run under ncu is expected to take, and may take."""
+    """Expected duration and time limit of a run under ncu, in seconds."""
 
     expected_s: float
     limit_s: float
@@ -92,7 +94,7 @@ class Application:
 def profiled_process(
     spec: RunSpec, mode: Mode, report: Path, owner: int, warmup_steps: int = WARMUP_STEPS
 ) -> list[str]:
-    """Command of our process that trains the steps; the process ends when the process `owner` is gone."""
+    """Command of a trainer process that is profiled; the process ends when the process with the id `owner` is gone."""
     plain = replace(spec, repeats=1, profile=Profile.NONE, profile_step_bytes=False, profile_throughput=False)
     options = ["--mode", mode, "--report", str(report), "--owner", str(owner)]
     if warmup_steps != WARMUP_STEPS:
@@ -112,8 +114,8 @@ def profile(
 ) -> list[str]:
     """Command that runs `application` under ncu, which writes `report`.
 
-    Profiling starts when the application calls cudaProfilerStart. Clocks are not locked: locked to base, a T4 would run
-    at 585 of its 1590 MHz.
+    Profiling starts when the application calls cudaProfilerStart. Clocks are not locked to the base clock: a T4 would
+    then run at 585 instead of 1590 MHz.
     """
     # Newer versions of ncu also collect min, max and average of each sum by default.
     suffixes = ["--disable-extra-suffixes"] if plain_suffixes else []
@@ -142,7 +144,7 @@ def quoted(command: Sequence[str], *, under_ncu: bool) -> str:
 
 
 def estimate_kernels(kernels: int | None, passes: int | None, start_s: float) -> ExpectedTime:
-    """Expected and longest seconds of kernel replay; `start_s`: seconds until the counting process was warm."""
+    """Expected and longest seconds of kernel replay; `start_s`: seconds until the counting process had warmed up."""
     factor = max(1.0, (passes or KERNEL_PASSES) / KERNEL_PASSES)
     number = UNKNOWN_KERNELS if kernels is None else kernels
     return ExpectedTime(
@@ -162,7 +164,7 @@ def _start_limit_s(start_s: float) -> float:
 
 
 def trace_limit_s(record: Record, steps: int) -> float:
-    """Time limit in seconds for torch.profiler; `steps`: including warm-up, each as long as in the run of `record`."""
+    """Time limit in seconds for torch.profiler; `steps`: number of steps with warm-up, each as long as in `record`."""
     step_s = (record.timing.step_s.median if record.timing.step_s else None) or UNKNOWN_STEP_S
     return TRACE_LIMIT_S + TRACE_LIMIT_FACTOR * step_s * steps
 

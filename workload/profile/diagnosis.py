@@ -62,7 +62,7 @@ KNOWN: tuple[tuple[str, str, str], ...] = (
 
 
 def explain(output: str, facts: preflight.Facts) -> ProfileError | None:
-    """Reason why ncu failed, from its output and the profiled process's; None if the output does not tell."""
+    """Reason why ncu failed, from the `output` of ncu and of the profiled process; None if the output does not tell."""
     if "ERR_NVGPUCTRPERM" in output:
         return preflight.restricted(facts)
     for text, reason, hint in KNOWN:
@@ -72,7 +72,7 @@ def explain(output: str, facts: preflight.Facts) -> ProfileError | None:
 
 
 def own_error(output: str) -> ProfileError | None:
-    """Error that our own profiled process printed last, in its two lines; None if there is none."""
+    """Last error, a pair of lines, that the profiled process of our trainer printed; None if there is none."""
     errors = re.findall(r"^error: (.+)\nhint: (.+)$", output, re.MULTILINE)
     if not errors:
         return None

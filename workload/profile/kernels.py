@@ -46,7 +46,7 @@ class Kernel:
 
     @property
     def tensor_products(self) -> float | None:
-        """Instructions of matrix products on tensor cores; None if no counter tells them from other instructions."""
+        """Number of instructions of matrix products on tensor cores; None if no counter separates them from others."""
         pipe, constants = self.values.get(TENSOR_PIPE), self.values.get(HFMA2)
         if pipe == 0:
             return 0.0
@@ -56,7 +56,7 @@ class Kernel:
 
     @property
     def uses_tensor_cores(self) -> bool:
-        """Whether the kernel uses tensor cores, by the counter of their instructions or, without one, by its name."""
+        """Whether the kernel uses tensor cores: by the counter of tensor instructions or, if absent, by kernel name."""
         products = self.tensor_products
         return names_tensor_cores(self.name) if products is None else products > 0
 
@@ -71,7 +71,7 @@ class Kernel:
 
 
 def read(source: NcuSource, roles: Mapping[str, str]) -> tuple[list[Kernel], tuple[str, ...]]:
-    """Kernel launches in the order of the table, and notes on unreadable cells; `roles`: by metric name.
+    """Kernel launches in the order of the table, and notes on unreadable cells; `roles`: role of each metric, by name.
 
     Metrics that share a role are added up. A metric without a column, in an unknown unit or without a number has no
     value. Raises `ToolError` if there is no table.

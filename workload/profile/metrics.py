@@ -28,7 +28,7 @@ STEP_ROLES = ("dram_bytes", "dram_read_bytes", "dram_write_bytes", "l2_bytes", "
 
 @dataclass(frozen=True, kw_only=True)
 class Chips:
-    """Row of the table: the metrics that GPUs of one compute capability have, and the number of passes they need."""
+    """Row of the table: metrics of GPUs of one compute capability, and the number of passes for these metrics."""
 
     capability: str
     chips: tuple[str, ...]
@@ -39,7 +39,7 @@ class Chips:
 
 @dataclass(frozen=True, kw_only=True)
 class MetricTable:
-    """Content of metrics.toml: names by role, and rows by compute capability."""
+    """Content of metrics.toml: names of metrics by role, and rows by compute capability."""
 
     common: Mapping[str, tuple[str, ...]]
     throughput: Mapping[str, tuple[str, ...]]
@@ -59,7 +59,7 @@ class MetricSet:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names in the form of `ncu --metrics`."""
+        """Names of the metrics, in the form that `ncu --metrics` expects."""
         return tuple(self.roles)
 
 
@@ -117,7 +117,7 @@ def _tensor_names(row: Chips | None, precision: Precision, known: Collection[str
 
 
 def choose_throughput(capability: str, known: Collection[str]) -> MetricSet:
-    """Metrics for SM %, memory % and DRAM % per kernel, and for the kernel's time, which is the weight."""
+    """Metrics for SM %, memory % and DRAM % per kernel, and for the kernel's time, the weight in averages."""
     row = table().rows.get(capability)
     roles, missing = _first_known(table().throughput, known)
     return MetricSet(roles=roles, missing=missing, passes=row.throughput_passes if row else None)

@@ -30,7 +30,7 @@ from workload.profile.torch_pass import hide_secrets
 
 FOLDER = "ncu"
 COMMANDS, LOG = "command.txt", "ncu.log"
-# Hundreds of kernels take a second; 20,000 kernels and a slow disk take longer.
+# Time limit for reading a report: hundreds of kernels take a second, 20,000 kernels and a slow disk longer.
 IMPORT_LIMIT_S = 300.0
 # Lines of ncu that show its progress, by replay mode.
 PROGRESS_LINES = {
@@ -47,7 +47,7 @@ LOGGER = logging.getLogger("workload")
 
 @dataclass(frozen=True, kw_only=True)
 class _Counted:
-    """Answer of the counting process, see `answers.count`; `start_s`: seconds until it had warmed up."""
+    """Answer of the counting process, see `answers.count`; `start_s`: seconds until the process had warmed up."""
 
     device: str
     compute_capability: str
@@ -61,7 +61,7 @@ class _Counted:
     calibration_flop: Mapping[str, float]
 
     def kernels(self, steps: int, *, calibrated: bool) -> int | None:
-        """Number of launches that a run under ncu has to profile; None if unknown."""
+        """Number of kernel launches that a run under ncu has to profile; None if unknown."""
         if self.kernels_per_step is None:
             return None
         return steps * self.kernels_per_step + (self.calibration_kernels or 0 if calibrated else 0)
@@ -84,7 +84,7 @@ class _Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class _Run:
-    """Result of a plan; `finished`: the process trained all its steps, even if AMP skipped some."""
+    """Result of a plan; `finished`: the process trained all its steps, even if AMP skipped some optimizer steps."""
 
     end: End
     launches: Sequence[Kernel]

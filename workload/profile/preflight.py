@@ -57,7 +57,7 @@ def gather(device: Device, machine: HostSystem) -> Facts:
 
 
 def has_capability(status: str | None, bit: int) -> bool:
-    """Whether /proc/self/status lists the capability as effective."""
+    """Whether `status`, the text of /proc/self/status, lists the capability number `bit` as effective."""
     try:
         return bool(int(fields(status).get("CapEff", "0"), 16) >> bit & 1)
     except ValueError:

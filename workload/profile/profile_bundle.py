@@ -65,7 +65,7 @@ def profile(
 
 
 def wanted_spec(profiled: Bundle, request: ProfileRequest) -> RunSpec:
-    """Spec of the bundle with the request's profile. Raises `UsageError` if the two do not fit together."""
+    """Spec of the bundle with the request's profile. Raises `UsageError` if the request does not fit."""
     status = profiled.record.status
     if status is not Status.COMPLETED:
         raise UsageError(
@@ -76,7 +76,7 @@ def wanted_spec(profiled: Bundle, request: ProfileRequest) -> RunSpec:
     # Extra options of an earlier request by ncu have no meaning for torch.
     if request.profile is Profile.TORCH:
         requested = {"profile_step_bytes": False, "profile_throughput": False} | requested
-    # The spec is filled, as recorded. Options newer than the bundle have their defaults.
+    # The recorded spec has all defaults filled in. Options newer than the bundle have their defaults.
     recorded = profiled.record.spec
     if recorded.script and (request.profile_step_bytes or request.profile_throughput):
         raise UsageError(
@@ -134,7 +134,7 @@ def _work_folder(folder: Path) -> Iterator[Path]:
 
 
 def _collect(spec: RunSpec, profiled: Bundle, work: Path, application: Application) -> ProfileResult:
-    """Run.json's `profile`, even of a pass that failed; only bugs are raised."""
+    """Run the profile pass and return run.json's `profile`, even if the pass failed; only bugs are raised."""
     try:
         with stoppable():
             return _run(spec, profiled.record, work, application)
@@ -184,7 +184,7 @@ def _close(profiled: Bundle, collected: ProfileResult | None, kind: Profile, wor
 
 
 def _move(source: Path, target: Path) -> None:
-    """Replace a folder; a source without files leaves no folder."""
+    """Replace the folder `target` by `source`; if `source` has no files, only remove `target`."""
     shutil.rmtree(target, ignore_errors=True)
     if source.is_dir() and any(source.iterdir()):
         source.replace(target)

@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 
 def words_of(bundle: Bundle, typed: Sequence[str], kind: Profile, *, data: str | None = None) -> tuple[str, ...]:
-    """Script and arguments of a bundle, as they can run on this machine.
+    """Script and arguments of a bundle, in the form that runs on this machine.
 
-    `typed`: as typed by the user; `data`: value for `{data}`. Raises `UsageError` if `typed` differs from the bundle's
-    arguments, or if the script's files have changed.
+    `typed`: script and arguments as typed by the user; `data`: value for `{data}`. Raises `UsageError` if `typed`
+    differs from the bundle's arguments, or if the script's files have changed.
     """
     script = bundle.record.spec.script
     if script is None:

@@ -127,7 +127,7 @@ def _under_ncu(session: _Session, *, calibrate: bool) -> dict[str, Any]:
 
 
 class _Marks:
-    """Opens a range around each part of a step, one at a time.
+    """Opens an NVTX range around each part of a step, one range at a time.
 
     Ranges are process-wide, because autograd launches kernels from its own thread.
     """
@@ -138,7 +138,7 @@ class _Marks:
         self._handle: int | None = nvtx.range_start(next(self._names))
 
     def passed(self, _: StepPart) -> None:
-        """Close the part that has ended and open the next."""
+        """Close the range of the part that has ended and open the range of the next part."""
         assert self._handle is not None
         nvtx.range_end(self._handle)
         name = next(self._names, None)
@@ -152,7 +152,7 @@ def _trace(session: _Session, folder: Path) -> dict[str, Any]:
 
 
 def _traced(session: _Session) -> tuple[torch.profiler.profile, dict[str, float]]:
-    """Profiler of the steps, and the seconds of each step by its label."""
+    """Profiler with the recorded steps, and the seconds of each step by its label."""
     step_s = {}
     with torch.profiler.profile(activities=answers.activities(session.spec.device)) as profiler:
         for number in range(session.spec.profile_steps):

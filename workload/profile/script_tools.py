@@ -56,7 +56,7 @@ class Tool(Protocol):
     wants_more: bool
 
     def begin(self, usual: tuple[Part, ...]) -> None:
-        """Begin a step; `usual`: the parts that it most likely has."""
+        """Begin a step; `usual`: parts that a step most often has."""
 
     def passed(self, part: Part) -> None:
         """End a part of the step."""
@@ -125,7 +125,7 @@ class ProfiledScript:
 
 
 class ProfiledSteps:
-    """Receiver of steps in place of a `Region`; passes those after the warm-up to the profiling tool."""
+    """Receiver of steps in place of `Region`, which times steps; passes steps after warm-up to the profiling tool."""
 
     def __init__(self, tool: Tool, device: Device, session: Session) -> None:
         self.phase = StepPhase.WARMUP
@@ -257,7 +257,7 @@ class Trace:
         self._profiler.start()
 
     def passed(self, part: Part) -> None:
-        """Begin the step again at `with rooflaunch.step():`, because earlier work is no part of a step."""
+        """Restart the step's label and clock if the part was outside of steps, as before `with rooflaunch.step():`."""
         if part is Aside.OUTSIDE:
             self._close_label()
             self.begin(())
@@ -297,8 +297,8 @@ class Trace:
 class Count:
     """Counts what a run under ncu needs: kernels and seconds of a step, and the number of warm-up steps.
 
-    After the warm-up, as many whole steps follow in a row as are to be profiled. A script's steps have the same order
-    when the script runs again.
+    The warm-up ends before the first row of as many whole steps as are to be profiled. A script's steps have the same
+    order when the script runs again.
     """
 
     def __init__(self, request: Request) -> None:
@@ -343,7 +343,7 @@ class Count:
         self.wants_more = self._warmup is None or not self._is_counted
 
     def answer(self) -> dict[str, Any]:
-        """Result in the same form as that of our own trainer."""
+        """Result in the same form as the count of our own trainer."""
         step_s = sum(self._step_s) / len(self._step_s)
         answer = answers.count(self._request.precision, step_s=step_s, kernels_per_step=self._kernels)
         return answer | {"start_s": self._start_s, "warmup_steps": self._warmup}
@@ -380,7 +380,7 @@ class Counters:
         self._handle = None
 
     def passed(self, part: Part) -> None:
-        """Close the range of the part that has ended and open the next."""
+        """Close the range of the part that has ended and open the range of the next part."""
         del part
         self._shut()
         self._place += 1
@@ -397,5 +397,5 @@ class Counters:
             self.wants_more = False
 
     def answer(self) -> dict[str, Any]:
-        """Numbers of profiled steps, of incomplete steps among them, and of steps before the first of them."""
+        """Numbers of profiled steps, of incomplete profiled steps, and of steps before the first profiled step."""
         return {"steps": self._taken, "skipped_steps": self._broken, "warmup_steps": self._first}

@@ -34,7 +34,7 @@ class ProfileError(RooflaunchError):
         return f"profile {self.status}: {self}"
 
     def recorded(self, kind: Profile | None = None) -> ProfileResult:
-        """Run.json's `profile` for a pass that gave nothing but this error."""
+        """Run.json's `profile`, of this `kind`, for a pass that gave nothing but this error."""
         return ProfileResult(status=self.status, reason=str(self), hint=self.hint, kind=kind)
 
 

@@ -18,12 +18,12 @@ from workload.profile.metrics import TENSOR_PREFIX
 
 FORWARD, BACKWARD = "forward", "backward"
 
-# Below this ratio of FLOP, the backward pass counts as missing from the profile. About 2 is usual: a backward pass has
-# two products for each one of the forward pass, one less in the first layer. Kernels that work with fewer FLOP lower
-# the ratio further.
+# Below this ratio of FLOP, the backward pass counts as missing from the profile. A ratio of about 2 is usual: a
+# backward pass has two products for each product of the forward pass, one less in the first layer. Kernels that work
+# with fewer FLOP lower the ratio further.
 LEAST_BACKWARD_OVER_FORWARD = 0.5
-# fp16 work outside tensor cores is element-wise, a few per cent of a step. From this share of the step's FLOP on, it is
-# most likely instructions that build constants (HFMA2.MMA), which are no work.
+# fp16 work outside tensor cores is element-wise, a few per cent of a step. From this share of the step's FLOP on, the
+# counted fp16 operations are most likely instructions that build constants (HFMA2.MMA), which are no work.
 FP16_IS_CONSTANTS_FROM = 0.2
 TOP_KERNELS = 5
 

@@ -18,7 +18,7 @@ INSTALL = (
 
 
 def ask(argv: Sequence[str]) -> str | None:
-    """Output of the command, for any exit status; None if the command does not start, answer in time, or print."""
+    """Output of the command, for any exit status; None if it does not start, ends too late or prints nothing."""
     return run_tool(*argv, limit_s=ANSWER_LIMIT_S)
 
 
@@ -54,7 +54,7 @@ class Ncu:
 
 @dataclass(frozen=True, kw_only=True)
 class Fitting:
-    """An ncu that can profile this GPU. `metrics`: those of the GPU itself, or else those of a `chip` of its kind."""
+    """An ncu that can profile this GPU. `metrics`: metrics of this GPU or, if unknown, of a similar `chip`."""
 
     ncu: Ncu
     version: str | None

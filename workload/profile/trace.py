@@ -46,7 +46,7 @@ def kernels(events: Iterable[dict[str, Any]]) -> list[TraceRow]:
 
 
 def kernels_within(events: Sequence[dict[str, Any]], labels: Collection[str]) -> list[TraceRow]:
-    """GPU kernels that ran while a label of the host was open; the device must be idle at both ends of each label."""
+    """GPU kernels that began within a labelled time of the host; the device must be idle at both ends of that time."""
     windows = [
         (event["ts"], event["ts"] + event["dur"])
         for event in events

@@ -28,9 +28,9 @@ class Measured:
 
 
 class Region:
-    """Steps under measurement: opens steps.csv of a bundle, and telemetry.csv unless it `has_telemetry` already.
+    """Steps under measurement: opens steps.csv of a bundle, and telemetry.csv unless the bundle `has_telemetry`.
 
-    `is_open`: marks now belong to a step. `measured`: set at the end of the measured phase.
+    `is_open`: a step is open, to which new marks belong. `measured`: set at the end of the measured phase.
     """
 
     def __init__(

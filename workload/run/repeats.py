@@ -21,7 +21,8 @@ from workload.steps.program import Program
 
 # Options of `python -m rooflaunch script` that are passed unchanged to every process of the repeats.
 PASSED = ("warmup", "iterations", "min_seconds", "samples_per_step", "data", "then", "profile_steps")
-# Runs once, with the facts of this repeat, and returns the exit code. Raises the error that ended the run.
+# Function that runs the trainer or the script once, with the facts of one repeat, and returns the exit code. Raises the
+# error that ended the run.
 RunOnce = Callable[[Context], int]
 
 
@@ -76,11 +77,11 @@ def repeat_script(parsed: Namespace, program: Program, context: Context, *, repe
 
 
 def _repeated(run_once: RunOnce, context: Context, *, repeats: int) -> int:
-    """Run `repeats` times; stop at the first failure and return its exit code."""
+    """Call `run_once` `repeats` times; stop at the first failure. Return the exit code of the last call."""
     for number in range(1, repeats + 1):
         raise_if_interrupted()
         facts = replace(context, profile_later=True)
-        if repeats > 1:  # a single run keeps the number that the launcher has set
+        if repeats > 1:  # a single run keeps the repeat's number from the launcher
             log.LOGGER.info("repeat %d of %d", number, repeats)
             facts = replace(facts, repeat=number, repeats=repeats)
         code = run_once(facts)
@@ -130,7 +131,7 @@ def _words(parsed: Namespace, profile: Profile, context: Context) -> list[str]:
             words += ["--" + name.replace("_", "-"), str(getattr(parsed, name))]
     words += [] if parsed.ceilings else ["--no-ceilings"]
     words += ["--fresh-ceilings"] if parsed.fresh_ceilings else []
-    # With --context, a run prints only its bundle's folder, for a launcher; --series is the same without this rule.
+    # With --context, a run prints only its bundle's folder, for a launcher; with --series, a run prints its results.
     return [*words, "--series" if parsed.context is None else "--context", context.to_argument()]
 
 

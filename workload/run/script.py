@@ -84,7 +84,7 @@ class Request:
 class _Measurement:
     """Measurement of a finished phase of the script: the record at its beginning, its times and its notes."""
 
-    phase: Phase  # its number of steps includes steps that were not measured
+    phase: Phase  # the phase's number of steps includes steps that were not measured
     record: Record
     timing: Timing
     notes: list[str]
@@ -105,7 +105,7 @@ class ScriptRun:
         self._device = Device.CPU
         self._stack = ExitStack()
         self._notes: list[str] = []
-        # Made before the script can change the working folder, or the files there.
+        # Make the `HostSystem` before the script can change the working folder, or the files there.
         self._machine = HostSystem()
         self.session = Session(request.limits, request.program, self._open, self._complete, goes_on=request.goes_on)
         self.step_log = StepLog(self.session)
@@ -190,7 +190,7 @@ class ScriptRun:
     # --- phases
 
     def _measurement(self) -> _Measurement | None:
-        """Measured steps of the current phase; None if it has none, or if the session found that it is no phase."""
+        """Measured steps of the current phase; None without such steps, or if the session has dropped the phase."""
         run, region, phase = self._run, self._region, self._phase
         if run is None or region is None or phase not in self.session.phases:
             return None
@@ -355,7 +355,7 @@ def _limit_words(record: Record) -> str:
 
 
 def _gap_rows(figures: Timing) -> dict[str, str]:
-    """Text on each kind of gap, with its share of the time of steps and gaps together."""
+    """Row on gaps between steps: number, seconds and share of the time, for each kind of gap; empty without gaps."""
     gaps = figures.gaps or {}
     total_s = (figures.measured_s or 0.0) + sum(gap.seconds or 0.0 for gap in gaps.values())
     rows = [
@@ -367,7 +367,7 @@ def _gap_rows(figures: Timing) -> dict[str, str]:
 
 
 def _spread(values: Sequence[int], unit: str) -> Iterator[str]:
-    """Note on the range of samples or tokens over the steps, if steps differ."""
+    """Note on the least and most samples or tokens of a step (`values`, one for each step), if steps differ."""
     if len(set(values)) > 1:
         low, usual, high = min(values), statistics.median_low(values), max(values)
         yield (

@@ -94,7 +94,10 @@ def add_parser(commands: Any, formatter: Any) -> None:
 
 
 def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split a command line with a script at the first `--` into our words and the script's; else all words are ours."""
+    """Split a command line into the words before and after the first `--`, if the command runs a script.
+
+    Otherwise all words are in the first list, and the second list is empty.
+    """
     words = list(argv)
     if words[:1] not in ([name] for name in RUN_SCRIPTS) or "--" not in words:
         return words, []

@@ -22,9 +22,10 @@ NOTE = "the trainer ended before it could describe the run: this record was made
 def seal_all(
     code: int, error: Exception | None, folders: Sequence[Path], *, output: Path, spec: RunSpec, context: Context
 ) -> list[Path]:
-    """Seal the bundles of a trainer that ended with a bug or was ended by `error`; return all its bundles' folders.
+    """Seal the bundles of a trainer that ended with a bug or by `error`; return the folders of all its bundles.
 
-    `folders`: bundles that it had opened. A run that had opened none gets a bundle here, unless it was interrupted.
+    `code`: the trainer's exit code, which shows a bug. `folders`: bundles that the trainer had opened. If the next run
+    had not opened a bundle, the run gets one here, unless the trainer was interrupted.
     """
     if error is None and code != ExitCode.BUG:
         return list(folders)

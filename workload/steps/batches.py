@@ -33,7 +33,7 @@ class Unit(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """Contents of a batch: `count` of `unit`, from the DataLoader with the number `loader`.
+    """Contents of a batch from the DataLoader with the number `loader`; `count`: number of samples, see `unit`.
 
     `tokens`: number of tokens with padding, 0 for other data; `mask`: marks the tokens without padding, read on demand.
     """
@@ -49,7 +49,7 @@ class Batch:
         """Number of tokens without padding, if a mask marks the padding."""
         if self.mask is None or self.mask.device.type != "cpu":
             return self.tokens
-        # NumPy, because an operation of torch would be counted as one of the script's.
+        # NumPy, because an operation of torch would be counted as the script's operation.
         return int(self.mask.detach().numpy().astype(bool).sum())
 
 

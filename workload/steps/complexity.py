@@ -240,7 +240,7 @@ def fvcore_mac_per_image(model: str, *, num_classes: int, image_size: int) -> fl
 
 @contextlib.contextmanager
 def _quiet(*names: str) -> Iterator[None]:
-    """Suppress Python warnings and the messages of these loggers."""
+    """Suppress Python warnings and the messages of the loggers with these `names`."""
     loggers = [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]
     with warnings.catch_warnings():

@@ -69,7 +69,7 @@ class Observer(Protocol):
 
 
 class _Loader(importlib.abc.Loader):
-    """Loader that calls `then` after the module was executed."""
+    """Loader of a Python module; calls `then` after the module was executed."""
 
     def __init__(self, loader: Any, then: Callable[[], None]) -> None:
         self._loader, self._then = loader, then
@@ -162,7 +162,7 @@ def _observe_loaders(observer: Observer, data: Any) -> None:
     def begin(self: Any) -> Any:
         if not observer.active:
             return start(self)
-        # With worker processes, making the iterator takes as long as starting them.
+        # With worker processes, making the iterator takes as long as starting these processes.
         observer.fetch_began()
         made = start(self)
         made.rooflaunch_loader = self

@@ -81,7 +81,7 @@ def _packages() -> Iterator[tuple[str, str]]:
 
 
 def _commit(machine: HostSystem, folder: Path) -> tuple[str | None, bool | None]:
-    """Commit of the script's repository, and whether tracked files have changed since; None and None without one."""
+    """Commit of the script's repository, and whether tracked files differ from it; both None without a repository."""
     command = ("git", "--no-optional-locks", "-C", str(folder), "status", "--porcelain=v2", "--branch")
     status = machine.tool(*command, "--untracked-files=no")
     match = re.search(r"^# branch\.oid ([0-9a-f]{40,64})$", status or "", re.MULTILINE)

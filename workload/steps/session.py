@@ -27,8 +27,8 @@ from workload.steps.step_finder import MOST_SEGMENTS, REPEATS, Pattern, Seen, Se
 from workload.steps.step_work import MOST_COUNTED, Work, WorkCounter, chosen, usual
 
 LOGGER = log.LOGGER
-# No script accumulates gradients over this many backward passes: a script without a step by then updates its parameters
-# without an optimizer of torch.
+# No script accumulates gradients over this many backward passes: a script with so many passes and no optimizer step
+# updates its parameters without an optimizer of torch.
 BACKWARD_WITHOUT_STEP = 500
 
 
@@ -43,7 +43,8 @@ class Stage(Enum):
     OVER = auto()
 
 
-# Called when the step is known and, if counting is on, its work is counted. Returns the receiver of all later steps.
+# Function called when the step is known and, if counting is on, the step's work is counted. Returns the receiver of all
+# later steps.
 Open = Callable[[Step, Work | None, Device], StepReceiver]
 
 
@@ -264,8 +265,8 @@ class Session:
             return False
         counted = self._counter.without_gradients.are_evaluations()
         is_new = any(is_evaluation and site not in self.sites for site, is_evaluation in counted.items())
-        # Places of known evaluations keep their entries: their work was not counted again, so the new entries have no
-        # FLOP.
+        # Places that are known already keep their entries: work at a known evaluation is not counted again, so its new
+        # entry has no FLOP.
         self.sites = counted | self.sites
         if self.stage is not Stage.COUNTING:
             self._counter.stop()
@@ -330,7 +331,7 @@ class Session:
         return (sys.maxsize, until_s) if time.perf_counter() < until_s else (1, math.inf)
 
     def replay(self, events: Sequence[tuple[str, Any, tuple[Any, ...]]], *, is_over: bool) -> None:
-        """Replay `events`: method, mark and arguments of each.
+        """Replay `events`; each event has a method's name, a time mark and the method's arguments.
 
         Only the last event may end the script, and none if the script `is_over`.
         """
@@ -341,7 +342,7 @@ class Session:
                 getattr(self, name)(*details)
         finally:
             self._event_mark, self._more_events_follow = None, False
-        # The script waited during the replay.
+        # The script waited during the replay: count this time as measuring.
         self._mark(Aside.MEASURING)
 
     # --- reactions

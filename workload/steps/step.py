@@ -40,7 +40,10 @@ class Amount(NamedTuple):
 
 @dataclass(kw_only=True)
 class OpenStep:
-    """Events since the last optimizer step, and since the last end of a step."""
+    """Open step: `backward`, `closures` and `batches` are numbers since the last optimizer step.
+
+    `skipped`, `fetches` and `segments`: optimizer steps skipped, batches and segments since the step began.
+    """
 
     backward: int = 0
     closures: int = 0
@@ -106,7 +109,7 @@ class Limits:
     min_seconds: float | None = None
 
     def filled(self, device: Device) -> tuple[int, int, float]:
-        """Warm-up steps, measured steps, and the least seconds of the measured steps."""
+        """Number of warm-up steps, number of measured steps, and least seconds of all measured steps together."""
         on_cpu = device is Device.CPU
         warmup = (3 if on_cpu else 10) if self.warmup is None else self.warmup
         iterations = (20 if on_cpu else 100) if self.iterations is None else self.iterations
@@ -136,7 +139,7 @@ class Optimizers:
         self._kinds: dict[Any, Optimizer] = {}
 
     def number_of(self, optimizer: Any) -> int:
-        """Number of an optimizer, in the order of their first steps."""
+        """Number of an optimizer; optimizers are numbered in the order of their first steps."""
         reference, number = self._numbers.get(id(optimizer), (None, 0))
         if reference is None or reference() is not optimizer:
             number = len(self.known)
@@ -160,12 +163,12 @@ class Optimizers:
         )
 
     def device(self, numbers: Collection[int]) -> Device:
-        """Device of the parameters; the CPU for a device that we have no clock for."""
+        """Device of the parameters of the optimizers with these `numbers`; the CPU if the device has no clock here."""
         kinds = {kind for number in numbers for kind in self.known[number].devices}
         return next((device for device in (Device.CUDA, Device.MPS) if device in kinds), Device.CPU)
 
     def parameters(self, numbers: Collection[int]) -> int:
-        """Number of elements of all parameters, each counted once."""
+        """Number of elements of the parameters of the optimizers with these `numbers`, each parameter counted once."""
         return sum({key: size for number in numbers for key, size in self.known[number].elements.items()}.values())
 
 
@@ -189,7 +192,8 @@ def describe(
     `recent`: data fetched by the last optimizer steps.
     """
     length = len(pattern.segments) if pattern else 1
-    # The most common amount of the last few steps, because one step may hold the short batch at the end of the data.
+    # Use the most common amount of the last few steps, because one step may hold the short batch at the end of the
+    # data.
     sums = [recent[end - length : end] for end in range(length, len(recent) + 1, length)]
     amounts = Counter((sum(row.samples for row in rows), sum(row.batches for row in rows)) for rows in sums)
     (samples, batches), _ = amounts.most_common(1)[0] if amounts else ((0, 0), 0)
@@ -256,7 +260,7 @@ class StepReceiver(Protocol):
 
     @property
     def wants_more(self) -> bool:
-        """Whether more steps are needed than the measured steps requested."""
+        """Whether the receiver needs more steps after the requested number of measured steps."""
 
     @property
     def recorder(self) -> Marks:

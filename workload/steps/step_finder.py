@@ -194,7 +194,7 @@ class _Successors:
         self._in_a_row: tuple[int, int] = (-1, 0)
 
     def record(self, segment: Segment) -> bool:
-        """Record an optimizer's step. Return True if it shows that an optimizer was wrongly taken for a successor."""
+        """Record an optimizer's step. Return True if the step shows that a supposed successor is none."""
         number, is_split = segment.optimizer, False
         known, times = self._in_a_row
         self._in_a_row = number, times + 1 if known == number else 1
@@ -223,7 +223,7 @@ class _Successors:
                 return
 
     def _split(self, first: int) -> None:
-        """Make the optimizer `first` the first of its own chain of successors."""
+        """Record that `first` replaces no earlier optimizer, and that its successors replace `first`."""
         self._earlier.pop(first, None)
         later: int | None = first
         while later is not None:
@@ -231,7 +231,7 @@ class _Successors:
             later = self._later.get(later)
 
     def with_first_optimizer(self, segment: Segment) -> Segment:
-        """Copy of the segment with the first optimizer of the chain of successors to which its optimizer belongs."""
+        """Copy of the segment, with the script's original optimizer in place of an optimizer that replaced it."""
         first = self._first.get(segment.optimizer, segment.optimizer)
         return segment if first == segment.optimizer else replace(segment, optimizer=first)
 
@@ -255,7 +255,10 @@ def find(segments: Sequence[Segment]) -> Pattern | None:
 
 
 def _in_use(segments: Sequence[Segment]) -> set[int]:
-    """Optimizers whose last step is less than three of their turns ago, and less than the longest rule ago."""
+    """Optimizers that still step: an optimizer's last step is fewer than `LONGEST` segments ago.
+
+    This distance must also be less than three times the distance between the optimizer's last two steps.
+    """
     last: dict[int, int] = {}
     turn: dict[int, int] = {}
     for place, segment in enumerate(segments):
@@ -268,7 +271,7 @@ def _in_use(segments: Sequence[Segment]) -> set[int]:
 def _start_of_step(segments: Sequence[Segment]) -> int:
     """Index of a step's first segment: the segment with data that follows a segment without data.
 
-    If there is none, or more than one: the segment with a backward pass that follows a segment without; else 0.
+    If no segment or several fit: the segment with a backward pass that follows a segment without one; else 0.
     """
     batches = [segment.batches for segment in segments]
     passes = [segment.backward + segment.closures for segment in segments]
@@ -280,7 +283,7 @@ def _start_of_step(segments: Sequence[Segment]) -> int:
 
 
 def _segments_since_end(pattern: Pattern, segments: Sequence[Segment]) -> int:
-    """Number of segments since the end of the last whole step."""
+    """Number of segments after the end of the last whole step; 0 if the last segment ended a step."""
     length = len(pattern.segments)
     keys, last = [segment.key for segment in pattern.segments], [segment.key for segment in segments[-length:]]
     return next(n for n in range(length) if keys[n:] + keys[:n] == last) if length > 1 else 0

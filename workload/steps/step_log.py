@@ -63,7 +63,7 @@ class StepLog:
     def fetched(self, loader: Any, batch: Any) -> None:
         """Record that a batch has arrived.
 
-        Only its measures are kept, because the batch may be gone when they are passed on.
+        Only the batch's numbers, see `Batch`, are kept, because the batch may be gone when the event is passed on.
         """
         if self._mark is not None and get_ident() == self._thread:
             mark = self._mark()

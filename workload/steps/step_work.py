@@ -23,7 +23,7 @@ from workload.steps.hooks import Site
 
 # Precision whose ceiling a product of this type is compared with; fp16 counts as `amp`, with or without a GradScaler.
 PRECISIONS = {torch.float32: "fp32", torch.float16: "amp", torch.bfloat16: "bf16", torch.float64: "fp64"}
-# Count 4 steps if all are alike, else 5.
+# Number of counted steps: 4 if all are alike, else 5.
 ENOUGH_ALIKE, MOST_COUNTED = 4, 5
 MS_PER_S = 1000
 
@@ -32,9 +32,9 @@ MS_PER_S = 1000
 class Work:
     """Operations of one step. `time_s`: seconds by operation; `flop_by_precision`: FLOP by element type of the factors.
 
-    `unattributed`: operations without a formula, with their share of all operations' time. `uncounted`: names
-    of those that look like a matrix product, so that the FLOP are a lower bound. `flop_range`: least and most FLOP of
-    the counted steps, None if they agree.
+    `unattributed`: share of all operations' time, by operation without a formula. `uncounted`: names of operations
+    without a formula that look like a matrix product; because of these the FLOP are a lower bound. `flop_range`: least
+    and most FLOP of the counted steps, None if they agree.
     """
 
     tally: Tally
@@ -84,7 +84,7 @@ class WorkWithoutGradients:
             self._flop[self.now] = self._flop.get(self.now, 0) + flop
 
     def follow(self, inputs: Any, output: Any, *, in_backward: bool) -> None:
-        """Record that results of an operation come from work without gradients, or that the loss uses such work."""
+        """Record that an operation's results come from work without gradients, or that the loss uses such results."""
         if self.now is None and not self._sites_of:
             return
         tensors = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
@@ -114,8 +114,8 @@ class WorkWithoutGradients:
 class WorkCounter(FlopCounter):
     """A `FlopCounter` that times each operation, with `start` and `stop` for callers that cannot use a `with` block.
 
-    `ignores`: run operations without counting them. `without_gradients`: finds evaluations among the work without
-    gradients.
+    `ignores`: if True, operations run without being counted. `without_gradients`: finds evaluations among the work
+    without gradients.
     """
 
     def __init__(self, device: Device) -> None:
