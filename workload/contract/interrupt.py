@@ -35,7 +35,7 @@ CAUSES: Mapping[int, str] = {
 RUN_HINT = "run again; the unfinished bundle keeps its steps"
 # Environment variable of a child whose stdin is a pipe from its parent. The child ends when the pipe is closed.
 LIFELINE = "ROOFLAUNCH_LIFELINE"
-# A second Ctrl-C may be impatience, and a closing window sends two signals. A third signal kills the child.
+# Users may press Ctrl-C twice, and a closing window sends two signals. A third signal kills the child.
 SIGNALS_UNTIL_KILLED = 3
 # A trainer whose launcher is gone is killed after this time, even if its bundle is not sealed yet: somebody who
 # kills the launcher needs the machine. On a busy machine the trainer then ends within 15 s.
@@ -123,7 +123,7 @@ def ignore_signals() -> None:
     """Ignore signals until the process ends: a signal during Python's own exit would show a traceback."""
     if threading.current_thread() is threading.main_thread():
         for number in SIGNALS:
-            # Not SIG_IGN: Python would complain of a signal that has come already.
+            # Not SIG_IGN: Python would report an error for a signal that arrived before and was not handled yet.
             signal.signal(number, lambda *_: None)
 
 

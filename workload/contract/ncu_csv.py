@@ -192,7 +192,7 @@ def _header_in(line: bytes) -> tuple[tuple[str, ...], str] | None:
 
 
 def _complete(file: BinaryIO, start: int) -> tuple[int, bool]:
-    """Position after the last complete line, and whether an incomplete one follows."""
+    """Byte position at which the table's complete lines end, and whether the file ends within a cell."""
     size = file.seek(0, io.SEEK_END)
     begin = max(start, size - _KEPT_BYTES)
     file.seek(begin)
@@ -290,7 +290,7 @@ def cells(line: str, delimiter: str) -> list[str]:
 
 
 def byte_lines(file: BinaryIO) -> Iterator[bytes]:
-    """Lines from the file's current position; a file without line ends comes in pieces."""
+    """Lines from the file's current position; lines above 1 MiB are split."""
     return iter(lambda: file.readline(_LINE_LIMIT_BYTES), b"")
 
 

@@ -45,7 +45,7 @@ def without_secrets(words: Sequence[str]) -> tuple[str, ...]:
 
 
 def without_secrets_in(text: str) -> str:
-    """Any text without keys (recognised by their form), user names in URLs and the path of the user's home folder."""
+    """`text` without keys (recognised by their form), user names in URLs and the path of the user's home folder."""
     return without_home(TOKEN.sub(HIDDEN, USER_OF_URL.sub(f"{HIDDEN}@", text)))
 
 

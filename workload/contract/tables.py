@@ -330,7 +330,7 @@ def _fits(shown: Sequence[_TextColumn], width: int) -> bool:
 def _fitted(
     shown: Sequence[_TextColumn], marks: Sequence[_TextColumn], width: int
 ) -> tuple[list[_TextColumn], list[_TextColumn]]:
-    """Columns of `shown` that fit beside `marks`, and the columns that were dropped.
+    """Columns of `shown` that fit beside `marks` (the column of note numbers), and the columns that were dropped.
 
     Headings are broken into lines first, then long names are cut, then the last figures are dropped. Names are cut
     shorter if they would take more than half of the width. Facts and the first figure are never dropped: a row would be
