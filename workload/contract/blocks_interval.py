@@ -40,7 +40,7 @@ SUSPECTED = 0.2
 SUSPECTED_EARLIER = 4.0
 CAUTION = 2.0
 MOST_CORRELATED = 0.95
-# Larger lags change a sum of powers of 0.95 by less than a millionth.
+# Largest lag in a sum of powers of a correlation: larger lags change a sum for 0.95 by less than a millionth.
 MOST_LAGS = 400
 # Probability of a false alarm of the test for a trend, at one look. A false alarm only delays the end.
 TREND = 0.05

@@ -45,7 +45,7 @@ AGAIN_S = 0.05
 
 
 class _Watch:
-    """State of one `stoppable`: its first signal, and the hint of the error.
+    """State of one `stoppable` block: the first signal in the block, and the hint of the error.
 
     `dropped`: Python dropped the error; the next signal raises the error again. `deferrals`: number of
     `interruption_deferred` blocks around the running code; a signal raises the error only if this is 0.
@@ -158,8 +158,9 @@ def never_dropped() -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class ChildEnd:
-    """End of a child: its exit status, -N if signal N killed it, and the first signal that we received.
+    """End of a child process.
 
+    `code`: exit status, or -N if signal N killed the child. `signal`: first signal that this process received, if any.
     `out_of_memory`: the kernel killed a process for lack of memory while the child ran.
     """
 
@@ -286,7 +287,7 @@ def _signals_blocked() -> Iterator[None]:
 
 
 def end_with_parent() -> None:
-    """Interrupt this process when its stdin closes, if `LIFELINE` is set: then the parent is gone.
+    """If `LIFELINE` is set, interrupt this process when its stdin closes: the parent has ended then.
 
     After `ORPHAN_LIMIT_S` more seconds this process and its descendants are killed.
     """

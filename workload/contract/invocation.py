@@ -154,7 +154,7 @@ def _requirement(name: str, call: Call) -> str:
 
 
 def _packages(requires: Sequence[str], extra: str) -> Iterator[str]:
-    """Packages of an extra, including those of the extras that it names."""
+    """Packages of an extra of rooflaunch, including the packages of other extras that the extra names."""
     for requirement in requires:
         package, _, condition = map(str.strip, requirement.partition(";"))
         if condition != (f'extra == "{extra}"' if extra else ""):

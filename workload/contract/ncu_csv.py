@@ -276,7 +276,7 @@ def _large_cells() -> Iterator[None]:
 
 
 def lines_before(source: NcuSource, head: Preamble) -> int:
-    """Number of lines of the file down to the first header."""
+    """Number of the file's lines up to and including the first header."""
     with source.open() as file:
         return file.read(head.start).count(b"\n")
 

@@ -316,7 +316,7 @@ def _note_numbers(numbers: Mapping[str, int], by_row: Sequence[Sequence[str]]) -
 
 
 def _sentences_below(row: dict[str, Any], sentences: Sequence[Column], width: int) -> Iterator[str]:
-    """Sentences printed below a row."""
+    """Sentences printed below `row`, one for each column of `sentences` that has a value."""
     for column in sentences:
         if row[column.name] is not None:
             name = f"{column.heading}: " if len(sentences) > 1 else ""

@@ -15,7 +15,7 @@ from workload.contract.profile_record import ProfileResult
 from workload.contract.record import Record, Verdict
 from workload.contract.text import percent, percent_range, plain, seconds
 
-# Above this share of the wall time, the input pipeline and not the step decides the throughput.
+# Share of the wall time spent on waits for data above which the input pipeline, not the step, limits the throughput.
 INPUT_BOUND_FRACTION = 0.10
 # From this share of a roof on, the roof limits the step: without all other limits, the step is at most twice as fast.
 # Nsight Compute asks for 60 % before it calls a kernel bound by compute or memory
@@ -38,7 +38,7 @@ LEAST_WAITED_CPUS = 0.10
 MOST_UNATTRIBUTED = 0.05
 # A host needs about 5 us to launch a kernel: kernels shorter than two launches cannot fill a GPU.
 SMALL_KERNEL_S = 10e-6
-# CPU flags, one of them needed to compute in a precision; without any, each operation is emulated in fp32.
+# CPU flags by precision: a CPU with none of a precision's flags emulates each operation in fp32.
 NATIVE_FLAGS: Mapping[str, frozenset[str]] = {
     "bf16": frozenset({"avx512_bf16", "amx_bf16", "avx10", "bf16", "svebf16"}),
     "amp": frozenset({"avx512_fp16", "amx_fp16", "avx10", "asimdhp"}),
@@ -266,7 +266,7 @@ def traced_step_s(wall_s: float | None, busy_s: float | None) -> float | None:
     """Seconds of a step timed by torch.profiler alone: its wall time or its kernels' time, whichever is longer.
 
     None if both are unknown. A step that begins before the kernels of the previous step have ended may last longer than
-    the profiler marks.
+    the time between the profiler's marks.
     """
     return max(wall_s or 0.0, busy_s or 0.0) or None
 

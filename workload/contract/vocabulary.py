@@ -26,7 +26,7 @@ TELLING_CHARACTERS = 2000
 # capabilities are unknown.
 TENSOR_PIPE_IS_PRODUCTS = frozenset({"7.0", "7.2", "7.5", "8.6", "8.7", "8.9"})
 
-# On A100 and H100 `srcunit_ltcfabric` exists: traffic between the two halves of the L2 seems to be in `lts__t_bytes`.
+# A100 and H100 have metrics with `srcunit_ltcfabric`: `lts__t_bytes` seems to include traffic between the L2's halves.
 _L2, _L2_SPLIT = "requests of the whole GPU to L2", "requests to L2, most likely with those between its two halves"
 _SPLIT_L2 = ("8.0", "9.0")
 

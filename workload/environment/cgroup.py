@@ -44,7 +44,7 @@ def limits(machine: HostSystem) -> CgroupLimits:
 
 
 def throttled_s(machine: HostSystem, folder: str) -> float | None:
-    """Seconds for which the quota withheld CPUs from the group, summed over CPUs, since the group was made."""
+    """Seconds for which the quota withheld CPUs from the group of `folder`, summed over CPUs, since it was made."""
     stat = dict(
         line.split(maxsplit=1) for line in (machine.text(f"{folder}/cpu.stat") or "").splitlines() if " " in line
     )

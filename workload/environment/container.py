@@ -76,7 +76,7 @@ def _from_files(machine: HostSystem) -> ContainerRuntime | None:
 
 
 def _from_first_process(machine: HostSystem) -> ContainerRuntime | None:
-    """Runtime in the variable `container` (systemd.io/CONTAINER_INTERFACE), which Podman and LXC set too."""
+    """Runtime named by the interface systemd.io/CONTAINER_INTERFACE, which Podman and LXC follow too."""
     variables = (machine.text("/proc/1/environ") or "").split("\0")
     named = next((text.removeprefix("container=") for text in variables if text.startswith("container=")), None)
     name = named or machine.environ.get("container") or machine.text("/run/systemd/container")

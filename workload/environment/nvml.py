@@ -102,7 +102,7 @@ class GpuSensors:
             "memory_clock_max_mhz": ask("nvmlDeviceGetMaxClockInfo", memory),
             "sm_clock_application_mhz": ask("nvmlDeviceGetApplicationsClock", sm),
             "memory_clock_application_mhz": ask("nvmlDeviceGetApplicationsClock", memory),
-            # An idle GPU lowers its link: the current values are those of an idle GPU.
+            # An idle GPU lowers the speed of its PCIe link: these current values are the values of an idle GPU.
             "pcie_generation": ask("nvmlDeviceGetCurrPcieLinkGeneration"),
             "pcie_generation_max": ask("nvmlDeviceGetMaxPcieLinkGeneration"),
             "pcie_width": ask("nvmlDeviceGetCurrPcieLinkWidth"),
