@@ -66,7 +66,7 @@ class Quantity(StrEnum):
 
 
 class NoTableError(Exception):
-    """The file has no table of launches. `head`: its first bytes; `text`: these bytes as text, and ncu's messages."""
+    """The file has no table of launches. `head`: the first bytes; `text`: `head` as text, then ncu's messages."""
 
     def __init__(self, head: bytes, text: str) -> None:
         super().__init__("there is no table of launches")
@@ -83,7 +83,11 @@ class DamagedTableError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class NcuSource:
-    """A file with ncu's CSV; `content`: its bytes converted to UTF-8, None if no conversion was needed."""
+    """A file with ncu's CSV.
+
+    `content`: the file's bytes converted to UTF-8, None if no conversion was needed. `remarks`: sentences on
+    how the file was read. `losses`: the remarks on missing content.
+    """
 
     path: Path
     content: bytes | None = None
