@@ -32,10 +32,10 @@ FIRST_LOOK = 8
 GROWTH = 1.25
 # Probability that the interval of one look misses the true value. With 5 % instead, coverage falls to 91 %.
 NOMINAL = 0.03
-# An interval is widened if the estimated correlation is above SUSPECTED - SUSPECTED_EARLIER / blocks. That is -0.3 at 8
-# blocks, where a true correlation of 0.8 may be estimated so low, and approaches 0.2 at very many blocks. The interval
-# is widened for the estimate plus CAUTION standard errors. Without CAUTION, intervals of blocks with a correlation of
-# 0.8 cover 75 %; without the threshold, a series without correlation needs 50 % more blocks.
+# An interval is widened if the estimated correlation is above SUSPECTED - SUSPECTED_EARLIER / blocks. This threshold is
+# -0.3 at 8 blocks, where a true correlation of 0.8 may be estimated so low, and nears 0.2 at very many blocks. The
+# interval is widened for the estimate plus CAUTION standard errors. Without CAUTION, intervals of blocks with a
+# correlation of 0.8 cover 75 %; without the threshold, a series without correlation needs 50 % more blocks.
 SUSPECTED = 0.2
 SUSPECTED_EARLIER = 4.0
 CAUTION = 2.0

@@ -287,7 +287,7 @@ def _signals_blocked() -> Iterator[None]:
 
 
 def end_with_parent() -> None:
-    """If `LIFELINE` is set, interrupt this process when its stdin closes: the parent has ended then.
+    """Interrupt this process when its stdin closes (the parent has ended), if the variable `LIFELINE` is set.
 
     After `ORPHAN_LIMIT_S` more seconds this process and its descendants are killed.
     """
