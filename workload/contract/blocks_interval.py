@@ -32,19 +32,19 @@ FIRST_LOOK = 8
 GROWTH = 1.25
 # Probability that the interval of one look misses the true value. With 5 % instead, coverage falls to 91 %.
 NOMINAL = 0.03
-# An interval is widened if the estimated correlation is above SUSPECTED - SUSPECTED_EARLIER / blocks. That is -0.3 at 8
-# blocks, where a true correlation of 0.8 may be estimated so low, and approaches 0.2 at very many blocks. The interval
-# is widened for the estimate plus CAUTION standard errors. Without CAUTION, intervals of blocks with a correlation of
-# 0.8 cover 75 %; without the threshold, independent blocks need half as many again.
+# An interval is widened if the estimated correlation is above SUSPECTED - SUSPECTED_EARLIER / blocks. This threshold is
+# -0.3 at 8 blocks, where a true correlation of 0.8 may be estimated so low, and nears 0.2 at very many blocks. The
+# interval is widened for the estimate plus CAUTION standard errors. Without CAUTION, intervals of blocks with a
+# correlation of 0.8 cover 75 %; without the threshold, a series without correlation needs 50 % more blocks.
 SUSPECTED = 0.2
 SUSPECTED_EARLIER = 4.0
 CAUTION = 2.0
 MOST_CORRELATED = 0.95
-# Larger lags change a sum of powers of 0.95 by less than a millionth.
+# Largest lag in a sum of powers of a correlation: larger lags change a sum for 0.95 by less than a millionth.
 MOST_LAGS = 400
 # Probability of a false alarm of the test for a trend, at one look. A false alarm only delays the end.
 TREND = 0.05
-# Largest total of blocks to predict; None is reported above.
+# Largest total of blocks that is predicted; the prediction is None if more are needed.
 MOST_EXPECTED = 10_000
 # Number of bisections for a quantile: 60 give 15 digits.
 HALVINGS = 60
@@ -152,7 +152,7 @@ def _estimated_correlation(series: Sequence[float]) -> float:
 
 
 def _allowed_correlation(correlation: float, blocks: int) -> float:
-    """Correlation for which an interval is widened, from the estimated `correlation`; 0 if that is small."""
+    """Correlation for which an interval is widened, from the estimated `correlation`; 0 if the estimate is small."""
     if correlation <= SUSPECTED - SUSPECTED_EARLIER / blocks:
         return 0.0
     error = sqrt((1 - min(abs(correlation), 0.9) ** 2) / blocks)
@@ -162,7 +162,8 @@ def _allowed_correlation(correlation: float, blocks: int) -> float:
 def _widening(correlation: float, blocks: int) -> float:
     """Factor by which correlation between blocks raises the standard error of their mean.
 
-    Model: first-order autoregression. The mean varies more than with independent blocks, the blocks vary less about it.
+    Model: first-order autoregression. With correlated blocks, the mean varies more than with independent blocks, and
+    the blocks scatter less around their mean.
     """
     if correlation <= 0:
         return 1.0
@@ -184,7 +185,7 @@ def _trend(series: Sequence[float]) -> float | None:
 def student_quantile(outside: float, degrees: int) -> float:
     """Two-sided quantile t of Student's distribution: |t| is exceeded with probability `outside`.
 
-    Abramowitz & Stegun, Handbook of Mathematical Functions, 1964, 26.7.3 and 26.7.4; for many degrees 26.7.5.
+    Abramowitz & Stegun, Handbook of Mathematical Functions, 1964, 26.7.3, 26.7.4; for many degrees of freedom 26.7.5.
     """
     if degrees > MANY_DEGREES:
         z = NormalDist().inv_cdf(1 - outside / 2)
@@ -203,7 +204,7 @@ def student_quantile(outside: float, degrees: int) -> float:
 
 
 def _central_probability(angle: float, degrees: int) -> float:
-    """Probability that |t| is below sqrt(degrees) x tan(angle)."""
+    """Probability that |t| is below sqrt(degrees) x tan(angle), for Student's t with `degrees` degrees of freedom."""
     term = cos(angle) if degrees % 2 else 1.0
     total = 0.0
     for factor in range(2 + degrees % 2, degrees + 1, 2):

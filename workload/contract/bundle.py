@@ -220,7 +220,10 @@ def guarded_writes(folder: Path) -> Iterator[None]:
 
 
 def read(folder: Path) -> Bundle:
-    """Read and verify a complete bundle. Raises `BundleError` if it is incomplete, damaged, foreign or too new."""
+    """Read and verify a complete bundle.
+
+    Raises `BundleError` if the folder is no bundle, or if the bundle is incomplete, damaged or of a newer schema.
+    """
     files = verify(folder)
     return Bundle(path=folder, document=_read_document(folder), files=files)
 

@@ -26,7 +26,7 @@ def crc32c_of(content: BinaryIO) -> str:
 
 
 def crc32c_text(crc: int) -> str:
-    """Base64 of the big-endian value: `0` is `AAAAAA==`."""
+    """Checksum as text: base64 of its four bytes, big-endian. The checksum 0 is `AAAAAA==`."""
     return base64.b64encode(crc.to_bytes(4, "big")).decode()
 
 

@@ -25,7 +25,7 @@ wide_resnet50_2
 
 
 def unknown(name: str, known: Collection[str] = NAMES) -> UsageError:
-    """Error for a model that is not in `known`, with the nearest names."""
+    """Error for the model `name`, which is not in `known`; its hint has up to three similar names."""
     return UsageError(
         f"unknown model '{name}': it must be a torchvision classifier",
         hint=did_you_mean(name.lower(), known, most=3, after=" ") + "`python -m workload models` lists all",

@@ -1,4 +1,4 @@
-"""Removes unusable values from a JSON document: numbers that overflow, endless texts, endless nesting."""
+"""Removes unusable values from a JSON document: numbers that overflow, very long texts, very deep nesting."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,7 +14,10 @@ MAX_DEPTH = 30
 
 @dataclass(kw_only=True)
 class Cleaner:
-    """Removes unusable values from documents; `remarks`: removed values and broken rules; `places`: paths."""
+    """Removes unusable values from documents.
+
+    `remarks`: a sentence on each removed value, with the rule that it breaks; `places`: paths of the removed values.
+    """
 
     remarks: list[str] = field(default_factory=list)
     places: set[str] = field(default_factory=set)
@@ -30,7 +33,7 @@ class Cleaner:
         return cleaned
 
     def value(self, value: Any, where: tuple[str, ...] = ()) -> Any:
-        """Copy `value` with None for unusable values, and with text that can be encoded as UTF-8."""
+        """Copy `value`, whose path is `where`, with None for unusable values and with texts that UTF-8 can encode."""
         rule = _broken_rule(value, depth=len(where))
         if rule:
             place = clean(".".join(where))
@@ -80,5 +83,5 @@ def _is_clean(record: Mapping[str, Any]) -> bool:
 
 
 def clean(text: str) -> str:
-    """`text` in a form that UTF-8 can encode: half of a surrogate pair, which JSON can name, becomes its escape."""
+    """Replace each lone surrogate in `text` by its escape sequence: JSON allows it, but UTF-8 cannot encode it."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -23,7 +23,7 @@ LEAST_BLOCKS = 2
 # blocks. A single level would either keep noisy configurations in the estimate, or make the common scatter too small.
 LEAVES = 0.1
 OWN_BLOCKS = 0.15
-# The test compares a configuration with the others, so it needs at least three.
+# The test compares a configuration with the others, so the test needs at least three configurations.
 LEAST_FOR_TEST = 3
 # Positions are fitted only if at least this many degrees of freedom remain. With fewer, an interval without positions
 # is narrower, and reversed blocks already balance the positions.
@@ -67,7 +67,7 @@ class Contrast:
 
     @property
     def blocks(self) -> int:
-        """Number of blocks that have all of the difference's configurations."""
+        """Number of blocks that have all configurations of the difference."""
         return len(self.series)
 
 
@@ -135,7 +135,7 @@ class Design:
         )
 
     def _series(self, weights: Mapping[Hashable, float]) -> tuple[float, ...]:
-        """Contrast within each block that has all of its configurations."""
+        """Weighted sum of logarithms in each block that has all configurations of `weights`."""
         return tuple(fsum(weight * cell.log for cell, weight in cells) for cells in self._blocks_with(weights))
 
     def _without_positions(self, weights: Mapping[Hashable, float]) -> tuple[tuple[float, ...], float]:
@@ -148,7 +148,7 @@ class Design:
         return series, self._common.variance_of_positions(blocks)
 
     def _blocks_with(self, weights: Mapping[Hashable, float]) -> "list[list[tuple[_Cell, float]]]":
-        """Cells and weights of the configurations, for each block that has all of them."""
+        """Cells and weights of the configurations, for each block that has all configurations of `weights`."""
         sides = [{cell.block: cell for cell in self._cells_by_configuration.get(name, ())} for name in weights]
         blocks = [block for block in sides[0] if all(block in side for side in sides[1:])] if sides else []
         return [
@@ -158,8 +158,8 @@ class Design:
     def _position_columns(self) -> int | None:
         """Number of terms for positions in the fit: 0, 1, 2 or all; None if positions matter but cannot be estimated.
 
-        The two usual terms are a step after the first run of a block and a trend after it, as on a device that warms
-        up. All positions get a term if the usual terms do not fit.
+        The two usual terms are a jump after the first run of a block and a trend over the later runs, as on a device
+        that warms up. If the usual terms do not fit, each position gets a term.
         """
         positions = [cell.position for cell in self._cells]
         known = [position for position in positions if position is not None]
@@ -181,7 +181,7 @@ class Design:
         """
         full = _Fit(self._cells, every)
         if full.columns < every:
-            # These orders confound some positions with configurations, which does harm only if positions matter.
+            # The runs' orders confound some positions with configurations, which does harm only if positions matter.
             return None if _is_better(few, _Fit(self._cells, 0)) else usual
         if full.degrees < LEAST_BLOCKS or full.is_exact or not _is_better(full, few):
             return usual
@@ -208,7 +208,7 @@ class Design:
         return frozenset(pool), frozenset({*configurations} - {*pool} | own)
 
     def _p_values(self, pool: Sequence[Hashable]) -> dict[Hashable, float]:
-        """p-value of each configuration in a test of "scatters as the others" against "scatters more"."""
+        """p-value of each configuration of `pool`, in a test of "scatters as the others" against "scatters more"."""
         all_fit = self._fit(pool)
         p_values = {}
         for name in pool:
@@ -349,7 +349,7 @@ class _Fit:
 
 
 def _position_term(cell: _Cell, number: int, starts: float) -> float:
-    """Regressor of a run's position in its block; `starts` is the block's first position.
+    """Value of term `number` for a run's position in its block; `starts` is the first position.
 
     Term 0 is 1 for every run but the first. Term 1 counts positions after the second. Term n > 1 is 1 for the run
     that is n - 1 positions after the first.
@@ -404,7 +404,7 @@ class _TwoWay:
         return self._combined(large_sums, small_sums)
 
     def _combined(self, large_sums: Sequence[float], small_sums: Sequence[float]) -> list[float]:
-        """Solve the normal equations for these right sides; return each cell's sum of both parameters."""
+        """Solve the normal equations for these right-hand sides; return configuration plus block parameter per cell."""
         right = list(small_sums)
         for large, small in zip(self._large, self._small, strict=True):
             right[small] -= large_sums[large] / self._sizes[large]
@@ -465,7 +465,7 @@ def _inverse(matrix: list[list[float]]) -> tuple[list[list[float]], int]:
 
 
 def f_tail(ratio: float, first: float, second: float) -> float:
-    """Probability that an F statistic with these degrees of freedom exceeds `ratio`.
+    """Probability that an F statistic with `first` and `second` degrees of freedom exceeds `ratio`.
 
     Computed from the continued fraction of the incomplete beta function (Abramowitz & Stegun, 1964, 26.5.8 and 26.6.2).
     """

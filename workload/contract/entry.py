@@ -1,7 +1,7 @@
 """Entry code shared by all four programs: output that cannot be written, closed streams, Ctrl-C. Standard library only.
 
-A command's work continues if its output cannot be written. A reader that has left (`launch local | head`) is no
-error: the exit code is that of the work. If the output is lost for another reason (a full disk), a command that did its
+A command's work continues if its output cannot be written. A pipe whose reader has ended (`launch local | head`) is no
+error, and does not change the exit code. If the output is lost for another reason (a full disk), a command that did its
 work exits with 4. Messages on stderr that cannot be written are dropped.
 """
 
@@ -85,7 +85,7 @@ def enter(run: Callable[[], int]) -> int:
 
 
 def _explained(error: OSError) -> RooflaunchError | None:
-    """User error for a file name that is too long or a full disk; None for other errors of the system."""
+    """User error for a file name that is too long or a full disk; None for other errors of the operating system."""
     if error.errno == errno.ENAMETOOLONG:
         return UsageError(
             f"'{error.filename}' is too long for the name of a file: most file systems take 255 bytes",

@@ -22,7 +22,7 @@ class ExitCode(IntEnum):
     BAD_BUNDLE = 8
     NOT_POOLABLE = 9
     FINDINGS = 10
-    # Results of a duel, B against A; 0 means the same.
+    # Results of a duel, B compared with A; if both are equally fast, the exit code is 0.
     SLOWER = 11
     FASTER = 12
     NOT_DECIDABLE = 13
@@ -32,7 +32,7 @@ class ExitCode(IntEnum):
 class RooflaunchError(Exception):
     """Error caused outside the program.
 
-    Its message names the thing, its value and the broken rule; its hint the next step.
+    Its message names the thing, its value and the broken rule; its hint gives the next step.
     """
 
     exit_code: ClassVar[ExitCode] = ExitCode.BUG

@@ -94,7 +94,8 @@ def column(name: str = "", *, default: Any = None) -> Any:
 class Findings:
     """Values that `decode` left out.
 
-    `impossible`: measured figures with impossible values, so the document is refused; `missing`: required fields.
+    `remarks`: sentences on the values. `impossible`: measured figures with impossible values, so the document is
+    refused. `missing`: required fields.
     """
 
     remarks: list[str] = field(default_factory=list)
@@ -127,7 +128,11 @@ _Decode = Callable[[Any, str, Findings], Any]
 
 @dataclass(frozen=True, kw_only=True)
 class _Field:
-    """Field of a section. `kind`: of a plain value; `section`: of an object; `many`: Mapping or Sequence of values."""
+    """Field of a section.
+
+    `kind`: kind of a plain value. `section`: class of an object. `many`: Mapping or Sequence if the field holds several
+    values, else None.
+    """
 
     name: str
     kind: Kind | None
@@ -172,7 +177,7 @@ def from_facts(section: type[Section], facts: Mapping[str, Any]) -> Section:
 
 
 def unknown(section: type, facts: Mapping[str, Any], above: str = "") -> Iterator[str]:
-    """Names in `facts` that are not fields of the section or of the sections in it."""
+    """Names in `facts`, prefixed by `above`, that are not fields of the section or of the sections in it."""
     by_name = {item.name: item for item in _fields(section)}
     for name, value in facts.items():
         item = by_name.get(name)

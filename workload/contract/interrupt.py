@@ -35,7 +35,7 @@ CAUSES: Mapping[int, str] = {
 RUN_HINT = "run again; the unfinished bundle keeps its steps"
 # Environment variable of a child whose stdin is a pipe from its parent. The child ends when the pipe is closed.
 LIFELINE = "ROOFLAUNCH_LIFELINE"
-# A second Ctrl-C may be impatience, and a closing window sends two signals. A third signal kills the child.
+# Users may press Ctrl-C twice, and a closing window sends two signals. A third signal kills the child.
 SIGNALS_UNTIL_KILLED = 3
 # A trainer whose launcher is gone is killed after this time, even if its bundle is not sealed yet: somebody who
 # kills the launcher needs the machine. On a busy machine the trainer then ends within 15 s.
@@ -45,7 +45,7 @@ AGAIN_S = 0.05
 
 
 class _Watch:
-    """State of one `stoppable`: its first signal, and the hint of the error.
+    """State of one `stoppable` block: the first signal in the block, and the hint of the error.
 
     `dropped`: Python dropped the error; the next signal raises the error again. `deferrals`: number of
     `interruption_deferred` blocks around the running code; a signal raises the error only if this is 0.
@@ -123,7 +123,7 @@ def ignore_signals() -> None:
     """Ignore signals until the process ends: a signal during Python's own exit would show a traceback."""
     if threading.current_thread() is threading.main_thread():
         for number in SIGNALS:
-            # Not SIG_IGN: Python would complain of a signal that has come already.
+            # Not SIG_IGN: Python would report an error for a signal that arrived before and was not handled yet.
             signal.signal(number, lambda *_: None)
 
 
@@ -158,8 +158,9 @@ def never_dropped() -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class ChildEnd:
-    """End of a child: its exit status, -N if signal N killed it, and the first signal that we received.
+    """End of a child process.
 
+    `code`: exit status, or -N if signal N killed the child. `signal`: first signal that this process received, if any.
     `out_of_memory`: the kernel killed a process for lack of memory while the child ran.
     """
 
@@ -286,7 +287,7 @@ def _signals_blocked() -> Iterator[None]:
 
 
 def end_with_parent() -> None:
-    """Interrupt this process when its stdin closes, if `LIFELINE` is set: then the parent is gone.
+    """Interrupt this process when its stdin closes (the parent has ended), if the variable `LIFELINE` is set.
 
     After `ORPHAN_LIMIT_S` more seconds this process and its descendants are killed.
     """

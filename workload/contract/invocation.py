@@ -14,14 +14,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-# Beginning of a command that runs a script, with this process's Python, and of one that runs our trainer. With -P
-# Python does not import from its working folder, where a user may have a `workload` of their own.
+# Beginnings of commands with this process's Python: SCRIPTS runs a user's script, TRAINER our trainer. With -P Python
+# does not import from its working folder, where a user may have a `workload` of their own.
 PYTHON = (sys.executable, *(("-P",) if sys.flags.safe_path else ()))
 SCRIPTS = (*PYTHON, "-m", "rooflaunch")
 TRAINER = (*PYTHON, "-m", "workload")
 MODULES = {"launch": "launcher", "analyze": "analysis"}
-# Words after a program's name that make it a command: "launch again" is plain English. A test checks that every command
-# is here.
+# Only a program's name with one of these words after it is a command: "launch again" is plain English. A test checks
+# that every command is here.
 COMMANDS = {
     "launch": [
         "local",
@@ -71,7 +71,11 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """Facts on the start of this process. `started`: sys.argv[0]; `scripts`: folder of this installation's programs."""
+    """Facts on the start of this process.
+
+    `started`: sys.argv[0]. `scripts`: folder of this installation's programs. `path`: variable PATH. `folder`: working
+    folder.
+    """
 
     started: str
     python: str
@@ -150,7 +154,7 @@ def _requirement(name: str, call: Call) -> str:
 
 
 def _packages(requires: Sequence[str], extra: str) -> Iterator[str]:
-    """Packages of an extra, including those of the extras that it names."""
+    """Packages of an extra of rooflaunch, including the packages of other extras that the extra names."""
     for requirement in requires:
         package, _, condition = map(str.strip, requirement.partition(";"))
         if condition != (f'extra == "{extra}"' if extra else ""):
@@ -185,7 +189,10 @@ def _python(call: Call) -> str:
 
 
 def _is_on_path(name: str, folder: str, call: Call) -> bool:
-    """Whether a shell finds `name` in `folder`. Links are resolved in folders only: python in a venv is a link."""
+    """Whether a shell finds the program `name` in `folder`.
+
+    Symbolic links are resolved in folders, not in the program: python in a venv links to another folder's python.
+    """
     import shutil  # noqa: PLC0415
 
     known = shutil.which(name, path=call.path)

@@ -66,7 +66,7 @@ class Quantity(StrEnum):
 
 
 class NoTableError(Exception):
-    """The file has no table of launches. `head`: its first bytes; `text`: these bytes as text, and ncu's messages."""
+    """The file has no table of launches. `head`: the first bytes; `text`: `head` as text, then ncu's messages."""
 
     def __init__(self, head: bytes, text: str) -> None:
         super().__init__("there is no table of launches")
@@ -83,7 +83,11 @@ class DamagedTableError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class NcuSource:
-    """A file with ncu's CSV; `content`: its bytes converted to UTF-8, None if no conversion was needed."""
+    """A file with ncu's CSV.
+
+    `content`: the file's bytes converted to UTF-8, None if no conversion was needed. `remarks`: sentences on
+    how the file was read. `losses`: the remarks on missing content.
+    """
 
     path: Path
     content: bytes | None = None
@@ -192,7 +196,7 @@ def _header_in(line: bytes) -> tuple[tuple[str, ...], str] | None:
 
 
 def _complete(file: BinaryIO, start: int) -> tuple[int, bool]:
-    """Position after the last complete line, and whether an incomplete one follows."""
+    """Byte position at which the table's complete lines end, and whether the file ends within a cell."""
     size = file.seek(0, io.SEEK_END)
     begin = max(start, size - _KEPT_BYTES)
     file.seek(begin)
@@ -276,7 +280,7 @@ def _large_cells() -> Iterator[None]:
 
 
 def lines_before(source: NcuSource, head: Preamble) -> int:
-    """Number of lines of the file down to the first header."""
+    """Number of the file's lines up to and including the first header."""
     with source.open() as file:
         return file.read(head.start).count(b"\n")
 
@@ -290,7 +294,7 @@ def cells(line: str, delimiter: str) -> list[str]:
 
 
 def byte_lines(file: BinaryIO) -> Iterator[bytes]:
-    """Lines from the file's current position; a file without line ends comes in pieces."""
+    """Lines from the file's current position; lines above 1 MiB are split."""
     return iter(lambda: file.readline(_LINE_LIMIT_BYTES), b"")
 
 

@@ -22,7 +22,8 @@ BITS_PER_BYTE = 8
 class Peak:
     """Highest dense rates that a vendor claims; a fused multiply-add is 2 FLOP. `source`: title, address and date.
 
-    If the rate depends on the power limit, `flop_per_s` is that of the highest limit, `flop_per_s_low` of the lowest.
+    If the rate depends on the power limit, `flop_per_s` is the rate at the highest limit, and `flop_per_s_low` the rate
+    at the lowest.
     """
 
     gpu: str
@@ -72,8 +73,8 @@ class Gpu:
 def find(device_name: str | None, *, precision: str | None, memory_bytes: float | None = None) -> Peak | None:
     """Peak of a device by the name that NVML or torch reports.
 
-    None for an unknown device, or for one without units of this precision. `memory_bytes`, if known, must match: the
-    memory distinguishes devices of one name, for example a laptop's GPU from a desktop's.
+    None for an unknown device, or if the device has no units for this precision. `memory_bytes`, if known, must match:
+    the memory distinguishes devices of one name, for example a laptop's GPU from a desktop's.
     """
     gpu = find_gpu(device_name, memory_bytes=memory_bytes)
     row = next((row for row in gpu.peaks if row.precision == precision), None) if gpu else None

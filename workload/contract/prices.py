@@ -20,7 +20,10 @@ HOURS_PER_MONTH = 28 * 24
 
 @dataclass(frozen=True, kw_only=True)
 class VmPrice:
-    """USD per hour of a VM with its GPUs, without disk and address; None if unknown. `gpu`: its name in peaks.toml."""
+    """USD per hour of a VM with its GPUs, without disk and address; None if unknown.
+
+    `gpu`: name of the GPU in peaks.toml.
+    """
 
     machine_type: str
     gpu: str

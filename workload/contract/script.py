@@ -13,7 +13,7 @@ LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "mpirun", "horovodrun", "sru
 DATA = "{data}"
 DATA_EXAMPLE = "gs://BUCKET/PREFIX"
 HIDDEN = "[redacted]"
-# Options whose value is a secret, by the last words of the name: not --tokenizer, --max-tokens or --key-size.
+# Options whose value is a secret, known by the last words of the name: not --tokenizer, --max-tokens or --key-size.
 SECRET = re.compile(
     r"-+([\w-]*[-_.])?(token|secret|password|passwd|auth|credentials?|(api|access|secret|private)[-_]?key)",
     re.IGNORECASE,
@@ -45,7 +45,7 @@ def without_secrets(words: Sequence[str]) -> tuple[str, ...]:
 
 
 def without_secrets_in(text: str) -> str:
-    """Any text without keys (recognised by their form), user names in URLs and the path of the user's home folder."""
+    """`text` without keys (recognised by their form), user names in URLs and the path of the user's home folder."""
     return without_home(TOKEN.sub(HIDDEN, USER_OF_URL.sub(f"{HIDDEN}@", text)))
 
 

@@ -89,7 +89,7 @@ class Profile(StrEnum):
 
 
 class Origin(StrEnum):
-    """Source of a value that is not the default, strongest first."""
+    """Source of a value that is not the default; an earlier member overrides a later one."""
 
     OPTION = "option"
     ENVIRONMENT = "environment"
@@ -104,8 +104,9 @@ SYNTHETIC, CIFAR10, IMAGENETTE = "synthetic", "cifar10", "imagenette"
 CIFAR10_IMAGE_SIZE = 32
 IMAGENET_IMAGE_SIZE = 224
 MAX_DEFAULT_WORKERS = 8
-# 100 steps of resnet18 take half a second on an H100: too short for its clock and power to settle, and for telemetry,
-# which samples once a second. On a CPU 20 steps take longer than half a second, except for the smallest models.
+# 100 steps of resnet18 take half a second on an H100: too short for the GPU's clock and power to settle, and for
+# telemetry, which samples once a second. On a CPU 20 steps take longer than half a second, except for the smallest
+# models.
 GPU_MIN_SECONDS = 3.0
 # Options that a run of the user's own script has too; all others control our trainer.
 SCRIPT_OPTIONS = frozenset(
@@ -401,11 +402,11 @@ def resolve(
     *,
     script: Sequence[str] = (),
 ) -> Resolved:
-    """Combine options over environment over `rooflaunch.toml` in `config_folder` over defaults.
+    """Spec from options, environment variables, `rooflaunch.toml` in `config_folder` and defaults, in this priority.
 
     `typed` holds only the options of the command line. Raises `UsageError` for an unknown key or a value that breaks
-    its rule. With a script, options of our trainer raise `UsageError` if typed, and are ignored in environment and
-    file.
+    its rule. With a script, options of our trainer raise `UsageError` if typed, and are ignored in the environment and
+    in the file.
     """
     if script:
         _require_script_options(typed)
@@ -498,10 +499,10 @@ def arguments(spec: RunSpec) -> list[str]:
 
 
 class KeptCeilings(StrEnum):
-    """Stored ceilings that a run may use instead of measuring: ceilings of the last hour, or none.
+    """Stored ceilings, beside the bundles, that a run may use instead of measuring them.
 
-    Ceilings are stored beside the bundles. `block`: a later run of a block uses the ceilings of the block's first run,
-    whatever their age.
+    `hour`: ceilings of the last hour. `none`: no ceilings. `block`: ceilings of any age, so that a later run of a block
+    uses the ceilings of the block's first run.
     """
 
     HOUR = "hour"

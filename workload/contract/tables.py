@@ -316,7 +316,7 @@ def _note_numbers(numbers: Mapping[str, int], by_row: Sequence[Sequence[str]]) -
 
 
 def _sentences_below(row: dict[str, Any], sentences: Sequence[Column], width: int) -> Iterator[str]:
-    """Sentences printed below a row."""
+    """Sentences printed below `row`, one for each column of `sentences` that has a value."""
     for column in sentences:
         if row[column.name] is not None:
             name = f"{column.heading}: " if len(sentences) > 1 else ""
@@ -330,7 +330,7 @@ def _fits(shown: Sequence[_TextColumn], width: int) -> bool:
 def _fitted(
     shown: Sequence[_TextColumn], marks: Sequence[_TextColumn], width: int
 ) -> tuple[list[_TextColumn], list[_TextColumn]]:
-    """Columns of `shown` that fit beside `marks`, and the columns that were dropped.
+    """Columns of `shown` that fit beside `marks` (the column of note numbers), and the columns that were dropped.
 
     Headings are broken into lines first, then long names are cut, then the last figures are dropped. Names are cut
     shorter if they would take more than half of the width. Facts and the first figure are never dropped: a row would be

@@ -55,7 +55,7 @@ def _prefixed(value: float, unit: str, prefixes: tuple[tuple[float, str], ...], 
 
 
 def percent(share: float, *, decimals: int = 0) -> str:
-    """Share of 1 as text, never negative: `59 %`, `0.5 %`, `160 %`; below 0.001 `less than 0.1 %`.
+    """Share, at least 0, as text: 0.59 is `59 %`, 0.005 is `0.5 %`, 1.6 is `160 %`; below 0.001 `less than 0.1 %`.
 
     `decimals`: decimals of shares from 10 % on, to compare a share with a limit: `100.1 %`.
     """
@@ -68,7 +68,7 @@ def percent(share: float, *, decimals: int = 0) -> str:
 
 
 def signed_percent(share: float) -> str:
-    """Difference as text, from a share of 1: `+5.0 %`, `-12 %`. Small differences keep their first nonzero digit."""
+    """Relative difference as text: 0.05 is `+5.0 %`, -0.12 is `-12 %`. Small ones keep their first nonzero digit."""
     figure = f"{100 * share:+.{1 if abs(share) < WHOLE_FROM else 0}f}"
     return f"{100 * share:+.1g} %" if share and float(figure) == 0 else f"{figure} %"
 

@@ -15,14 +15,14 @@ from workload.contract.profile_record import ProfileResult
 from workload.contract.record import Record, Verdict
 from workload.contract.text import percent, percent_range, plain, seconds
 
-# Above this share of the wall time, the input pipeline and not the step decides the throughput.
+# Share of the wall time spent on waits for data above which the input pipeline, not the step, limits the throughput.
 INPUT_BOUND_FRACTION = 0.10
-# From this share of a roof on, the roof limits the step: nothing else can make the step more than twice as fast. Nsight
-# Compute asks for 60 % before it calls a kernel bound by compute or memory
+# From this share of a roof on, the roof limits the step: without all other limits, the step is at most twice as fast.
+# Nsight Compute asks for 60 % before it calls a kernel bound by compute or memory
 # (docs.nvidia.com/nsight-compute/ProfilingGuide, speed of light). A step reaches a smaller share than its kernels,
 # because the device is not full at its beginning and its end.
 LEAST_OF_ROOF = 0.5
-# Share of the step in which the device runs kernels. Below one half, the device is idle for longer than busy.
+# Share of the step in which the device runs kernels. Below one half, the device is idle for most of the step.
 LEAST_DEVICE_BUSY = 0.5
 # A ceiling is a median with a few per cent of noise. If a run reaches more than this share, the ceiling is wrong.
 ABOVE_CEILING = 1.05
@@ -34,11 +34,11 @@ COMPETED_SHARE = 0.75
 LEAST_WAITED_SHARE = 0.10
 # Waits for a CPU over the wall time, summed over threads. Shorter waits cannot slow a run by more than this share.
 LEAST_WAITED_CPUS = 0.10
-# Operators without a formula that take less of a trace's time than this change no verdict.
+# Share of a trace's time up to which operators without a formula change no verdict.
 MOST_UNATTRIBUTED = 0.05
 # A host needs about 5 us to launch a kernel: kernels shorter than two launches cannot fill a GPU.
 SMALL_KERNEL_S = 10e-6
-# CPU flags, one of them needed to compute in a precision; without any, each operation is emulated in fp32.
+# CPU flags by precision: a CPU with none of a precision's flags emulates each operation in fp32.
 NATIVE_FLAGS: Mapping[str, frozenset[str]] = {
     "bf16": frozenset({"avx512_bf16", "amx_bf16", "avx10", "bf16", "svebf16"}),
     "amp": frozenset({"avx512_fp16", "amx_fp16", "avx10", "asimdhp"}),
@@ -55,7 +55,7 @@ class Bound(StrEnum):
     NEITHER = "neither"
 
 
-# Default reason for an unknown limit.
+# Default reason why a step's limit is unknown.
 UNKNOWN = "FLOP, bytes or roofs of the step are unknown"
 # Printed names of bounds, where the value of `Bound` is not clear by itself.
 NAMES: Mapping[str | None, str] = {None: "unknown", Bound.NEITHER: "neither compute nor memory"}
@@ -80,9 +80,9 @@ class Figures:
 
     `step_s`: wall time of a step without waits for data; with `kernels_alone`, the kernels' own time, so that gaps
     between kernels are unknown. `device_busy_share`: share of the step in which kernels (on a CPU operators) run; an
-    upper limit of that share with `device_busy_is_upper_limit`. `running`: `kernels` or `operators`. `flop`,
-    `bytes_low`, `bytes_high`: per step; counted bytes have equal ends. `possible_causes`: sentences for a step that
-    no roof limits.
+    upper limit of this share if `device_busy_is_upper_limit`. `running`: `kernels` or `operators`. `flop`: FLOP per
+    step. `bytes_low`, `bytes_high`: fewest and most bytes per step, equal if the bytes were counted.
+    `possible_causes`: sentences for a step that no roof limits.
     """
 
     step_s: float | None
@@ -168,9 +168,10 @@ def _decided(figures: Figures, shares: tuple[float, float, float] | None, why_un
 def by_fractions(*, compute: float, low: float) -> Bound:
     """Decide which roof limits a step.
 
-    `low`: share of the memory roof, by the fewest bytes that the step can have moved. Compute is the limit from
-    half of its roof on. Memory is the limit if the fewest bytes reach half of its roof: further bytes may have stayed
-    in caches. If even the fewest bytes exceed the bandwidth, caches hold the tensors and memory is not the limit.
+    `compute`: share of the compute roof. `low`: share of the memory roof, by the fewest bytes that the step can have
+    moved. Compute is the limit from half of its roof on. Memory is the limit if the fewest bytes reach half of the
+    memory roof: further bytes may have stayed in caches. If even the fewest bytes exceed the bandwidth, caches hold the
+    tensors and memory is not the limit.
     """
     is_memory = LEAST_OF_ROOF <= low <= ABOVE_CEILING
     if is_memory and low > compute:
@@ -179,14 +180,17 @@ def by_fractions(*, compute: float, low: float) -> Bound:
 
 
 def memory_share_text(low: float, high: float) -> str:
-    """Share of the bandwidth as text, without the parts above 100 %: such bytes stayed in caches."""
+    """Share of the bandwidth as text: `12 % to 30 %`; `60 % or more` if `high` is clearly above 1.
+
+    `an unknown share` if `low` is clearly above 1 too: bytes above the bandwidth stayed in caches.
+    """
     if low > ABOVE_CEILING:
         return "an unknown share"
     return f"{percent(low)} or more" if high > ABOVE_CEILING else percent_range(low, high)
 
 
 def _neither(figures: Figures, reached: str, *, low: float, high: float) -> Iterator[str]:
-    """Reasons why no roof is the limit, followed by possible causes."""
+    """Reasons why no roof is the limit, then possible causes; `reached`: shares of the roofs as text."""
     if figures.kernels_alone:
         yield reached
     elif low > ABOVE_CEILING:
@@ -262,16 +266,16 @@ def traced_step_s(wall_s: float | None, busy_s: float | None) -> float | None:
     """Seconds of a step timed by torch.profiler alone: its wall time or its kernels' time, whichever is longer.
 
     None if both are unknown. A step that begins before the kernels of the previous step have ended may last longer than
-    the profiler marks.
+    the time between the profiler's marks.
     """
     return max(wall_s or 0.0, busy_s or 0.0) or None
 
 
 def device_busy_share(run: Record) -> float | None:
-    """Share of a step in which the device runs kernels (on a CPU operators); None if no profile tells.
+    """Share of a step in which the device runs kernels (on a CPU operators); None if no profile has it.
 
-    Our own profile is a separate pass, in which overlapping kernels count in full and none runs faster than without a
-    profiler. The share is therefore an upper limit, and None if it reaches 100 %.
+    Our own profile is a separate pass, in which overlapping kernels count in full and no kernel runs faster than
+    without a profiler. The share is therefore an upper limit, and None if it reaches 100 %.
     """
     profile = run.profile
     if run.imported is not None:

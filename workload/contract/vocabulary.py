@@ -17,7 +17,7 @@ _TENSOR_KERNEL = re.compile(
     r"|flash_(?:fwd|bwd)_|fmha_cutlass[FB]_b?f16",  # attention in 16 bit
     re.IGNORECASE,
 )
-# Characters of a kernel's name to search: only template arguments follow.
+# Number of a kernel name's first characters to search: only template arguments follow.
 TELLING_CHARACTERS = 2000
 
 # Compute capabilities on which every instruction of the tensor pipe is a matrix product. On 8.0 and 9.0 the compiler
@@ -26,7 +26,7 @@ TELLING_CHARACTERS = 2000
 # capabilities are unknown.
 TENSOR_PIPE_IS_PRODUCTS = frozenset({"7.0", "7.2", "7.5", "8.6", "8.7", "8.9"})
 
-# On A100 and H100 `srcunit_ltcfabric` exists: traffic between the two halves of the L2 seems to be in `lts__t_bytes`.
+# A100 and H100 have metrics with `srcunit_ltcfabric`: `lts__t_bytes` seems to include traffic between the L2's halves.
 _L2, _L2_SPLIT = "requests of the whole GPU to L2", "requests to L2, most likely with those between its two halves"
 _SPLIT_L2 = ("8.0", "9.0")
 
@@ -42,8 +42,8 @@ CALIBRATION_RANGE = re.compile(r"calibration (\w+)")
 # Counted FLOP of a matrix product of known size, over 2 n^3. Libraries pad and reduce, which adds a few per cent. A
 # smaller ratio means that the counters miss operations.
 CALIBRATED_FROM, CALIBRATED_TO = 0.98, 1.10
-# Counted FLOP of a step over those of the model (Winograd 0.7, element-wise work 1.1). Outside of this range operations
-# are missing or padded.
+# Counted FLOP of a step over the FLOP of the model's formulas: 0.7 with Winograd convolutions, 1.1 with element-wise
+# work. Outside of this range operations are missing or padded.
 MODEL_RATIO_FROM, MODEL_RATIO_TO = 0.7, 1.5
 
 
@@ -81,7 +81,10 @@ def names_tensor_cores(kernel: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class TensorMetric:
-    """Operations that a metric of tensor cores counts; None: operations of all instructions, or of all accumulators."""
+    """Operations that a metric of tensor cores counts.
+
+    `instruction`, `accumulator`: None if the metric counts all instructions or all types of accumulators.
+    """
 
     instruction: str | None
     operands: frozenset[str]

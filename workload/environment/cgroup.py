@@ -44,7 +44,7 @@ def limits(machine: HostSystem) -> CgroupLimits:
 
 
 def throttled_s(machine: HostSystem, folder: str) -> float | None:
-    """Seconds for which the quota withheld CPUs from the group, summed over CPUs, since the group was made."""
+    """Seconds for which the quota withheld CPUs from the group of `folder`, summed over CPUs, since it was made."""
     stat = dict(
         line.split(maxsplit=1) for line in (machine.text(f"{folder}/cpu.stat") or "").splitlines() if " " in line
     )
@@ -79,12 +79,12 @@ def _own_groups(machine: HostSystem) -> dict[str, str]:
 
 
 def _upwards(mount: Mount, group: str) -> Iterator[str]:
-    """Folders from the group's up to the mount point; for a group outside the mounted part only the mount point."""
+    """Folders from the group's folder up to the mount point; only the mount point for a group outside of the mount."""
     try:
         inside = PurePosixPath(group).relative_to(mount.root)
     except ValueError:
         inside = PurePosixPath()
-    # A process that was moved out of its namespace's part sees "/../other", which is not below this mount.
+    # A process that was moved to a group outside of its namespace sees "/../other", which is not below this mount.
     if ".." in inside.parts:
         inside = PurePosixPath()
     for part in (inside, *inside.parents):

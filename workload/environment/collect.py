@@ -23,12 +23,13 @@ def collect(
 ) -> dict[str, object]:
     """Sections of run.json's `environment`; `device` in torch's form: `cuda:0`.
 
-    A fact that cannot be read is None, and so is a section that does not apply: `cloud` off Compute Engine, `container`
-    outside one, `slurm` outside a job. `outside`: facts that a launcher read on the host; these have priority.
+    None stands for a fact that cannot be read, and for a section that does not apply: `cloud` off Compute Engine,
+    `container` outside of containers, `slurm` outside of a job. `outside`: facts that a launcher read on the host,
+    with priority over facts read here.
     """
     machine = machine or HostSystem()
     sections = {
-        # The host comes first: later, the load average would include the work below.
+        # Facts of the host are read first: later, the load average would include the work below.
         "host": host_facts(machine, dataset_path=dataset_path),
         "device": device_facts(machine, torch.device(device)),
         "software": software_facts(machine),

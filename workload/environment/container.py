@@ -39,7 +39,7 @@ SHM = "/dev/shm"  # noqa: S108 - its size is read; nothing is written there
 
 
 def container_facts(machine: HostSystem) -> dict[str, object] | None:
-    """Facts of the container; None outside one.
+    """Facts of the container in which this process runs; None outside of containers.
 
     The limits of CPU and memory are the same as in the host section: the process is in one control group.
     """
@@ -76,7 +76,7 @@ def _from_files(machine: HostSystem) -> ContainerRuntime | None:
 
 
 def _from_first_process(machine: HostSystem) -> ContainerRuntime | None:
-    """Runtime by systemd.io/CONTAINER_INTERFACE, which Podman and LXC follow too."""
+    """Runtime named by the interface systemd.io/CONTAINER_INTERFACE, which Podman and LXC follow too."""
     variables = (machine.text("/proc/1/environ") or "").split("\0")
     named = next((text.removeprefix("container=") for text in variables if text.startswith("container=")), None)
     name = named or machine.environ.get("container") or machine.text("/run/systemd/container")
@@ -91,7 +91,7 @@ def _from_groups(machine: HostSystem) -> ContainerRuntime | None:
 
 
 def _from_root(machine: HostSystem) -> ContainerRuntime | None:
-    """Unknown runtime if the root is an overlay, as for images; None if it is a disk, as for an installed system."""
+    """Runtime `unknown` if the root file system is an overlay, as containers have; None for any other file system."""
     overlay = any(mount.point == "/" and mount.kind == "overlay" for mount in mounts(machine))
     return ContainerRuntime.UNKNOWN if overlay else None
 

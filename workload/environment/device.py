@@ -22,7 +22,7 @@ LITTLE_FREE_BYTES = 1 << 30
 OLDEST_DRIVER = {11: 450, 12: 525, 13: 580}
 DRIVER_VERSION, WSL_DEVICE = "/proc/driver/nvidia/version", "/dev/dxg"
 DRIVER_QUERY = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
-# PyPI's torch for CUDA 13 begins at compute capability 7.5.
+# Compute capability of Volta GPUs; PyPI's torch for CUDA 13 supports 7.5 and later.
 VOLTA = "7.0"
 VOLTA_CURE = "launch build --flavour volta, then --flavour volta; or a torch up to 2.14 built for CUDA 12.6"
 CPU_HINT = "--cpu runs without a GPU"
@@ -107,7 +107,7 @@ def _driver_version(machine: HostSystem) -> str | None:
 
 
 def _missing_code() -> Obstacle | None:
-    """Obstacle if the wheel has no code for the GPU, which is older or much newer: every kernel would fail."""
+    """Obstacle if torch has no code for the GPU, because the GPU is too old or too new: every kernel would fail."""
     major, minor = torch.cuda.get_device_capability()
     capability, built = f"{major}.{minor}", torch.cuda.get_arch_list()
     # PTX of an older capability is compiled for the newer one at the first start.

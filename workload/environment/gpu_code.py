@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 
 def missing(capabilities: Iterable[str], targets: Sequence[str]) -> list[str]:
-    """Compute capabilities (`8.9`) that no target (`sm_86`) serves, in their order."""
+    """Compute capabilities (`8.9`) that no target (`sm_86`) supports, in the order of `capabilities`."""
     built = {_split(target.removeprefix("sm_")) for target in targets if target.startswith("sm_")}
     return [wanted for wanted in capabilities if not any(_serves(_pair(wanted), each) for each in built)]
 
@@ -26,7 +26,7 @@ def built_targets() -> list[str]:
 
 
 def _split(digits: str) -> tuple[int, int]:
-    """Major and minor of `86`, `90a` or `120`."""
+    """Major and minor version in the digits of a target, such as `86`, `90a` or `120`."""
     number = digits.rstrip("abcdefghijklmnopqrstuvwxyz")
     return int(number[:-1]), int(number[-1])
 

@@ -1,7 +1,7 @@
 """Detects CPUs that report instructions, for example AMX in a virtual machine, and then fault on them.
 
-PyTorch's oneDNN trusts the CPU, and the process dies of SIGILL. Therefore a child process tries a small step first. If
-the child dies, oneDNN is limited to an older instruction set,
+PyTorch's oneDNN uses what the CPU reports, and the process dies of SIGILL. Therefore a child process tries a small step
+first. If the child dies, oneDNN is limited to an older instruction set,
 https://uxlfoundation.github.io/oneDNN/dev_guide_cpu_dispatcher_control.html.
 """
 

@@ -28,8 +28,8 @@ class GpuSensors:
     def open(cls, index: int, *, library: ModuleType | None = None, properties: object = None) -> "GpuSensors | None":
         """Open the GPU that torch calls `cuda:index`; None without NVML, or if it is uncertain which GPU that is.
 
-        `properties`: torch's properties of that device. CUDA numbers the devices that CUDA_VISIBLE_DEVICES leaves,
-        fastest first; NVML numbers all, by bus. Only UUID and bus address mean the same to both.
+        `properties`: torch's properties of that device. CUDA numbers the devices in CUDA_VISIBLE_DEVICES, the fastest
+        first; NVML numbers all devices by bus address. Only UUID and bus address identify a GPU in both.
         """
         library = library or _load()
         if library is None:
@@ -73,9 +73,9 @@ class GpuSensors:
         }
 
     def _power_w(self) -> float | None:
-        """Power in watts at this moment, if the driver reports it.
+        """Power in watts at this moment, or by the usual query if the driver does not report the present power.
 
-        Otherwise the result of the usual query, which on Ampere (except A100) and later is a mean over 1 s.
+        On Ampere (except A100) and later GPUs the usual query returns a mean over 1 s.
         """
         field = getattr(self.library, "NVML_FI_DEV_POWER_INSTANT", None)
         values = None if field is None else self._ask("nvmlDeviceGetFieldValues", (field,))
@@ -102,7 +102,7 @@ class GpuSensors:
             "memory_clock_max_mhz": ask("nvmlDeviceGetMaxClockInfo", memory),
             "sm_clock_application_mhz": ask("nvmlDeviceGetApplicationsClock", sm),
             "memory_clock_application_mhz": ask("nvmlDeviceGetApplicationsClock", memory),
-            # An idle GPU lowers its link: the current values are those of an idle GPU.
+            # An idle GPU lowers the speed of its PCIe link: these current values are the values of an idle GPU.
             "pcie_generation": ask("nvmlDeviceGetCurrPcieLinkGeneration"),
             "pcie_generation_max": ask("nvmlDeviceGetMaxPcieLinkGeneration"),
             "pcie_width": ask("nvmlDeviceGetCurrPcieLinkWidth"),
@@ -147,7 +147,7 @@ def _by_uuid(library: ModuleType, properties: object) -> object | None:
 
 
 def _by_bus(library: ModuleType, properties: object) -> object | None:
-    """Handle by bus address, which also finds the GPU of a MIG slice, whose own UUID is of another kind."""
+    """Handle by bus address, which also finds the GPU of a MIG slice: a slice's UUID is not its GPU's."""
     names = ("pci_domain_id", "pci_bus_id", "pci_device_id")
     domain, bus, device = (getattr(properties, name, None) for name in names)
     if domain is None or bus is None or device is None:

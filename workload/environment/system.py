@@ -54,9 +54,10 @@ def os_name(machine: HostSystem) -> str | None:
 
 
 def virtualization_facts(machine: HostSystem) -> dict[str, object] | None:
-    """Hypervisor under systemd's names ("none" on bare metal, "unknown" if it hides its name), and the fact's source.
+    """Hypervisor under systemd's names, and the source of this fact; None if unknown.
 
-    None if unknown. systemd-detect-virt gets `--vm`, because without it the tool names a container if there is one.
+    The name is "none" on bare metal, "unknown" for a hypervisor that hides its name. systemd-detect-virt
+    gets `--vm`, because without this option the tool names a container if there is one.
     """
     if detected := machine.tool("systemd-detect-virt", "--vm"):
         return {"hypervisor": detected, "source": "systemd-detect-virt"}
