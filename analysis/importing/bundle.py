@@ -103,7 +103,7 @@ def require_model_and_batch(path: Path, model: str | None, batch_size: int | Non
 
 
 def notes_on_peaks(device_name: str | None) -> list[str]:
-    """One note if the file names a device whose peak rates are unknown; else an empty list."""
+    """Note, if the file names a device whose peak rates are unknown; else an empty list."""
     if device_name is None or any(device_name in gpu.names for gpu in peaks.gpus()):
         return []
     return [f"the file names the device '{device_name}', whose peaks are not known: it has no roof"]

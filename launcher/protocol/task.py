@@ -38,7 +38,7 @@ class Task:
 
     @property
     def blocks(self) -> int:
-        """Number of blocks of which the task has at least one run."""
+        """Number of blocks with at least one run in the task."""
         return len({run.block for run in self.runs})
 
     def __str__(self) -> str:

@@ -215,7 +215,7 @@ class _MetricRows:
         return None
 
     def unknown_units(self, role: MetricRole) -> list[str]:
-        """One warning if the role's numbers have no unit of its kind; labels are skipped: they may fit another role."""
+        """Warning, if the role's numbers have no unit of its kind; labels are skipped: they may fit another role."""
         for metric in role.metrics:
             rows = (self.metric == self.metric_names.index(metric)) & ~np.isnan(self.value)
             if rows.any() and not metrics.is_label(metric):

@@ -24,7 +24,7 @@ TAKEN = re.compile(rb"slurmstepd.*CANCELLED AT \S+ DUE TO (PREEMPTION|JOB REQUEU
 
 @dataclass(frozen=True, kw_only=True)
 class Element:
-    """One start of a launch on a node; `log_start`: length of the launch's log in bytes before this start."""
+    """Start of a launch on a node; `log_start`: length of the launch's log in bytes before this start."""
 
     home: Path
     variables: Mapping[str, str]
