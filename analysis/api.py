@@ -1,4 +1,4 @@
-"""Public face of `import analysis`: the tables of runs, and the tables of the commands as methods."""
+"""Public interface of `import analysis`: the tables of runs, and the tables of the commands as methods."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass

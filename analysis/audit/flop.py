@@ -236,7 +236,10 @@ IMPORT_AGAIN = (
 
 
 def counted_against_model(case: Case, kernels: pd.DataFrame | None) -> str | Hit | None:
-    """Finding on counted FLOP that contradict the recorded model (imports: the model of the label), else None."""
+    """Finding on counted FLOP that contradict the run's model, else None.
+
+    The model of an imported run is the one that the user named.
+    """
     if case["imported"]:
         if kernels is None:
             return None

@@ -88,8 +88,8 @@ def compare(
 
     `by`: the compared fact; None: the first fact in which otherwise equal runs differ (column `by` names this fact).
     `baseline`: the value that all others are compared with, on the left. Without it all pairs are compared; with more
-    than six values and without `all_pairs`, only the value with the most runs against each other one. `allow_mixed`:
-    facts in which runs of one side may differ; runs that differ in other facts make separate pairs (see
+    than six values and without `all_pairs`, the value with the most runs is compared with each other value.
+    `allow_mixed`: facts in which runs of one side may differ; runs that differ in other facts make separate pairs (see
     `analysis.compare.pairing`).
 
     Raises `NotPoolableError` (exit code 9) if no run has a counterpart on the other side, `UsageError` for an unknown

@@ -165,7 +165,10 @@ def _plausible(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _rounds(every: pd.DataFrame, keys: Sequence[str], names: Sequence[str]) -> list[list[int]]:
-    """Row numbers of `every` in as few parts as possible; within a part, each key has only one set of names."""
+    """Row numbers of `every`, split into as few parts as possible.
+
+    Within a part, rows with equal values in the columns `keys` also have equal values in the columns `names`.
+    """
     seen: dict[tuple[Any, ...], dict[tuple[Any, ...], int]] = defaultdict(dict)
     rounds: dict[int, list[int]] = defaultdict(list)
     for number, (key, name) in enumerate(zip(_tuples(every, keys), _tuples(every, names), strict=True)):

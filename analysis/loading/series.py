@@ -244,7 +244,7 @@ def _whole_steps(rows: StepRows) -> Mask:
 
 
 def _no_time_stamp(rows: StepRows) -> Mask:
-    """Time stamps out of range: ours start at 0, a log's clock may have been set back."""
+    """Rows with a time stamp out of range: below 0, except in an imported log, whose clock may have been set back."""
     of_a_log, of_ours = rows.outside("ended_at_s", -LONGEST_S, LONGEST_S), rows.outside("ended_at_s", 0, LONGEST_S)
     return np.where(rows.imported, of_a_log, of_ours)
 

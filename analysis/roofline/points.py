@@ -434,7 +434,7 @@ class ShiftRow:
 
 
 def shifts(results: Tables) -> pd.DataFrame:
-    """How batch size and precision move a step: a row per step from one to the next, all else being equal.
+    """Effect of batch size and precision on a step: a row per pair of neighbouring values, all else being equal.
 
     `changed` is `batch_size` or `precision`, from `left` to `right`; `at`: value of the other one. Ratios are
     right by left. A lower bound of FLOP is compared with nothing.

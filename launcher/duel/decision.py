@@ -252,7 +252,7 @@ class _Evidence:
         self._count, self._sum, self._squares, self._within = 0, 0.0, 0.0, 0.0
 
     def add(self, quadruple: _Quadruple) -> None:
-        """Count one more quadruple."""
+        """Add what one more quadruple (four segments in turn, such as A B B A) shows."""
         difference = self._sign * (quadruple.difference - self._shift)
         size = difference / quadruple.spread
         for number, stake in enumerate(STAKES):
@@ -297,7 +297,7 @@ class _Claims:
         self._limit, self._count = log(2 / error), 0
 
     def add(self, quadruple: _Quadruple) -> None:
-        """Count one more quadruple."""
+        """Add what one more quadruple (four segments in turn, such as A B B A) shows."""
         self._count += 1
         for evidence in (*self._beyond.values(), *self._signs.values(), *self._within):
             evidence.add(quadruple)

@@ -170,7 +170,7 @@ class Launcher:
         self._store_calls: Counter[str] = Counter()
 
     def calls(self) -> dict[str, int]:
-        """Number of requests to place and store so far, by kind."""
+        """Number of requests sent so far to the place and to the store, by kind."""
         return {**self._machines.calls, **self._store_calls}
 
     def once(self, plan: Plan, *, detach: bool) -> tuple[LaunchOutcome, bool]:

@@ -1,4 +1,4 @@
-"""Callbacks that follow a run from outside, instead of a terminal."""
+"""Callbacks with the progress of a run, for programs such as the agent that show it elsewhere than on a terminal."""
 
 import threading
 import time

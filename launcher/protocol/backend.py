@@ -207,7 +207,7 @@ class Plan(Protocol):
         """Text for the user before anything costs money: machine, price, limit, and what the plan cannot promise."""
 
     def sent_text(self) -> str:
-        """Request that the place would be sent, with its long texts shortened."""
+        """Request as it would be sent to the place, with long texts shortened."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for `--dry-run --format json`."""

@@ -196,7 +196,11 @@ class _Driver:
         self._signals.append(number)
 
     def _answer(self, number: int) -> None:
-        """React to a signal: the first Ctrl-C asks, the second leaves, the third stops waiting; other signals leave."""
+        """React to a signal.
+
+        The first Ctrl-C asks the user what to do. The second leaves: this process ends, and the runs continue without
+        it. The third also stops waiting for requests under way. Other signals leave.
+        """
         if self._control.is_leaving:
             self._control.kill()
             self._is_impatient = True

@@ -30,7 +30,7 @@ class ExitCode(IntEnum):
 
 
 class RooflaunchError(Exception):
-    """Error caused outside the program.
+    """Error whose cause is outside the program; each subclass has its own exit code.
 
     Its message names the thing, its value and the broken rule; its hint gives the next step.
     """

@@ -240,7 +240,7 @@ class Trace:
         self._step_s: dict[str, float] = {}
 
     def begin(self, usual: tuple[Part, ...]) -> None:
-        """Put a label around the step."""
+        """Open a profiler range, the step's label, which `end` closes; the parts of the usual step are not needed."""
         del usual
         self._clock.synchronize()
         if self._plain_s is not None:

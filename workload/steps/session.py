@@ -237,7 +237,7 @@ class Session:
             self._counter.ignores = self._is_evaluating
 
     def gradients_on(self) -> None:
-        """End work without gradients; assign the time of an evaluation to validation."""
+        """Note that gradients are on again; an evaluation that ends here counts as validation."""
         if not self._is_observed():
             return
         if self._counter:

@@ -310,7 +310,7 @@ class Downloader:
         return files, count
 
     def _download_file(self, folder: Path, wanted: Wanted) -> int:
-        """Download to a partial file, compare, move to its place; return the number of bytes received."""
+        """Download a file beside its place, compare it with the listing, move it there; return the bytes received."""
         token = hashlib.sha256(wanted.name.encode()).hexdigest()[:16]
         # A partial file has the version in its name, so that it is continued only with the same content.
         partial = folder / PARTIAL / f"{token}-{wanted.remote.version}"

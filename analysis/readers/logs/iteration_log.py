@@ -435,7 +435,10 @@ def _labels(columns: _Columns, rows: Iterable[tuple[int, Sequence[str]]]) -> dic
 
 
 def _iterations(steps: Sequence[float | None] | None, rows: int) -> tuple[list[int], list[str]]:
-    """Per row, the iterations since the previous row, and remarks; the usual advance if the step column restarts."""
+    """Number of iterations since the previous row, for each row, and remarks.
+
+    A row at which the step column restarts gets the most common number of the other rows.
+    """
     if steps is None or None in steps or len(set(steps)) == 1:
         return [1] * rows, []
     numbers = [step for step in steps if step is not None]

@@ -1,4 +1,7 @@
-"""The metrics that are read and their meaning (metrics.toml, and tensor operations by name), and their columns."""
+"""Metrics of ncu that are read: their meaning, and their columns in a table of launches.
+
+The meaning is in metrics.toml; that of tensor operations is in the metric's name.
+"""
 
 import functools
 import re

@@ -102,7 +102,10 @@ class Context:
 
     @classmethod
     def collect(cls, calls: Iterable[Call], steps: int) -> "Context":
-        """Collect the context from all calls in the steps; the gradient of a convolution has its output's shape."""
+        """Context of all calls in the steps.
+
+        The output of a convolution has the shape of the gradient that its backward pass receives.
+        """
         outputs: dict[tuple[Shape, Shape], set[Shape]] = {}
         gradients = 0
         for call in calls:
@@ -367,7 +370,7 @@ def _convolution_backward(arguments: _Arguments) -> _Product:
 
 
 def _matmul(first: int) -> Callable[[_Arguments], _Product]:
-    """Work of a matrix product; `first`: position of the left factor, after a term that is added."""
+    """Function for the work of a matrix product; `first`: position of the left factor (1 in addmm, after the term)."""
 
     def product(arguments: _Arguments) -> _Product:
         left, right = arguments.shape(first), arguments.shape(first + 1)
