@@ -66,7 +66,7 @@ def test_what_is_not_confirmed_is_an_error(clouds: Clouds) -> None:
             require_gone(removed)
         assert raised.value.report() == (
             f"error: not confirmed to be gone: VM {plan.name} in {ZONE}: the VM still exists\nhint: run the "
-            "same command again; launch status"
+            "same command again; launch status shows what is left"
         )
 
 
