@@ -34,6 +34,7 @@ from workload.contract.errors import (
     ToolError,
     UsageError,
 )
+from workload.contract.interrupt import raise_if_interrupted
 from workload.contract.record import Status, to_json
 from workload.contract.text import counted
 from workload.storage import fetch
@@ -357,6 +358,8 @@ def follow(
                 _remove(session, watch, launch, output)
         if launch.has_ended:
             return launch
+        # A library may have caught the error of a Ctrl-C during the poll.
+        raise_if_interrupted()
         session.on_event(Event(kind=EventKind.PROGRESS, text=_progress(session, launch), at_s=session.now_s()))
         session.sleep(watch.pause_s(session.now_s() - began_s))
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from launcher.backends.gcp.resources import OperationFault
 from workload.contract.errors import RooflaunchError, ToolError, UsageError
+from workload.contract.interrupt import raise_if_interrupted
 from workload.storage.gcs import LOG_IN, foreign_answer, log_in
 from workload.storage.store import UnreachableError
 
@@ -102,6 +103,8 @@ def translated(service: Service, error_of_answer: Callable[[Any], RooflaunchErro
     try:
         yield
     except json_format.ParseError as error:
+        # json_format makes a ParseError of every exception: also of a Ctrl-C while it reads an answer.
+        raise_if_interrupted()
         raise foreign_answer(service.name, service.address) from error
     except api.GoogleAPICallError as error:
         raise error_of_answer(error) from error

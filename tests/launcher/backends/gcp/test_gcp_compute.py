@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import signal
 import socket
 import threading
 import urllib.parse
@@ -11,6 +12,7 @@ from datetime import datetime
 from typing import Any
 
 import pytest
+from google.protobuf import json_format
 
 from launcher.backends.gcp import compute as border
 from launcher.backends.gcp import refusals
@@ -28,7 +30,8 @@ from tests.launcher.backends.gcp import fake_compute
 from tests.launcher.backends.gcp.compute_bodies import plain_body, quota_error, stockout_error
 from tests.launcher.backends.gcp.fake_compute import Clock, FakeCompute, Vm
 from tests.ports import held_port
-from workload.contract.errors import ExitCode, RooflaunchError, ToolError, UsageError
+from workload.contract.errors import ExitCode, InterruptedRunError, RooflaunchError, ToolError, UsageError
+from workload.contract.interrupt import stoppable
 from workload.storage.store import UnreachableError
 
 pytestmark = pytest.mark.world
@@ -456,6 +459,16 @@ def test_a_log_in_page_of_the_network_is_no_bug_of_ours(
             "network, or a proxy\nhint: open a page in a browser and log in to the network, or correct "
             "HTTPS_PROXY; then run again"
         )
+
+
+def test_ctrl_c_while_an_answer_is_read_is_no_foreign_answer(
+    fake: FakeCompute, compute: Compute, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """json_format makes a ParseError of every exception, so a launcher would have gone on after Ctrl-C."""
+    del fake
+    monkeypatch.setattr(json_format, "_DuplicateChecker", lambda _: signal.raise_signal(signal.SIGINT))
+    with stoppable(), pytest.raises(InterruptedRunError):
+        compute.project_quotas()
 
 
 def test_a_server_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:

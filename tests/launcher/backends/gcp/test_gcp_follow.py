@@ -1,7 +1,9 @@
 """Following a launch, with a clock that nobody waits for: what is asked when, and how each ending is told."""
 
+import signal
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,8 @@ from launcher.protocol.backend import Condition, Listing, Machine, Output, Remov
 from launcher.protocol.records import Heartbeat, LaunchPhase, Request, Result, result_object, status_object
 from tests.launcher.backends.gcp import plain
 from tests.launcher.backends.gcp.plain import LAUNCHED_S, NAME, ZONE
-from workload.contract.errors import ToolError
+from workload.contract.errors import InterruptedRunError, ToolError
+from workload.contract.interrupt import stoppable
 from workload.storage.store import StoredObject
 
 PREEMPTED_HINT = "--rerun-preempted 2 starts it again automatically; without --spot it is not taken away"
@@ -347,6 +350,17 @@ def test_a_network_that_is_away_changes_nothing_and_is_told_once(cloud: Cloud) -
     ]
     asked = [seconds for seconds in cloud.asked_at if 400 <= seconds < 1900]
     assert 20 < len(asked) < 40, "looks that fail are a minute apart"
+
+
+def test_ctrl_c_that_a_library_caught_ends_following(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    def look(*_: object) -> Listing[Machine]:
+        with suppress(InterruptedRunError):
+            signal.raise_signal(signal.SIGINT)
+        raise ToolError("Compute Engine cannot be reached", hint="try later")
+
+    monkeypatch.setattr(cloud, "look", look)
+    with stoppable(), pytest.raises(InterruptedRunError):
+        run(cloud)
 
 
 def test_an_outage_is_no_silence_of_the_vm(cloud: Cloud) -> None:
