@@ -2,7 +2,7 @@
 
 import sys
 
-from workload.contract import entry, interrupt
+from workload.contract import entry, forks, interrupt
 from workload.contract.errors import InterruptedRunError
 
 
@@ -25,4 +25,9 @@ def _start() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(enter())
+    if sys.argv[1:] == [forks.SERVER]:
+        from workload.run import start_server
+
+        start_server.serve(enter)
+    else:
+        sys.exit(enter())

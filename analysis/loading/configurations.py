@@ -48,6 +48,7 @@ SOFTWARE = (
     "driver_version",
     "torch",
     "runtime",
+    "start",
     "image_digest",
     "rooflaunch",
     "commit",

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from workload.contract.fields import Flag, Number, Numbers, Text, Texts, Time, column
+from workload.contract.forks import Start
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,12 +210,16 @@ class SlurmFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
-    """Facts of the run's place that could explain a difference between runs. A section that does not apply is None."""
+    """Facts of the run's place that could explain a difference between runs. A section that does not apply is None.
+
+    `start`: how the process was made, fresh or forked from one that had imported torch; earlier versions had no forks.
+    """
 
     place: Text = column()
     backend: Text = column()
     runtime: Text = column()
     runtime_reason: Text = None
+    start: Text = column(default=Start.FRESH.value)
     host: HostFacts | None = None
     device: DeviceFacts = field(default_factory=DeviceFacts)
     software: SoftwareFacts | None = None
