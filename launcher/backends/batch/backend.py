@@ -1,4 +1,4 @@
-"""Cloud Batch as a backend of `launch`: settings, prices, images and bucket are those of Compute Engine."""
+"""Cloud Batch as a backend of `launch`. Settings, prices, images and bucket are the same as for Compute Engine."""
 
 import time
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""GPUs of Compute Engine: gpus.toml with the prices of prices.toml, read and checked. Pure."""
+"""GPUs of Compute Engine: reads gpus.toml and the prices in prices.toml, and checks them."""
 
 import difflib
 import functools
@@ -50,7 +50,7 @@ class VmImage:
 
 @dataclass(frozen=True, kw_only=True)
 class MachineType:
-    """A machine type. `gpus`: the allowed or built-in numbers of GPUs; `spot_only`: not sold on demand.
+    """A machine type. `gpus`: allowed numbers of GPUs, or the built-in number; `spot_only`: not sold on demand.
 
     `ram_gb`: memory, given if the machine's price is the sum of its GPUs, cores and memory.
     """
@@ -119,12 +119,12 @@ class GpuOffer:
 
 
 def load() -> dict[str, GpuOffer]:
-    """Rows by name. Raises `ToolError` if the table contradicts itself."""
+    """Rows of gpus.toml by the GPU's name. Raises `ToolError` if rows contradict each other."""
     return dict(_loaded(TABLE))
 
 
 def require(name: str) -> GpuOffer:
-    """Row with this name. Raises `UsageError` if there is none."""
+    """Row of the GPU with this name. Raises `UsageError` for an unknown name."""
     known = load()
     if name not in known:
         near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.4)

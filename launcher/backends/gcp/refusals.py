@@ -21,7 +21,7 @@ TOO_MANY, UNAVAILABLE = 429, 503
 # Maximum length of an answer that a message quotes.
 MAX_MESSAGE_CHARS = 1000
 BUSY = (TOO_MANY, 500, 502, UNAVAILABLE, 504)
-# A zone without the machine answers with one of these codes, or with one of these texts.
+# Codes, and below texts, of refusals by a zone that has no free machine, or not this type of machine.
 STOCKOUT = "ZONE_RESOURCE_POOL_EXHAUSTED"
 QUOTA_EXCEEDED = "QUOTA_EXCEEDED"
 NOT_IN_ZONE = "NOT_IN_ZONE"
@@ -31,10 +31,10 @@ _NOT_IN_ZONE_TEXT = re.compile(
 _STOCKOUT_TEXT = re.compile(
     r"ZONE_RESOURCE_POOL_EXHAUSTED|does not have enough resources|resource pool exhausted", re.IGNORECASE
 )
-# Compute Engine's two texts for a network in custom mode, whose subnetworks the user creates.
+# Compute Engine's two messages when a network in custom mode needs `--subnetwork`.
 _CUSTOM_MODE_TEXT = re.compile(r"custom subnet ?mode|must specify a subnet", re.IGNORECASE)
 _CONSTRAINT = re.compile(r"\bconstraints/[A-Za-z.]+")
-# Policies of an organisation that may refuse a VM, and cures: options of `launch gcp` where one helps.
+# Policies of an organisation that may refuse a VM, each with the options of `launch gcp` that help.
 SHIELDED_VM = "constraints/compute.requireShieldedVm"
 TRUSTED_IMAGES = "constraints/compute.trustedImageProjects"
 _POLICY_CURES = {
@@ -46,7 +46,7 @@ _POLICY_CURES = {
 
 
 class AlreadyThereError(ToolError):
-    """A VM of that name exists in the zone, perhaps made by an earlier try of the same request."""
+    """A VM of the requested name exists in the zone, perhaps made by an earlier try of the same request."""
 
 
 class DeniedError(ToolError):
@@ -103,7 +103,7 @@ def translated(service: Service, error_of_answer: Callable[[Any], RooflaunchErro
     try:
         yield
     except json_format.ParseError as error:
-        # json_format makes a ParseError of every exception: also of a Ctrl-C while it reads an answer.
+        # json_format raises a ParseError for any exception while it reads an answer, even for a Ctrl-C.
         raise_if_interrupted()
         raise foreign_answer(service.name, service.address) from error
     except api.GoogleAPICallError as error:

@@ -62,7 +62,7 @@ class Element:
 
     def comes_back(self) -> bool:
         """Whether Slurm requeues the job; False after a preemption if the partition cancels preempted jobs."""
-        # The agent has checked the request by the rules of its fields.
+        # The agent has already checked every field of the request.
         options = json.loads(self.request()).get("options", {})
         is_cancelled = self._taken() == "PREEMPTION" and options.get("preempted") == "CANCEL"
         return bool(options.get("requeue")) and not is_cancelled

@@ -55,7 +55,7 @@ class Keeper:
             signal.signal(number, self.on_signal)
 
     def on_signal(self, number: int, _: object) -> None:
-        """Remember a request to end (SIGTERM, SIGINT); SIGCHLD only wakes the main loop."""
+        """Handle a signal: SIGTERM and SIGINT request the job's end; SIGCHLD only wakes the main loop."""
         self.must_end = self.must_end or number != signal.SIGCHLD
 
     def run(self) -> None:
@@ -110,7 +110,7 @@ class Keeper:
             say("the agent did not end and was killed")
             agent.kill()
         code = agent.wait()
-        # 0 after a requested end prevents a second start. If a signal killed the agent, a second start saves bundles.
+        # An agent that exits after a requested end is not started again; a killed agent is, to save the bundles.
         return 0 if self.must_end and code >= 0 else code
 
     def wait(self, most_s: float) -> None:
@@ -202,7 +202,7 @@ def mark_of(process: Path) -> str:
 
 
 def named(pid: int) -> str:
-    """Text for a person to identify a process: its number and the start of its command."""
+    """Text by which a person can identify a process: its number and the start of its command."""
     words = b""
     with suppress(OSError):
         words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
