@@ -73,7 +73,7 @@ class BatchPlan:
 
     @property
     def submissions(self) -> int:
-        """1: the launcher submits once, because Batch itself starts a preempted task again."""
+        """Always 1: the launcher submits a job once, because Batch itself starts a preempted task again."""
         return 1
 
     def renamed(self, request: Request) -> "BatchPlan":
@@ -90,7 +90,7 @@ class BatchPlan:
 
     @property
     def ready_s(self) -> float:
-        """Estimated seconds from a free GPU until the run starts."""
+        """Estimated seconds from the moment that a GPU is free until the run starts."""
         return STARTED_S[self.vm.driver] + PULL_S
 
     @property

@@ -105,7 +105,7 @@ class CloudClock:
 
 @dataclass(frozen=True, kw_only=True)
 class _Clients:
-    """The library's clients, one for each kind of resource, created when first used. Safe to share between threads."""
+    """Clients of google-cloud-compute, one per kind of resource, made at first use. Safe to share between threads."""
 
     credentials: Any
     endpoint: str | None

@@ -63,7 +63,7 @@ def make_plan(
     price_list: PriceList | None = None,
     notes: Sequence[str] = (),
 ) -> VmPlan:
-    """Plan of `launch gcp`. Reads no files but gpus.toml, prices.toml and the VM's start-up programs.
+    """Plan of `launch gcp`. Reads only this program's own tables (such as gpus.toml) and the VM's start-up programs.
 
     `task`: runs of a sweep, which replace the run of `resolved`. `image`: reference with a digest, except in a dry run.
     `token`: 6 hex digits that make the name unique. `now` is timezone-aware. `price_list`: Google's price list, if

@@ -27,10 +27,10 @@ USABLE_S = {Driver.PREINSTALLED: 215, Driver.NONE: 215, Driver.INSTALL: 665}
 PULL_S, START_S, STEP_S, PROFILE_S, DOWNLOAD_S = 120, 60, 0.3, 180, 60
 # Placeholder, in a printed plan, for the VM's label with the id of its insert request.
 GIVEN_AT_INSERT = "given-at-insert"
-# Compute Engine may act this much later than maxRunDuration.
+# Compute Engine may delete a VM this many seconds after its maxRunDuration.
 LATE_S = 30
-# A VM costs from insert to deletion. An insert is given up after 180 s (provision.py), the limit counts from the VM's
-# start, and then the VM has up to 90 s to shut down: https://cloud.google.com/compute/docs/instances/stop-vm
+# A VM costs money from insert to deletion. An insert is given up after 180 s (provision.py). The time limit counts from
+# the VM's start. After the limit the VM has 90 s to shut down: https://cloud.google.com/compute/docs/instances/stop-vm
 STARTING_S, STOPPING_S = 180, 90
 AROUND_S = STARTING_S + LATE_S + STOPPING_S
 SECONDS_PER_H = 3600

@@ -36,7 +36,7 @@ LAST_CHANCE_S = 30.0
 REMOVE_S = 180.0
 DELETION_S = 60.0
 PAUSE_S = 3.0
-# After an insert whose answer was lost, no VM must exist for this long: the insert may still create its VM.
+# After an insert whose answer was lost, check this long that no VM exists: the insert may still create one.
 SETTLE_S = 9.0
 GLOBAL_QUOTA = "GPUS_ALL_REGIONS"
 RUNNING = "RUNNING"
@@ -349,7 +349,7 @@ class _Provisioning:
         return f"VM '{self._name}' in {zone} is not confirmed to be gone (the cloud deletes it at its time limit)"
 
     def _learn(self, zone: str, faults: tuple[OperationFault, ...]) -> None:
-        """After a failure, note zones that the cloud suggests and block regions; raise an error if no zone can succeed."""
+        """Learn from a failure which zones the cloud suggests and which would fail; raise if none can succeed."""
         self._suggested += [zone for fault in faults for zone in fault.zones_available if zone not in self._suggested]
         match reach(faults):
             case Scope.ZONE:

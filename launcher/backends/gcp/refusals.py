@@ -21,7 +21,7 @@ TOO_MANY, UNAVAILABLE = 429, 503
 # Maximum length of an answer that a message quotes.
 MAX_MESSAGE_CHARS = 1000
 BUSY = (TOO_MANY, 500, 502, UNAVAILABLE, 504)
-# Codes, and below texts, of refusals by a zone that has no free machine, or not this type of machine.
+# Codes for a zone without a free machine, quota or this machine type; the patterns find messages of the same meaning.
 STOCKOUT = "ZONE_RESOURCE_POOL_EXHAUSTED"
 QUOTA_EXCEEDED = "QUOTA_EXCEEDED"
 NOT_IN_ZONE = "NOT_IN_ZONE"

@@ -1,7 +1,8 @@
 """Client for services of Google Cloud, over plain REST; used by `launch doctor gcp` and for prices.
 
 The client libraries for Service Usage, Artifact Registry, IAM, Resource Manager and Cloud Billing are not used, because
-no other part of this program would need them. google.auth and requests are imported inside functions only. No request changes anything.
+no other part of this program would need them. google.auth and requests are imported inside functions only. No request
+changes anything.
 """
 
 import urllib.parse

@@ -66,7 +66,7 @@ class Settings:
     subnetwork: str | None = None
 
     def to_json(self) -> dict[str, str | None]:
-        """Plain values by field name."""
+        """Settings by field name."""
         return asdict(self)
 
 

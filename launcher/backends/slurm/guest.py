@@ -71,7 +71,7 @@ class Element:
         """Do nothing: the heartbeat in the store reports the phases of a start."""
 
     def facts(self, request: "Request") -> Mapping[str, Any]:
-        """No cloud facts; the trainer reads Slurm's own variables."""
+        """Always empty: the trainer itself reads Slurm's variables, and there are no facts of a cloud."""
         del request
         return {}
 

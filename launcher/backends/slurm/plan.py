@@ -68,7 +68,7 @@ class SlurmPlan:
 
     @property
     def submissions(self) -> int:
-        """1, because Slurm itself starts a preempted job again."""
+        """Always 1, because Slurm itself starts a preempted job again."""
         return 1
 
     @property

@@ -321,7 +321,7 @@ class Arrays:
         self.names: dict[str, list[str]] = {}
 
     def elements(self, array: str) -> list[str]:
-        """Names of an array's launches, by element; empty if our folder has no record of the array."""
+        """Names of an array's launches, in the order of elements; empty if our folder has no record of the array."""
         if array not in self.names:
             self.names[array] = []
             with suppress(OSError):

@@ -48,7 +48,7 @@ class SshPlan:
 
     @property
     def submissions(self) -> int:
-        """1, because a machine over ssh is never preempted, so a launch is never repeated."""
+        """Always 1, because a machine over ssh is never preempted, so a launch is never repeated."""
         return 1
 
     @property
