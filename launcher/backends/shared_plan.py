@@ -11,7 +11,7 @@ from workload.contract.spec import RunSpec
 
 
 def run_rows(request: Request) -> Iterator[tuple[str, str]]:
-    """Rows of a plan's text: which runs, the source of each option, and the files of a script."""
+    """Rows of a plan's text: the runs, the source of each option, and the files of a script."""
     spec = RunSpec.from_json(request.spec)
     times = "one run" if spec.repeats == 1 else f"{spec.repeats} runs, each in its own process"
     runs = f"{request.work}, each in its own process" if request.task else f"{spec.title}, on {spec.where}; {times}"

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Region:
-    """A region of a project, with the settings of Google Cloud."""
+    """Region in which Batch runs the jobs, and the settings of Google Cloud."""
 
     region: str
     settings: Settings

@@ -30,7 +30,7 @@ REPORTER_ROLE = "roles/batch.agentReporter"
 
 @dataclass(frozen=True, kw_only=True)
 class BatchPorts:
-    """Connections to the services that are checked; a test replaces them."""
+    """Connections to the services that are checked; tests replace these connections."""
 
     service: Callable[[str, str], BatchService] = BatchService
     services: Callable[[str], Services] = services.connect

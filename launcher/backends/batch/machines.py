@@ -21,7 +21,7 @@ STATES = {"RUNNING": Condition.RUNNING, "SUCCEEDED": Condition.GONE, "FAILED": C
 
 
 class BatchMachines:
-    """Tasks of one region, named like their launches."""
+    """Batch tasks in one region; each task has the name of the launch that it runs."""
 
     noun = "task"
 

@@ -134,7 +134,7 @@ class BatchService:
         return None if answer is None else _job(answer)
 
     def tasks(self, job_id: str) -> list[BatchTask]:
-        """Existing tasks of a job, in their order."""
+        """Tasks of a job that exist already, in the order of `index`."""
         pages = self._pages("list_tasks", {"parent": f"{self._parent}/jobs/{job_id}/taskGroups/group0"}, missing=True)
         return sorted((_task(task) for page in pages for task in page.tasks), key=lambda task: task.index)
 

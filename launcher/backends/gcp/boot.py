@@ -63,7 +63,7 @@ ENDPOINTS = ("GCE_METADATA_HOST", "STORAGE_EMULATOR_HOST", "ROOFLAUNCH_COMPUTE_E
 
 
 class Boot:
-    """A single boot of this VM. `home`: the launch's folder."""
+    """Steps from one boot of this VM to the end of its run. `home`: the launch's folder."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
@@ -118,7 +118,7 @@ class Boot:
     # The metadata server.
 
     def attribute(self, name: str) -> str:
-        """Value of one of the launch's own metadata attributes."""
+        """Value of the VM's metadata attribute `rooflaunch-NAME`, which the launcher has set."""
         return self.ask(f"attributes/rooflaunch-{name}")
 
     def ask(self, key: str, *, put: str | None = None) -> str:
@@ -224,7 +224,7 @@ class Boot:
 
 
 def run(*words: str, **more: Any) -> subprocess.CompletedProcess[bytes]:
-    """Print a command and run it."""
+    """Print a command and run it. `more`: further arguments of `subprocess.run`."""
     print(" ".join(map(shlex.quote, words)), flush=True)
     try:
         return subprocess.run(words, check=False, **more)

@@ -157,7 +157,7 @@ class Compute:
         self._counting = threading.Lock()
 
     def counted(self) -> "Compute":
-        """Copy of this client with a separate `calls`, for one of many launches. Requests also count in this client."""
+        """Copy of this client whose `calls` counts only the copy's requests. This client's `calls` counts them too."""
         view: Compute = copy.copy(self)
         view.calls = Counter()
         view._counters = [view.calls, *self._counters]
@@ -283,7 +283,7 @@ class Compute:
             raise
 
     def _labelled(self, kind: str, make: Callable[[Any], T]) -> Listing[T]:
-        """Resources of one kind with our label. A zone that the list of all zones lacks is then listed by itself."""
+        """Resources of one kind with our label, in all zones. Zones that the answer lacks are requested separately."""
         from google.api_core import exceptions as api  # noqa: PLC0415 - loaded only when it is needed
 
         ours = f"labels.{LABEL}={LABEL_VALUE}"

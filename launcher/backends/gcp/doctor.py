@@ -50,7 +50,7 @@ Resolved = tuple[Settings, Mapping[str, str]]
 
 @dataclass(frozen=True, kw_only=True)
 class CloudPorts:
-    """Connections to the services that are checked; a test replaces them.
+    """Connections to the services that are checked; tests replace these connections.
 
     `endpoint`: name of an environment variable that is set and redirects requests; None if none is set.
     """
@@ -93,7 +93,7 @@ def real_ports() -> CloudPorts:
 
 
 def current_tags() -> dict[str, str]:
-    """Image tag of this code by flavour."""
+    """Tags of the images for this code, by flavour."""
     commit = contents.current_commit()
     recipes = {name: contents.make_recipe(row, commit=commit) for name, row in contents.load_flavours().items()}
     return {name: recipe.tag.partition(":")[2] for name, recipe in recipes.items()}
@@ -434,7 +434,7 @@ def _tag_checks(
 
 
 def parse_repository(reference: str) -> Repository | None:
-    """Repository and package of `us-central1-docker.pkg.dev/P/R/trainer`; None if it is not in Artifact Registry."""
+    """Repository and package of `us-central1-docker.pkg.dev/P/R/trainer`; None for references to other registries."""
     parts = REPOSITORY.fullmatch(reference)
     if not parts:
         return None
@@ -490,7 +490,7 @@ def _vm_role(text: str) -> str:
 
 
 def _role_checks(services: Services, settings: Settings) -> Iterator[Check]:
-    """Check the roles of the VM's account. A role in the project also applies to its bucket and repository."""
+    """Check the roles of the VM's account; a role in the project also holds for the bucket and the repository."""
     email, member = settings.service_account, f"--member serviceAccount:{settings.service_account}"
     try:
         everywhere = services.roles_in_project(email)

@@ -143,7 +143,7 @@ def compact(zones: Iterable[str]) -> str:
 
 
 def parse(table: Mapping[str, Any], listed: Iterable[VmPrice]) -> dict[str, GpuOffer]:
-    """Rows of a table in the form of gpus.toml, with their prices. Raises `ToolError` if they contradict each other."""
+    """Rows of a table in the form of gpus.toml, with their prices. Raises `ToolError` for contradictions."""
     listed = tuple(listed)
     images = {name: _vm_image(row) for name, row in table["vm_image"].items()}
     gpus = {name: _row(name, row, listed, images) for name, row in table["gpu"].items()}

@@ -53,7 +53,7 @@ class Guest:
         return self.text("instance/zone").rpartition("/")[2]
 
     def text(self, key: str) -> str:
-        """Value of a metadata key. Raises `ToolError` if the server does not have it, or does not answer."""
+        """Value of a metadata key. Raises `ToolError` if the server lacks the key or does not answer."""
         return self._ask(key).text
 
     def request(self) -> bytes:
@@ -95,7 +95,7 @@ class Guest:
         return False
 
     def created_s(self) -> float | None:
-        """Time at which the VM was inserted, in seconds since 1970."""
+        """Time at which the VM was created, in seconds since 1970."""
         return epoch_s(self.instance().get("creationTimestamp"))
 
     def deleted_s(self) -> float | None:

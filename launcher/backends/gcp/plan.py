@@ -309,10 +309,10 @@ def candidate_images(gpu: GpuOffer, options: Options, *, with_driver: bool) -> t
 
 
 def shielded_config(options: Options) -> dict[str, bool]:
-    """Value of the insert's `shieldedInstanceConfig`; {} if no option asks for one.
+    """Value of the insert's `shieldedInstanceConfig`; {} if none of its options is set.
 
-    If one of the three options is set, all are sent; the others have Google's default: on, except Secure Boot. Raises
-    `UsageError` for integrity monitoring without a vTPM.
+    If Secure Boot, vTPM or integrity monitoring is set, all three are sent, the others with Google's default: on, but
+    Secure Boot off. Raises `UsageError` for integrity monitoring without a vTPM.
     """
     if options.secure_boot is options.vtpm is options.integrity_monitoring is None:
         return {}
@@ -439,7 +439,7 @@ def _known_prices(
 ) -> dict[str, Price]:
     """Prices by region, from today's list or else from the table; a region without a known price is left out.
 
-    The user's own price (`usd_per_h`) covers everything, in all regions.
+    The user's own price (`usd_per_h`) replaces these prices in all regions, and includes disk and address.
     """
     regions = dict.fromkeys(map(region_of, zones))
     if options.usd_per_h is not None:

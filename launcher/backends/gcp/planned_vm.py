@@ -287,7 +287,7 @@ class VmPlan:
         return plan
 
     def on_image(self, image: VmImage, notes: tuple[str, ...]) -> "VmPlan":
-        """Copy of the plan whose VM boots `image`, with `notes` before its own notes."""
+        """Copy of the plan whose VM boots `image`, with `notes` before the plan's own notes."""
         driver = self.driver if self.driver is Driver.NONE else image.driver
         return replace(
             self,

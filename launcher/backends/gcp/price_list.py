@@ -6,8 +6,8 @@ never guessed.
 Format of a SKU: https://cloud.google.com/billing/docs/reference/rest/v1/services.skus/list
 
 A launch waits a few seconds for the list, then goes on without prices; the next launch can use a list that comes later.
-The list is kept for a day in the cache folder. Any user of a project with the Cloud Billing API may read it; no role is
-needed. google.auth and requests are imported inside functions only.
+The list is kept for a day in the cache folder. Any user of a project with the Cloud Billing API may request the
+list; no role is needed. google.auth and requests are imported inside functions only.
 """
 
 import json
@@ -207,7 +207,7 @@ def _sku(document: Any) -> Sku | None:
 
 
 def _usd(money: Mapping[str, Any]) -> float:
-    """USD of a google.type.Money: whole units, and billionths of a unit."""
+    """USD of a google.type.Money: `units`, and `nanos` billionths. Raises `ValueError` for other currencies."""
     if money.get("currencyCode", "USD") != "USD":
         raise ValueError("not in USD")
     return int(money.get("units") or 0) + int(money.get("nanos") or 0) / 1e9
@@ -223,7 +223,7 @@ class PriceLookup:
 
 
 def cached(now_s: float) -> PriceLookup:
-    """Price list that was read within a day, without any request; empty if there is none."""
+    """Price list from the cache, at most a day old. The field `prices` is None if there is none."""
     with suppress(OSError, ValueError, TypeError, LookupError):
         path = _cache_file()
         if path.stat().st_size <= MAX_CACHE_BYTES:
@@ -260,7 +260,7 @@ def current(
 
 
 def _connect(project: str) -> Services:
-    """Client for Cloud Billing; for the address in `ENDPOINT_VARIABLE`, if that is set, without credentials."""
+    """Client for Cloud Billing. If `ENDPOINT_VARIABLE` is set: client for that address, without credentials."""
     if not os.environ.get(ENDPOINT_VARIABLE):
         return services.connect(project)
     import requests  # noqa: PLC0415 - loaded only when it is needed

@@ -1,4 +1,4 @@
-"""Compute Engine's failures as errors of ours: exceptions of the client and its libraries, and error answers."""
+"""Turns failures into our errors: exceptions of Compute Engine's client and its libraries, and error answers."""
 
 import http
 import os
@@ -140,7 +140,7 @@ def explained(error: Any, project: str, method: str) -> RooflaunchError:
 
 
 def refused_for_good(message: str) -> ToolError | None:
-    """Error with its cure if a policy or a missing subnetwork refuses the VM in every zone; else None."""
+    """Error with a hint, if `message` shows that a policy or a missing subnetwork prevents the VM in all zones."""
     broken = list(dict.fromkeys(_CONSTRAINT.findall(message)))
     if broken:
         cures = [_POLICY_CURES[name] for name in broken if name in _POLICY_CURES]
@@ -163,7 +163,7 @@ def refused_for_good(message: str) -> ToolError | None:
 
 
 def _all_messages(error: Any) -> str:
-    """Every message of an answer: one insert may break several policies."""
+    """All messages of an error answer, joined; an insert that breaks several policies gets one for each policy."""
     messages = [str(item.get("message", "")) for item in error.errors if isinstance(item, Mapping)]
     return "; ".join(dict.fromkeys([message_of(error), *filter(None, messages)]))[:MAX_MESSAGE_CHARS]
 

@@ -24,7 +24,7 @@ REQUEST_LABEL = "rooflaunch-request"
 
 @dataclass(frozen=True, kw_only=True)
 class Operation:
-    """An operation of the cloud in a zone, which can be waited for."""
+    """An operation in a zone, such as creating a VM; `Compute.wait` waits for its end."""
 
     name: str
     zone: str

@@ -47,7 +47,7 @@ class Element:
         """None: waiting in the queue costs nothing, so costs count from the start of the script."""
 
     def deleted_s(self) -> float | None:
-        """Time when Slurm ends the job at its limit, in seconds since 1970; None if Slurm did not tell."""
+        """Time when Slurm ends the job at its limit, in seconds since 1970; None if unknown."""
         end = self.variables.get("ROOFLAUNCH_END_S", "")
         return float(end) if end.isdigit() else None
 
@@ -86,7 +86,7 @@ class Element:
 
 
 def this_machine() -> Element:
-    """Element that this process belongs to."""
+    """Element of the job array in which this process runs."""
     home = Path(__file__).resolve().parent
     log = home.parents[1] / "launches" / home.name / "startup.log"
     start = log.stat().st_size if log.exists() else 0

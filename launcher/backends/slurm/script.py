@@ -56,7 +56,7 @@ def sbatch_words(options: Options, *, gres: str) -> list[str]:
 
 
 def job_script(requests: Sequence[Request], options: Options, node: NodeSoftware, *, gres: str) -> str:
-    """Script of an array with one element for each request; the array is named after the first one."""
+    """Script of an array with one element for each request; the array has the first request's name."""
     name = requests[0].name
     # sbatch does not expand `~`, and is called in the user's home: a folder below the home becomes a relative path.
     folder = f"{node.root.removeprefix('~/')}/arrays/{name}"

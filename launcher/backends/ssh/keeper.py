@@ -59,7 +59,7 @@ class Keeper:
         self.must_end = self.must_end or number != signal.SIGCHLD
 
     def run(self) -> None:
-        """Run the job, up to the end of every process that was started."""
+        """Run the job until each of its processes has ended."""
         now = datetime.now(timezone.utc)
         state: dict[str, Any] = {
             "pid": os.getpid(),
@@ -143,7 +143,7 @@ class Keeper:
                     pass
 
     def remove_stored(self) -> None:
-        """Remove the bundles that the store has, and the data downloaded for this job."""
+        """Remove the job's bundles that are already in the store, and the data downloaded for this job."""
         with suppress(OSError):
             for run_id in (self.home / "uploaded").read_text().split():
                 shutil.rmtree(self.home / "results" / Path(run_id).name, ignore_errors=True)

@@ -67,7 +67,7 @@ def _require_possible(place: str, site: Site, specs: Sequence[RunSpec]) -> None:
 def _runtime(
     place: str, options: Options, specs: Sequence[RunSpec], site: Site, *, with_gpu: bool
 ) -> tuple[Runtime, str]:
-    """Runtime for all runs, and a text on it. Without a request: what is ready, else Docker with a new image."""
+    """Runtime for all runs, and a text on it. If none is requested: one that is ready, else Docker with a new image."""
     no_process = site.why_no_process()
     no_container = NO_COMPILER if any(spec.compile for spec in specs) else ""
     if any(spec.device is Device.MPS for spec in specs):

@@ -260,7 +260,7 @@ def start(root: Path, question: dict[str, Any]) -> dict[str, Any]:
 
 
 def start_keeper(root: Path, home: Path, job: dict[str, Any], lock: IO[str], busy: IO[str]) -> None:
-    """Start the keeper of a job, which takes over the two locks."""
+    """Start a job's keeper, a process that takes over the locks on the files `lock` and `busy`."""
     locks = [lock.fileno(), busy.fileno()]
     new = home / "job.json.new"
     new.write_text(json.dumps({**job, "held": locks, "boot": boot_id()}))
