@@ -13,7 +13,7 @@ from workload.contract.text import counted, duration
 from workload.storage.store import MAX_TEXT_BYTES, Store, UnreachableError
 
 LOOK_EVERY_S = 10.0
-# A cancelled job ends its VMs in a minute or two.
+# Limit for the end of a cancelled job, which takes a minute or two, and seconds between two looks at the job.
 END_S, END_EVERY_S = 300.0, 5.0
 # A task that still runs so many seconds after its time limit is a leftover: Batch would have ended it by then.
 LATE_S = 300.0

@@ -51,7 +51,7 @@ COUNTER_WORDS = (
     "--ambient-caps=-all,+sys_admin",
     "--bounding-set=-all,+sys_admin",
 )
-# {} is the first driver version that does not support the GPU. A V100 also needs the proprietary kernel module.
+# `{}`: first driver version that does not support the GPU. A V100 also needs the proprietary kernel module.
 NO_PROMISE_OF_DRIVER = "Batch chooses the driver itself, but this GPU needs a driver below {}"
 
 

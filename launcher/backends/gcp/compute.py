@@ -47,7 +47,7 @@ GUEST_NAMESPACE = "rooflaunch"
 PREEMPTED = "compute.instances.preempted"
 ZONE = re.compile(r"[a-z]+-[a-z]+\d+-[a-z]")
 
-# A look-up takes less than a second, an insert a few seconds.
+# Limit for one request: a look-up takes less than a second, an insert a few seconds.
 ANSWER_S = 15.0
 # The server may delay its answer to `wait` for up to two minutes.
 WAIT_ANSWER_S = 130.0

@@ -324,7 +324,7 @@ def _trusted_images_check(name: str, policy: Mapping[str, Any]) -> Check:
         by_default = rules.get("allValues") != "DENY" and not allowed
         return project not in denied and (by_default or project in allowed)
 
-    # The image that a launch boots by default.
+    # Check only the image that a launch boots by default.
     refused = [gpu for gpu in gpus.load().values() if not is_trusted(gpu.vm_image)]
     if not refused:
         return GCP.ok(name, "the projects of the images are trusted")

@@ -41,7 +41,7 @@ SETTLE_S = 9.0
 GLOBAL_QUOTA = "GPUS_ALL_REGIONS"
 RUNNING = "RUNNING"
 
-# Our own codes, in addition to Compute Engine's.
+# Our own error codes, in addition to Compute Engine's.
 TOOK_TOO_LONG = "TOOK_TOO_LONG"
 PREEMPTED = "PREEMPTED"
 DELETED = "DELETED"

@@ -110,7 +110,7 @@ class Keeper:
             say("the agent did not end and was killed")
             agent.kill()
         code = agent.wait()
-        # An agent that exits after a requested end is not started again; a killed agent is, to save the bundles.
+        # After a requested end, an agent that exits is not started again; a killed agent is, so that it saves bundles.
         return 0 if self.must_end and code >= 0 else code
 
     def wait(self, most_s: float) -> None:
