@@ -109,7 +109,7 @@ def _code_files(folder: Path, commands: Iterable[Sequence[str]]) -> list[str]:
 
 
 def _digest(folder: Path, names: Iterable[str], matrix: Path, requirements: bytes) -> str:
-    """Hash of the names and contents of the files, except notes and the matrix, and of the list of packages."""
+    """Hash of the names and contents of the files and of the `requirements`; notes and the matrix are left out."""
 
     def rows() -> Iterator[str]:
         for name in sorted(names):

@@ -367,7 +367,7 @@ class _TwoWay:
         self._configurations = configurations
         self._configurations_are_more = len(set(configurations)) >= len(set(blocks))
         more, fewer = (configurations, blocks) if self._configurations_are_more else (blocks, configurations)
-        # For each cell, the number of its label in the larger and in the smaller set.
+        # Numbers of each cell's configuration and block; `_large` belongs to the larger set of the two.
         self._large, self._small = _numbered(more), _numbered(fewer)
         self._sizes = [0.0] * (max(self._large, default=-1) + 1)
         for large in self._large:

@@ -15,7 +15,7 @@ COMMIT_FILE = Path(__file__).parents[1] / "commit.txt"
 
 
 def packaged_commit() -> str:
-    """Commit of an installed wheel, with `-dirty` if files were changed after it; empty if unknown."""
+    """Commit that an installed wheel was built from, with `-dirty` if files differed from the commit; empty if unknown."""
     try:
         return COMMIT_FILE.read_text(encoding="utf-8").strip()
     except OSError:
