@@ -37,7 +37,7 @@ class Collector:
                 launch.fetching.append(self._workers.submit(self._fetch_one, launch, run_id))
 
     def is_collected(self, launch: TaskLaunch) -> bool:
-        """Whether every announced bundle of the launch is in the folder of results, or no longer tried."""
+        """Whether every announced bundle of the launch is in the folder of results, or was given up."""
         if not all(future.done() for future in launch.fetching):
             return False
         while launch.fetching:

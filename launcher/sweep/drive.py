@@ -175,7 +175,7 @@ class _Driver:
             self._bugs.append(bug)
 
     def _wait(self, threads: Collection[threading.Thread], live: LiveTable) -> None:
-        """Wait until all threads have ended, but at most until `LEAVING_S` seconds after the user left the sweep."""
+        """Wait until all threads have ended, or until `LEAVING_S` seconds have passed since the user left the sweep."""
         left_at_s: float | None = None
         while alive := [thread for thread in threads if thread.is_alive()]:
             live.draw()

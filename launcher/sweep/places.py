@@ -164,7 +164,7 @@ def in_order(configurations: Iterable[Configuration], *, seed: int, block: int) 
 
     Two consecutive blocks put each configuration equally early and late, so that a device that warms up favours none.
     With an odd number of configurations, one configuration stays in the middle, a different one for each pair of
-    blocks. A configuration added to the matrix changes the order of the others only for the one in the middle.
+    blocks. Adding a configuration to the matrix keeps the order of the others, except for the one in the middle.
     """
     pair, is_second = divmod(block - 1, 2)
     ordered = _drawn(configurations, {"seed": seed, "block": block - is_second})

@@ -226,7 +226,7 @@ def require_affordable(plan: SweepPlan, most_usd: float | None) -> None:
 
 
 def _last_block(plan: PlacePlan, existing: ExistingRuns) -> int:
-    """Number of the last block to plan: existing blocks that directly follow the planned blocks are planned too."""
+    """Number of the last block to plan, counting existing blocks that directly follow the planned blocks."""
     last = max(run.block for run in plan.runs)
     while any(key in existing.by_key for key in _keys_of_block(plan, last + 1)):
         last += 1

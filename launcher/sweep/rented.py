@@ -387,7 +387,7 @@ class RentedPlace:
 
 
 def _must_be_removed(launch: TaskLaunch, now_s: float) -> bool:
-    """Whether to remove the machine: it stopped, is silent, is past its limit, or still exists long after its result."""
+    """Whether to remove the machine: it stopped, is silent or past its limit, or still exists long after its result."""
     if launch.machine is None or launch.is_gone:
         return False
     if launch.result is not None:

@@ -126,7 +126,7 @@ def parse_baseline(text: str) -> dict[str, Any]:
 
 
 def _argument(text: str) -> Any:
-    """Parse the value of a script's argument as TOML, for example to a number or a boolean; other text stays text."""
+    """Value of a script's argument: a number, a boolean or another TOML value; `text` itself if it is no TOML."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError):
@@ -175,9 +175,9 @@ def decide(until: Until, configurations: tuple[Configuration, ...], runs: Sequen
 def decision_of(contrasts: Mapping[str, Contrast], *, target: float, most: int | None = None) -> Decision:
     """Decide whether to stop after these blocks. `contrasts`: each requested throughput or difference, by name.
 
-    The decision is to stop only at a number of blocks that `looks` yields, at `most`, or without any contrast.
-    Contrasts may have different blocks. Leave out a contrast that can get no blocks, for example because its configuration runs out of
-    memory. `target`: half-width, as a fraction; `most`: largest number of blocks.
+    Stopping is possible only at a number of blocks that `looks` yields, at `most`, or without any contrast. Contrasts
+    may have different blocks. Leave out a contrast that can get no blocks, for example because its configuration runs
+    out of memory. `target`: half-width, as a fraction; `most`: largest number of blocks.
     """
     precisions = {name: interval_at_look(contrast, target=target) for name, contrast in contrasts.items()}
     blocks = max((contrast.blocks for contrast in contrasts.values()), default=0)

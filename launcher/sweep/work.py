@@ -194,7 +194,7 @@ class PlaceWork:
             return self._plan.without({*self._closed(), *self._failures, *without})
 
     def remaining(self, runs: Iterable[TaskRun]) -> tuple[TaskRun, ...]:
-        """Those of the `runs` that have neither ended nor failed, and are not left out."""
+        """Subset of `runs`: runs that have neither ended nor failed, and are not left out."""
         with self._lock:
             closed = {*self._closed(), *self._failures}
             return tuple(run for run in runs if run.run_key not in closed)

@@ -15,7 +15,7 @@ COMMIT_FILE = Path(__file__).parents[1] / "commit.txt"
 
 
 def packaged_commit() -> str:
-    """Commit that an installed wheel was built from, with `-dirty` if files differed from the commit; empty if unknown."""
+    """Commit from which an installed wheel was built, with `-dirty` if files had changed; empty if unknown."""
     try:
         return COMMIT_FILE.read_text(encoding="utf-8").strip()
     except OSError:

@@ -287,7 +287,7 @@ def _signals_blocked() -> Iterator[None]:
 
 
 def end_with_parent() -> None:
-    """Interrupt this process when its parent ends; do nothing unless the variable `LIFELINE` is set.
+    """Interrupt this process when its parent ends; do nothing without the environment variable `LIFELINE`.
 
     The end of the parent closes this process's stdin. `ORPHAN_LIMIT_S` seconds after the interruption, this process and
     its descendants are killed.

@@ -13,7 +13,7 @@ LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "mpirun", "horovodrun", "sru
 DATA = "{data}"
 DATA_EXAMPLE = "gs://BUCKET/PREFIX"
 HIDDEN = "[redacted]"
-# Options whose value is a secret, by the last words of their names; --tokenizer and --key-size do not match.
+# Options whose value is a secret, by the last words of the name; --tokenizer and --key-size do not match.
 SECRET = re.compile(
     r"-+([\w-]*[-_.])?(token|secret|password|passwd|auth|credentials?|(api|access|secret|private)[-_]?key)",
     re.IGNORECASE,

@@ -100,7 +100,7 @@ class TensorMetric:
 
 
 def tensor_operations(names: Iterable[str]) -> dict[str, TensorMetric]:
-    """Metrics of floating-point operations on tensor cores, by name; parts of another of the metrics are left out."""
+    """Metrics of floating-point operations on tensor cores, by name; without metrics that another metric includes."""
     metrics = {name: metric for name in sorted(names) if (metric := _tensor_metric(name))}
     return {
         name: metric
