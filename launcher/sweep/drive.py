@@ -168,7 +168,7 @@ class _Driver:
         )
 
     def _guarded(self, part: Callable[[], None]) -> None:
-        """Run a part. An unexpected exception ends this part alone; the main thread raises it again at the end."""
+        """Run `part`. An unexpected exception ends this part alone; the main thread raises the exception at the end."""
         try:
             part()
         except BaseException as bug:  # noqa: BLE001 - raised again by the main thread
@@ -198,9 +198,9 @@ class _Driver:
     def _answer(self, number: int) -> None:
         """React to signal `number`.
 
-        The first Ctrl-C asks the user what to do. The second Ctrl-C, or any other signal, lets this process end: the
-        run on this machine is interrupted, and rented machines continue. The next signal kills the run on this machine,
-        and ends the wait for requests under way.
+        On a terminal, the first Ctrl-C asks the user what to do. The second Ctrl-C, or any other signal, lets this
+        process end: the run on this machine is interrupted, and rented machines continue. The next signal kills the run
+        on this machine, and ends the wait for requests under way.
         """
         if self._control.is_leaving:
             self._control.kill()

@@ -71,7 +71,7 @@ def _on_this_machine(place: PlaceMatrix, file: Path, folder: Path, environment: 
 
 
 def _on_other_machines(place: PlaceMatrix, file: Path, folder: Path, environment: Mapping[str, str]) -> PlaceMatrix:
-    """Place on other machines with the script, which runs in a copy of the current folder; its command gets relative paths."""
+    """Place on other machines with the script, which runs in a copy of the current folder, with relative paths."""
     options: ThereOptions = place.place.script
     backend = place.place.backend
     is_fresh: bool = importlib.import_module(f"{BACKENDS[backend]}.options").COMMAND.is_fresh

@@ -116,7 +116,7 @@ SCRIPT_OPTIONS = frozenset(
     },
 )
 SCRIPT_ONLY_OPTIONS = frozenset({"samples_per_step"})
-# Reasons why a script refuses an option. Without an entry, the reason is "the script decides its NAME".
+# Reasons why a script refuses an option. For other options, the reason is "the script decides its NAME".
 WHY_REFUSED_FOR_SCRIPT = {
     "profile_step_bytes": "in a script only the kernels are counted",
     "profile_throughput": "in a script only the kernels are counted",

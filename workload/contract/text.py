@@ -130,7 +130,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str], *, most: int = 1, before: str = "", after: str = "") -> str:
-    """Question for a mistyped word, `did you mean fp32?`, with up to `most` similar known words, if any.
+    """Question `did you mean fp32?` with up to `most` known words that are similar to `word`; empty if none is.
 
     `before`, `after`: text around a question that is part of a longer hint.
     """
