@@ -131,7 +131,10 @@ def _has_ended(held: LeaseRecord, own: LeaseRecord) -> bool:
 
 
 def _started(process: int) -> str:
-    """Start time of a process in kernel ticks; empty once the process has ended. Needed because numbers are reused."""
+    """Start time of a process in kernel ticks; empty once the process has ended.
+
+    The time tells apart processes that had the same number one after the other.
+    """
     try:
         words = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except OSError:

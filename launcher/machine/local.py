@@ -47,7 +47,7 @@ class LocalPlan:
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values for `--dry-run --format json`."""
+        """Plan as JSON values, for `--dry-run --format json`."""
         image = self.choice.image
         return {
             "spec": {**self.spec.to_json(), "script": list(without_secrets(self.spec.script))},
@@ -191,7 +191,7 @@ def _container_context(choice: Choice, spec: RunSpec, context: Context) -> Conte
 def run(plan: LocalPlan, *, watcher: Watcher | None = None) -> LocalOutcome:
     """Run the trainer to its end. The trainer prints progress and errors to our stderr.
 
-    `watcher`: follows the run instead of the terminal, and also handles signals.
+    `watcher`: receives the progress, which is otherwise printed on the terminal; its caller handles signals.
     """
     return _run_process(plan, watcher) if plan.container is None else _run_container(plan, plan.container, watcher)
 
@@ -264,7 +264,7 @@ def _run_container(plan: LocalPlan, container: Container, watcher: Watcher | Non
 
 
 def _profile(plan: LocalPlan, timing: Container, folder: Path, watcher: Watcher | None) -> int:
-    """Do the profile pass in a container of its own, the only one that may read counters.
+    """Do the profile pass in a container of its own, the only container that may read GPU counters.
 
     Returns `INTERRUPTED` after Ctrl-C, else `DONE`: a run without its profile is complete too.
     """

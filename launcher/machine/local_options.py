@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class LocalOptions:
     """Options of `launch local`. `image` and `flavour` ask for a container.
 
-    A limit that is None: as much as the machine has.
+    A limit of None allows as much as the machine has.
     """
 
     runtime: Runtime = choice(

@@ -55,7 +55,7 @@ ENDS_BY_CODE: Mapping[int, End] = {ExitCode.OUT_OF_MEMORY: End.OUT_OF_MEMORY, Ex
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """Outcome of one run. `number`: its place in the task, from 1. `why`: empty for a completed run.
+    """Outcome of one run. `number`: the run's position in the task, from 1. `why`: empty for a completed run.
 
     `code`: the trainer's exit code, 0 for a run that was not started. `out_of_time`: the run would not have fitted into
     the time left.

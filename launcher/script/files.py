@@ -303,7 +303,7 @@ def _variables(request: Request, store: Store) -> dict[str, str]:
 def fetch_data(address: str, folder: Path, *, is_over: Callable[[], bool]) -> None:
     """Copy the data at `address` into `folder`, except files that are there already in the same size.
 
-    `is_over`: asked before each file; stop copying if it returns True.
+    `is_over`: called before each file; copying stops if `is_over` returns True.
     """
     store, number = open_store(address, jobs=3), 0
     for listed in store.objects(""):
