@@ -261,7 +261,7 @@ class Engine:
                 # Attach before the start, so that no line is lost.
                 stream = created.attach(stdout=True, stderr=True, stream=True, demux=True)
                 # Standard input closes when this process ends, even by SIGKILL. The trainer then ends cleanly.
-                with suppress(Exception):  # impossible over some kinds of connection
+                with suppress(Exception):  # some kinds of connection cannot attach to standard input
                     lifeline = created.attach_socket(params={"stdin": 1, "stream": 1})
                 created.start()
             yield Running(created, stream)

@@ -40,7 +40,7 @@ def require(
 ) -> None:
     """Raise `UsageError` for an unknown model.
 
-    Our list has the models of one torchvision version. If another version is installed here, its models are known too.
+    Our list has the models of one torchvision version. Models of another version installed here are known too.
     """
     if name in classifiers.NAMES:
         return

@@ -367,7 +367,7 @@ class Agent:
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
-        """While the context lasts, stop the run in time if the machine is taken away, or before it is deleted."""
+        """Context in which the run is stopped in time if the machine is being taken away, or is about to be deleted."""
         threading.Thread(target=self._await_preemption, daemon=True).start()
         timer = threading.Timer(max(0.0, self._deadline_s() - self.now()), self.stop.ask, [Why.TIMED_OUT])
         timer.daemon = True

@@ -31,7 +31,7 @@ class CostShares:
         self._lock = threading.Lock()
 
     def charge(self, folder: Path, now_s: float) -> None:
-        """Charge a run for the time since the previous charge of any run; for the first charge, since the beginning."""
+        """Charge a run for the time since the previous charge of any run; for the first charge, since costs began."""
         with self._lock:
             charged_s = now_s - self._billed_to_s
             from_s, _, seconds = self._shares.get(folder, (self._billed_to_s, 0.0, 0.0))

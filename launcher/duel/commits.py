@@ -78,7 +78,7 @@ def code_of_script(words: Sequence[str], where: Path) -> Code:
     """Code to export for a script: the whole repository of the folder `where`. Raises `UsageError` or `ToolError`."""
     example = "launch duel --commit main HEAD -- train.py"
     root = _root(where, f"cd to the script's repository, then {example}")
-    if not words[0].endswith(".py"):  # not for a file: the working tree may lack a file of a commit
+    if not words[0].endswith(".py"):  # a script's file may exist only in the commits
         main_file(words, where, example=example, python=f"this Python, {sys.executable}")
     hint = f"a commit that has the file; git log --oneline -- {script_name(words)}"
     if words[0] == "-m":
@@ -162,7 +162,7 @@ def _root(where: Path, hint: str) -> Path:
 
 
 def _commit(root: Path, name: str) -> tuple[str, str, str]:
-    """Name of the tree for git, commit hash, and label. `name`: the commit as the user typed it."""
+    """(tree, commit, label) of the commit that the user calls `name`; tree and commit are hashes."""
     known = _git(root, "for-each-ref", "--format=%(refname:short)").split()
     hint = did_you_mean(name, known, after=" ") + "git fetch brings others"
     unknown = UsageError(f"{root} has no commit '{name}'", hint=hint)
@@ -172,7 +172,10 @@ def _commit(root: Path, name: str) -> tuple[str, str, str]:
 
 
 def _working_tree(root: Path, index: Path, code: Code) -> tuple[str, str, str]:
-    """Name of the working tree for git, commit hash, and label. Files that git ignores are left out."""
+    """(tree, commit, label) of the working tree without ignored files; tree and commit are hashes.
+
+    `-dirty` is added to the commit's hash if the working tree differs from the commit.
+    """
     _require_small(root, code)
     _git(root, "read-tree", "HEAD", index=index)
     _git(root, "add", "--all", "--", code.path or ".", index=index)

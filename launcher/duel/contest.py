@@ -229,9 +229,9 @@ def comparison_of(segments: Sequence[Measured]) -> Comparison:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """Outcome of a duel. `state`: by the median steps; `wall`: by the wall times.
+    """Outcome of a duel. `state` is judged by the median step times, `wall` by the wall times.
 
-    `interrupted`: the error if the user ended the duel.
+    `interrupted`: the error if the user ended the duel, else None.
     """
 
     name: str

@@ -139,7 +139,7 @@ def logged(tag: str, events: Iterator[EngineEvent]) -> str:
 
 
 def existing(recipe: Recipe, image: Image) -> Built:
-    """Result if no build is needed, because the engine already has `image` for this code."""
+    """Result for `image`, which the engine already has for this code, so that no build is needed."""
     flavour, base, digest = recipe.flavour.name, recipe.base, recipe.base_digest
     return built_of(image, flavour=flavour, tag=image.name, base=base, base_digest=digest)
 

@@ -112,7 +112,7 @@ class WatchedLaunch:
         return [run_id for run_id in (source.runs if source else ()) if not why_unsafe(run_id) and "/" not in run_id]
 
     def changed(self, versions: Mapping[str, str]) -> dict[str, str]:
-        """Version by object name of each record of the launch that is new or was changed since its last reading.
+        """Records of the launch that are new or have changed since they were last read, as version by object name.
 
         `versions`: version by object name as the store lists them.
         """

@@ -30,7 +30,7 @@ class TaskRun:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """Runs of one machine. `job`: name of the sweep, empty for a single launch. `number`: task's number, from 1."""
+    """Runs of one machine. `job`: the sweep's name, empty for a single launch. `number`: the task's number, from 1."""
 
     job: str = ""
     number: int = 1
