@@ -159,7 +159,7 @@ class Engine:
         return "0:0" if self.rootless or not hasattr(os, "getuid") else f"{os.getuid()}:{os.getgid()}"
 
     def free_bytes(self) -> int | None:
-        """Free space where images are stored; None for an engine on another machine."""
+        """Free bytes on the disk with the engine's images; None for an engine on another machine."""
         try:
             return shutil.disk_usage(self.root_folder).free
         except OSError:

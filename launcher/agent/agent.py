@@ -270,7 +270,7 @@ class Agent:
         return [uploads.submit(self.delivery.deliver, folder, outcome.why) for folder in own]
 
     def _with_trainer_error(self, outcome: Outcome) -> Outcome:
-        """Outcome with the error and hint that the trainer printed, which tell more than its exit code."""
+        """Outcome with the error and hint that the trainer printed, which tell more than the trainer's exit code."""
         if not outcome.was_started or outcome.end is End.COMPLETED or outcome.hint:
             return outcome
         messages = {"error": outcome.why, "hint": "launch logs RUN", **self._trainer_messages}

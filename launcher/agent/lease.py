@@ -52,7 +52,7 @@ def take(
     """Return the lease once no other agent works on the launch; None if the launch has its result.
 
     `after_end`: take the lease even if the launch has a result, to upload bundles that an agent has left behind.
-    `wait`: waits for a number of seconds and returns whether this process was told to stop, which raises
+    `wait`: waits for a number of seconds and returns whether this process was told to stop. If so, `take` raises
     `InterruptedRunError`.
     """
     queue = _Queue(store, name, now)

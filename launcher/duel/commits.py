@@ -135,7 +135,7 @@ def _has(root: Path, tree: str, code: Code) -> bool:
 
 
 def _linked(root: Path, folders: Sequence[Path]) -> tuple[str, ...]:
-    """Link the files that git ignores in the user's folder into each copy, except caches and virtual environments.
+    """Link the files of `root` that git ignores into each of `folders`, except caches and virtual environments.
 
     Returns the names of the links.
     """

@@ -102,7 +102,7 @@ class Limits:
 
 
 def make_limits(*, same_within: str, max_time: str, max_segments: int | None) -> Limits:
-    """Parse the options of the command. Raises `UsageError`."""
+    """Parse the options of `launch duel` that set its limits. Raises `UsageError` for an invalid value."""
     number = re.fullmatch(r"([0-9]{1,3}(?:\.[0-9]{1,6})?) ?%", same_within.strip())
     margin = float(number[1]) / 100 if number else 0.0
     if not LEAST_MARGIN <= margin <= MOST_MARGIN:
@@ -252,7 +252,7 @@ class OutOfTimeError(Exception):
 
 
 class Measure(Protocol):
-    """Runs one segment of a side."""
+    """Function that runs one segment of a side and returns the measured times."""
 
     def __call__(self, side: Side, *, name: str, position: int, left_s: float, tell: Tell) -> Measured:
         """Run a segment. Raises the error of a side that failed, or `InterruptedRunError` if the user ended it.
@@ -365,7 +365,7 @@ class _Relay:
         self._signal(signal.SIGKILL if impatient else number)
 
     def end(self, number: int) -> None:
-        """End the trainer by this signal because the time is used up."""
+        """Send signal `number` to the trainer because the time is used up."""
         self.is_out_of_time = True
         self._signal(number)
 

@@ -1,4 +1,4 @@
-"""Rule of a duel: is variant B slower than A by a margin or more, faster, or the same within the margin? Pure.
+"""Decision rule of a duel: variant B is slower than A by a margin or more, faster, or the same within the margin.
 
 Segments come in quadruples, ABBA or BAAB, in random order (`order`). Each quadruple gives one difference of logarithms,
 from which every steady drift cancels. If both variants are the same program, the random order alone decides the sign of
@@ -83,7 +83,7 @@ class DuelVerdict(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Segment:
-    """A segment: consecutive steps of one variant. `seconds`: their median step; `position` counts segments from 0.
+    """A segment: consecutive steps of one variant. `seconds`: median of the steps; `position` counts segments from 0.
 
     `is_busy`: other processes used the machine meanwhile.
     """

@@ -265,7 +265,7 @@ def require_writable(summary: Path | None) -> None:
 
 
 def append(summary: Path, markdown: str) -> None:
-    """Append the Markdown to the summary file."""
+    """Append `markdown` to the file `summary`, which a CI service shows with the job."""
     with summary.open("a", encoding="utf-8") as file:
         file.write(markdown)
 

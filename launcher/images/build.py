@@ -79,7 +79,7 @@ class Built:
         return asdict(self)
 
     def text(self) -> str:
-        """Text with a line per fact."""
+        """Result as text, with a line for each fact."""
         base = (
             self.base_digest or "no digest: the image that the tag names on the day of the build (launch build --pin)"
         )

@@ -115,7 +115,7 @@ class Recipe:
         return f"{REPOSITORY}:{self.flavour.name}-{content[:HASH_DIGITS]}"
 
     def build_args(self) -> dict[str, str]:
-        """Arguments of the Dockerfile."""
+        """Values of the Dockerfile's build arguments, by name."""
         return {
             **self.flavour.versions,
             "BASE_IMAGE": f"{self.base}@{self.base_digest}" if self.base_digest else self.base,
@@ -208,9 +208,9 @@ def write_digest(path: Path, flavour: str, digest: str) -> None:
 
 
 def current_commit() -> str:
-    """Last commit of the files of an image, with `-dirty` if they have changed.
+    """Last commit that changed the files of an image, with `-dirty` if the files have changed since.
 
-    Without a checkout, the wheel's commit.
+    An installed wheel has no git history, so the commit is the one from which the wheel was built.
     """
     root = _root()
     if not (root / ".git").exists():

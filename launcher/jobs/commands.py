@@ -1,4 +1,4 @@
-"""`launch <backend>`, and `status`, `logs`, `down` and `reap` for its launches, for every backend."""
+"""Work of the commands `launch <backend>`, and `launch status`, `logs`, `down` and `reap`, for every backend."""
 
 import json
 import os

@@ -82,7 +82,7 @@ class LaunchState(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """Records and machine of one launch; None if absent or unreadable (`problems` tells why).
+    """Records and machine of one launch; a record is None if absent, or if unreadable for a reason in `problems`.
 
     `noun`: the backend's word for a machine of a launch, such as VM or job.
     """

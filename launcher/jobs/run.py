@@ -211,7 +211,7 @@ class Launcher:
         self._session.on_event(Event(kind=EventKind.PHASE, text=LaunchPhase.REQUESTED, at_s=launched_s))
 
     def send_script_files(self, plan: Plan) -> None:
-        """Send the files and variables of a script. Call it after `record`, so that no variables lack a request."""
+        """Send a script's files and environment variables. Call `record` first, so that no variables lack a request."""
         if self._script_files:
             self._script_files.send(self._store, plan.request.name, launcher=cleanup.this_process())
 
@@ -287,7 +287,7 @@ class Launcher:
     def _fetch(self, ended: WatchedLaunch) -> tuple[Bundle, ...]:
         """Fetch the launch's complete bundles.
 
-        Raises if fetching fails, or if a launch with a result has incomplete bundles only.
+        Raises an error if a bundle cannot be fetched, or if a launch with a result has only incomplete bundles.
         """
         bundles, missing = [], []
         for run_id in ended.announced_runs:

@@ -331,7 +331,7 @@ class Watch:
 
 
 def settle(session: Session, launch: WatchedLaunch, error: str) -> None:
-    """Write a result for a launch that has ended without one, for other readers."""
+    """Write a result for a launch that has ended without a result, so that other programs see its end."""
     cleanup.settle(
         session.store,
         launch.name,
@@ -368,7 +368,7 @@ def _why_removed(launch: WatchedLaunch, now_s: float, noun: str) -> str:
 
 
 def _why_gone(launch: WatchedLaunch, machine: Machine) -> tuple[str, str]:
-    """Why a launch whose machine is gone has no result, and a hint."""
+    """Texts for a launch whose machine is gone: why there is no result, and a hint."""
     name, spot = launch.name, launch.request.spot
     if launch.liveness is Liveness.PREEMPTED and spot:
         return (

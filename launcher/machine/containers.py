@@ -30,7 +30,7 @@ CRASHES = {128 + number: number.name for number in CRASHING}
 
 @dataclass(frozen=True, kw_only=True)
 class ContainerLimits:
-    """Limits of the container. None: as much as the machine has."""
+    """Limits of the container. A limit of None allows as much as the machine has."""
 
     shm_bytes: int = sizes.DEFAULT_SHM_BYTES
     memory_bytes: int | None = None

@@ -85,7 +85,7 @@ class LocalPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class LocalOutcome:
-    """Outcome of a plan: exit code, sealed bundles, and the error of a trainer that was killed."""
+    """Outcome of a plan. `bundles`: the sealed bundles; `error`: error of a trainer that was killed, else None."""
 
     exit_code: int
     bundles: tuple[Bundle, ...]
@@ -191,7 +191,7 @@ def _container_context(choice: Choice, spec: RunSpec, context: Context) -> Conte
 def run(plan: LocalPlan, *, watcher: Watcher | None = None) -> LocalOutcome:
     """Run the trainer to its end. The trainer prints progress and errors to our stderr.
 
-    `watcher`: receives the progress, which is otherwise printed on the terminal; its caller handles signals.
+    `watcher`: receives the progress, which is otherwise printed on the terminal; the caller then handles signals.
     """
     return _run_process(plan, watcher) if plan.container is None else _run_container(plan, plan.container, watcher)
 
@@ -222,7 +222,10 @@ def _run_process(plan: LocalPlan, watcher: Watcher | None) -> LocalOutcome:
 
 
 def _print_steps(plan: LocalPlan, folders: list[Path], passed_s: float) -> None:
-    """Print how many steps of a script are measured, if stderr is no terminal: the script itself may print nothing."""
+    """Print how many steps of a script are measured, because the script itself may print nothing for a long time.
+
+    Called if stderr is no terminal.
+    """
     steps = 0
     with suppress(OSError):
         steps = (folders[-1] / bundle.STEPS).read_bytes().count(b"\n") - 1 if folders else 0

@@ -47,7 +47,7 @@ class LocalOptions:
         )
 
     def checked(self) -> "LocalOptions":
-        """These options. Raises `UsageError` if two contradict each other."""
+        """Return these options unchanged. Raises `UsageError` if two options contradict each other."""
         is_limited = self.limits() != LocalOptions().limits()
         for_a_container = [
             name

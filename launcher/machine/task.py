@@ -111,7 +111,7 @@ def work_through(
 def repeated(spec: RunSpec, plan_of: PlanOf) -> LocalOutcome:
     """Run the repeats of one configuration, each in a process or a container of its own; return one outcome for all.
 
-    The first repeat that fails ends them.
+    No repeat is started after one that fails.
     """
     outcomes = list(work_through(Task.of_repeats(spec), plan_of))
     failed = next((outcome for outcome in outcomes if outcome.code), None)

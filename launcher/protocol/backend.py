@@ -85,7 +85,7 @@ class Listing(Generic[T]):
 
 @dataclass(frozen=True, kw_only=True)
 class Output:
-    """Text that a machine printed from some position on. `next_start`: position to ask from the next time."""
+    """Text that a machine printed from some position on. `next_start`: position from which to ask next."""
 
     text: str
     next_start: int
@@ -128,7 +128,7 @@ class Leftover:
 
 @dataclass(frozen=True, kw_only=True)
 class Removed:
-    """Result of a deletion. `gone`: a later request has confirmed the deletion; else `reason` is the obstacle.
+    """Result of a deletion. `gone`: a later request has confirmed the deletion; if not, `reason` tells why.
 
     `unknown`: the zone did not answer, so the result is not known.
     """

@@ -57,7 +57,7 @@ SHOWN_VALUE = 60
 
 
 class LaunchPhase(StrEnum):
-    """Phases of a launch, in order. Times are by the VM's clock, except the first phase's."""
+    """Phases of a launch, in order. The VM's clock gives the time of each phase except the first phase."""
 
     REQUESTED = "requested"
     BOOTED = "booted"
@@ -112,7 +112,7 @@ class _Document:
         return self.SCHEMA_VERSION
 
     def to_bytes(self) -> bytes:
-        """Content to store."""
+        """Document as JSON text in bytes, to be stored."""
         document = {"schema_version": self.written_version, **asdict(self)}
         return json.dumps(document, indent=1, allow_nan=False).encode() + b"\n"
 
@@ -205,7 +205,7 @@ class Request(_Document):
 
     @property
     def written_version(self) -> int:
-        """Schema version to write: the newest for a script, else the one before.
+        """Schema version to write: the newest version for a script, else the version before.
 
         An agent of an earlier version does not know scripts and would run our trainer instead.
         """
@@ -300,7 +300,7 @@ class Result(_Document):
 
 
 class FieldRule(NamedTuple):
-    """Rule for a field's value. `wanted`: the rule in words; `holds`: whether any JSON value follows the rule."""
+    """Rule for a field's value. `wanted`: the rule in words; `holds`: returns whether a JSON value follows the rule."""
 
     wanted: str
     holds: Callable[[Any], bool]
