@@ -75,11 +75,11 @@ class Built:
     architecture: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values by field name."""
+        """Result as JSON values, by field name."""
         return asdict(self)
 
     def text(self) -> str:
-        """Text with a line per fact."""
+        """Result as text, with a line for each fact."""
         base = (
             self.base_digest or "no digest: the image that the tag names on the day of the build (launch build --pin)"
         )
@@ -139,7 +139,7 @@ def logged(tag: str, events: Iterator[EngineEvent]) -> str:
 
 
 def existing(recipe: Recipe, image: Image) -> Built:
-    """Result for an image for this code that the engine already has."""
+    """Result for `image`, which the engine already has for this code, so that no build is needed."""
     flavour, base, digest = recipe.flavour.name, recipe.base, recipe.base_digest
     return built_of(image, flavour=flavour, tag=image.name, base=base, base_digest=digest)
 
@@ -299,8 +299,9 @@ def _shortened(command: str) -> str:
 
 
 def require_apptainer(path: Path) -> str:
-    """Path of Apptainer's program, called singularity in older versions. Call it before a build, which takes minutes.
+    """Path of Apptainer's program, which older versions call singularity.
 
+    A build takes minutes, so call this function before the build.
     Raises `UsageError` for a file that would not be a `.sif` or has no folder, `ToolError` without the program.
     """
     if path.suffix != ".sif":
