@@ -120,7 +120,10 @@ def other_parts(case: Case) -> str | None:
 
 
 def clock_set_back(case: Case) -> str | None:
-    """Text on time stamps that decrease, else None. Only imported logs have any: loading refuses other such bundles."""
+    """Text on time stamps that decrease, else None.
+
+    Only imported logs can have decreasing time stamps: loading refuses other bundles that contain them.
+    """
     back = np.flatnonzero(np.diff(case.steps["ended_at_s"]) < 0)
     if not back.size:
         return None

@@ -84,7 +84,7 @@ class AuditEvidence:
 
 @dataclass(frozen=True, kw_only=True)
 class Hit:
-    """A place where a rule is broken. `cure` and `severity` replace those of the rule if they are given.
+    """One violation of a rule. `cure` and `severity` replace those of the rule if they are given.
 
     `subject`: ids of the runs; a check that is made by `each_case`, `each_profile` or `each_group` leaves it empty.
     """

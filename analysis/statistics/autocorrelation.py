@@ -47,9 +47,10 @@ def effective_n(values: npt.ArrayLike, *, robust: bool = True) -> EffectiveN:
 
 
 def integrated_time(correlations: Floats) -> float:
-    """1 + 2 x the sum of the correlations at lags 1, 2, ..., by Geyer's rule; at least 1 and at most n.
+    """1 + 2 x the sum of the correlations at lags 1, 2, ...; at least 1 and at most n.
 
-    An alternating series could be worth more than n steps, but the estimate is too uncertain to claim this.
+    Geyer's estimator (see `effective_n`) ends the sum before correlations that are noise. An alternating series could
+    be worth more than n steps, but the estimate is too uncertain to claim this.
     """
     pairs = correlations[: correlations.size // 2 * 2].reshape(-1, 2).sum(axis=1)
     positive = pairs > 0
@@ -113,8 +114,8 @@ def share_explained(values: npt.ArrayLike, covariate: npt.ArrayLike, *, level: f
 
     With ranks, a few slow steps do not matter, and 1 / clock explains as much as the clock. Two slow waves correlate by
     chance, so the interval counts effective pairs: n / (1 + 2 x sum of the products of both autocorrelations)
-    (Bartlett, JRSS 98, 1935). Fisher's z with the standard error of Bonett & Wright, Psychometrika 65 (2000). Raises
-    `ValueError` if the shapes differ or are not 1-D.
+    (Bartlett, JRSS 98, 1935). The interval uses Fisher's z with the standard error of Bonett & Wright, Psychometrika 65
+    (2000). Raises `ValueError` if the shapes differ or are not 1-D.
     """
     first, second = (np.atleast_1d(np.asarray(side, dtype=np.float64)) for side in (values, covariate))
     if first.shape != second.shape or first.ndim != 1:

@@ -91,10 +91,11 @@ class Scan:
         return self.gain > self.limit and not self.is_wave
 
     def visible(self, share: float, *, power_score: float) -> float | None:
-        """Smallest change of the last `share` of the series that would be found, in the unit of the values, or None.
+        """Smallest change of the last `share` of the series that would be found, in the unit of the values.
 
-        `power_score`: normal score of the chance to find it: 1.28 for 9 times out of 10. The gain is approximately the
-        square of a normal variable. The limit is that of a series with the change, which has a higher correlation.
+        `power_score`: normal score of the chance to find the change: 1.28 for 9 times out of 10. The square root of the
+        gain is approximately normal. The gain must exceed the limit for a series with this change, which is higher
+        because the change adds correlation. None if no change of plausible size would be found.
         """
         n = self.points
         later = (np.arange(n) >= n - round(share * n)).astype(np.float64)

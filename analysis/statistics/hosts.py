@@ -1,8 +1,8 @@
 """Variance of runs on one host, between hosts and between zones; and the effect of the position in a block.
 
-One model for a whole matrix: the logarithm of a run's figure = its configuration + its zone + its host + the run. The
-effect of a host is variance between hosts if it is the same for all configurations, and between runs if only one
-configuration has it.
+One model for a whole matrix: the logarithm of a run's figure = its configuration + its zone + its host + the run. If a
+host slows all configurations equally, the effect is variance between hosts; an effect on a single configuration is
+variance between runs.
 """
 
 from collections.abc import Hashable, Sequence
@@ -34,7 +34,7 @@ class PlacedRun:
     """A run's positive figure and its place of measurement; unknown fields are None.
 
     `noise`: variance of the figure's logarithm, estimated from the run's steps, with `noise_degrees` of freedom.
-    `position`: position of the run in its block; the smallest of all runs is the first.
+    `position`: position of the run in its block, counted from the smallest position of all runs.
     """
 
     figure: float

@@ -1,4 +1,4 @@
-"""Detects the end of the warm-up, and whether the rest is steady: the rule of `variance`, `audit` and `causes`."""
+"""Detects the end of the warm-up, and whether the rest is steady. Used by `analyze variance` and `analyze audit`."""
 
 from dataclasses import dataclass
 
@@ -81,7 +81,10 @@ class SteadyState:
 
     @property
     def slow_steps(self) -> Mask | None:
-        """Mask of the slow steps of a run that is not steady, or of its warm-up; of the slower half for a drift."""
+        """Mask of the slow steps; None if no step is slow.
+
+        Slow are the steps on the slower side of a change; for a drift, the slower half of the run; else the warm-up.
+        """
         steps = np.arange(self.n)
         if self.change:
             inside = (steps >= self.change.start) & (steps < self.change.stop)

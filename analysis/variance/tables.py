@@ -220,8 +220,8 @@ def machines(results: Tables) -> pd.DataFrame:
     """A row per place and software, over all configurations, columns as in `MACHINE_COLUMNS`; only runs on known hosts.
 
     `cov_*`: standard deviation of the logarithm of images/s, so a fraction. `first_ratio`: throughput of the first run
-    of a block over that of later ones. `place_ratio`: factor from each later position (not location) in the block
-    to the next.
+    of a block over that of later ones. `place_ratio`: factor of throughput from one position in the block to the next,
+    beginning at the second position.
     """
     wanted = set(measured(results.runs)["run_id"])
     groups: dict[tuple[Any, ...], list[Case]] = defaultdict(list)
