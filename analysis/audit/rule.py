@@ -70,7 +70,7 @@ class AuditEvidence:
 
     @cached_property
     def kernels(self) -> Mapping[str, pd.DataFrame]:
-        """Profiled launches by run id, without those of our calibration; empty if no run has a profile by ncu."""
+        """Profiled launches by run id, without those that calibrate the counters; empty without a profile by ncu."""
         if not self.results.runs["profile_status"].isin(WITH_KERNELS).any():
             return {}
         table = self.results.kernels

@@ -264,7 +264,7 @@ def runs_apart(group: Sequence[Case]) -> str | None:
 
 
 def broken_off(case: Case) -> str | None:
-    """Text on a run of ours that ended before its last planned step; else None."""
+    """Text on a run, not imported, that ended before its last planned step; else None."""
     planned, done = case["iterations"], int(case.is_measured.sum())
     if case["imported"]:
         return None

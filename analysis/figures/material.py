@@ -143,7 +143,7 @@ def make(
 def _split(
     results: Tables, every: pd.DataFrame, make_table: MakeTable | None, keys: Sequence[str], names: Sequence[str]
 ) -> pd.DataFrame:
-    """The table that `make_table` makes, with the columns `names` of `every` added where the columns `keys` are equal.
+    """The table that `make_table` makes, with added columns `names`, copied from a run of `every` with equal `keys`.
 
     If runs in `every` with equal `keys` have different `names`, the table is made in parts, each from a part of the
     runs (see `_rounds`).
@@ -188,7 +188,7 @@ def _tuples(table: pd.DataFrame, columns: Sequence[str]) -> list[tuple[Any, ...]
 
 
 def by_speed(every: pd.DataFrame, table: pd.DataFrame, column: str) -> list[str]:
-    """Names in `column` of `every`, sorted by highest throughput in `table`; names without a throughput come last."""
+    """Names in `column` of `every`, fastest first by `images_per_s` of `table`; names without throughput come last."""
     # 0 instead of NaN, which has no order: the result would depend on the order of a set.
     best = table.groupby(column)["images_per_s"].max().fillna(0.0) if len(table) else pd.Series(dtype=float)
     return sorted(set(every[column]), key=lambda name: (-float(best.get(name, 0.0)), name))

@@ -435,7 +435,7 @@ def _first(items: Sequence[T], noun: str) -> tuple[Sequence[T], str]:
 
 
 def _shared(table: pd.DataFrame, *fields: str) -> str:
-    """Values of these fields that all rows share, to begin a caption; the legend names only values that vary."""
+    """Beginning of a caption: values in the columns `fields` that all rows share; the legend names other values."""
     names = [labels.shown(table[field].iloc[0]) for field in fields if len(set(table[field])) == 1]
     return f"{', '.join(names)}. " if names else ""
 

@@ -167,7 +167,7 @@ def shape(
 
 
 def dash(field: str, drawn: Iterable[str], order: Sequence[str], title: str) -> alt.StrokeDash:
-    """Encode `field` as the dashes of lines; with the same title as the points' shapes, both share one legend."""
+    """Encode `field` as the dashes of lines. If the points' shapes have the same `title`, both share one legend."""
     return alt.StrokeDash(f"{field}:N", title=title, **_range(drawn, _repeated(DASHES, order), WITHOUT_RIM))
 
 

@@ -113,7 +113,7 @@ def per_step(rows: pd.DataFrame, steps: int | None) -> pd.DataFrame:
 
 
 def _quotient(dividend: "pd.Series[float]", divisor: "pd.Series[float]") -> "pd.Series[float]":
-    """Quotient, NaN instead of infinite."""
+    """Quotient; NaN where the divisor is not positive."""
     return dividend / divisor.where(divisor > 0)
 
 

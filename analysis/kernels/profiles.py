@@ -136,7 +136,7 @@ def render(profiles: Profiles, form: TableFormat, *, top: int | None, wide: bool
 
 
 def _texts(rows: pd.DataFrame, profiles: Profiles, top: int, *, wide: bool) -> Iterator[str]:
-    """Tables by profiler, because profilers measure different quantities."""
+    """Printed tables, one per kind of profile, because profilers measure different quantities."""
     if len(rows):
         yield render_table(*_printed(rows, profiles.keys, wide=wide), TableFormat.TABLE, wide=wide)
     if len(works := longest(profiles.attributed, top)):

@@ -271,7 +271,7 @@ def _point(pool: Group, measurement: _Measurement, device: DeviceRoofs, refuted:
 
 
 def _verdict(pool: Group, measurement: _Measurement, roof: Roof | None, step_s: float | None) -> Verdict:
-    """The limit of a group of runs: the rule for a single run, applied to the medians."""
+    """The limit of a group of runs, by the same rule as for a single run, applied to medians over the runs."""
     work, is_complete = measurement.work, not measurement.lower_bounds
     has_bytes = not measurement.is_traced or _share_without_bytes(pool) <= MOST_UNATTRIBUTED
     figures = Figures(
@@ -381,7 +381,7 @@ def _lacks_gaps(pool: Group) -> bool:
 
 
 def _traced_lower_bounds(pool: Group) -> tuple[str, ...]:
-    """Why a trace's FLOP are incomplete, if they are: operators without a formula may compute too."""
+    """Reasons why a trace's FLOP are incomplete, or empty: operators without a formula may execute FLOP, too."""
     share = pool.median("uncounted_share") or 0.0
     return (f"{percent(share)} of the time is unattributed",) if share > MOST_UNATTRIBUTED else ()
 

@@ -60,7 +60,7 @@ def integrated_time(correlations: Floats) -> float:
 
 
 def acf(series: Floats) -> Floats:
-    """Autocorrelation at all lags, shape (n,): the usual biased, positive definite estimate, by Fourier transform."""
+    """Autocorrelation at all lags, shape (n,): the biased, positive definite estimate, by Fourier transform."""
     centred = series - series.mean()
     # Padded to twice the length, because the transform treats a series as periodic.
     spectrum = np.fft.rfft(centred, 2 * series.size)
@@ -74,7 +74,7 @@ def normal_scores(series: Floats) -> Floats:
 
 
 def too_short(steps: int) -> str | None:
-    """Reason why this number of steps gives no interval; None if it is enough."""
+    """Reason why this number of steps gives no interval; None if there are enough steps."""
     if steps >= LEAST_FOR_INTERVAL:
         return None
     return (
@@ -96,8 +96,8 @@ def cautious_time(scores: Floats, *, trend: bool = False) -> float:
 def unbiased_lag1(rho: float, *, n: float, runs: int = 1, trend: bool = False) -> float:
     """Bias-corrected lag-1 correlation; 0 if the estimate is noise at the 5 % level.
 
-    `rho`: the usual estimate from series of `n` steps, mean over `runs`. Subtracting the mean biases it by
-    -(1 + 4 rho) / n, subtracting a trend line (`trend`) by -(2 + 5 rho) / n: Kendall, Biometrika 41 (1954); Shaman &
+    `rho`: biased estimate from series of `n` steps, mean over `runs` series. Subtracting the mean changes the estimate
+    by -(1 + 4 rho) / n, subtracting a trend line (`trend`) by -(2 + 5 rho) / n: Kendall, Biometrika 41 (1954); Shaman &
     Stine, JASA 83 (1988). One rho / n of each bias comes from the divisor n.
     """
     if rho < 1.645 / np.sqrt(n * runs):

@@ -94,8 +94,9 @@ class Scan:
         """Smallest change of the last `share` of the series that would be found, in the unit of the values.
 
         `power_score`: normal score of the chance to find the change: 1.28 for 9 times out of 10. The square root of the
-        gain is approximately normal. The gain must exceed the limit for a series with this change, which is higher
-        because the change adds correlation. None if no change of plausible size would be found.
+        gain, which is approximately normal, must exceed the square root of the limit by `power_score`. The limit is
+        that for a series with this change, which adds correlation. None if no change up to 40 standard deviations would
+        be found.
         """
         n = self.points
         later = (np.arange(n) >= n - round(share * n)).astype(np.float64)

@@ -49,7 +49,7 @@ class PlacedRun:
 
 @dataclass(frozen=True, kw_only=True)
 class MachineSplit:
-    """Standard deviations of logarithms, which are fractions of the figure: 0.006 = 0.6 %; a reason if unknown."""
+    """Standard deviations of logarithms, which are fractions of the figure: 0.006 = 0.6 %; reasons if unknown."""
 
     runs: int
     hosts: int
@@ -101,7 +101,10 @@ def _satterthwaite(parts: Sequence[tuple[float, float]]) -> float:
 
 
 def _strata(runs: Sequence[PlacedRun]) -> tuple[_Stratum | None, _Stratum | None, _Stratum | None]:
-    """Strata of zones (after configurations), hosts (after both) and residuals; None without a degree of freedom."""
+    """Strata of zones, hosts and residuals; None for a stratum without a degree of freedom.
+
+    Each stratum is the variation that the earlier ones leave, in the order configurations, zones, hosts, residuals.
+    """
     logs = np.log([run.figure for run in runs])
     columns = [
         _indicators([run.configuration for run in runs]),

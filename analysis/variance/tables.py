@@ -111,7 +111,7 @@ MACHINE_COLUMNS = (
 
 @dataclass(frozen=True, kw_only=True)
 class VarianceTable:
-    """A table of `analyze variance`; `nothing`: message if it has no row."""
+    """A table of `analyze variance`; `nothing`: message if the table has no row."""
 
     make: Callable[[Tables], pd.DataFrame]
     columns: Sequence[Column]
