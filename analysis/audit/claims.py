@@ -76,7 +76,7 @@ REQUIRED = ("name", "device_name", "model")
 
 
 def read(path: Path) -> list[Claim]:
-    """Read the rows of a CSV. Raises `UsageError` for an unreadable file, column or cell."""
+    """Read the rows of a CSV. Raises `UsageError` for an unreadable file, a wrong column or a wrong cell."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:

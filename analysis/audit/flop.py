@@ -1,4 +1,4 @@
-"""Rules on FLOP, bytes and roofs: the counts, and the limits that they are divided by."""
+"""Rules on counts of FLOP and bytes, and on the roofs with which the counts are compared."""
 
 from collections.abc import Iterator
 

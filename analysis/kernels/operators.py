@@ -118,7 +118,7 @@ def _profiles(
 
 
 def _read_work(path: Path) -> pd.DataFrame:
-    """The table of an imported trace; `ValueError` for any other file."""
+    """The table of an imported trace. Raises `ValueError` if a row has no name, family, calls or seconds."""
     table = pd.read_csv(path, dtype={"name": str, "family": str, "lack": str}, keep_default_na=False, na_values=[""])
     for name in ("calls", "total_s", "flop", "bytes_lower", "bytes_upper"):
         table[name] = pd.to_numeric(table[name])
@@ -218,7 +218,10 @@ def _row(name: str, calls: float, self_s: float, share: float, flop: Mapping[str
 
 
 def read(path: Path) -> list[tuple[str, float, float]]:
-    """Name, calls and own seconds of each row of a profile's table; `BundleError` for any other file."""
+    """Name, calls and own seconds of each operator or kernel in a profile's table.
+
+    Raises `BundleError` if a row lacks one of the three.
+    """
     with path.open(newline="", encoding="utf-8", errors="replace") as text:
         rows = []
         for row in csv.DictReader(text):

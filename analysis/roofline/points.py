@@ -184,7 +184,7 @@ def _lower_bounds(pool: Group, has_backward: bool | None = None, counted: float 
 
 
 def _profile(results: Tables, pool: Group) -> _Measurement | None:
-    """The kernels of a profile as one measurement over their own time; None if no kernels can be read."""
+    """The kernels of a profile as one measurement, timed by the profiler; None if no kernels can be read."""
     launches = results.kernels.groupby("run_id", sort=False).indices
     profiled = [run_id for run_id in pool.runs["run_id"] if run_id in launches]
     if not profiled:

@@ -149,8 +149,8 @@ class DeviceRoofs:
 def refuted_ceilings(runs: pd.DataFrame) -> dict[float, float]:
     """Measured ceilings of CPUs (FLOP/s) that runs have exceeded, with the largest attained fraction of each ceiling.
 
-    Other work used the CPUs while such a ceiling was measured; current versions then measure again. Ceilings of GPUs
-    are not refuted, because a GPU's kernels may execute fewer FLOP than modelled.
+    Other work used the CPUs while such a ceiling was measured; current versions of this program then measure again.
+    Ceilings of GPUs are not refuted, because a GPU's kernels may execute fewer FLOP than modelled.
     """
     cpu = runs[(runs["device_type"] == "cpu") & (runs["ceiling_flop_per_s"] > 0) & (runs["step_median_s"] > 0)]
     shares = cpu["train_flop_per_step"] / cpu["step_median_s"] / cpu["ceiling_flop_per_s"]

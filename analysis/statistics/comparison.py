@@ -233,7 +233,7 @@ Blocks = Mapping[Hashable, npt.ArrayLike]
 
 
 def shared_blocks(baseline: Blocks, other: Blocks) -> list[Hashable]:
-    """Blocks with a usable figure of both configurations, in the order of the baseline."""
+    """Blocks with a positive finite figure of both configurations, in the order of the baseline."""
     return [block for block in baseline if block in other and _logs(baseline[block]).size and _logs(other[block]).size]
 
 
@@ -279,7 +279,7 @@ def _ratio(logarithm: float) -> float:
 
 
 def _contrast(baseline: Blocks, other: Blocks) -> Contrast:
-    """Logarithm of other over baseline, from these runs alone."""
+    """Logarithm of the ratio `other` / `baseline`, from the runs of both alone."""
     runs = [
         Run(figure=float(figure), configuration=name, block=block)
         for name, side in enumerate((baseline, other))

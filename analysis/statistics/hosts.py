@@ -72,9 +72,10 @@ class _Stratum:
 def machine_split(runs: Sequence[PlacedRun], *, level: float = LEVEL) -> MachineSplit:
     """Variance between runs, hosts and zones by ANOVA for unbalanced data; runs without a known host are left out.
 
-    Configurations are fixed effects, zones and the hosts in them random effects. Sequential sums of squares with their
-    expectations: Henderson's method 3 (Biometrics 9, 1953); Searle, Casella & McCulloch, Variance Components, 1992,
-    chapter 5. Intervals by `above_noise`; if the noise is a sum of mean squares, Satterthwaite's degrees of freedom.
+    Configurations are fixed effects, zones and the hosts in them random effects. The method is Henderson's method 3,
+    sequential sums of squares with their expectations (Biometrics 9, 1953; Searle, Casella & McCulloch, Variance
+    Components, 1992, chapter 5). `above_noise` gives the intervals; a noise that is a sum of mean squares has
+    Satterthwaite's degrees of freedom.
     """
     known = [run for run in runs if run.host is not None and _is_usable(run)]
     hosts, zones = {(run.zone, run.host) for run in known}, {run.zone for run in known}

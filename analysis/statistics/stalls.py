@@ -57,9 +57,9 @@ class Stalls:
 
 
 def stalls(series: Floats, *, repeated: bool = False) -> Stalls:
-    """Steps above 1.5 x the median and 5 robust standard deviations, if they are at most 1 of 10.
+    """Outliers (see `outliers`) above 1.5 x the median, if at most 1 of 10 steps is such an outlier.
 
-    `repeated`: find two or more steps above 1.2 x the median instead.
+    `repeated`: find two or more outliers above 1.2 x the median instead.
     """
     n = series.size
     median = float(np.median(series)) if n else 0.0

@@ -340,7 +340,7 @@ def cgroup_throttled(case: Case) -> float | None:
 
 
 def _retries(case: Case) -> Iterator[Cause]:
-    """Retries of the caching allocator: memory was full, so it freed its cache, and the GPU waited each time."""
+    """Cause: the caching allocator retried. Memory was full, so it freed its cache, and the GPU waited each time."""
     memory = case.record.memory if case["device_type"] == Device.CUDA else None
     if memory and (retries := memory.allocator_retries):
         yield Cause(

@@ -36,7 +36,7 @@ from workload.contract.tables import Column, Role
 
 
 def _with_interval(column: Column) -> tuple[Column, Column, Column]:
-    """The column of a figure, and those of the ends of its interval."""
+    """Three columns: a figure, the lower and the upper end of its interval."""
     low, high = (replace(column, name=f"{column.name}_{end}", heading=end) for end in ("low", "high"))
     return column, low, high
 

@@ -281,7 +281,7 @@ def _profiled_rate(row: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _kernel_shares(evidence: ReportEvidence) -> dict[tuple[Any, ...], str]:
-    """Words on the kernel families that take the most time, by the values of `KEYS`."""
+    """Words on the kernel families that take the most time, by environment, task, variant and batch size."""
     points = evidence.material.kernel_points
     profiles = points[(points["family"] != ALL) & points["share_of_time"].notna()] if len(points) else points
     shares: dict[tuple[Any, ...], list[str]] = defaultdict(list)
