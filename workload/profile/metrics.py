@@ -28,7 +28,7 @@ STEP_ROLES = ("dram_bytes", "dram_read_bytes", "dram_write_bytes", "l2_bytes", "
 
 @dataclass(frozen=True, kw_only=True)
 class Chips:
-    """Row of the table: metrics of GPUs of one compute capability, and the number of passes for these metrics."""
+    """Row of metrics.toml: metrics of GPUs of one compute capability, and the number of passes for these metrics."""
 
     capability: str
     chips: tuple[str, ...]
@@ -50,7 +50,7 @@ class MetricTable:
 class MetricSet:
     """Metrics to collect, each with its role. `missing`: metrics that this ncu lacks; they are unavailable, not 0.
 
-    `passes`: expected number from the table; None for a compute capability that is not listed.
+    `passes`: expected number of passes, from metrics.toml; None for a compute capability that is not listed there.
     """
 
     roles: Mapping[str, str]
@@ -104,7 +104,7 @@ def choose(capability: str, precision: Precision, known: Collection[str]) -> Met
 
 
 def _tensor_names(row: Chips | None, precision: Precision, known: Collection[str]) -> dict[str, str]:
-    """Metrics of tensor operations with their roles: from the table, or for an unlisted GPU by the names in `known`."""
+    """Metrics of tensor operations with their roles: from `row` or, for an unlisted GPU, by the names in `known`."""
     kinds = TENSOR_TYPES[precision]
     if row:
         return {name: TENSOR_PREFIX + kind for kind in kinds for name in row.tensor.get(kind, ())}

@@ -74,7 +74,7 @@ class _Session:
 
 
 def run(mode: Mode, spec: RunSpec, report: Path, *, owner: int, warmup_steps: int | None = None) -> None:
-    """Profile `spec`, which must be filled, and write the answer to `report`. Raises the errors of training."""
+    """Profile `spec`, whose defaults must be filled in, and write the answer to `report`. Raises errors of training."""
     end_with(owner)
     began_s = time.perf_counter()
     warmup = warmup_steps or (max(1, spec.warmup or 0) if mode is Mode.TRACE else WARMUP_STEPS)

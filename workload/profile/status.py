@@ -46,7 +46,7 @@ def unavailable(reason: str, *, hint: str) -> ProfileError:
 def before_the_pass(profile: Profile, context: Context) -> ProfileResult:
     """Run.json's `profile` as the timing run writes it, before the pass.
 
-    Every run of a sweep has its own profile; of repeats only the first has one.
+    In a sweep each run has its own profile; among the repeats of a run only the first repeat has a profile.
     """
     if profile is Profile.NONE:
         return ProfileResult(status=ProfileStatus.NOT_REQUESTED)

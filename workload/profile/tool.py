@@ -78,7 +78,7 @@ def choose(candidates: Sequence[Ncu], capability: str) -> Fitting:
 
 
 def no_ncu() -> ProfileError:
-    """Error for a machine without ncu, neither on PATH nor in the usual places."""
+    """Error for a machine that has ncu neither on PATH nor in a folder of NVIDIA's installers."""
     places = ", ".join(f"/{place}" for place in PLACES)
     return unavailable(
         f"no ncu found on PATH or at {places}", hint=f"{INSTALL}; or --profile torch, which does not need ncu"

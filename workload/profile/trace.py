@@ -30,7 +30,7 @@ class TraceRow:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """Events of a trace."""
+    """Events of the Chrome trace in the gzip file `path`."""
     with gzip.open(path, "rt", encoding="utf-8", errors="replace") as text:
         events: list[dict[str, Any]] = json.load(text)["traceEvents"]
     return events
@@ -46,7 +46,7 @@ def kernels(events: Iterable[dict[str, Any]]) -> list[TraceRow]:
 
 
 def kernels_within(events: Sequence[dict[str, Any]], labels: Collection[str]) -> list[TraceRow]:
-    """GPU kernels that began within a labelled time of the host; the device must be idle at both ends of that time."""
+    """GPU kernels that began during a host event named in `labels`, at whose start and end the device must be idle."""
     windows = [
         (event["ts"], event["ts"] + event["dur"])
         for event in events

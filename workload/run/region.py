@@ -23,7 +23,7 @@ class Measured:
     cpus: CpuUse
 
     def summarize(self, before: Timing) -> Timing:
-        """Copy `before` with the figures of these steps."""
+        """Copy `before` and add the figures of these steps."""
         return summarize(before, self.totals, wall_s=self.wall_s, cpus=self.cpus)
 
 

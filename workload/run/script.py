@@ -55,7 +55,7 @@ METHOD = (
 )
 # Measuring the ceilings takes a few seconds for each precision and for the bandwidth, longer if other work disturbs.
 CEILINGS_LIMIT_S = 180.0
-# Least share of the operations' time for which a note names the operations without a formula.
+# A note names the operations without a formula if their share of the operations' time is at least this.
 UNATTRIBUTED_NOTE_FROM = 0.05
 UNATTRIBUTED_SHOWN = 4
 ROOT = Path(__file__).parents[2]
@@ -367,7 +367,7 @@ def _gap_rows(figures: Timing) -> dict[str, str]:
 
 
 def _spread(values: Sequence[int], unit: str) -> Iterator[str]:
-    """Note on the least and most samples or tokens of a step (`values`, one for each step), if steps differ."""
+    """Note on the smallest, median and largest value, if they differ. `values`: samples or tokens of each step."""
     if len(set(values)) > 1:
         low, usual, high = min(values), statistics.median_low(values), max(values)
         yield (

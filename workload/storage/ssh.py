@@ -303,7 +303,7 @@ class _Session:
     def ask(
         self, question: Mapping[str, Any], payload: bytes | Path, sink: "_Counted", limit_s: float
     ) -> dict[str, Any] | None:
-        """Send a request and return the answer; None if the program or the connection ended before it was complete."""
+        """Send a request and return the answer; None if program or connection ended before the answer was complete."""
         mark = secrets.token_hex(16)
         size = len(payload) if isinstance(payload, bytes) else payload.stat().st_size
         line = json.dumps({**question, "mark": mark, "payload": size}).encode() + b"\n"
