@@ -123,7 +123,10 @@ def _missing_code() -> Obstacle | None:
 
 
 def usable_cpus() -> float:
-    """Number of CPUs that this process may use, by affinity or a lower limit of the control group. May be a fraction."""
+    """Number of CPUs that this process may use: the smaller of its affinity's CPUs and its control group's limit.
+
+    The limit may be a fraction.
+    """
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     limit = cgroup.limits(HostSystem()).cpus
     return allowed if limit is None else min(allowed, limit)
