@@ -85,7 +85,7 @@ class MeasuredRate:
 
     @property
     def roof(self) -> float:
-        """Rate that a long run is compared with: the sustained rate if it differs, else the median."""
+        """Rate to compare a long run with: the sustained rate if the device slowed down under load, else the median."""
         return self.median if self.sustained is None else self.sustained
 
     @property
@@ -160,7 +160,7 @@ class Ceilings:
     threads: int
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values by field name."""
+        """Fields of this object by name, as values that JSON can hold."""
         return asdict(self)
 
     @classmethod

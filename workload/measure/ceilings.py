@@ -147,7 +147,7 @@ class Patience:
     gave_up: str | None = None
 
     def measure(self, measure_rate: Callable[[], MeasuredRate]) -> MeasuredRate:
-        """Measure once and record the duration."""
+        """Return `measure_rate()`; keep the longest duration of such a call in `longest_s`."""
         began_s = self.now_s()
         rate = measure_rate()
         self.longest_s = max(self.longest_s, self.now_s() - began_s)
@@ -550,7 +550,7 @@ def free_memory_bytes(device: Device, machine: HostSystem | None = None) -> int:
 
 @contextmanager
 def _refusals(name: str, unavailable: dict[str, str]) -> Iterator[None]:
-    """Record an error of the device as the reason why a rate is missing."""
+    """Context manager: record the device's error in `unavailable`, as the reason why the rate `name` is missing."""
     try:
         yield
     except (RuntimeError, MemoryError, TypeError) as error:
@@ -559,7 +559,7 @@ def _refusals(name: str, unavailable: dict[str, str]) -> Iterator[None]:
 
 @contextmanager
 def _released(device: Device) -> Iterator[None]:
-    """Return the probe's memory to the GPU afterwards, so that the run has as much as before."""
+    """Context manager: afterwards return the probe's memory to the GPU, so that the run has as much as before."""
     try:
         yield
     finally:

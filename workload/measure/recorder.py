@@ -133,7 +133,7 @@ class PinnedReader:
         return slot
 
     def read(self, handle: int) -> float:
-        """Read the slot, once a mark taken after `put` has passed."""
+        """Value of the loss in the slot `handle`. The device must have passed a mark that was set after `put`."""
         return float(self._ring[handle])
 
 

@@ -135,7 +135,7 @@ class Telemetry:
 
 
 def sources_of(device: str, machine: HostSystem | None = None) -> dict[str, Source]:
-    """Sources of the host's readings, and of NVML's if the device is a GPU known to it."""
+    """Sources of the host's readings, and of NVML's readings if NVML knows the device."""
     readings = HostCounters(machine or HostSystem()).readings()
     sources: dict[str, Source] = {name: _one_cell(name, read) for name, read in readings.items()}
     gpu = _gpu(torch.device(device))

@@ -112,7 +112,7 @@ class _Reader:
         return is_whole
 
     def kernel(self, row: Sequence[str]) -> Kernel:
-        """Kernel launch in a whole row."""
+        """Kernel launch that a complete row describes."""
         values: dict[str, float | None] = {}
         for name, role in self._roles.items():
             value = self._value(row, name)

@@ -1,4 +1,4 @@
-"""Chooses the counters to collect: the sourced table in metrics.toml, limited to those that an ncu has for a chip."""
+"""Chooses the metrics to collect: those in metrics.toml that the installed ncu has for the GPU's chip."""
 
 import functools
 import tomllib
@@ -117,14 +117,14 @@ def _tensor_names(row: Chips | None, precision: Precision, known: Collection[str
 
 
 def choose_throughput(capability: str, known: Collection[str]) -> MetricSet:
-    """Metrics for SM %, memory % and DRAM % per kernel, and for the kernel's time, the weight in averages."""
+    """Metrics for a kernel's use of SMs, memory and DRAM in per cent of peak, and for its time, the weight in means."""
     row = table().rows.get(capability)
     roles, missing = _first_known(table().throughput, known)
     return MetricSet(roles=roles, missing=missing, passes=row.throughput_passes if row else None)
 
 
 def choose_step(known: Collection[str]) -> MetricSet:
-    """Metrics for bytes and time of a whole step as one range."""
+    """Metrics for the bytes and the time of a whole step, which is profiled as one range."""
     wanted = {role: names for role, names in table().common.items() if role in STEP_ROLES}
     roles, missing = _first_known(wanted, known)
     return MetricSet(roles=roles, missing=missing, passes=1)

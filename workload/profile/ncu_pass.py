@@ -369,7 +369,7 @@ class NcuPass:
     # --- further runs
 
     def _further_runs(self, counted: _Counted, fitting: tool.Fitting) -> dict[str, Any]:
-        """Results of the optional runs requested, until one is interrupted; the first profile is kept in any case."""
+        """Run the requested optional runs, until one is interrupted; return their results by name."""
         requested = {
             "step_bytes": self._step_bytes if self._spec.profile_step_bytes else None,
             "throughput": self._throughput if self._spec.profile_throughput else None,

@@ -65,7 +65,7 @@ def profile(
 
 
 def wanted_spec(profiled: Bundle, request: ProfileRequest) -> RunSpec:
-    """Spec of the bundle with the request's profile. Raises `UsageError` if the request does not fit."""
+    """Spec of the bundle with the request's profile. Raises `UsageError` if the run cannot be profiled as requested."""
     status = profiled.record.status
     if status is not Status.COMPLETED:
         raise UsageError(

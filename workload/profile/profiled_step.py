@@ -65,7 +65,7 @@ class _Session:
         return measure()
 
     def timed_s(self, steps: int) -> float:
-        """Seconds per step, including device time."""
+        """Train for `steps` steps; return the seconds per step, including the device's time."""
         self.clock.synchronize()
         began_s = time.perf_counter()
         self.train(steps)
@@ -115,7 +115,7 @@ def _count(session: _Session) -> dict[str, Any]:
 
 
 def _under_ncu(session: _Session, *, calibrate: bool) -> dict[str, Any]:
-    """Train between start and stop of the profiler; kernels launched there by any thread are profiled."""
+    """Train between start and stop of the profiler, which profiles all kernels that any thread launches meanwhile."""
     products = answers.calibration_products(session.spec.precision) if calibrate else {}
     skipped_before, steps = session.skipped, session.spec.profile_steps
     answers.start_profiler(products)

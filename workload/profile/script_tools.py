@@ -125,7 +125,7 @@ class ProfiledScript:
 
 
 class ProfiledSteps:
-    """Receiver of steps in place of `Region`, which times steps; passes steps after warm-up to the profiling tool."""
+    """Receives a script's steps, which `Region` would time, and passes the steps after the warm-up to the profiler."""
 
     def __init__(self, tool: Tool, device: Device, session: Session) -> None:
         self.phase = StepPhase.WARMUP
@@ -272,7 +272,7 @@ class Trace:
             self._labels += 1
 
     def end(self, number: int, *, is_whole: bool) -> None:
-        """Keep the step if it is whole."""
+        """Keep the time of a whole step, by its label; without the profiler, as the time of an untraced step."""
         self._clock.synchronize()
         step_s = time.perf_counter() - self._began_s
         self._close_label()

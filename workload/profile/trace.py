@@ -37,7 +37,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def kernels(events: Iterable[dict[str, Any]]) -> list[TraceRow]:
-    """GPU kernels by name, longest first."""
+    """Rows of the GPU kernels, one for each name, with the largest total time first."""
     durations_s: dict[str, list[float]] = {}
     for event in events:
         if event.get("cat") == KERNEL_CATEGORY:
@@ -56,7 +56,7 @@ def kernels_within(events: Sequence[dict[str, Any]], labels: Collection[str]) ->
 
 
 def ordered(rows: Iterable[TraceRow]) -> list[TraceRow]:
-    """Rows by their total time, longest first."""
+    """Rows in the order of their total time, longest first."""
     return sorted(rows, key=lambda row: -row.total_s)
 
 

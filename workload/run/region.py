@@ -16,7 +16,7 @@ from workload.measure.timing import CpuMeter, CpuUse, Timeline, summarize
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """Measured steps: their columns, the wall time of steps and data waits in seconds, and the CPUs used."""
+    """Measured steps: their totals, the wall time of steps and data waits in seconds, and the CPUs used."""
 
     totals: PhaseTotals
     wall_s: float

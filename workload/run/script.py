@@ -65,7 +65,11 @@ LONGEST = ".longest"
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """Settings of a measurement, from the command line."""
+    """Settings of a measurement, from the command line.
+
+    `goes_on`: the script runs on after its last measured step. `announce` receives the bundle's folder. `is_launched`:
+    a launcher has started the run, and prints the results.
+    """
 
     program: Program
     limits: Limits
@@ -112,7 +116,7 @@ class ScriptRun:
 
     @property
     def measured_steps(self) -> int:
-        """Measured steps of the longest phase so far; rows of the last second may not be written yet."""
+        """Number of measured steps of the longest phase so far; rows of the last second may not be written yet."""
         return max(self.session.measured_steps, *(phase.taken for phase in self.session.phases), 0)
 
     def _open(self, step: Step, work: Work | None, used: Device) -> Region:
@@ -425,7 +429,7 @@ def _phase_notes(phases: Sequence[Phase], longest: Phase) -> list[str]:
 
 
 def _notes(record: Record, limits: Limits) -> list[str]:
-    """Notes for the reader of the figures."""
+    """Notes that a reader of the figures needs, for example that steps are missing."""
     notes, spec, work, step_s = [], record.spec, record.complexity, record.timing.step_s
     iterations = int(spec.iterations or 0)
     if step_s and record.status is Status.COMPLETED and (step_s.n or 0) < iterations:

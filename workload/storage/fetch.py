@@ -89,7 +89,7 @@ class FetchReport:
         return sum(outcome.state is state for outcome in self.outcomes)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values."""
+        """Content of this report, as values that JSON can hold."""
         return {
             "source": self.source,
             "output": str(self.output),
@@ -284,7 +284,7 @@ class StoppedError(Exception):
 
 
 class Downloader:
-    """Downloads a store's files to this machine and counts their bytes in `traffic`. Several threads may use one."""
+    """Downloads a store's files to this machine and counts their bytes in `traffic`. Threads may share a downloader."""
 
     def __init__(self, store: Store, traffic: Traffic) -> None:
         self._store = store

@@ -1,6 +1,7 @@
 """Access to Cloud Storage: requests to one bucket, and conversion of the client's errors to ours.
 
-google-cloud-storage is imported only inside functions. `store.py` defines a store and opens it.
+google-cloud-storage is imported only inside functions. `store.py` has the interface of a store; `address.py` opens
+stores.
 """
 
 import http.client
@@ -534,7 +535,7 @@ def _emulator_note() -> str:
 
 
 def _content_type(name: str) -> str:
-    """Media type of a name, such that a browser shows text instead of downloading it."""
+    """Media type for an object of this name, chosen so that a browser shows text instead of downloading it."""
     suffix = name.rpartition(".")[2]
     types = {"json": "application/json", "csv": "text/csv", "txt": "text/plain", "log": "text/plain"}
     return types.get(suffix, "application/octet-stream")

@@ -176,9 +176,10 @@ class Connection:
         sink: Sink | None = None,
         limit_s: float = QUESTION_LIMIT_S,
     ) -> dict[str, Any]:
-        """Run `main(question, payload)` of `program` on the machine; return its answer. Later bytes go to `sink`.
+        """Run `main(question, payload)` of `program` on the machine; return its answer.
 
-        After a lost connection the request is repeated with `again` true, because it may have been done already.
+        Bytes after the answer go to `sink`. After a lost connection the request is repeated with `again` true, because
+        the machine may have done it already.
 
         Raises `LostError` if the machine cannot be reached, `ToolError` if the login or the request is refused.
         """
