@@ -69,7 +69,7 @@ class _Counted:
 
 @dataclass(frozen=True, kw_only=True)
 class _Plan:
-    """A run under ncu. `table`: file name of the results. `total`: number of kernels or passes, None if unknown."""
+    """A run under ncu. `table`: name of the file of results. `total`: number of kernels or passes, None if unknown."""
 
     name: str
     table: str

@@ -272,7 +272,7 @@ class Trace:
             self._labels += 1
 
     def end(self, number: int, *, is_whole: bool) -> None:
-        """Keep the time of a whole step, by its label; without the profiler, as the time of an untraced step."""
+        """Keep a whole step's time: under its label or, before the profiler starts, as the time without a profiler."""
         self._clock.synchronize()
         step_s = time.perf_counter() - self._began_s
         self._close_label()
