@@ -14,7 +14,7 @@ from workload.contract.profile_record import ProfileResult
 from workload.contract.record import GivenByUser, Imported, Record, Spec, Status, Timing
 from workload.contract.spec import Precision
 
-# Larger batch sizes are a mistake: the biggest ever published have five digits.
+# Larger batch sizes are a mistake: the largest batch sizes ever published have five digits.
 MAX_BATCH_SIZE = 10**7
 MAX_EDGE = 10**5
 MAX_NAME = 200
@@ -79,7 +79,7 @@ class File:
     sha256: str
 
     def described(self, kind: str, user: UserFacts) -> Imported:
-        """The first fields of section `imported` in run.json."""
+        """Section `imported` of run.json, as far as known from the file, its `kind` and the user's facts."""
         return Imported(
             file=self.path.name,
             bytes=len(self.content),
@@ -163,7 +163,7 @@ def iso(moment: datetime | None) -> str | None:
 
 
 def _slug(name: str) -> str:
-    """A name as part of a folder's name; the record has the full name."""
+    """A model's name as a part of the run id: its letters, digits, dots and underscores, joined by hyphens."""
     return re.sub(r"[^a-zA-Z0-9_.]+", "-", name).strip("-.")[:60] or "unnamed"
 
 

@@ -100,7 +100,10 @@ def row_of(document: Mapping[str, Any]) -> RunRow:
 
 
 def _verdict(run: Record) -> Verdict | None:
-    """The limit by the current rule, else as stored: older versions had another rule, and no rule for imported runs."""
+    """The run's limit by the current rule, because older versions had another rule, and none for imported runs.
+
+    The stored limit, if the current rule gives none.
+    """
     found, stored = verdict.from_record(run), run.bound
     # Older runs lack waits for a CPU: only the stored sentence says that other processes used the CPU.
     busy = stored.busy if stored else None
@@ -176,7 +179,7 @@ def _rate(rate: MeasuredRate) -> dict[str, Any]:
 
 
 def _float(value: float | None) -> float | None:
-    """A number as float: JSON's integers are unbounded, Arrow's are not."""
+    """Convert a number to float, because an integer in JSON may be too large for Arrow."""
     return None if value is None else float(value)
 
 

@@ -75,7 +75,7 @@ class WorkWithoutGradients:
     def enter(self, site: Site | None) -> None:
         """Record the place where gradients are switched off; None when they are on again."""
         self.now = site
-        # The place counts even if nothing is computed there.
+        # Add an entry for the site, even if no FLOP are computed there.
         self.compute(0)
 
     def compute(self, flop: int) -> None:

@@ -1,8 +1,8 @@
 """Time, FLOP and bytes per operator from a trace of torch.profiler, and the unattributed time. Pure.
 
-On a CPU, the time of an operator excludes the operators that it calls. On a GPU, it is the time of the kernels that the
-operator launched. An operation is what PyTorch dispatches, as in `workload.model.flop`: of nested operators, the
-outermost one that has a formula or moves bytes.
+On a CPU, the time of an operator excludes the operators that it calls. On a GPU, the time of an operator is the time of
+the kernels that the operator launched. An operation is, as in `workload.model.flop`, the outermost of several nested
+operators that has a formula or moves bytes.
 """
 
 import bisect
@@ -268,10 +268,11 @@ class _Works:
 
 @dataclass(kw_only=True)
 class _Sizes:
-    """Lower bound of the bytes moved: bits of distinct tensors by step, number of elements and width.
+    """Sizes of the tensors that calls move, for a lower bound of the bytes, in which a tensor counts once per step.
 
-    A trace does not identify tensors. Outputs are new tensors each time. For the inputs of one size in a step, only as
-    many are surely distinct as a single call has at once.
+    `new`: bits of all outputs, which are new tensors. `at_once`: bits of the inputs of the call with the most inputs;
+    inputs of other calls may be the same tensors, because a trace does not identify tensors. Keys of both: step,
+    number of elements, and bits of an element.
     """
 
     new: Counter[tuple[int, int, int]] = field(default_factory=Counter)
@@ -459,7 +460,8 @@ def _launch(
 ) -> tuple[tuple[CallTree, int] | None, float]:
     """The innermost operator that launched a kernel, and the time of the launch in microseconds.
 
-    The operator is None if unknown. Without a recorded launch, the time is the operator's beginning, else the kernel's.
+    The operator is None if unknown. If the launch was not recorded, the time is the beginning of the operator, or of
+    the kernel if the operator is unknown too.
     """
     launch = None if event.launch is None else trace.launches.get(event.launch)
     # Until 2023 a kernel's External id was the number of its launch, not that of an operator.

@@ -57,7 +57,7 @@ class TracedModel:
 
     @property
     def parameters(self) -> int | None:
-        """Number of all parameters: `weights`, or `trained` if larger: a trace of compiled code has only gradients."""
+        """Number of all parameters: the larger of `weights` and `trained`, as compiled code shows only gradients."""
         return max((known for known in (self.trained, self.weights) if known), default=None)
 
     def with_classes(self, classes: int) -> int | None:
@@ -136,7 +136,8 @@ def _trained(
 ) -> int | None:
     """Number of parameters with gradients: elements of all gradients divided by the number of backward passes.
 
-    The number of passes is that of the first layer's gradients. None if the division leaves a remainder.
+    Each backward pass has one gradient with the shape of the first layer's weights; without such gradients, `steps` is
+    the number of passes. None if the division leaves a remainder.
     """
     shapes = Counter(
         operator.call.dims[0]
