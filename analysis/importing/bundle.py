@@ -91,7 +91,7 @@ class File:
 
 
 def require_model_and_batch(path: Path, model: str | None, batch_size: int | None) -> tuple[str, int]:
-    """Model and batch size; `UsageError`, which names the options, if one is missing."""
+    """Model and batch size; if either is missing, `UsageError` names the option that gives the missing value."""
     if model is not None and batch_size is not None:
         return model, batch_size
     missing = {"the model": "--model resnet50"} if model is None else {}
@@ -103,7 +103,7 @@ def require_model_and_batch(path: Path, model: str | None, batch_size: int | Non
 
 
 def notes_on_peaks(device_name: str | None) -> list[str]:
-    """Note, if the file names a device whose peak rates are unknown; else an empty list."""
+    """A note if the file names a device whose peak rates are unknown; else an empty list."""
     if device_name is None or any(device_name in gpu.names for gpu in peaks.gpus()):
         return []
     return [f"the file names the device '{device_name}', whose peaks are not known: it has no roof"]
@@ -163,7 +163,7 @@ def iso(moment: datetime | None) -> str | None:
 
 
 def _slug(name: str) -> str:
-    """A model's name as a part of the run id: its letters, digits, dots and underscores, joined by hyphens."""
+    """A model's name for the run id: hyphens replace all characters except letters, digits, dots and underscores."""
     return re.sub(r"[^a-zA-Z0-9_.]+", "-", name).strip("-.")[:60] or "unnamed"
 
 

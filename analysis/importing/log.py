@@ -157,7 +157,7 @@ def _batch_size(path: Path, label: str) -> int:
 
 
 def _unknown_words(facts: Facts, log: Log) -> list[str]:
-    """Remark, if the file's word for the precision names no known precision; else an empty list."""
+    """A remark if the file's word for the precision is no known precision; else an empty list."""
     word = log.labels.get("precision")
     if not word or facts.precision is not None:
         return []

@@ -36,7 +36,7 @@ TOP = 5
 # Largest number of unattributed operators that are listed by name; further operators count only in the total share.
 MOST_UNATTRIBUTED = 20
 SHOWN_UNATTRIBUTED = 3
-# Largest number of characters that are shown of a kernel's name. The rest is template arguments, and is in the table.
+# Largest number of characters of a kernel's name in a note: long names end in template arguments.
 SHOWN_CHARACTERS = 60
 
 
@@ -279,7 +279,7 @@ def _complexity(attribution: Attribution) -> ComplexityRecord:
 
 
 def _precision(attribution: Attribution) -> Precision | None:
-    """The precision of most FLOP; None if no ceilings are measured in it."""
+    """The precision in which most FLOP were computed; None for a precision in which no ceilings are measured."""
     by_precision = attribution.flop_by_precision
     name = max(by_precision, key=lambda name: by_precision[name], default=None)
     return Precision(name) if name in set(Precision) and by_precision[name or ""] else None

@@ -174,7 +174,7 @@ class Group:
 
 
 def with_usual_batch(runs: pd.DataFrame) -> pd.DataFrame:
-    """Set batch size and gradient accumulation of a script's runs to the most frequent values; changes `runs` in place.
+    """Set the batch size and gradient accumulation of each script's runs to their most frequent values, in place.
 
     Both are counted while a script runs, and may differ between repeats. Runs of one script have the same arguments,
     files and unit.

@@ -78,7 +78,10 @@ class Problem:
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """Folder of a complete or incomplete bundle. `name`: path relative to the root; `fingerprint`: its files' state."""
+    """Folder of a complete or incomplete bundle. `name`: path relative to the root.
+
+    `fingerprint`: size, modification time and inode of the bundle's files.
+    """
 
     folder: str
     name: bytes
@@ -258,7 +261,7 @@ def _read_chunk(candidates: Sequence[Candidate]) -> tuple[pa.Table, list[Problem
 
 
 def _refused(rows: Sequence[RunRow], steps: ParsedFiles) -> list[str | None]:
-    """For each run, the reason why its steps, and therefore all its figures, cannot be trusted; None without one."""
+    """For each run, the reason why its steps, and therefore all its figures, cannot be trusted; None if they can."""
     impossible = refusals(
         steps.lists,
         imported=[row.cells["imported"] for row in rows],

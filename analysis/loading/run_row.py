@@ -39,7 +39,7 @@ RUN_COLUMNS: Mapping[str, Kind] = {
     **DERIVED,
     "notes": Kind.TEXTS,
 }
-# Each column with its section, its name in the section and its type; and the sections that hold columns.
+# `CELLS`: each column with its section, its name in the section and its type. `SECTIONS`: sections that hold columns.
 CELLS = tuple((str(leaf.column), leaf.names[:-1], leaf.names[-1], leaf.kind) for leaf in contract.COLUMNS)
 SECTIONS = tuple(dict.fromkeys(names for _, names, _, _ in CELLS))
 # Columns that every completed run of ours has measured.
@@ -100,9 +100,9 @@ def row_of(document: Mapping[str, Any]) -> RunRow:
 
 
 def _verdict(run: Record) -> Verdict | None:
-    """The run's limit by the current rule, because older versions had another rule, and none for imported runs.
+    """The run's limit by the current rule, else the limit that is stored in run.json.
 
-    The stored limit, if the current rule gives none.
+    The current rule comes first, because older versions had another rule, and no rule for imported runs.
     """
     found, stored = verdict.from_record(run), run.bound
     # Older runs lack waits for a CPU: only the stored sentence says that other processes used the CPU.

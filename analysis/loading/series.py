@@ -250,7 +250,7 @@ def _no_time_stamp(rows: StepRows) -> Mask:
 
 
 def _clock_stands(rows: StepRows) -> Mask:
-    """Mask of rows of our own runs with a reversed time stamp, or with a repeated one after a measurable step."""
+    """Mask of rows of our own runs whose time stamp is reversed, or repeated although the step took longer than 0."""
     took, ended = rows.numbers["step_s"], rows.numbers["ended_at_s"]
     advanced = rows.since("ended_at_s")
     repeated = (advanced == 0) & (took > CLOCK_DIGITS * ended + ROUNDING_S)

@@ -44,7 +44,10 @@ class DataSource:
 
 
 def open_source(spec: RunSpec) -> DataSource:
-    """Open the data set that `spec` names; `UsageError` or `ToolError` if the data set is absent, empty or too small."""
+    """Open the data set that `spec` names.
+
+    Raises `UsageError` or `ToolError` if the data set is absent, empty or too small.
+    """
     if spec.dataset == SYNTHETIC:
         return _synthetic(spec)
     if spec.dataset == CIFAR10:

@@ -265,8 +265,8 @@ class Session:
             return False
         counted = self._counter.without_gradients.are_evaluations()
         is_new = any(is_evaluation and site not in self.sites for site, is_evaluation in counted.items())
-        # Known sites keep their entries: the work of a known evaluation is not counted again, so the new entry of its
-        # site has no FLOP.
+        # Known sites keep their entries. The work of a known evaluation is not counted again, so `counted` has no FLOP
+        # for its site.
         self.sites = counted | self.sites
         if self.stage is not Stage.COUNTING:
             self._counter.stop()

@@ -116,7 +116,7 @@ class StepFinder:
         self._segments.append(segment)
         if self.pattern is None:
             return self._search()
-        # Two optimizers step in turn, although the second was taken for the successor of the first.
+        # If `is_split`, two optimizers step in turn, although the second was taken for the successor of the first.
         return self._lose() if is_split else self._follow(self.pattern, self._successors.with_first_optimizer(segment))
 
     def _search(self) -> Seen:

@@ -144,8 +144,8 @@ def is_log(header: Sequence[str]) -> bool:
 def read(text: str, *, file: str, batch_size: int | None = None) -> Sequence[Log]:
     """Parse a log into its runs; `file` is the name used in messages.
 
-    `batch_size`: converts rates to step times, if the user gave it. Raises `UsageError`, which names the row and the
-    column that cannot be read.
+    `batch_size`: the user's batch size, with which rates are converted to step times. Raises `UsageError`, which names
+    the row and the column that cannot be read.
     """
     text, is_doubled = without_second_half(text)
     text, repeated = training_logs.without_repeats(text)
@@ -427,7 +427,10 @@ def _is_increasing(values: Sequence[float | None] | None) -> bool:
 
 
 def _images_per_row(images: Sequence[float | None] | None) -> float | None:
-    """Most frequent number of images per row; the column counts per row or since the run began. None if unknown."""
+    """Most frequent number of images per row; None if unknown.
+
+    `images`: the cells of a column that counts the images of each row, or all images since the run began.
+    """
     known = [value for value in images or () if value is not None]
     if not known or len(known) != len(images or ()):
         return None

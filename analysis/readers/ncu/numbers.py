@@ -45,7 +45,7 @@ class MixedNumbersError(ValueError):
 
 
 def decide(columns: Sequence[tuple[Text, bool]]) -> NumberFormat:
-    """The number format that all columns share. The flag of a column: True if its values are integers by nature.
+    """The number format that all columns share. Each column has a flag: True if its values are integers by nature.
 
     Both ends of the file decide if possible, else the whole file. Raises `MixedNumbersError`.
     """

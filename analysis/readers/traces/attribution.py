@@ -268,11 +268,11 @@ class _Works:
 
 @dataclass(kw_only=True)
 class _Sizes:
-    """Sizes of the tensors that calls move, for a lower bound of the bytes, in which a tensor counts once per step.
+    """Sizes of the tensors that calls move, for a lower bound of the bytes: each tensor counts once per step.
 
-    `new`: bits of all outputs, which are new tensors. `at_once`: bits of the inputs of the call with the most inputs;
-    inputs of other calls may be the same tensors, because a trace does not identify tensors. Keys of both: step,
-    number of elements, and bits of an element.
+    A trace does not identify tensors, so inputs of two calls may be the same tensors. `at_once`: most bits of inputs in
+    a single call. `new`: bits of all outputs, which are always new tensors. Keys of both: step, number of elements, and
+    bits of an element.
     """
 
     new: Counter[tuple[int, int, int]] = field(default_factory=Counter)
@@ -416,7 +416,7 @@ def _by_own_time(threads: Mapping[Thread, CallTree], steps: Steps, totals: _Tota
 
 
 def _without_owner(totals: _Totals, name: str) -> OperatorRow:
-    """The row of an operator outside any operation: known operators and autograd do no work, unknown operators may."""
+    """The row of an operator that belongs to no operation: its work is unknown if the operator is unknown, else 0."""
     if _COMMUNICATION.search(name):
         return totals.row(name, OperatorFamily.COMMUNICATION)
     if kind_of(name) is not None or _OF_AUTOGRAD.match(name):
