@@ -36,7 +36,7 @@ class UserFacts:
     device: int | None = None
 
     def checked(self) -> "UserFacts":
-        """This object; `UsageError` if a value breaks its rule."""
+        """Return this object; `UsageError` if the value of a field is impossible."""
         for name in ("model", "gpu", "driver", "torch", "dataset"):
             text = getattr(self, name)
             if text is not None and not (text.strip() and len(text) <= MAX_NAME):

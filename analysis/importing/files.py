@@ -26,7 +26,7 @@ LOOKED_AT_BYTES = 1 << 20
 def import_file(path: Path, user: UserFacts, *, output: Path) -> list[Path]:
     """Make a bundle of each run in a file, all or none; returns their folders.
 
-    Raises `UsageError` for a file that cannot be understood or lacks required facts, `NothingToDoError` for one that
+    Raises `UsageError` for a file that cannot be understood or lacks required facts, `NothingToDoError` for a file that
     `output` already contains.
     """
     file = _read(path)

@@ -36,7 +36,7 @@ TOP = 5
 # Largest number of unattributed operators that are listed by name; further operators count only in the total share.
 MOST_UNATTRIBUTED = 20
 SHOWN_UNATTRIBUTED = 3
-# Largest number of characters of a kernel's name in a note: long names end in template arguments.
+# Largest number of shown characters of a kernel's name. The table has the whole name, with its template arguments.
 SHOWN_CHARACTERS = 60
 
 

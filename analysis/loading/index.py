@@ -1,6 +1,6 @@
 """Reader of a results folder.
 
-From 50 bundles on, it keeps an index, `.analysis/bundles.parquet`, to read them faster the next time.
+From 50 bundles on, the reader keeps an index, `.analysis/bundles.parquet`, to read the bundles faster the next time.
 
 The index has a row per bundle, with everything that the tables need. A row is valid as long as its source files keep
 size, modification time and inode; only `verify` detects a change that preserves all three. The index is a cache. It is
@@ -220,7 +220,7 @@ def _foreign(with_other_files: Sequence[str], candidates: Sequence[Candidate], r
 
 
 def read(candidates: Sequence[Candidate]) -> tuple[pa.Table, list[Problem]]:
-    """Verify and read bundles; one that is incomplete, damaged, foreign or too new is a problem instead of a row."""
+    """Verify and read bundles; a bundle that is incomplete, damaged, foreign or too new gives a problem, and no row."""
     tables, problems = [SCHEMA.empty_table()], list[Problem]()
     for begin in range(0, len(candidates), CHUNK):
         table, more = _read_chunk(candidates[begin : begin + CHUNK])

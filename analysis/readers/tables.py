@@ -142,7 +142,7 @@ _RARE = 4
 
 
 def without_second_half(text: str) -> tuple[str, bool]:
-    """The text without its second half if both halves are equal line by line, and whether they were."""
+    """The text without its second half if both halves have equal lines; and whether the halves are equal."""
     lines = text.splitlines(keepends=True)
     half, odd = divmod(len(lines), 2)
     if odd or half < 2 or [line.rstrip() for line in lines[:half]] != [line.rstrip() for line in lines[half:]]:  # noqa: PLR2004

@@ -108,7 +108,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def when_imported(name: str, then: Callable[[], None]) -> None:
-    """Call `then` when the module `name` is imported: now, or after its import."""
+    """Call `then` now if the module `name` was imported already, else after its import."""
     if name in sys.modules:
         then()
     else:

@@ -31,7 +31,7 @@ class Amount(NamedTuple):
 
     @classmethod
     def of(cls, fetches: Sequence[Fetch]) -> Self:
-        """Sum of all batches, in the unit of most of them."""
+        """Sum over all fetched batches, in the unit that most batches have."""
         units = Counter(fetch.batch.unit for fetch in fetches)
         unit = units.most_common(1)[0][0] if units else Unit.STEPS
         tokens = sum(fetch.batch.real_tokens for fetch in fetches)
@@ -90,7 +90,7 @@ class Step:
 
 @dataclass(kw_only=True)
 class Phase:
-    """Part of the script whose steps are alike, with the number of its steps; `taken`: the number of measured ones."""
+    """Part of the script whose steps are alike. `steps`: number of these steps; `taken`: number of measured steps."""
 
     step: Step
     steps: int = 0

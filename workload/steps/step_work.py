@@ -212,7 +212,7 @@ def _bytes_to_device(func: OpOverload, args: tuple[Any, ...], output: Any) -> in
 
 
 class _HostTimes:
-    """Times of operations on a CPU, which runs each one before the call returns."""
+    """Times of operations on a CPU, where an operation ends before its call returns."""
 
     def __init__(self) -> None:
         self._time_s: Counter[str] = Counter()

@@ -233,8 +233,8 @@ def _no_timer(table: ForeignTable, file: str) -> UsageError:
 def _known_columns(header: Sequence[str]) -> dict[str, tuple[Meaning, int]]:
     """Meaning and column index of each known field.
 
-    If several columns have one field, the name listed first in import_columns.toml wins; of equal names, the first
-    column.
+    If several columns have one field, the column whose name comes first in import_columns.toml is read. Of columns with
+    equal names, the first column is read.
     """
     where = {name.strip().lower(): index for index, name in reversed(list(enumerate(header)))}
     columns: dict[str, tuple[Meaning, int]] = {}

@@ -49,7 +49,7 @@ MOST_ROUNDING = 0.02
 
 @dataclass(frozen=True, kw_only=True)
 class _Printed:
-    """A printed iteration of an AverageMeter log; `count`: iterations of its epoch so far."""
+    """A printed iteration of an AverageMeter log; `count`: number of iterations of the epoch so far."""
 
     line: int
     epoch: int

@@ -65,7 +65,7 @@ def sections(source: NcuSource, head: Preamble, *, as_text: bool = False) -> lis
 
 @dataclass(frozen=True, kw_only=True)
 class _EvenRows:
-    """A source whose rows all have one length. `rejected`: the messages between them."""
+    """A source whose rows all have the same number of cells. `rejected`: the messages between the rows."""
 
     source: NcuSource
     head: Preamble
@@ -125,7 +125,7 @@ def _is_message(line: str) -> bool:
 class _Range(io.RawIOBase):
     """The bytes of a file from `start` to `stop`, with question marks for bytes that are not UTF-8.
 
-    pyarrow passes rejected rows to Python as text, and fails on one that is not UTF-8.
+    pyarrow passes rejected rows to Python as text, and fails if such a row is not UTF-8.
     """
 
     def __init__(self, file: BinaryIO, start: int, stop: int) -> None:

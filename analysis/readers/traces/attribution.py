@@ -32,7 +32,7 @@ from workload.contract.text import counted, percent
 from workload.contract.text import seconds as duration
 from workload.contract.vocabulary import names_tensor_cores
 
-# A first or last step with fewer operators than this share of the others' median was recorded incompletely.
+# A first or last step was recorded incompletely if it has fewer operators than this share of the other steps' median.
 WHOLE_STEP = 0.9
 _COMMUNICATION = re.compile(r"nccl|rccl|c10d::|gloo:|mpi:|^record_param_comms$|symm_mem::", re.IGNORECASE)
 _OF_AUTOGRAD = re.compile(
@@ -305,7 +305,7 @@ class _Totals:
     tf32_s: float = 0.0
     fp32_s: float = 0.0
     recomputed_flop: int = 0
-    # Seconds of each kernel launched before the trace began: its launch number is below the first one in the trace.
+    # Seconds of each kernel that was launched before the trace began: its launch number is below all recorded numbers.
     earlier: list[float] = field(default_factory=list)
     is_assumed: bool = False
     is_of_many: bool = False
@@ -353,7 +353,7 @@ class _Totals:
         return sorted(self.rows.values(), key=lambda row: (-row.seconds, row.name))
 
     def by_precision(self) -> dict[str, int]:
-        """FLOP by precision; fp32 becomes tf32 if most of its time is in kernels named for tensor cores."""
+        """FLOP by precision; fp32 becomes tf32 if kernels named for tensor cores took most of the time of fp32."""
         is_tf32 = self.tf32_s > self.fp32_s
         return {
             "tf32" if name == "fp32" and is_tf32 else name: flop

@@ -39,8 +39,8 @@ class TracedModel:
 
     `first`: the first input in words. `batch_size`, `image_size`: sizes in the first input. `passes`: number of forward
     runs of the operator that takes this input, in all steps. `trained`: number of parameters with a gradient.
-    `weights`: number of parameters of the modules in one forward pass. `classes`, `parameters_per_class`: of the last
-    linear layer.
+    `weights`: number of parameters of the modules in one forward pass. `classes`: number of outputs of the last linear
+    layer. `parameters_per_class`: number of parameters of this layer per output.
     """
 
     first: str | None = None

@@ -355,7 +355,7 @@ def _convolution(arguments: _Arguments) -> _Product:
 
 
 def _is_transposed(output: Shape, weight: Shape) -> bool:
-    """Guess from shapes if a convolution is transposed: its weights then begin with the channels of the input."""
+    """Whether the shapes look like a transposed convolution, whose weights begin with the channels of the input."""
     return output[1] != weight[0]
 
 
