@@ -261,7 +261,7 @@ def _read_chunk(candidates: Sequence[Candidate]) -> tuple[pa.Table, list[Problem
 
 
 def _refused(rows: Sequence[RunRow], steps: ParsedFiles) -> list[str | None]:
-    """For each run, the reason why its steps, and therefore all its figures, cannot be trusted; None if they can."""
+    """For each run, the reason why its steps, and therefore its figures, cannot be trusted; None for a valid run."""
     impossible = refusals(
         steps.lists,
         imported=[row.cells["imported"] for row in rows],

@@ -62,7 +62,7 @@ LAYOUTS = {
 
 @dataclass(frozen=True, kw_only=True)
 class ParsedFiles:
-    """The rows of several files in one list array, a list per file, and remarks on unreadable parts per file."""
+    """Contents of several files. `lists`: a list of rows per file; `remarks`: remarks on unreadable parts, per file."""
 
     lists: pa.ListArray
     remarks: Sequence[Sequence[str]]
@@ -137,9 +137,10 @@ def _whole_lines(content: bytes | None) -> bytes | None:
 
 
 def _read(layout: SeriesFile, data: bytes, *, on_ragged: Callable[[int], None] | None = None) -> pa.Table:
-    """Parse CSV; rows whose number of cells differs from the header's are skipped, and `on_ragged` gets their numbers.
+    """Parse CSV. A ragged row has more or fewer cells than the header.
 
-    Raises `ArrowException` for a cell of another type and, without `on_ragged`, for a row that would be skipped.
+    Ragged rows are skipped, and `on_ragged` gets the number of each; without `on_ragged`, a ragged row raises
+    `ArrowException`. A cell of another type always raises `ArrowException`.
     """
 
     def skip(row: csv.InvalidRow) -> str:
@@ -250,7 +251,7 @@ def _no_time_stamp(rows: StepRows) -> Mask:
 
 
 def _clock_stands(rows: StepRows) -> Mask:
-    """Mask of rows of our own runs whose time stamp is reversed, or repeated although the step took longer than 0."""
+    """Mask of rows of our own runs whose time stamp is reversed, or repeated after a step that the clock resolves."""
     took, ended = rows.numbers["step_s"], rows.numbers["ended_at_s"]
     advanced = rows.since("ended_at_s")
     repeated = (advanced == 0) & (took > CLOCK_DIGITS * ended + ROUNDING_S)

@@ -17,7 +17,7 @@ from workload.contract.text import counted
 REPEATS = 3
 # A script without a repeating sequence is refused after this many optimizer steps.
 MOST_SEGMENTS = 200
-# Length of the longest sequence that can be found: 66 segments, because MOST_SEGMENTS must hold it three times.
+# Length of the longest sequence that can be found, because MOST_SEGMENTS segments must hold the sequence three times.
 LONGEST = MOST_SEGMENTS // REPEATS
 # The search for a repeating sequence begins again after MOST_IRREGULAR irregular steps in a row. It also begins again
 # after MOST_IRREGULAR irregular steps in all, if they are more than IRREGULAR_SHARE of the number of regular steps.

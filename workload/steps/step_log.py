@@ -94,7 +94,7 @@ class StepLog:
             self._session.backward_ended()
 
     def gradient_taken(self) -> None:
-        """Pass on that `torch.autograd.grad` has returned; in a timed step do nothing, because a penalty called it."""
+        """Pass on that `torch.autograd.grad` has returned. In a timed step do nothing: the gradient is of a penalty."""
         if self._mark is None:
             self._session.gradient_taken()
 

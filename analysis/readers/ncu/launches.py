@@ -193,7 +193,10 @@ def _repeated_blocks(columns: pa.Table, launches: int) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class _MetricRows:
-    """Rows of a long table whose metric has a role, as arrays of codes into the lists of names."""
+    """Rows of a long table whose metric has a role.
+
+    `launch`: index of each row's launch. `metric`, `unit`: indices in `metric_names` and `unit_names`.
+    """
 
     launch: Codes
     metric: Codes

@@ -40,7 +40,7 @@ class TracedModel:
     `first`: the first input in words. `batch_size`, `image_size`: sizes in the first input. `passes`: number of forward
     runs of the operator that takes this input, in all steps. `trained`: number of parameters with a gradient.
     `weights`: number of parameters of the modules in one forward pass. `classes`: number of outputs of the last linear
-    layer. `parameters_per_class`: number of parameters of this layer per output.
+    layer. `parameters_per_class`: number of parameters per output, auxiliary heads included.
     """
 
     first: str | None = None
@@ -57,7 +57,10 @@ class TracedModel:
 
     @property
     def parameters(self) -> int | None:
-        """Number of all parameters: the larger of `weights` and `trained`, as compiled code shows only gradients."""
+        """Number of all parameters: the larger of `weights` and `trained`.
+
+        A trace of compiled code has no `weights`, only gradients.
+        """
         return max((known for known in (self.trained, self.weights) if known), default=None)
 
     def with_classes(self, classes: int) -> int | None:
