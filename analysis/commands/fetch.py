@@ -98,7 +98,7 @@ def render(report: "FetchReport") -> str:
         (each.state.value, each.run_id, f"{each.files} files, {size(each.bytes)}" if each.files else "", each.reason)
         for each in shown
     ]
-    # Quoted as in Python, because a name may contain control sequences for a terminal.
+    # `ascii` quotes the name, because the name may contain control sequences for a terminal.
     rows += [("refused", ascii(each.name), "", each.reason) for each in report.refused]
     widths = [max((len(row[column]) for row in rows), default=0) for column in range(3)]
     lines = [

@@ -75,7 +75,7 @@ def decode(content: bytes) -> Decoded:
 
 
 def _utf16(head: bytes) -> str | None:
-    """UTF-16 variant of a text without a byte order mark, recognized by the zeros in its ASCII; None for others."""
+    """UTF-16 variant of a text without a byte order mark, recognized by zero bytes; None for any other text."""
     for name, characters, zeros in (("utf-16-le", head[::2], head[1::2]), ("utf-16-be", head[1::2], head[::2])):
         is_mostly_ascii = zeros.count(0) > UTF16_ZEROS * max(len(zeros), 1)
         if is_mostly_ascii and min(characters, default=0) >= FIRST_OF_TEXT:
@@ -98,8 +98,8 @@ def _unpacked(content: bytes) -> tuple[bytes, str | None]:
         if total >= MOST_BYTES:
             return b"".join(parts), f"the gzip file unpacks to more than {MOST_BYTES >> 30} GiB: the rest was left out"
         if not member.eof:
-            # Drop the incomplete last line, which may end within a number. UTF-16 keeps a part, which is refused if
-            # invalid.
+            # Drop the incomplete last line, which may end within a number. A part of the line may remain in UTF-16,
+            # and is refused later if it is invalid.
             lines, newline, _ = b"".join(parts).rpartition(b"\n")
             return lines + newline, "the gzip file ends too early: its beginning was read"
         rest = member.unused_data

@@ -26,7 +26,7 @@ CLASSES = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class _Claim:
-    """Counted FLOP of a profile, and the work that the user claims for it; `steps` is None if not given.
+    """Counted FLOP of a profile, and the model, batch size and steps that the user named; `steps`: None if not named.
 
     `is_input_known`: batch size and image size are those of the profile's own first input.
     """
@@ -53,7 +53,8 @@ class _Claim:
 def contradiction(spec: Spec, kernels: "pd.DataFrame", *, steps: float | None, is_partial: bool) -> str | None:
     """A sentence if counted FLOP and those of the named model differ by more than kernels explain, with likely causes.
 
-    None if they agree, if either is unknown, or if too few FLOP are known to be a lower bound.
+    None if both agree, if either is unknown, or if the counted FLOP are too low because the count is known to be
+    incomplete.
     """
     size, _ = model_work.image_size_of(spec)
     work = model_work.find(spec.model, size)

@@ -72,7 +72,10 @@ class Limits:
     max_segments: int | None = None
 
     def warning(self, run_s: float) -> str | None:
-        """Warning if the fewest runs that can decide do not fit into the time; `run_s`: seconds that a run measures."""
+        """Warning if the fewest runs that can decide the duel do not fit into the time; else None.
+
+        `run_s`: seconds that a run measures.
+        """
         runs = SEGMENTS * LEAST_QUADRUPLES
         if runs * run_s <= self.max_time_s:
             return None
@@ -84,7 +87,7 @@ class Limits:
         )
 
     def ended(self, segments: int, elapsed_s: float) -> str | None:
-        """Reason to stop after so many segments and seconds; None if another quadruple may run."""
+        """Reason to stop after this number of segments and seconds; None if another quadruple may run."""
         quadruples = segments // SEGMENTS
         if self.max_segments is not None and segments + SEGMENTS > self.max_segments:
             return f"the limit of {self.max_segments} segments was reached"
@@ -99,7 +102,7 @@ class Limits:
 
 
 def make_limits(*, same_within: str, max_time: str, max_segments: int | None) -> Limits:
-    """Parse the options of the command. Raises `UsageError`."""
+    """Parse the options of `launch duel` that set its limits. Raises `UsageError` for an invalid value."""
     number = re.fullmatch(r"([0-9]{1,3}(?:\.[0-9]{1,6})?) ?%", same_within.strip())
     margin = float(number[1]) / 100 if number else 0.0
     if not LEAST_MARGIN <= margin <= MOST_MARGIN:
@@ -226,7 +229,10 @@ def comparison_of(segments: Sequence[Measured]) -> Comparison:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """Outcome of a duel. `wall`: the verdict by wall times; `interrupted`: set if the user ended the duel."""
+    """Outcome of a duel. `state` is judged by the median step times, `wall` by the wall times.
+
+    `interrupted`: the error if the user ended the duel, else None.
+    """
 
     name: str
     state: DuelState
@@ -237,7 +243,7 @@ class Outcome:
 
     @property
     def comparison(self) -> Comparison:
-        """How the sides were compared."""
+        """Figure by which the sides were compared."""
         return comparison_of(self.segments)
 
 
@@ -246,7 +252,7 @@ class OutOfTimeError(Exception):
 
 
 class Measure(Protocol):
-    """Runs one segment of a side."""
+    """Function that runs one segment of a side and returns the measured times."""
 
     def __call__(self, side: Side, *, name: str, position: int, left_s: float, tell: Tell) -> Measured:
         """Run a segment. Raises the error of a side that failed, or `InterruptedRunError` if the user ended it.
@@ -266,7 +272,7 @@ def fight(
 ) -> Outcome:
     """Run segments until the duel is decided. Raises the error of a side that fails.
 
-    The digits of `name` are the seed of the order; they are random by default.
+    The digits of `name` are the seed of the random order of A and B. By default, the digits are random too.
     """
     measure, name, began_s = measure or run_segment, name or f"duel-{secrets.token_hex(3)}", now()
     segments: list[Measured] = []
@@ -359,7 +365,7 @@ class _Relay:
         self._signal(signal.SIGKILL if impatient else number)
 
     def end(self, number: int) -> None:
-        """End the trainer by this signal because the time is used up."""
+        """Send signal `number` to the trainer because the time is used up."""
         self.is_out_of_time = True
         self._signal(number)
 

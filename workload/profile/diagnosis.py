@@ -10,7 +10,7 @@ ERROR = "==ERROR=="
 LOOK = "ncu/ncu.log in the bundle has the output of ncu"
 NOTHING_PROFILED = ("No kernels were profiled", "No ranges were profiled")
 
-# (text that ncu prints, reason, hint), with a cause before its consequences.
+# Rows: text that ncu prints, reason, hint. The text of a cause stands before the texts of its consequences.
 KNOWN: tuple[tuple[str, str, str], ...] = (
     (
         "driver resource was unavailable",

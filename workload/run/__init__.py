@@ -1,1 +1,1 @@
-"""The life of one run: prepare, warm up, measure, finish or fail."""
+"""One run from start to end: prepare, warm up, measure, finish or fail."""

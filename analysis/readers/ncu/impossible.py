@@ -1,4 +1,4 @@
-"""Refuse cells that no GPU can have counted, by line and value: negative numbers, and rates far above the peak."""
+"""Refuse numbers that no GPU can have counted: negative numbers, and rates far above the GPU's peak rates."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
