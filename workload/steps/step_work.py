@@ -79,7 +79,7 @@ class WorkWithoutGradients:
         self.compute(0)
 
     def compute(self, flop: int) -> None:
-        """Add an operation's FLOP to the place where gradients were switched off, if they are off."""
+        """While gradients are off, add an operation's FLOP to the line of the script that switched them off."""
         if self.now is not None:
             self._flop[self.now] = self._flop.get(self.now, 0) + flop
 
