@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from workload.contract.fields import Flag, Number, Numbers, Text, Texts, Time, column
-from workload.contract.forks import Start
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,14 +211,15 @@ class SlurmFacts:
 class Environment:
     """Facts of the run's place that could explain a difference between runs. A section that does not apply is None.
 
-    `start`: how the process was made, fresh or forked from one that had imported torch; earlier versions had no forks.
+    `start`: `forked` if the process is a fork of one that had imported torch, else `fresh`; None, from before there
+    were forks, means `fresh`.
     """
 
     place: Text = column()
     backend: Text = column()
     runtime: Text = column()
     runtime_reason: Text = None
-    start: Text = column(default=Start.FRESH.value)
+    start: Text = column()
     host: HostFacts | None = None
     device: DeviceFacts = field(default_factory=DeviceFacts)
     software: SoftwareFacts | None = None

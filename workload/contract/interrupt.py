@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import IO, Any, Protocol
 
 from workload.contract.errors import (
@@ -210,7 +211,9 @@ class Child(Protocol):
 
     def __enter__(self) -> object: ...
 
-    def __exit__(self, kind: Any, error: Any, trace: Any, /) -> None: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None: ...
 
     def send_signal(self, sig: int, /) -> None: ...
 
