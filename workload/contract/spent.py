@@ -13,7 +13,7 @@ from workload.contract.text import counted, duration, percent, plain, seconds
 
 # Part of a run -> its name in texts. Columns and JSON have the part's seconds as `steps_s` and its share as
 # `steps_share`.
-STEPS, UPLOAD, OUTSIDE = "steps", "upload", "outside"
+STEPS, CEILINGS, UPLOAD, OUTSIDE = "steps", "ceilings", "upload", "outside"
 PARTS: Mapping[str, str] = {
     STEPS: "steps",
     "gaps": "pauses between steps",
@@ -21,7 +21,7 @@ PARTS: Mapping[str, str] = {
     "prepare": "set-up",
     "script": "set-up of the script",
     "environment": "environment",
-    "ceilings": "ceilings",
+    CEILINGS: "ceilings",
     "cooling": "cooling down",
     "warmup": "warm-up",
     "finish": "finish",
@@ -38,7 +38,7 @@ PART_OF_PHASE = {
     "setup": "prepare",
     "settle": "cooling",
     "measured": STEPS,
-    "ceilings_again": "ceilings",
+    "ceilings_again": CEILINGS,
 }
 # Phases of a rented machine's boot; `image_pulled` is the next one (`launcher.protocol.records.LaunchPhase`).
 BOOT_PHASES = ("booted", "driver_ready", "docker_ready")
@@ -160,5 +160,5 @@ def _in_trainer(record: Record) -> dict[str, float]:
     ceilings = record.ceilings
     if record.spec.script and ceilings and not ceilings.age_s:
         # A process of their own measures a script's ceilings after its last phase.
-        parts["ceilings"] += ceilings.elapsed_s or 0.0
+        parts[CEILINGS] += ceilings.elapsed_s or 0.0
     return parts
