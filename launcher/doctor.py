@@ -40,7 +40,10 @@ class SeenGpu:
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorPorts:
-    """Functions that examine the machine; a test replaces them. `tool`: returns None for a program that is absent."""
+    """Functions that examine the machine; a test replaces them.
+
+    `tool`: runs a command and returns its standard output; None if the program is absent or fails.
+    """
 
     tool: Callable[[Sequence[str]], str | None]
     connect: Callable[[], Engine]

@@ -81,7 +81,7 @@ def _device_labels(case: Case) -> Iterator[str]:
 def _labels(case: Case) -> Iterator[tuple[str, str]]:
     imported = case.record.imported
     options, labels = (imported.given, imported.labels) if imported else (None, None)
-    # The import has compared these labels already.
+    # If the import found contradictions, another rule reports them: leave out --gpu and the file's label.
     is_compared = bool(imported and imported.contradictions)
     for source, text in (
         ("the file", case["imported_file"]),
@@ -113,7 +113,7 @@ def _may_be_one(first: tuple[str, str], second: tuple[str, str]) -> bool:
 
 
 def labels(evidence: AuditEvidence) -> Iterator[Hit]:
-    """Labels that contradict the device, and places that stand for several devices."""
+    """Labels that contradict the device, and names of places that occur with several devices."""
     yield from each_case(labels_disagree)(evidence)
     places: dict[str, dict[str, list[str]]] = {}
     for case in evidence.cases:
@@ -160,7 +160,10 @@ def dirty_commit(case: Case) -> str | None:
 
 
 def old_price(case: Case) -> str | None:
-    """Text on a price without date or too old for the run, else None: the run's own price, or that of prices.toml."""
+    """Text on a price that has no date or is too old for the run; else None.
+
+    The price is the one that the run recorded, else the list price of prices.toml.
+    """
     cost = case.record.cost
     usd_per_h, read = case["usd_per_h"], cost.price_date if cost else None
     if not usd_per_h:

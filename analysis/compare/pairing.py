@@ -112,9 +112,9 @@ class Pairing:
     `alone`: runs whose group has another value of `by` too, but not in a matching pool, for example only with another
     driver. `without_other_value`: runs whose group has no other value of `by` (or not the baseline's), for example the
     only precision of a batch size. The runs of a group agree in all facts that must be equal. `also`: other facts by
-    which these runs could be compared, if the user named none. `baselines`: values that the others were compared with,
-    if not all pairs were made. `runs`: all measured runs, compared or not; `pooled`: facts in which runs of one
-    configuration may differ.
+    which these runs could be compared, if the user named no fact. `baselines`: values with which all other values were
+    compared; empty if all pairs were made. `runs`: all measured runs, compared or not; `pooled`: facts in which runs of
+    one configuration may differ.
     """
 
     by: str
@@ -138,9 +138,9 @@ def pair_up(
 ) -> Pairing:
     """Pairs that differ in `by`; without `by`, in the first fact of `DEFAULT_ORDER` in which runs differ.
 
-    `baseline`: the value of `by` that all others are compared with. Without it all pairs of values are compared. With
-    more than `MOST_VALUES` values and without `all_pairs`, each is compared only with the value that has the most runs:
-    the correction for many comparisons would hide real differences, and 2,145 rows are unreadable.
+    `baseline`: the value of `by` with which all other values are compared. Without a baseline, all pairs of values are
+    compared. With more than `MOST_VALUES` values and without `all_pairs`, the value with the most runs is the baseline:
+    the correction for many comparisons would hide real differences, and thousands of rows are unreadable.
 
     Raises `UsageError` for a column that runs cannot be compared by, `NotPoolableError` (exit code 9) if runs differ in
     `by` but none has a counterpart on the other side, and `NothingToDoError` if no two runs differ in `by` alone.
@@ -156,7 +156,7 @@ def pair_up(
     compared = [case for case in cases(results) if case.run_id in wanted]
     if not compared:
         raise NothingToDoError(
-            "nothing to compare: no run completed its measured steps", hint="analyze summary shows how they ended"
+            "nothing to compare: no run completed its measured steps", hint="analyze summary shows how the runs ended"
         )
     options = _Options(
         baseline=None if baseline is None else _value_of(compared, by, baseline),
@@ -286,7 +286,7 @@ class _Baseline:
 
 
 def _baseline(sides: Mapping[Any, Sequence[Case]], options: _Options, runs_of: Mapping[Any, int]) -> _Baseline | None:
-    """Value that the others are compared with; None to compare all pairs.
+    """Value of the compared fact with which all other values are compared; None to compare all pairs.
 
     The choice depends on the number of runs and never on their figures: choosing the fastest value would require a
     correction for all pairs.

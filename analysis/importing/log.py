@@ -31,7 +31,7 @@ from workload.contract.errors import BundleError, UsageError
 from workload.contract.record import ImportedColumn, Record, StepSeconds, Timing, to_json
 from workload.contract.spec import Device, Precision
 
-# Path of the file in the bundle.
+# Path of the imported log in the bundle.
 LOG_COPY = "imported/log.csv"
 _BREAKS_OFF = "the file ends within its last row, which is left out"
 
@@ -157,7 +157,7 @@ def _batch_size(path: Path, label: str) -> int:
 
 
 def _unknown_words(facts: Facts, log: Log) -> list[str]:
-    """Remark, if the file's word for the precision names no known precision; else an empty list."""
+    """A remark if the file's word for the precision is no known precision; else an empty list."""
     word = log.labels.get("precision")
     if not word or facts.precision is not None:
         return []
@@ -278,7 +278,7 @@ def _timing_without_steps(figures: RunFigures, batch_size: int) -> tuple[Timing,
 
 
 def _timing(rows: Sequence[_Step], log: Log) -> tuple[Timing, list[str]]:
-    """Timing and notes, from the rows after the first, because the wall clock is known from the first time stamp on."""
+    """Timing and notes, from all rows but the first, because the beginning of the first row is unknown."""
     measured = rows[1:]
     steps = [row.step_s for row in measured if row.step_s is not None]
     wall_s, note = (log.wall_s, None) if log.wall_s else _wall_s(rows)

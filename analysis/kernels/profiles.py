@@ -19,7 +19,7 @@ from workload.contract.tables import Column, Role, TableFormat
 from workload.contract.tables import render as render_table
 
 KEYS = ("family", "name")
-# Further columns of operators in data formats: modelled intervals.
+# Further columns of operators in JSON and CSV: the modelled intervals of bytes and intensity.
 MODELLED = ("bytes_lower", "bytes_upper", "intensity_low", "intensity_high")
 FACTS = ("file", *WORK_NAMED, "profiles", "steps")
 TABLE = (
@@ -72,7 +72,7 @@ ATTRIBUTED = (
     Column(name="note", heading="note", optional=True, role=Role.NOTE),
 )
 LOWER_BOUND = "FLOP are a lower bound"
-# Most characters of a name: template arguments follow, and JSON and CSV contain the whole name.
+# Maximum number of characters of a printed name: the rest is template arguments. JSON and CSV have the whole name.
 SHOWN_CHARACTERS = 60
 
 
@@ -136,7 +136,7 @@ def render(profiles: Profiles, form: TableFormat, *, top: int | None, wide: bool
 
 
 def _texts(rows: pd.DataFrame, profiles: Profiles, top: int, *, wide: bool) -> Iterator[str]:
-    """Tables by profiler, because profilers measure different quantities."""
+    """Printed tables, one per kind of profile, because profilers measure different quantities."""
     if len(rows):
         yield render_table(*_printed(rows, profiles.keys, wide=wide), TableFormat.TABLE, wide=wide)
     if len(works := longest(profiles.attributed, top)):

@@ -20,7 +20,7 @@ NO_BACKWARD = "no kernels of a backward pass, so a part of a step"
 
 
 def uncounted_operations(kernels: "pd.DataFrame") -> str | None:
-    """Operations that were not counted in a profile whose other operations were; None if all were counted."""
+    """Text on operations of counted kernels that the counters missed; None if no such operation is known."""
     is_counted = kernels["flop"].notna()
     if (is_counted & kernels["hides_tensor_flop"]).any():
         return TENSOR

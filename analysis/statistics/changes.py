@@ -91,10 +91,12 @@ class Scan:
         return self.gain > self.limit and not self.is_wave
 
     def visible(self, share: float, *, power_score: float) -> float | None:
-        """Smallest change of the last `share` of the series that would be found, in the unit of the values, or None.
+        """Smallest change of the last `share` of the series that would be found, in the unit of the values.
 
-        `power_score`: normal score of the chance to find it: 1.28 for 9 times out of 10. The gain is approximately the
-        square of a normal variable. The limit is that of a series with the change, which has a higher correlation.
+        `power_score`: normal score of the chance to find the change: 1.28 for 9 times out of 10. The square root of the
+        gain, which is approximately normal, must exceed the square root of the limit by `power_score`. The limit is
+        that for a series with this change, which adds correlation. None if no change up to 40 standard deviations would
+        be found.
         """
         n = self.points
         later = (np.arange(n) >= n - round(share * n)).astype(np.float64)

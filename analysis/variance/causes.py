@@ -152,7 +152,7 @@ def of_run(case: Case) -> Iterator[Cause]:
 
 
 def clock_reasons(case: Case) -> dict[Reason, float]:
-    """Reasons that held the GPU's clock down, with their share of the samples in the measured region, if not rare."""
+    """Reasons that lowered the GPU's clock, with their share of the samples of measured steps; without rare reasons."""
     _, masks = case.samples("clock_event_reasons")
     if not masks.size:
         return {}
@@ -196,9 +196,10 @@ def _followed(case: Case, covariate: Covariate) -> Iterator[Cause]:
 
 
 def _moved_along(case: Case, covariate: Covariate, at: Floats, values: Floats, slow_steps: Mask) -> Iterator[Cause]:
-    """A clock that is lower during the slow steps of a run whose speed changed; the audit reports the change of speed.
+    """The cause that a clock is lower during the slow steps of a run whose speed changed.
 
-    A correlation cannot show this cause: two levels count as two independent pairs, however many steps there are.
+    The audit reports the change of speed itself. A correlation cannot show this cause: two levels count as two
+    independent pairs, however many steps there are.
     """
     ends = case.measured("ended_at_s")
     slow = slow_steps[np.minimum(np.searchsorted(ends, at), ends.size - 1)]
@@ -339,7 +340,7 @@ def cgroup_throttled(case: Case) -> float | None:
 
 
 def _retries(case: Case) -> Iterator[Cause]:
-    """Retries of the caching allocator: memory was full, so it freed its cache, and the GPU waited each time."""
+    """Cause: the caching allocator retried. Memory was full, so it freed its cache, and the GPU waited each time."""
     memory = case.record.memory if case["device_type"] == Device.CUDA else None
     if memory and (retries := memory.allocator_retries):
         yield Cause(

@@ -59,7 +59,7 @@ class HostFacts(Protocol):
 
     def report(self, name: str, value: str) -> None:
         """Publish a value, such as the current phase, at the provider. Raises `ToolError` if that fails."""
-        del name, value  # the heartbeat in the store has the phase too
+        del name, value  # by default not published: the heartbeat in the store has the phase
 
     def facts(self, request: Request) -> Mapping[str, Any]:
         """Facts that replace or extend the section `cloud` of the run's record; {} if there are none."""

@@ -75,7 +75,7 @@ class Flavour:
 
     @property
     def versions(self) -> dict[str, str]:
-        """Versions that decide the content of the image, independently of its base and of the mirror."""
+        """Versions and hashes that, apart from the base image, decide the content of the image."""
         return {
             "TORCH_VERSION": self.torch,
             "TORCHVISION_VERSION": self.torchvision,
@@ -115,7 +115,7 @@ class Recipe:
         return f"{REPOSITORY}:{self.flavour.name}-{content[:HASH_DIGITS]}"
 
     def build_args(self) -> dict[str, str]:
-        """Arguments of the Dockerfile."""
+        """Values of the Dockerfile's build arguments, by name."""
         return {
             **self.flavour.versions,
             "BASE_IMAGE": f"{self.base}@{self.base_digest}" if self.base_digest else self.base,
@@ -144,14 +144,14 @@ def tar_of(files: Mapping[str, bytes]) -> bytes:
 
 
 def load_flavours(path: Path | None = None) -> dict[str, Flavour]:
-    """Rows of images.toml by name. Raises `ToolError` if the installation lacks the file."""
+    """Flavours in images.toml, by name. Raises `ToolError` if the installation lacks the file."""
     table = tomllib.loads((path or table_path()).read_text(encoding="utf-8"))
     rows = {name: {**row, "capabilities": tuple(row["capabilities"])} for name, row in table.items()}
     return {name: Flavour(name=name, **row) for name, row in rows.items()}
 
 
 def require_flavour(name: str) -> Flavour:
-    """Row with this name. Raises `UsageError` if there is none."""
+    """Flavour with this name, from images.toml. Raises `UsageError` for an unknown name."""
     known = load_flavours()
     if name not in known:
         raise UsageError(f"flavour must be one of {', '.join(known)}; got '{name}'", hint="--flavour cpu")
@@ -187,7 +187,7 @@ def make_recipe(
     commit: str = "",
     platform: str = "",
 ) -> Recipe:
-    """Recipe of a flavour with this installation's code; `base` and `index` replace those of the row."""
+    """Recipe of a flavour with this installation's code; `base` and `index` replace those of the flavour."""
     return Recipe(
         flavour=flavour,
         base=base or flavour.base,
@@ -208,9 +208,9 @@ def write_digest(path: Path, flavour: str, digest: str) -> None:
 
 
 def current_commit() -> str:
-    """Last commit of the files of an image, with `-dirty` if they have changed.
+    """Last commit that changed the files of an image, with `-dirty` if the files have changed since.
 
-    Without a checkout, the wheel's commit.
+    An installed wheel has no git history, so the commit is the one from which the wheel was built.
     """
     root = _root()
     if not (root / ".git").exists():

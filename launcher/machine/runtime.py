@@ -22,9 +22,9 @@ NO_COMPILER = "--compile needs a C++ compiler, which the images do not contain"
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """A runtime with the reason for it.
+    """Chosen runtime. `why`: the reason for the choice.
 
-    For `docker` also the engine, the image, and whether the container gets the GPUs.
+    With the runtime `docker`, `engine` and `image` are set, and `gpus` tells whether the container gets the GPUs.
     """
 
     runtime: Runtime

@@ -55,7 +55,7 @@ ENDS_BY_CODE: Mapping[int, End] = {ExitCode.OUT_OF_MEMORY: End.OUT_OF_MEMORY, Ex
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """Outcome of one run. `number`: its place in the task, from 1. `why`: empty for a completed run.
+    """Outcome of one run. `number`: the run's position in the task, from 1. `why`: empty for a completed run.
 
     `code`: the trainer's exit code, 0 for a run that was not started. `out_of_time`: the run would not have fitted into
     the time left.
@@ -111,7 +111,7 @@ def work_through(
 def repeated(spec: RunSpec, plan_of: PlanOf) -> LocalOutcome:
     """Run the repeats of one configuration, each in a process or a container of its own; return one outcome for all.
 
-    The first repeat that fails ends them.
+    No repeat is started after one that fails.
     """
     outcomes = list(work_through(Task.of_repeats(spec), plan_of))
     failed = next((outcome for outcome in outcomes if outcome.code), None)

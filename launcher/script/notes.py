@@ -81,7 +81,11 @@ def packages_of(requirements: str) -> frozenset[str]:
 
 
 def _packages(name: str) -> Iterator[str]:
-    """Packages that may provide an import: by the same name, by `PACKAGE_OF`, or by what is installed here."""
+    """Packages that may provide the import `name`.
+
+    They are the package of this name, the package that the table `PACKAGE_OF` names, and the packages installed here
+    that provide the import.
+    """
     yield _normal(name)
     yield _normal(PACKAGE_OF.get(name, name))
     yield from map(_normal, _installed().get(name, ()))
@@ -97,7 +101,7 @@ def _normal(name: str) -> str:
 
 
 def unknown_imports(words: Sequence[str], folder: Path, there: Installation) -> Iterator[str]:
-    """Note that names packages which the script imports and which may be missing there."""
+    """Note that names packages which the script imports and which `there` may lack; no note without such packages."""
     missing = sorted(name for name in imports(words, folder) if not there.has(name))
     if missing:
         yield f"imports {', '.join(missing)}, which {there.unknown}"

@@ -50,7 +50,7 @@ class Budget:
             return self._remaining_usd() / max(1, sum(self._expected.values()))
 
     def reserve(self, plan: Plan) -> None:
-        """Reserve a machine's highest cost. Raises `UsageError` if this cost exceeds what is left.
+        """Reserve a machine's highest cost. Raises `UsageError` if this cost exceeds the remaining money.
 
         A machine without a known price, such as a host of the user's own, reserves nothing: a cloud with `--max-cost`
         refuses a plan without a price.

@@ -27,7 +27,7 @@ MOST_CONFIGURATIONS = 100
 
 @dataclass(frozen=True, kw_only=True)
 class ExistingRuns:
-    """Sealed runs of a folder; `by_key`: runs that need not run again; `damaged`: the bundle's damage, by run_id."""
+    """Sealed runs of a folder. `by_key`: runs that need no repetition; `damaged`: damage of a bundle, by run_id."""
 
     runs: tuple[SealedRun, ...] = ()
     by_key: Mapping[str, SealedRun] = field(default_factory=dict)
@@ -102,7 +102,10 @@ def _records(runs: Iterable[SealedRun], results: Path) -> Iterator[Record]:
 
 
 def _by_name(runs: Iterable[SealedRun]) -> dict[tuple[str, int | None, str], list[SealedRun]]:
-    """Completed runs by model, batch size (each also under None) and precision, from their names, oldest first."""
+    """Completed runs by model, batch size and precision, as their run_ids state these, oldest first.
+
+    Each run is also in a group with None as batch size, which has all batch sizes.
+    """
     groups: dict[tuple[str, int | None, str], list[SealedRun]] = {}
     for sealed in runs:
         name = RUN_ID.fullmatch(sealed.run_id)

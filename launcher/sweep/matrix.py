@@ -84,7 +84,7 @@ def load(path: Path) -> Mapping[str, Any]:
         raise UsageError(f"'{path}' cannot be read: {error.strerror}", hint="name a TOML file") from error
     # Not TOMLDecodeError alone: an integer of more than 4,300 digits is a plain ValueError.
     except (ValueError, RecursionError) as error:
-        # Python's advice for such an integer, to call a function of `sys`, does not help a user.
+        # For an integer of too many digits, Python advises to call a function of `sys`: no help for a user.
         why = str(error).partition("; use sys.")[0]
         raise UsageError(f"'{path}' is no TOML: {why}", hint="launch sweep --example first shows a matrix") from error
 
@@ -132,7 +132,7 @@ class Command:
         def filled(match: re.Match[str]) -> str:
             return f"{{{match[1]}}}" if match[1] else as_text(arguments[match[2]])
 
-        # `{data}` is kept: the place of the script's data is not known yet.
+        # Keep `{data}`: the folder of the script's data is not known yet.
         parts = [DATA.join(PLACEHOLDER.sub(filled, text) for text in part.split(DATA)) for part in self.parts]
         for name, value in arguments.items():
             if name not in self.placeholders and value is not False:
@@ -170,7 +170,7 @@ class _Reader:
         warnings = tuple(f"{self._file}: an [[exclude]] matches nothing: {text}" for text in unused)
         return Matrix(name=name, repeats=repeats, seed=self._seed(), places=matrices, warnings=warnings)
 
-    # Top level of the file.
+    # Methods that read keys at the top level of the file.
 
     def _seed(self) -> int:
         seed = self._table.get("seed", 0)
@@ -354,7 +354,7 @@ class _Reader:
         return machines
 
     def _instances(self, backend: str, kinds: Sequence[type], words: list[str], where: str) -> list[Any]:
-        """Make the dataclasses of a backend's options by parsing these words as `launch <backend>` would."""
+        """Instances of the option classes `kinds`, made by parsing `words` as `launch <backend>` would."""
         try:
             command = command_of([parameter for kind in kinds for parameter in parameters_of(kind)])
             with command.make_context(where, [*words]) as context:
@@ -511,7 +511,7 @@ _FLAG = re.compile(r"--([a-z][a-z-]*)(?: ([A-Za-z0-9][\w./:@-]*))?")
 
 
 def _key(flag: re.Match[str]) -> str:
-    """Key in the file for a command-line flag, followed by the value behind the flag, if any."""
+    """Text of a match with the command-line flag replaced by its key in the file; the flag's value, if any, stays."""
     return flag[1].replace("-", "_") + flag[0].partition(flag[1])[2].strip("'")
 
 

@@ -22,7 +22,7 @@ LOG_HINT = "see log.txt in the run's bundle; the same command repeats the run"
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """Why a requested run has no result, and the cure."""
+    """Reason why a requested run has no result; `hint`: the remedy."""
 
     run: TaskRun
     why: str
@@ -66,7 +66,7 @@ class PlaceWork:
         self._decision: Decision | None = None
         self._out_of_memory: frozenset[str] = frozenset()
         self._too_large: dict[str, int] = {}
-        # Number of figures at the last decision. If blocks were added and the number did not grow, no more are added.
+        # Number of figures when blocks were last added. If the number has not grown since, no more blocks are added.
         self._figures_then = -1
         self._new = 0
         self._spent: list[Spent] = []
@@ -176,7 +176,7 @@ class PlaceWork:
 
     @property
     def done(self) -> int:
-        """Number of runs that need not run (again): ended, or too large."""
+        """Number of runs with nothing left to do: the run has ended, or its batch is too large."""
         with self._lock:
             return len(self._ended) + len(self.too_large)
 
@@ -191,7 +191,7 @@ class PlaceWork:
         return len({run.block for run in self.runs})
 
     def counts(self) -> dict[str, int]:
-        """Numbers of blocks and runs, done and in total, as a `PlaceState` has them."""
+        """Numbers of blocks and runs, done and in total, by their names in `PlaceState`."""
         with self._lock:
             closed = self._closed()
             open_blocks = {run.block for run in self.runs if run.run_key not in closed}
@@ -204,7 +204,7 @@ class PlaceWork:
             return self._plan.without({*self._closed(), *self._failures, *without})
 
     def remaining(self, runs: Iterable[TaskRun]) -> tuple[TaskRun, ...]:
-        """Runs among these that have not ended, failed or been left out."""
+        """Subset of `runs`: runs that have neither ended nor failed, and are not left out."""
         with self._lock:
             closed = {*self._closed(), *self._failures}
             return tuple(run for run in runs if run.run_key not in closed)
@@ -218,7 +218,7 @@ class PlaceWork:
     def _closed(self) -> set[str]:
         return {*self._ended, *self.too_large}
 
-    # Blocks added by --until.
+    # Methods for the blocks that --until adds.
 
     @property
     def figures(self) -> list[Run]:

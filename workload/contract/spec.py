@@ -116,7 +116,7 @@ SCRIPT_OPTIONS = frozenset(
     },
 )
 SCRIPT_ONLY_OPTIONS = frozenset({"samples_per_step"})
-# Reasons to refuse an option for a script, if "the script decides its NAME" is not the reason.
+# Reasons why a script refuses an option. For other options, the reason is "the script decides its NAME".
 WHY_REFUSED_FOR_SCRIPT = {
     "profile_step_bytes": "in a script only the kernels are counted",
     "profile_throughput": "in a script only the kernels are counted",
@@ -487,7 +487,7 @@ def _from_config(path: Path) -> dict[str, object]:
 
 
 def arguments(spec: RunSpec) -> list[str]:
-    """Shortest options of `python -m workload train`, or of `script`, that give `spec`."""
+    """Options of `python -m workload train`, or of `script`, for the fields of `spec` that differ from the defaults."""
     # A script chooses its device, and each repeat of a script is a separate process.
     left_out = ("device", "repeats") if spec.script else ()
     return [

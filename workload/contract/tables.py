@@ -24,7 +24,7 @@ GAP = "  "
 MAX_COUNT = 1e15
 # Width if stdout is no terminal and COLUMNS is not set: an editor or a page shows this much without a scroll bar.
 USUAL_WIDTH = 100
-# If a table is too wide, long names are cut in their middle to the first length, and to the second if still too wide.
+# In a table that is too wide, names are cut to LONG_NAME characters; if the table is still too wide, to SHORT_NAME.
 LONG_NAME, SHORT_NAME = 28, 14
 # A spreadsheet reads a cell with one of these first characters as a formula.
 FORMULA_STARTS = ("=", "+", "-", "@")
@@ -371,7 +371,7 @@ def _with_heading_in_lines(shown: _TextColumn) -> _TextColumn:
 
 
 def _cut(shown: _TextColumn, room: int) -> _TextColumn:
-    """Shorten texts to `room` characters, in the middle or at the end, or to more if texts would become equal."""
+    """Shorten texts to `room` characters, in the middle or at the end. Texts that would become equal are cut less."""
     if shown.to_right or shown.width <= room:
         return shown
     for size in range(room, shown.width):

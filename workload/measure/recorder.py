@@ -1,4 +1,4 @@
-"""Writes steps.csv during the run, from marks; nothing is written inside a step."""
+"""Writes steps.csv during the run, from marks of the device's clock; no row is written while a step is open."""
 
 import csv
 import time
@@ -100,7 +100,7 @@ class LossReader(Protocol):
     """Copies a loss to the host without making the host wait for the device."""
 
     def put(self, loss: torch.Tensor) -> Any:
-        """Take a scalar loss; return a handle for `read`, valid once the step has passed."""
+        """Take a scalar loss; return a handle for `read`, valid once the device has completed the step."""
 
     def read(self, handle: Any) -> float:
         """Value of the loss behind a handle."""
@@ -133,7 +133,7 @@ class PinnedReader:
         return slot
 
     def read(self, handle: int) -> float:
-        """Read the slot, once a mark taken after `put` has passed."""
+        """Value of the loss in the slot `handle`. The device must have passed a mark that was set after `put`."""
         return float(self._ring[handle])
 
 

@@ -1,8 +1,8 @@
 """Counts the FLOP and the memory traffic of the ops that PyTorch dispatches, forward and backward.
 
-One fused multiply-add is 2 FLOP. Each contraction has a formula (`FORMULAS`; by shapes in `contract.formulas`).
-Element-wise, normalisation and pooling ops count as 0 FLOP, as in the model FLOP of papers, but their bytes are
-counted. An op that looks like a contraction and has no formula is named in `FlopCounter.uncounted`.
+One fused multiply-add is 2 FLOP. Each contraction has a formula in `FORMULAS`. Element-wise, normalisation and pooling
+ops count as 0 FLOP, as in the model FLOP of papers, but their bytes are counted. An op that looks like a contraction
+and has no formula is named in `FlopCounter.uncounted`.
 The bytes of an op without a formula are known if it only moves its tensors (`is_known`). Other ops, such as sorting, a
 Fourier transform or a library's own, have neither FLOP nor bytes: their time is reported as unattributed.
 
@@ -196,7 +196,7 @@ FORMULAS: Mapping[str, Formula] = MappingProxyType(
 
 
 def formula_of(name: str) -> Formula | None:
-    """Formula of an op, in-place or not, by its name without namespace and overload; None if it has none."""
+    """Formula of an op, in-place or not; None if the op has no formula. `name`: without namespace and overload."""
     return FORMULAS.get(name) or FORMULAS.get(name.removesuffix("_"))
 
 
@@ -207,7 +207,7 @@ def looks_like_contraction(name: str) -> bool:
 
 @cache
 def is_known(func: OpOverload) -> bool:
-    """Whether an op without a FLOP formula is known to move only its tensors' bytes or, such as a view, none."""
+    """Whether an op without a FLOP formula has known memory traffic: its tensors' bytes, or no bytes, as for a view."""
     name = func.overloadpacket.__name__
     return func.namespace == "aten" and (
         torch.Tag.pointwise in func.tags
@@ -263,7 +263,7 @@ class FlopCounter(TorchDispatchMode):
         self._flop: Counter[str] = Counter()
         self._bytes_upper = 0
         self._bytes_lower = 0
-        # Weak references keep each address unique while they live, without keeping the memory.
+        # A weak reference frees the storage's memory, but no other storage gets its address, which is the key.
         self._storages: dict[int, StorageWeakRef] = {}
 
     def tally(self) -> Tally:
@@ -322,7 +322,7 @@ class FlopCounter(TorchDispatchMode):
     def _touch(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
         storage_bytes = storage.nbytes()
-        # An expanded tensor has more elements than memory.
+        # An expanded tensor has more elements than its storage holds.
         self._bytes_upper += min(tensor.numel() * tensor.element_size(), storage_bytes)
         reference = StorageWeakRef(storage)
         if self._storages.setdefault(reference.cdata, reference) is reference:
@@ -377,8 +377,8 @@ def _arguments(
 def _fresh_outputs(func: OpOverload, output: Any, inputs: list[Tensor]) -> list[Tensor] | None:
     """Outputs in storages of their own; None if the op only returned its inputs in another shape."""
     outputs = list(_tensors(output))
-    # `_unsafe_view` and `contiguous` may return an alias although their schema says new; in-place ops return an
-    # argument.
+    # `_unsafe_view` and `contiguous` may return an alias although their schema declares a new tensor; in-place ops
+    # return an argument.
     known = {StorageWeakRef(tensor.untyped_storage()).cdata for tensor in inputs}
     fresh = [t for t in outputs if StorageWeakRef(t.untyped_storage()).cdata not in known]
     is_mutable = func._schema.is_mutable  # noqa: SLF001 - see `_roles`

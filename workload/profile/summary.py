@@ -1,4 +1,4 @@
-"""Figures of a step from its kernels, and checks of how far the figures can be trusted. Pure."""
+"""Figures of a step from its kernels, and checks of how far the figures can be trusted. Pure functions."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -160,7 +160,7 @@ def hidden_tensor_work(kernels: Sequence[Kernel]) -> str | None:
 
 
 def top(kernels: Sequence[Kernel], steps: int) -> list[dict[str, Any]]:
-    """Kernels that take most of the time, by name."""
+    """Kernel names with the most total time: their calls and seconds per step, and their share of the time."""
     by_name: dict[str, list[float]] = defaultdict(list)
     for kernel in kernels:
         by_name[kernel.name].append(kernel.values.get("time_s") or 0.0)
@@ -251,7 +251,7 @@ def step_bytes(kernels: Sequence[Kernel], steps: int) -> dict[str, Any]:
 
 
 def throughput(labelled: Labelled) -> dict[str, Any]:
-    """Percentages of peak, weighted by the time of each kernel."""
+    """Use of SMs, memory and DRAM in per cent of peak: means over the kernels, weighted by each kernel's time."""
     kernels = labelled.kernels_of_steps
     return {f"{role}_time_weighted": _weighted(kernels, role) for role in PERCENTAGES} | {
         "kernels": len(kernels),

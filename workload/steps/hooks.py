@@ -1,6 +1,7 @@
 """Hooks into PyTorch that report a script's batches, backward passes, optimizer steps and checkpoints.
 
-`when_imported` waits until the script imports torch itself, so that variables which the script sets before take effect.
+`when_imported` waits until the script imports torch, so that environment variables that the script sets before the
+import take effect.
 Each wrapper calls the original and tells an observer; arguments, results and random state are never changed.
 """
 
@@ -107,7 +108,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def when_imported(name: str, then: Callable[[], None]) -> None:
-    """Call `then` when the module `name` is imported: now, or after its import."""
+    """Call `then` now if the module `name` was imported already, else after its import."""
     if name in sys.modules:
         then()
     else:

@@ -13,14 +13,14 @@ from functools import cached_property
 
 from workload.contract.text import counted
 
-# A sequence that was repeated three times is the rule. Every later step is checked against it.
+# A sequence of segments that occurs three times in a row is the training step.
 REPEATS = 3
-# A script without a rule is refused after this many optimizer steps, enough to show a rule of up to 66 segments.
+# A script without a repeating sequence is refused after this many optimizer steps.
 MOST_SEGMENTS = 200
-# Longest rule, in segments, that MOST_SEGMENTS optimizer steps can show.
+# Length of the longest sequence that can be found, because MOST_SEGMENTS segments must hold the sequence three times.
 LONGEST = MOST_SEGMENTS // REPEATS
-# The rule is given up after MOST_IRREGULAR irregular steps in a row, or in all if they are more than IRREGULAR_SHARE of
-# the number of regular steps.
+# The search for a repeating sequence begins again after MOST_IRREGULAR irregular steps in a row. It also begins again
+# after MOST_IRREGULAR irregular steps in all, if they are more than IRREGULAR_SHARE of the number of regular steps.
 MOST_IRREGULAR, IRREGULAR_SHARE = 5, 0.5
 
 
@@ -87,15 +87,15 @@ def _passes(number: int) -> str:
 
 
 class Seen(Enum):
-    """Meaning of an optimizer's step."""
+    """Meaning of an optimizer's step in the search for the training step."""
 
-    UNKNOWN = auto()  # no rule is known yet
-    FOUND = auto()  # the rule is now known, and a training step has ended
+    UNKNOWN = auto()  # no repeating sequence is known yet
+    FOUND = auto()  # a repeating sequence was found, and a training step has ended
     INSIDE = auto()  # a part of a training step
     STEP = auto()  # the end of a training step
-    IRREGULAR = auto()  # the end of something that was no training step
-    LOST = auto()  # the rule no longer applies: the search begins again
-    UNCLEAR = auto()  # there is no rule
+    IRREGULAR = auto()  # the end of work that was no training step
+    LOST = auto()  # the known sequence does not repeat any more: the search begins again
+    UNCLEAR = auto()  # no sequence repeats
 
 
 class StepFinder:
@@ -111,12 +111,12 @@ class StepFinder:
         self._regular = self._irregular = self._irregular_in_a_row = 0
 
     def add(self, segment: Segment) -> Seen:
-        """Take the segment of an optimizer's step and return its meaning."""
+        """Record the segment that an optimizer's step has ended, and return the meaning of this step."""
         is_split = self._successors.record(segment)
         self._segments.append(segment)
         if self.pattern is None:
             return self._search()
-        # Two optimizers step in turn, although the second was taken for the successor of the first.
+        # If `is_split`, two optimizers step in turn, although the second was taken for the successor of the first.
         return self._lose() if is_split else self._follow(self.pattern, self._successors.with_first_optimizer(segment))
 
     def _search(self) -> Seen:
@@ -124,8 +124,8 @@ class StepFinder:
         if self._candidate is None:
             segments = [self._successors.with_first_optimizer(segment) for segment in self._segments]
             self._candidate = find(segments)
-            # If the script did other work first, the rule is found in the middle of a step: wait for the end of that
-            # step.
+            # If the script did other work first, the repeating sequence is found in the middle of a step: wait for the
+            # end of that step.
             self._position = _segments_since_end(self._candidate, segments) if self._candidate else 0
         else:
             self._position = (self._position + 1) % len(self._candidate.segments)
@@ -136,7 +136,7 @@ class StepFinder:
 
     def _follow(self, pattern: Pattern, segment: Segment) -> Seen:
         keys = pattern.keys
-        # After LONGEST regular steps, a step of an optimizer outside the rule may be an exception.
+        # After LONGEST regular steps, a step of an optimizer that has no segment in the sequence may be an exception.
         if self._regular < LONGEST and all(segment.optimizer != known for known, *_ in keys):
             return self._lose()
         if self._off_the_rule:

@@ -75,11 +75,11 @@ class WorkWithoutGradients:
     def enter(self, site: Site | None) -> None:
         """Record the place where gradients are switched off; None when they are on again."""
         self.now = site
-        # The place counts even if nothing is computed there.
+        # Add an entry for the site, even if no FLOP are computed there.
         self.compute(0)
 
     def compute(self, flop: int) -> None:
-        """Add an operation's FLOP to the place where gradients were switched off, if they are off."""
+        """While gradients are off, add an operation's FLOP to the line of the script that switched them off."""
         if self.now is not None:
             self._flop[self.now] = self._flop.get(self.now, 0) + flop
 
@@ -212,7 +212,7 @@ def _bytes_to_device(func: OpOverload, args: tuple[Any, ...], output: Any) -> in
 
 
 class _HostTimes:
-    """Times of operations on a CPU, which runs each one before the call returns."""
+    """Times of operations on a CPU, where an operation ends before its call returns."""
 
     def __init__(self) -> None:
         self._time_s: Counter[str] = Counter()

@@ -1,8 +1,8 @@
 """Parse logs of known trainers into tables with our column names, a row per printed iteration. Standard library only.
 
 Known are pytorch/examples (imagenet/main.py and its copies), timm's train.py, NVIDIA's dllogger as JSON and as text
-(DeepLearningExamples, lambdal/deeplearning-benchmark), and MLPerf's `:::MLLOG` lines. The formats are those of the
-programs' sources, read 2026-11; other lines between them are ignored.
+(DeepLearningExamples, lambdal/deeplearning-benchmark), and MLPerf's `:::MLLOG` lines. The formats follow the programs'
+sources, read 2026-11. Lines without such a format are ignored.
 """
 
 import json
@@ -49,7 +49,7 @@ MOST_ROUNDING = 0.02
 
 @dataclass(frozen=True, kw_only=True)
 class _Printed:
-    """A printed iteration of an AverageMeter log; `count`: iterations of its epoch so far."""
+    """A printed iteration of an AverageMeter log; `count`: number of iterations of the epoch so far."""
 
     line: int
     epoch: int
@@ -297,7 +297,10 @@ def _json_lines(text: str, mark: str, pattern: re.Pattern[str]) -> Iterator[tupl
 
 
 def _mllog(text: str) -> ForeignTable | None:
-    """Figures of all training epochs together; only epochs with both a start and an end count."""
+    """Table with the figures of all training epochs together; None if the text is no MLPerf log.
+
+    Only epochs with both a start and an end count.
+    """
     events = [entry for _, entry in _json_lines(text, ":::MLLOG", _MLLOG) if isinstance(entry.get("key"), str)]
     if not events:
         return None

@@ -39,8 +39,8 @@ class TracedModel:
 
     `first`: the first input in words. `batch_size`, `image_size`: sizes in the first input. `passes`: number of forward
     runs of the operator that takes this input, in all steps. `trained`: number of parameters with a gradient.
-    `weights`: number of parameters of the modules in one forward pass. `classes`, `parameters_per_class`: of the last
-    linear layer.
+    `weights`: number of parameters of the modules in one forward pass. `classes`: number of outputs of the last linear
+    layer. `parameters_per_class`: number of parameters per output, auxiliary heads included.
     """
 
     first: str | None = None
@@ -57,7 +57,10 @@ class TracedModel:
 
     @property
     def parameters(self) -> int | None:
-        """Number of all parameters: `weights`, or `trained` if larger: a trace of compiled code has only gradients."""
+        """Number of all parameters: the larger of `weights` and `trained`.
+
+        A trace of compiled code has no `weights`, only gradients.
+        """
         return max((known for known in (self.trained, self.weights) if known), default=None)
 
     def with_classes(self, classes: int) -> int | None:
@@ -136,7 +139,8 @@ def _trained(
 ) -> int | None:
     """Number of parameters with gradients: elements of all gradients divided by the number of backward passes.
 
-    The number of passes is that of the first layer's gradients. None if the division leaves a remainder.
+    Each backward pass has one gradient with the shape of the first layer's weights; without such gradients, `steps` is
+    the number of passes. None if the division leaves a remainder.
     """
     shapes = Counter(
         operator.call.dims[0]

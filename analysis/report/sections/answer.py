@@ -41,7 +41,7 @@ def section(evidence: ReportEvidence) -> Section:
 
 
 def headline(evidence: ReportEvidence) -> list[Figure]:
-    """Rooflines at the top of the page: of all environments and of the fastest one; else of a profile's kernels."""
+    """Rooflines at the top of the page: all environments and the fastest environment, else the kernels of a profile."""
     combined = evidence.figures("roofline_combined")
     single = [figure for figure in evidence.figures("roofline_") if figure not in combined]
     return [*combined, *single[:1]] or evidence.figures("kernel_roofline_")[:1]
@@ -281,7 +281,7 @@ def _profiled_rate(row: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _kernel_shares(evidence: ReportEvidence) -> dict[tuple[Any, ...], str]:
-    """Words on the kernel families that take the most time, by the values of `KEYS`."""
+    """Words on the kernel families that take the most time, by environment, task, variant and batch size."""
     points = evidence.material.kernel_points
     profiles = points[(points["family"] != ALL) & points["share_of_time"].notna()] if len(points) else points
     shares: dict[tuple[Any, ...], list[str]] = defaultdict(list)

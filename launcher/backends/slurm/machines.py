@@ -94,7 +94,7 @@ class LoginNode:
         within_s: float = QUESTION_LIMIT_S,
         **question: Any,
     ) -> dict[str, Any]:
-        """Send the request `do`; return the answer. Raises `UnreachableError` if Slurm or the login node is silent."""
+        """Send the request `do`; return the answer. Raises `UnreachableError` if Slurm or the node does not answer."""
         self._calls[do] += 1
         asked = {"do": do, "root": self.cluster.root, **question}
         if self._connection is None:
@@ -160,13 +160,13 @@ class SlurmMachines:
         return self.node.now_s()
 
     def submit(self, plan: SlurmPlan, tell: Tell) -> Submitted:
-        """Submit an array of one element."""
+        """Submit an array of one element, which runs the plan's launch."""
         return self.submit_together([plan], tell)
 
     def submit_together(self, plans: Sequence[SlurmPlan], tell: Tell) -> Submitted:
-        """Submit all plans of one place in one array, or in several if the cluster limits the size of an array.
+        """Submit plans for one cluster as one array, or as several if the cluster limits the size of an array.
 
-        Returns machines in the order of the plans. Submitting again returns the elements that exist.
+        Returns machines in the order of the plans. Plans that were submitted before are not submitted again.
         """
         tell(f"submitting to Slurm on {self.place}")
         most = max(1, (plans[0].most_elements or USUAL_ARRAY_SIZE) - 1)
@@ -233,12 +233,12 @@ class SlurmMachines:
         return Output(text=text.decode(errors="replace"), next_start=start + len(text))
 
     def phases(self, machine: Machine) -> Mapping[str, str]:
-        """Empty: the heartbeat, which has the phases, comes within a second of the start."""
+        """Always empty: the heartbeat, which reports the phases, begins within a second of the launch's start."""
         del machine
         return {}
 
     def leftovers(self) -> Listing[Leftover]:
-        """Jobs past their time limit that Slurm did not end."""
+        """Jobs that still run after their time limit, because Slurm did not end them."""
         now_s, listing = self.now_s(), self.look()
         leftovers = [
             Leftover(
