@@ -13,7 +13,7 @@ from analysis.report import words
 from analysis.report.content import Block, Picture, Section
 from analysis.report.evidence import ReportEvidence
 from analysis.summary.throughput import spent
-from workload.contract.spent import STEPS
+from workload.contract.spent import STEPS, time_text
 from workload.contract.tables import Column, Role
 from workload.contract.text import counted
 
@@ -57,8 +57,8 @@ CHEAPEST = (
 TIME = (
     *words.facts(env="environment"),
     Column(name="runs", heading="runs", digits=0),
-    Column(name="wall_s", heading="a run took", unit="s", prefixed=True),
-    Column(name="usd", heading="USD a run", digits=2),
+    Column(name="took", heading="took together"),
+    Column(name="usd", heading="USD", digits=2),
     Column(name="steps", heading="steps", unit="%", digits=2),
     Column(name="rest", heading="the rest", role=Role.FACT),
 )
@@ -140,10 +140,9 @@ def _time(evidence: ReportEvidence) -> list[Block]:
     for env in evidence.material.environments:
         time = spent(runs[runs["env"] == env])
         if time.runs:
-            usd, steps = None if time.usd is None else time.usd / time.runs, time.shares().get(STEPS, 0.0)
-            row = {"env": env, "runs": time.runs, "wall_s": time.wall_s / time.runs, "usd": usd, "steps": steps}
-            rows.append({**row, "rest": time.rest()})
-    caption = "Where the time of the runs went. Parts of less than 1 % are left out"
+            row = {"env": env, "runs": time.runs, "took": time_text(time.wall_s), "usd": time.usd, "rest": time.rest()}
+            rows.append({**row, "steps": time.shares().get(STEPS, 0.0)})
+    caption = "Where the time of the completed runs went. Parts of less than 1 % are left out"
     return [words.table(caption, TIME, rows)] if rows else []
 
 
