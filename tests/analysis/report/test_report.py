@@ -145,7 +145,7 @@ def test_a_batch_that_does_not_fit_is_said_where_it_was_measured() -> None:
 
 def test_cost_stands_in_a_table_where_prices_exist(evidence: ReportEvidence) -> None:
     captions = [each.caption for each in measurements.section(evidence).blocks if isinstance(each, Table)]
-    assert captions[-1] == "Cheapest configuration of each model and environment"
+    assert captions[-2] == "Cheapest configuration of each model and environment"
     none = of(*at_rates("a", (100.0, 101.0)))
     assert not [text for text in texts(compose(none).sections[1]) if "Cheapest" in text]
 
