@@ -13,7 +13,7 @@ from workload.contract import record as contract
 from workload.contract import verdict
 from workload.contract.fields import RANGES, Kind, instant
 from workload.contract.record import MeasuredRate, Record, Status, Verdict
-from workload.contract.spent import PARTS, UPLOAD, Spent
+from workload.contract.spent import RUN_PARTS, Spent
 
 # `path` and `kernels_file` come from the index, the others from several fields of run.json.
 DERIVED: Mapping[str, Kind] = {
@@ -33,8 +33,8 @@ DERIVED: Mapping[str, Kind] = {
     "work_assumption": Kind.TEXT,
     # Known reasons if no roof limits a step.
     "limit_known": Kind.TEXT,
-    # Where the run's time went, in seconds. The upload follows after run.json was closed.
-    **{f"{part}_s": Kind.NUMBER for part in PARTS if part != UPLOAD},
+    # Where the run's time went.
+    **{f"{part}_s": Kind.NUMBER for part in RUN_PARTS},
     # Cost of this time.
     "usd": Kind.NUMBER,
 }
@@ -152,7 +152,7 @@ def _derived(run: Record) -> dict[str, Any]:
         "region": zone.rpartition("-")[0] or None if zone else None,
         "peak_memory_bytes": _float(_peak_memory_bytes(run)),
         "limit_known": "; ".join(verdict.possible_causes(run)) or None,
-        **{f"{part}_s": spent.seconds.get(part) for part in PARTS if part != UPLOAD},
+        **{f"{part}_s": spent.seconds.get(part) for part in RUN_PARTS},
         "usd": spent.usd,
     }
 

@@ -9,7 +9,7 @@ import pandas as pd
 from analysis.loading.configurations import DETAILS, NAMED_COLUMNS, Group, completed, group
 from analysis.loading.rows import cells
 from workload.contract.record import Status
-from workload.contract.spent import PARTS, UPLOAD, Spent
+from workload.contract.spent import PARTS, RUN_PARTS, Spent
 from workload.contract.tables import Column, Role
 
 # Parts of a run's time that every run of our trainer has; the columns of other parts are hidden if no run has them.
@@ -33,14 +33,13 @@ COLUMNS = (
     *(
         Column(
             name=f"{part}_share",
-            heading=f"time in {name}",
+            heading=f"time in {PARTS[part]}",
             unit="%",
             digits=2,
             optional=part not in USUAL_PARTS,
             detail=True,
         )
-        for part, name in PARTS.items()
-        if part != UPLOAD
+        for part in RUN_PARTS
     ),
     *DETAILS,
 )
@@ -63,10 +62,10 @@ def summarize(runs: pd.DataFrame) -> pd.DataFrame:
 
 def spent(runs: pd.DataFrame) -> Spent:
     """Time of all these runs together, by part, and its cost."""
-    parts = [part for part in PARTS if part != UPLOAD]
+    rows = cells(runs[[*(f"{part}_s" for part in RUN_PARTS), "usd"]])
     return Spent.total(
-        Spent(seconds={part: value for part, value in zip(parts, values, strict=True) if value}, usd=usd, runs=1)
-        for *values, usd in cells(runs[[*(f"{part}_s" for part in parts), "usd"]])
+        Spent(seconds={part: value for part, value in zip(RUN_PARTS, values, strict=True) if value}, usd=usd, runs=1)
+        for *values, usd in rows
     )
 
 

@@ -32,6 +32,8 @@ PARTS: Mapping[str, str] = {
     UPLOAD: "upload",
     OUTSIDE: "launcher and exit",
 }
+# Parts that a run.json can tell: the upload follows after it was closed.
+RUN_PARTS = tuple(part for part in PARTS if part != UPLOAD)
 # Phase of `timing.phases` -> part; a phase that is not listed is its own part, or `other`.
 PART_OF_PHASE = {
     "start": "imports",
