@@ -121,7 +121,7 @@ def _other_model(model: "TracedModel", named: ModelWork) -> str | None:
     if owners:
         return f"the trace's {model.parameters} parameters are those of {' or '.join(owners)}"
     # A trace of compiled code contains only gradients, and none of frozen layers.
-    is_whole = model.weights is not None and model.weights == model.parameters
+    is_whole = model.parameters_in_modules is not None and model.parameters_in_modules == model.parameters
     ratio = parameters / named.parameters
     if ratio <= MODEL_RATIO_TO and (ratio >= MODEL_RATIO_FROM or not is_whole):
         return None

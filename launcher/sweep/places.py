@@ -234,7 +234,7 @@ def _ours(place: Place) -> str:
     if image := _image(place):
         return f"image {image.partition('@')[2] or image}"
     if getattr(place.options, "runtime", None) is not Runtime.PROCESS:
-        inputs = {name: contents.make_recipe(flavour).inputs for name, flavour in contents.load_flavours().items()}
+        inputs = {name: contents.make_recipe(flavour).inputs_hash for name, flavour in contents.load_flavours().items()}
         return f"images {_digest(inputs)}"
     packages = tuple(f"{name}/" for name in contents.TRAINER_PACKAGES)
     trainer = {name: text for name, text in contents.agent_code().items() if name.startswith(packages)}

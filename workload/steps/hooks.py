@@ -20,7 +20,7 @@ OTHER_OPTIMIZERS = (
     ("keras.src.optimizers.base_optimizer", "BaseOptimizer", "apply"),
     ("fastai.optimizer", "Optimizer", "step"),
 )
-# Place where a script turns gradients off: code and line of the statement, and of its caller.
+# Statement that turns a script's gradients off: its code and line, and those of its caller.
 Site = tuple[Any, int, Any, int]
 
 

@@ -77,17 +77,20 @@ class Guest:
         except ToolError:
             return False
 
-    def await_preemption(self, is_over: Callable[[float], bool]) -> bool:
-        """Wait until the VM is preempted. Without an answer, call `is_over(pause_s)`; return False if it is true."""
+    def await_preemption(self, wait: Callable[[float], bool]) -> bool:
+        """Wait until the VM is preempted, and return True; False if the run is over before.
+
+        `wait`: waits this many seconds, and returns whether the run is over. Called if the server does not answer.
+        """
         tag: str | None = None
         while True:
             try:
-                taken, tag = self.preempted(since=tag)
+                is_preempted, tag = self.preempted(since=tag)
             except ToolError:
-                taken, tag = False, None
-                if is_over(ASK_AGAIN_S):
+                is_preempted, tag = False, None
+                if wait(ASK_AGAIN_S):
                     return False
-            if taken:
+            if is_preempted:
                 return True
 
     def comes_back(self) -> bool:
