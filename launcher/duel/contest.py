@@ -348,8 +348,8 @@ class _Relay:
 
     def __init__(self) -> None:
         self.lines, self.signals = deque[str](maxlen=LAST_LINES), list[int]()
-        self.is_out_of_time = False
         self._trainers: list[Trainer] = []
+        self._end_signals: list[int] = []
         self.watcher = Watcher(
             # Lines come from another thread; a deque is thread-safe.
             on_message=self.lines.append,
@@ -357,6 +357,11 @@ class _Relay:
             on_started=self._begin,
             on_ended=self._trainers.clear,
         )
+
+    @property
+    def is_out_of_time(self) -> bool:
+        """Whether the time is used up."""
+        return bool(self._end_signals)
 
     def stop(self, number: int, _: object) -> None:
         """Handle a signal from the user: pass it on, or kill the trainer after repeated signals."""
@@ -366,7 +371,7 @@ class _Relay:
 
     def end(self, number: int) -> None:
         """Send signal `number` to the trainer because the time is used up."""
-        self.is_out_of_time = True
+        self._end_signals.append(number)
         self._signal(number)
 
     def _signal(self, number: int) -> None:
@@ -375,31 +380,28 @@ class _Relay:
 
     def _begin(self, trainer: Trainer) -> None:
         self._trainers.append(trainer)
-        # Handle signals, or the end of the time, that came while the trainer was starting.
-        if self.signals:
-            trainer.send_signal(self.signals[0])
-        elif self.is_out_of_time:
-            trainer.send_signal(signal.SIGTERM)
+        # Send the signals that came while the trainer was starting.
+        for number in self.signals[:1] or self._end_signals:
+            trainer.send_signal(number)
 
 
 @contextmanager
 def _relay(left_s: float) -> Iterator[_Relay]:
     """Relay that sends its trainer SIGTERM after `left_s` seconds, and SIGKILL `UNTIL_KILLED_S` seconds later."""
-    relay = _Relay()
-    after_s = max(0.0, left_s)
-    timers = [
-        threading.Timer(after_s, relay.end, [signal.SIGTERM]),
-        threading.Timer(after_s + UNTIL_KILLED_S, relay.end, [signal.SIGKILL]),
-    ]
-    for timer in timers:
-        timer.daemon = True
-        timer.start()
+    relay, has_ended = _Relay(), threading.Event()
+
+    def end_in_time() -> None:
+        for wait_s, number in ((max(0.0, left_s), signal.SIGTERM), (UNTIL_KILLED_S, signal.SIGKILL)):
+            if has_ended.wait(wait_s):
+                return
+            relay.end(number)
+
+    threading.Thread(target=end_in_time, daemon=True).start()
     try:
         with handled_by(relay.stop):
             yield relay
     finally:
-        for timer in timers:
-            timer.cancel()
+        has_ended.set()
 
 
 def _failed(side: Side, position: int, outcome: LocalOutcome, lines: deque[str]) -> RooflaunchError:
