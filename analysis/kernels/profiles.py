@@ -6,7 +6,16 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis.kernels.breakdown import ALL, COLUMNS, breakdown, in_steps, kernel_points, kind_of_l2_bytes, per_step
+from analysis.kernels.breakdown import (
+    ALL,
+    COLUMNS,
+    LOWER_BOUND,
+    breakdown,
+    in_steps,
+    kernel_points,
+    kind_of_l2_bytes,
+    per_step,
+)
 from analysis.kernels.operators import SHOWN, attributed, longest, operators
 from analysis.loading.configurations import CONFIGURATION, NAMED_COLUMNS, PLACE, SOFTWARE, WORK_NAMED
 from analysis.loading.index import Problem
@@ -71,7 +80,6 @@ IMPORTED_OPERATOR_COLUMNS = (
     Column(name="intensity_high", heading="to", unit="FLOP/B", optional=True),
     Column(name="note", heading="note", optional=True, role=Role.NOTE),
 )
-LOWER_BOUND = "FLOP are a lower bound"
 # Maximum number of characters of a printed name: the rest is template arguments. JSON and CSV have the whole name.
 SHOWN_CHARACTERS = 60
 

@@ -261,9 +261,9 @@ def _in_use(segments: Sequence[Segment]) -> set[int]:
     """
     last: dict[int, int] = {}
     turn: dict[int, int] = {}
-    for place, segment in enumerate(segments):
-        turn[segment.optimizer] = place - last.get(segment.optimizer, -1)
-        last[segment.optimizer] = place
+    for index, segment in enumerate(segments):
+        turn[segment.optimizer] = index - last.get(segment.optimizer, -1)
+        last[segment.optimizer] = index
     end = len(segments) - 1
     return {number for number in last if end - last[number] < min(LONGEST, REPEATS * turn[number])}
 
