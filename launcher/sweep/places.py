@@ -1,4 +1,6 @@
-"""Places of a sweep: their configurations, blocks of runs, tasks of machines, and the key of each run. Pure functions.
+"""Places of a sweep: their configurations, blocks of runs, tasks of machines, and the key of each run.
+
+The functions are pure, except that a run's key contains a hash of our own code, whose files are read.
 
 A repeat is a block. A block runs on one machine and has every configuration once, in a random order that is the same at
 every place, so that places are compared at the same positions. Keys and orders are SHA-256 of text: they depend on no
