@@ -26,7 +26,7 @@ Examples:
   analyze compare results --by place --baseline local-cpu
   analyze compare results --by zone --allow-mixed driver_version
 """
-# Most run ids that are shown; a number replaces further ones.
+# Largest number of run ids that are shown; others are replaced by their count.
 SHOWN_RUNS = 2
 
 

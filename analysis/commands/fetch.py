@@ -84,7 +84,7 @@ def run_fetch(
         again = shlex.join(["analyze", "fetch", str(place), "-o", str(output), "--incomplete"])
         raise NothingToDoError(
             f"no complete run below {place}; {counted(len(report.outcomes), 'run')} without MANIFEST.json",
-            hint=f"wait until it has ended, or {again}",
+            hint=f"wait until the other fetch has ended, or {again}",
         )
     return ExitCode.DONE
 

@@ -158,7 +158,7 @@ def pair_up(
     compared = [case for case in cases(results) if case.run_id in wanted]
     if not compared:
         raise NothingToDoError(
-            "nothing to compare: no run completed its measured steps", hint="analyze summary shows how they ended"
+            "nothing to compare: no run completed its measured steps", hint="analyze summary shows how the runs ended"
         )
     options = _Options(
         baseline=None if baseline is None else _value_of(compared, by, baseline),

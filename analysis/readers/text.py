@@ -123,7 +123,7 @@ _MAGIC = (
     (b"%PDF", "a PDF document", "import the data from which it was made"),
     (b"\x89PNG", "a picture", "import the data from which it was drawn"),
     (b"\xff\xd8\xff", "a picture", "import the data from which it was drawn"),
-    (b"PAR1", "a Parquet file", "write it as CSV: pandas.read_parquet(FILE).to_csv(…)"),
+    (b"PAR1", "a Parquet file", "write the table as CSV: pandas.read_parquet(FILE).to_csv(…)"),
 )
 _SUFFIXES = {
     ".nsys-rep": ("a report of Nsight Systems", _NSYS),
@@ -145,7 +145,7 @@ _TEXTS = (
     (r"\bms/step\b|\d+s \d+ms/step", "output of Keras", "log a row per step, with its time"),
     (r"Epoch\s*:?\s*\[?\d+", "a training log without the time of an iteration", "log the time of each iteration"),
     (r"(?m)^(?:import|from|def|class) \w+", "a program", "import what it printed"),
-    (r"\A\s*[\[{]", "a JSON document", "write it as CSV, with a row per iteration"),
+    (r"\A\s*[\[{]", "a JSON document", "write the log as CSV, with a row per iteration"),
 )  # fmt: skip
 
 

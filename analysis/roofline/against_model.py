@@ -120,7 +120,8 @@ def _other_model(model: "TracedModel", named: ModelWork) -> str | None:
     owners = sorted({work.model for work in model_work.table().values() if work.parameters == parameters})
     if owners:
         return f"the trace's {model.parameters} parameters are those of {' or '.join(owners)}"
-    # A trace of compiled code contains only gradients, and none of frozen layers.
+    # In a trace of compiled code only gradients show which weights there are, and frozen layers have none: then the
+    # trace does not show the whole model.
     is_whole = model.parameters_in_modules is not None and model.parameters_in_modules == model.parameters
     ratio = parameters / named.parameters
     if ratio <= MODEL_RATIO_TO and (ratio >= MODEL_RATIO_FROM or not is_whole):

@@ -430,7 +430,10 @@ def _confirm_all(ports: Ports, chosen: Sequence[Machine], machines: Machines) ->
 
 @_hints_name_the_place
 def reap(place: Place, *, dry_run: bool, output_format: Format) -> int:
-    """Carry out `launch reap`."""
+    """End and delete all leftovers of launches at a place, print them, and return the exit code.
+
+    `dry_run`: only print them.
+    """
     connected = _connect(place)
     machines = connected.machines()
     leftovers = machines.leftovers()

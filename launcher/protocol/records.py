@@ -135,7 +135,7 @@ class _Document:
         if version > cls.SCHEMA_VERSION:
             raise BundleError(
                 f"a launch's record has schema {version}; this version reads up to {cls.SCHEMA_VERSION}",
-                hint="upgrade rooflaunch to the version that wrote it, or a newer one",
+                hint="upgrade rooflaunch to the version that wrote the record, or a newer one",
             )
         document = cls._upgraded(document, version)
         known = {item.name: document[item.name] for item in fields(cls) if item.name in document}

@@ -133,7 +133,7 @@ def relative_words(words: Sequence[str], folder: Path, *, example: str) -> tuple
     if path is None:
         module = words[1].replace(".", "/")
         if not any((folder / f"{module}{end}").is_file() for end in (".py", "/__main__.py")):
-            raise UsageError(f"no module '{words[1]}' below {folder}", hint=f"cd to its folder; {example}")
+            raise UsageError(f"no module '{words[1]}' below {folder}", hint=f"cd to the module's folder; {example}")
         return tuple(words)
     try:
         below = path.resolve().relative_to(folder.resolve())

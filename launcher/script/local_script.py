@@ -63,7 +63,7 @@ def require_module(words: Sequence[str], folder: Path) -> None:
     if spec is None:
         raise UsageError(
             f"no module '{name}' for this Python, {sys.executable}, or in {folder}",
-            hint=f"cd to its folder, or {shlex.join([sys.executable, '-m', 'pip', 'list'])}",
+            hint=f"cd to the module's folder, or {shlex.join([sys.executable, '-m', 'pip', 'list'])}",
         )
     locations = spec.submodule_search_locations
     if locations is not None and PathFinder.find_spec(f"{name}.__main__", locations) is None:

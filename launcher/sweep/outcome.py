@@ -19,7 +19,7 @@ from workload.contract.invocation import as_typed
 from workload.contract.text import counted, duration, plain, unbroken, wrapped
 
 TEXT_COLUMN = 16
-# Most runs to name for each reason of failure.
+# Largest number of runs that are named for each reason of failure.
 FEW = 3
 
 

@@ -331,7 +331,7 @@ def _require_known_schema(folder: Path, document: Mapping[str, Any]) -> None:
     if version > SCHEMA_VERSION:
         raise BundleError(
             f"'{folder}' has bundle schema {version}; this version reads up to schema {SCHEMA_VERSION}",
-            hint="upgrade rooflaunch to the version that wrote it, or a newer one",
+            hint="upgrade rooflaunch to the version that wrote the bundle, or a newer one",
         )
 
 

@@ -33,7 +33,7 @@ else:
 
 
 class HelpText(Formatter):  # type: ignore[misc] # typer has no public name for it
-    """Typer's layout of help, with examples as the user can type them here, and one column if two do not fit."""
+    """Typer's layout of help. Examples name the program as the user started it; one column if two do not fit."""
 
     def write_text(self, text: str) -> None:
         """Write a paragraph; examples, which stand below the options, keep their line breaks."""

@@ -178,7 +178,7 @@ def measure(
     limit_share: float = 1.0,
     now: Callable[[], datetime] = lambda: datetime.now(UTC),
 ) -> Ceilings:
-    """Measure the `precisions` (all by default) and, with `bandwidth`, copy and triad.
+    """Measure the arithmetic rate in each of `precisions` (default: all) and, with `bandwidth`, copy and triad.
 
     `sample` reads a GPU's sensors; `limit_share` shortens each probe's load and time limit. Random state, precision
     settings and the GPU's allocator are left as they were.

@@ -46,12 +46,12 @@ KNOWN: tuple[tuple[str, str, str], ...] = (
     (
         "failed to connect to the CUDA driver",
         "ncu finds no CUDA driver",
-        "`nvidia-smi` shows whether one is loaded; no stub libcuda.so may come before it",
+        "`nvidia-smi` shows whether a driver is loaded; no stub libcuda.so may come before the driver's",
     ),
     (
         "Driver could not be loaded",
         "ncu finds no CUDA driver",
-        "`nvidia-smi` shows whether one is loaded; no stub libcuda.so may come before it",
+        "`nvidia-smi` shows whether a driver is loaded; no stub libcuda.so may come before the driver's",
     ),
     (
         "Failed to load Nsight Compute CUDA modules",

@@ -274,7 +274,7 @@ class Session:
         return is_new
 
     def saving(self) -> None:
-        """Assign the time since the last event to the script's own work."""
+        """The script begins to save a checkpoint: assign the time since the last event to the script's own work."""
         if self._is_observed():
             self._mark(Aside.OTHER)
 

@@ -31,7 +31,7 @@ class Amount(NamedTuple):
 
     @classmethod
     def of(cls, fetches: Sequence[Fetch]) -> Self:
-        """Sum over all fetched batches, in the unit that most batches have."""
+        """Amount of data in all fetched batches, in the unit (for example images) that most batches have."""
         units = Counter(fetch.batch.unit for fetch in fetches)
         unit = units.most_common(1)[0][0] if units else Unit.STEPS
         tokens = sum(fetch.batch.real_tokens for fetch in fetches)

@@ -81,7 +81,7 @@ class WorkWithoutGradients:
         self.add_flop(0)
 
     def add_flop(self, flop: int) -> None:
-        """Add an operation's FLOP to those of the line that switched gradients off, if they are off."""
+        """While gradients are off, add an operation's FLOP to the line of the script that switched them off."""
         if self.now is not None:
             self._flop[self.now] = self._flop.get(self.now, 0) + flop
 

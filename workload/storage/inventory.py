@@ -155,7 +155,7 @@ def read_document(run: RemoteRun, name: str, content: bytes) -> dict[str, Any]:
     if version > SCHEMA_VERSION:
         raise BundleError(
             f"{name} has bundle schema {version}; this version reads up to schema {SCHEMA_VERSION}",
-            hint="upgrade rooflaunch to the version that wrote it, or a newer one",
+            hint="upgrade rooflaunch to the version that wrote the bundle, or a newer one",
         )
     assert isinstance(document, dict)
     return document

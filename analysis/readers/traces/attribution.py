@@ -294,7 +294,11 @@ class _Sizes:
 
 @dataclass(kw_only=True)
 class _Totals:
-    """Rows and sums, accumulated call by call."""
+    """Sums over the operator calls of a trace, filled call by call: rows per operator, FLOP, and seconds.
+
+    `listed`: calls and seconds by name. `sizes`: tensor sizes of the calls. `is_assumed`, `is_of_many`: some work rests on
+    the assumption in the text `ASSUMED` or `OF_MANY`.
+    """
 
     works: _Works
     rows: dict[tuple[str, str | None], OperatorRow] = field(default_factory=dict)

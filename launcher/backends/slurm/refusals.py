@@ -58,7 +58,7 @@ REFUSALS = (
     Refusal(
         pattern="MaxSubmit|job submit limit|QOS policy|Job violates accounting",
         meaning="you have reached your limit of jobs, or ask for more than you may use",
-        hint="wait until some jobs have ended (squeue), or fewer --repeats or a shorter --time",
+        hint="wait until some jobs have ended (squeue shows them), or use fewer --repeats or a shorter --time",
         error=NoCapacityError,
     ),
     Refusal(

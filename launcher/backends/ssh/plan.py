@@ -18,7 +18,7 @@ from workload.contract.spec import Resolved, RunSpec
 from workload.contract.text import minutes, wrapped
 from workload.storage.ssh import Login
 
-# A launch's name contains the host's name, with these characters replaced, and at most so many characters of it.
+# A launch's name contains the first `MOST_NAMED` characters of the host's name, with `NAMED` replaced by a hyphen.
 NAMED, MOST_NAMED = re.compile(r"[^a-z0-9]+"), 24
 # Placeholder for our folder's path in a dry run, which does not ask the machine for the user's home.
 UNASKED_ROOT = "/~/.rooflaunch"
