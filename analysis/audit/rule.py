@@ -84,7 +84,7 @@ class AuditEvidence:
 
 @dataclass(frozen=True, kw_only=True)
 class Hit:
-    """One violation of a rule. `cure` and `severity` replace those of the rule if they are given.
+    """Violation of a rule. `cure` and `severity` replace those of the rule if they are given.
 
     `subject`: ids of the runs; a check that is made by `each_case`, `each_profile` or `each_group` leaves it empty.
     """

@@ -1,1 +1,1 @@
-"""One run from start to end: prepare, warm up, measure, finish or fail."""
+"""The life of a run: prepare, warm up, measure, finish or fail."""

@@ -296,8 +296,8 @@ class _Sizes:
 class _Totals:
     """Sums over the operator calls of a trace, filled call by call: rows per operator, FLOP, and seconds.
 
-    `listed`: calls and seconds by name. `sizes`: tensor sizes of the calls. `is_assumed`, `is_of_many`: some work rests on
-    the assumption in the text `ASSUMED` or `OF_MANY`.
+    `listed`: calls and seconds by name. `sizes`: tensor sizes of the calls. `is_assumed`, `is_of_many`: some work
+    rests on the assumption in the text `ASSUMED` or `OF_MANY`.
     """
 
     works: _Works
