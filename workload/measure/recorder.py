@@ -40,7 +40,7 @@ class StepPart(StrEnum):
 
 
 class Aside(StrEnum):
-    """What a user's script does besides the four parts of a step.
+    """Kind of work of a user's script besides the four parts of a step.
 
     `OTHER`: work between the parts, such as logging; it counts as forward pass. The time of all other kinds belongs to
     no step: `MEASURING`: the script waits for the measurement itself; `VALIDATION`: an evaluation; `CHECKPOINT`: a file

@@ -78,10 +78,7 @@ class Guest:
             return False
 
     def await_preemption(self, wait: Callable[[float], bool]) -> bool:
-        """Wait until the VM is preempted, and return True; False if the run is over before.
-
-        `wait`: waits this many seconds, and returns whether the run is over. Called if the server does not answer.
-        """
+        """Wait for a preemption. Without an answer, `wait(pause_s)` pauses and returns whether the run is over; then False."""
         tag: str | None = None
         while True:
             try:
