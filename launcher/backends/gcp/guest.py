@@ -78,7 +78,7 @@ class Guest:
             return False
 
     def await_preemption(self, wait: Callable[[float], bool]) -> bool:
-        """Wait for a preemption. Without an answer, `wait(pause_s)` pauses and returns whether the run is over; then False."""
+        """Wait for a preemption: True. After a missing answer, `wait(pause_s)` returns whether the run is over: False."""
         tag: str | None = None
         while True:
             try:
