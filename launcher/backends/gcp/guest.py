@@ -78,7 +78,7 @@ class Guest:
             return False
 
     def await_preemption(self, wait: Callable[[float], bool]) -> bool:
-        """Wait for a preemption: True. After a missing answer, `wait(pause_s)` returns whether the run is over: False."""
+        """Wait until the VM is preempted. Without an answer, return False if `wait(pause_s)` says the run is over."""
         tag: str | None = None
         while True:
             try:
