@@ -16,6 +16,7 @@ from workload.contract.spec import Precision
 
 # Larger batch sizes are a mistake: the largest batch sizes ever published have five digits.
 MAX_BATCH_SIZE = 10**7
+# As generous: no profile has so many steps.
 MAX_PROFILE_STEPS = 10**7
 MAX_EDGE_PIXELS = 10**5
 MAX_NAME = 200

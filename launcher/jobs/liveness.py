@@ -51,7 +51,7 @@ class Liveness(StrEnum):
     OUT_OF_TIME = "out of time"  # the machine is gone, after its limit
     LOST = "lost"  # the machine is gone, for no known reason
     GIVEN_UP = "given up"  # the place does not answer, and the limit passed long ago
-    UNKNOWN = "unknown"  # the place does not answer, and the limit has not passed or only just
+    UNKNOWN = "unknown"  # the place does not answer, and there is no recent heartbeat
     RESTARTING = "restarting"  # the machine is stopped, and its place may restart it
     STOPPED = "stopped"  # the machine is stopped for good
     OVERDUE = "overdue"  # the machine still exists long after its limit
@@ -59,7 +59,7 @@ class Liveness(StrEnum):
     SILENT = "silent"  # the machine is up, but its heartbeat stopped
     NEVER_CAME_UP = "never came up"  # the machine is up, but sent no heartbeat within the boot's limit
     BOOTING = "booting"  # the machine is up, and its boot may still take time
-    ALIVE = "alive"  # the machine sends heartbeats
+    ALIVE = "alive"  # the last heartbeat is recent
 
 
 # An existing machine with one of these verdicts is removed: it does no work any more, but costs money.
