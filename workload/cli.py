@@ -1,6 +1,6 @@
 """Command line of the trainer. Large packages are imported only by the commands that need them.
 
-stdout carries only results: `train` prints the bundle's folder as soon as it exists, the others their table or JSON.
+stdout carries only results: `train` prints the bundle's folder once it exists; other commands print tables or JSON.
 """
 
 import argparse
@@ -78,7 +78,7 @@ GPU_TRUTH_EXAMPLES = """examples:
   python -m workload gpu-truth -o truth --part counters --again  repeat one part
   analyze gpu-truth truth                                        claim, expected, found, verdict
 """
-# Default time limit for collecting all evidence about a GPU, in seconds of GPU time.
+# Default of `gpu-truth --max-seconds`: seconds of wall time after which the command ends.
 GPU_TRUTH_S = 1500.0
 Command = Callable[[argparse.Namespace, Timeline], int]
 TRAINER_PACKAGES = ("torch", "torchvision", "numpy", "psutil")
@@ -93,7 +93,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run one command and return its exit code; the only place that prints an error."""
+    """Run one command and return its exit code. Only this function prints errors."""
     timeline = Timeline()
     log.to_stderr()
     try:
@@ -114,7 +114,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Parse the command line; `script_words` are the words after `--`, the user's own script and its arguments.
+    """Parse the command line; the result's `script_words` are the words after `--`: a user's script and its arguments.
 
     Raises `UsageError` if the line is not valid.
     """
@@ -398,7 +398,7 @@ def _ceilings(parsed: argparse.Namespace, _: Timeline) -> int:
     chosen = device.choose(Device(parsed.device))
     precisions = [Precision(each) for each in parsed.precision or Precision]
     if chosen is Device.CPU:
-        with suppress(UsageError):  # the table shows a precision with this error as unavailable
+        with suppress(UsageError):  # the table then shows the precision as unavailable
             for dtype in {ceilings.DTYPES[precision] for precision in precisions}:
                 if note := instructions.hold_back(dtype):
                     log.LOGGER.info("note       %s", note)

@@ -73,7 +73,7 @@ def enter(run: Callable[[], int]) -> int:
                 raise
             print(explained.report(), file=sys.stderr)
             code = int(explained.exit_code)
-        except SystemExit as done:  # argparse raises this after --help
+        except SystemExit as done:  # argparse raises SystemExit after --help
             code = done.code if isinstance(done.code, int) else ExitCode.DONE
         # Ctrl-C reaches a child twice, from the terminal and from its launcher. Python's own exit must not be
         # interrupted.
@@ -122,7 +122,7 @@ def _explained(error: OSError) -> RooflaunchError | None:
 def open_standard_streams() -> None:
     """Connect a closed stdin, stdout or stderr to /dev/null.
 
-    Without this, the next opened file would get the stream's file descriptor and its output.
+    Otherwise the next opened file would get the closed stream's file descriptor, and with it the stream's output.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:

@@ -36,7 +36,7 @@ else:
 
 
 class HelpText(Formatter):  # type: ignore[misc] # typer has no public name for it
-    """Typer's layout of help, with examples as the user can type them here, and one column if two do not fit."""
+    """Typer's layout of help. Examples name the program as the user started it; one column if two do not fit."""
 
     def write_text(self, text: str) -> None:
         """Write a paragraph; examples, which stand below the options, keep their line breaks."""
@@ -140,7 +140,7 @@ def _command(app: typer.Typer, used: frozenset[str]) -> Any:
     command: Any = typer.main.get_command(light)
     for each in (command, *command.commands.values()):
         each.context_class = HelpContext
-        # Without this, typer cuts the help text to fit beside the command's name.
+        # Without a `short_help`, typer cuts the help text to fit beside the command's name.
         each.short_help = " ".join((each.help or "").split("\n\n")[0].split())
     return command
 
@@ -162,7 +162,7 @@ NOISE = re.compile(r"Value error, |Input (?=should)|, unable to parse string as 
 
 
 def plain_message(error: Any, typed: Sequence[str]) -> str:
-    """Typer's message without technical terms of the library, and with the typed value, if missing."""
+    """Typer's message without technical terms of the library; a typed value that the message lacks is added."""
     message: str = NOISE.sub("", error.format_message())
     flags = getattr(getattr(error, "param", None), "opts", ())
     values = [value for flag, value in itertools.pairwise(typed) if flag in flags]
@@ -170,7 +170,7 @@ def plain_message(error: Any, typed: Sequence[str]) -> str:
 
 
 def _explained(error: Any, name: str, command: Any) -> UsageError:
-    """Convert typer's error, with a hint that names the command's help and the option that was probably meant."""
+    """Convert typer's error to a `UsageError`, whose hint names the command's help and, if known, a similar option."""
     context, wrong = getattr(error, "ctx", None), getattr(error, "option_name", None)
     # Typer's error for an option without a value has no context.
     path = (

@@ -1,4 +1,4 @@
-"""Collects everything about the place of a run that could explain a difference between runs."""
+"""Collects all facts of a run's hardware and software that could explain a difference between runs."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -138,7 +138,7 @@ def _cudnn() -> int | None:
 
 
 def _build_facts(text: str) -> dict[str, object]:
-    """Facts from torch's build description that decide CPU speed."""
+    """Facts in `text`, torch's description of its build, that affect the speed on a CPU."""
     patterns = {
         "blas": r"\bBLAS_INFO=(\w+)",
         "mkl": r"(?:oneAPI )?Math Kernel Library Version (\S+)",

@@ -259,7 +259,10 @@ def _phase(region: Region, phase: StepPhase, count: int, spec: RunSpec) -> Itera
 def at_least(
     count: int, least_s: float, progress: Progress, now: Callable[[], float] = time.perf_counter
 ) -> Iterator[None]:
-    """Yield for `count` steps, then for more until `least_s` seconds have passed since the first. Logs added steps."""
+    """Yield once per step: `count` times, then until `least_s` seconds have passed since the first step began.
+
+    Adding steps is logged, and raises the total of `progress`.
+    """
     began_s = now()
     yield from repeat(None, count)
     taken_s, taken = now() - began_s, count
