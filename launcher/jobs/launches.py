@@ -401,7 +401,7 @@ def _judged(session: Session, listing: Listing[Machine], seen: Seen, now_s: floa
 def unlisted(listing: Listing[Machine], seen: Seen) -> list[str]:
     """Zones that may have the launch's VM, but are missing in the listing."""
     requested = seen.request.zones if seen.request else listing.unreachable
-    return [zone for zone in ([seen.zone] if seen.zone else requested) if listing.lacks(zone)]
+    return [zone for zone in ([seen.zone] if seen.zone else requested) if listing.may_have_more(zone)]
 
 
 def read_records(store: Store, name: str, machine: Machine | None) -> Seen:

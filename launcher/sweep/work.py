@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from launcher.machine.task import FINAL
 from launcher.protocol.task import Task, TaskRun
 from launcher.sweep import until as stopping
-from launcher.sweep.existing_runs import FINAL
 from launcher.sweep.places import PlacePlan
 from launcher.sweep.until import Decision, Until
 from workload.contract.design import Run
@@ -64,10 +64,12 @@ class PlaceWork:
         self._failures: dict[str, Failure] = {}
         self._asked = {run.run_key: run for run in plan.runs}
         self._decision: Decision | None = None
+        # Keys of the runs that ran out of memory. Runs left out because of them: by key, the size of the smaller batch.
         self._out_of_memory: frozenset[str] = frozenset()
         self._too_large: dict[str, int] = {}
         # Number of figures when blocks were last added. If the number has not grown since, no more blocks are added.
-        self._figures_then = -1
+        self._figures_at_last_addition = -1
+        # Number of runs that ended during this process.
         self._new = 0
         self._spent: list[Spent] = []
         for key in plan.done:
@@ -240,9 +242,9 @@ class PlaceWork:
             count = len(figures)
             most = self._until.most
             add = self._decision.add if most is None else min(self._decision.add, most - self.blocks)
-            if self._decision.is_done or add <= 0 or count == self._figures_then:
+            if self._decision.is_done or add <= 0 or count == self._figures_at_last_addition:
                 return 0
-            self._figures_then = count
+            self._figures_at_last_addition = count
             self._plan = self._plan.with_blocks(self.blocks + add)
             self._asked = {run.run_key: run for run in self._plan.runs}
             self._out_of_memory = frozenset()
