@@ -19,6 +19,8 @@ from contextlib import ExitStack, suppress
 from enum import StrEnum
 from typing import Any, Self
 
+from workload.contract.entry import TOOLS
+
 # Command of the trainer for which the server forks runs. With -P Python does not import from its working folder.
 TRAINER = (sys.executable, "-P", "-m", "workload")
 SERVER = "start-server"
@@ -67,7 +69,9 @@ class Forks:
     def __init__(self, tell: Callable[[str], object]) -> None:
         self._tell = tell
         self._server: _Server | None = None
-        self._is_usable = sys.platform == "linux" and hasattr(os, "pidfd_open")
+        # A tool such as a profiler wants to see a whole process.
+        has_tool = any(os.environ.get(name) for name in TOOLS)
+        self._is_usable = sys.platform == "linux" and hasattr(os, "pidfd_open") and not has_tool
 
     def __enter__(self) -> Self:
         return self
