@@ -97,7 +97,7 @@ def work_through(
     skipped. `time_left_s`: returns the seconds in which runs are still possible here. `stopped`: returns why no further
     run is wanted; empty if more are wanted. `settle_to_c`: the device cools to this temperature in °C before each run;
     None: to the temperature that it had before the first run. Runs that all have one configuration need no cooling.
-    `forks`: starts runs of our trainer as forks. A launch that is not part of a sweep ends with the first of its repeats
+    `forks`: starts our trainer's runs as forks. A launch that is not part of a sweep ends with the first of its repeats
     that fails, as the next repeats would fail too.
     """
     work = _Work(task, done, settle_to_c)
