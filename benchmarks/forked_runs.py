@@ -6,7 +6,7 @@ Each block has two fresh and two forked runs of each model, in random order; the
 a block of a sweep. The ratios are forked over fresh: of step times (geometric mean), of the variance of their
 logarithms over all runs, and of the variance within blocks, in which forks share a server and its memory layout. The
 intervals hold 95 %, by the jackknife over blocks with Student's t (Miller, Biometrika 61, 1974). On a machine with
-other work, a run's fast steps (its 5th percentile) and the CPU time of a step tell more than its median step.
+other work, the CPU time of a step tells more than the median step of a run.
 `--lines FILE` keeps each run; the same command goes on after those.
 """
 
@@ -62,7 +62,6 @@ def measure(model: str, kind: Start, block: int, forks: Forks, folder: Path) -> 
         "model": model,
         "start": kind.value,
         "wall step": timing.step_s.median,
-        "fast step": timing.step_s.p5,
         "CPU step": (timing.cpus_used or 0) * (timing.measured_s or 0) / steps,
         "process_s": wall_s,
         "process_cpu_s": (usage.user_s or 0) + (usage.system_s or 0),
@@ -111,15 +110,15 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     lines = []
     for model in MODELS:
         of_model = [row for row in rows if row["model"] == model]
-        for name in ("fast step", "CPU step", "wall step"):
+        for name in ("CPU step", "wall step"):
             found = ratios(of_model, name)
             texts = [f"{what} {value:.3f} ({low:.3f} to {high:.3f})" for what, (value, low, high) in found.items()]
             lines.append(f"{model:<14} {name:<9} " + "; ".join(texts[:-1]) + f"; {found['blocks'][0]:.0f} blocks")
         for kind in KINDS:
             same = [row for row in of_model if row["start"] == kind]
-            medians = [np.median([row[name] for row in same]) for name in ("fast step", "process_s", "process_cpu_s")]
+            medians = [np.median([row[name] for row in same]) for name in ("CPU step", "process_s", "process_cpu_s")]
             lines.append(
-                f"{model:<14} {kind:<9} {len(same)} runs: fast step {medians[0] * 1e3:.2f} ms; "
+                f"{model:<14} {kind:<9} {len(same)} runs: step {medians[0] * 1e3:.2f} ms of CPU; "
                 f"process {medians[1]:.2f} s, {medians[2]:.2f} s of CPU"
             )
     return "\n".join(lines)
