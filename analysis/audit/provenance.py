@@ -112,9 +112,12 @@ def _may_be_one(first: tuple[str, str], second: tuple[str, str]) -> bool:
     return first[0] == second[0] and (first[1] == second[1] or not (first[1] and second[1]))
 
 
+_EACH_LABEL = each_case(labels_disagree)
+
+
 def labels(evidence: AuditEvidence) -> Iterator[Hit]:
     """Labels that contradict the device, and places that stand for several devices."""
-    yield from each_case(labels_disagree)(evidence)
+    yield from _EACH_LABEL(evidence)
     places: dict[str, dict[str, list[str]]] = {}
     for case in evidence.cases:
         if case["place"] in {None, NO_PLACE}:

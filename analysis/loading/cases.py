@@ -114,11 +114,18 @@ class Case:
         return at[inside], values[inside]
 
     @cached_property
-    def record(self) -> Record:
-        """Content of run.json; only id, status, model and batch size if the bundle was removed after loading."""
+    def stored_record(self) -> Record | None:
+        """Content of run.json; None if the bundle was removed after loading."""
         with suppress(BundleError):
             if self.facts["path"]:
                 return bundle.read_record(Path(self.facts["path"]))
+        return None
+
+    @property
+    def record(self) -> Record:
+        """Content of run.json; only id, status, model and batch size if the bundle was removed after loading."""
+        if self.stored_record is not None:
+            return self.stored_record
         spec = Spec(model=self.facts["model"], batch_size=self.facts["batch_size"])
         return Record(run_id=self.run_id, status=Status(self.facts["status"]), spec=spec)
 
