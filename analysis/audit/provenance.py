@@ -153,7 +153,7 @@ def lost_at_import(case: Case) -> str | None:
 def against_the_file(evidence: AuditEvidence) -> Iterator[Hit]:
     """Options of the import that contradict the file."""
     for case in evidence.cases:
-        imported = case.record.imported
+        imported = case.record.imported if case["imported"] else None
         for contradiction in (imported.contradictions if imported else None) or ():
             yield Hit(subject=(case.run_id,), figure=contradiction)
 
