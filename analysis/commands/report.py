@@ -88,7 +88,6 @@ def _report(folders: Sequence[Path], *, output: Path, figures: Path | None, mark
         if path is not None:
             _require_writable(path, option=option)
     loaded = analysis.load(*folders, verify=verify)
-    html.prepare()
     composed = compose(gather(loaded, on_stage=_progress))
     _progress("page")
     _write(output, html.render(composed), option="-o")

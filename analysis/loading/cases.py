@@ -164,9 +164,12 @@ class _Table:
         self._columns = {name: np.asarray(pd.to_numeric(table[name]), dtype=np.float64) for name in names}
         self._positions = {} if table.empty else table.groupby("run_id", observed=True, sort=False).indices
 
-    def positions(self, run_id: str) -> npt.NDArray[np.intp]:
-        """Row positions of a run, in order."""
-        return np.asarray(self._positions.get(run_id, NO_ROWS), dtype=np.intp)
+    def positions(self, run_id: str) -> npt.NDArray[np.intp] | slice:
+        """Row positions of a run, in order; a slice if they are neighbours, so that columns need not be copied."""
+        positions = np.asarray(self._positions.get(run_id, NO_ROWS), dtype=np.intp)
+        if positions.size and positions[-1] - positions[0] + 1 == positions.size:
+            return slice(int(positions[0]), int(positions[-1]) + 1)
+        return positions
 
     def columns_of(self, run_id: str) -> Columns:
         """Columns of a run's rows."""

@@ -24,9 +24,8 @@ import pyarrow.parquet as pq
 import scipy
 
 import analysis
-from analysis.loading import index
+from analysis.loading import index, processes
 from analysis.loading.cases import Case
-from analysis.loading.processes import share
 from workload import contract
 from workload.contract import bundle
 from workload.contract.files import replacing
@@ -100,7 +99,7 @@ def _computed(work: Sequence[tuple[Case, Sequence[OfRun]]]) -> Iterable[list[Any
     if len(work) < FEWEST_SHARED:
         return _results(work)
     parts = [work[begin : begin + PART] for begin in range(0, len(work), PART)]
-    return (results for part in share(_results, parts) for results in part)
+    return (results for part in processes.share(_results, parts) for results in part)
 
 
 def _results(work: Sequence[tuple[Case, Sequence[OfRun]]]) -> list[list[Any]]:

@@ -8,7 +8,6 @@ import base64
 import functools
 import hashlib
 import json
-import threading
 from importlib import resources
 from typing import Any
 
@@ -20,7 +19,6 @@ from analysis.figures.export import specification
 from analysis.report.content import Report
 from analysis.report.words import readable
 
-_BUNDLING = threading.Lock()
 _FOLDER = resources.files("analysis.report")
 
 
@@ -80,25 +78,14 @@ def _raw(text: str, end: str) -> Markup:
     return Markup(text)  # noqa: S704 - a file of this package, or Vega
 
 
-def prepare() -> None:
-    """Begin to make the page's libraries, which takes a second, in a thread beside whatever is done until `render`."""
-    threading.Thread(target=_libraries).start()
-
-
 @functools.cache
-def _bundled() -> str:
+def _libraries() -> str:
     """Vega, Vega-Lite and Vega-Embed as one script, from vl-convert."""
     import vl_convert  # noqa: PLC0415 - 40 MB
 
     # Line ends and zero bytes that HTML's parser changes would change the hash.
     bundle = str(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;"))
     return bundle.replace("\r\n", "\n").replace("\r", "\n").replace("\0", "\\0")
-
-
-def _libraries() -> str:
-    # The lock makes `render` wait for the thread instead of making the libraries a second time.
-    with _BUNDLING:
-        return _bundled()
 
 
 def _file(name: str) -> str:
